@@ -1,0 +1,80 @@
+//! What the eyes report: cards that exist, and one look at one card.
+//!
+//! A reading can be unreadable, and that is never zero. Nothing here is kept
+//! across a restart.
+
+use crate::ids::ProcKey;
+use crate::units::{Bytes, Time};
+use serde::{Deserialize, Serialize};
+
+/// What a card is: facts that do not change while it is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardFacts {
+    /// NVIDIA's name for it (`GPU-…`), the same after every boot.
+    pub uuid: String,
+    /// The number `nvidia-smi` shows and `CUDA_VISIBLE_DEVICES` takes.
+    pub index: u32,
+    /// The product (`NVIDIA H200`).
+    pub name: String,
+    /// All of its memory.
+    pub total: Bytes,
+    /// A screen hangs on it: more memory is left alone.
+    pub display: bool,
+    /// Memory that a CUDA context alone takes, if it was measured.
+    pub context: Option<Bytes>,
+    /// Why no lease may be granted there at all (MIG, MPS, prohibited compute mode), if so.
+    pub unusable: Option<String>,
+}
+
+/// One look at one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Just before the look began: whatever ended earlier is in it.
+    pub begun: Time,
+    /// What was seen.
+    pub reading: Reading,
+}
+
+/// What one look at a card gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// The card answered.
+    Used(Used),
+    /// It did not, and this is why. Unknown is not zero.
+    Unreadable(Unreadable),
+}
+
+/// Why a card could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Nobody has looked since the daemon started.
+    NotYet,
+    /// The call did not come back in time, or the worker died in it.
+    NoAnswer,
+    /// The driver answered with an error.
+    Failed(String),
+    /// The driver says that the card is gone.
+    Lost,
+}
+
+/// The memory of a card, and who is on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The lower of two looks, one before and one after the list.
+    pub free: Bytes,
+    /// Every process the driver lists on the card, one entry each.
+    pub processes: Vec<Resident>,
+    /// The driver does not say how many bytes each process has (some containers, WSL2).
+    pub coarse: bool,
+}
+
+/// One process on a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Which process.
+    pub process: ProcKey,
+    /// Its bytes on this card, where the driver tells.
+    pub bytes: Option<Bytes>,
+    /// It only draws (a display server, a browser): never a stranger to be ended.
+    pub graphics: bool,
+}

@@ -1,0 +1,1 @@
+//! The loop that owns the state, and its HTTP face.

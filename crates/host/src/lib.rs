@@ -1,0 +1,1 @@
+//! Eyes and hands: cards, processes, the clock.

@@ -1,0 +1,1 @@
+//! Durable state: rows, log, audit chain, stored answers.

@@ -1,0 +1,1 @@
+//! Seeded simulation with faults, and the checker of the rules.

@@ -1,0 +1,166 @@
+//! What a client sends.
+
+use serde::{Deserialize, Serialize};
+
+/// A wish for a lease: `POST /v1/leases`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Ask {
+    /// VRAM per card in bytes, or `"whole"` for all of a card.
+    pub vram_bytes: Vram,
+    /// How many cards, all granted together. Default 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64, default = 1))]
+    pub gpus: u32,
+    /// Seconds until the lease must be renewed. Default: the service's own (300).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86_400))]
+    pub ttl_s: Option<u64>,
+    /// A fixed term in seconds instead: never renewed, ends when it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604_800))]
+    pub time_s: Option<u64>,
+    /// Who goes first when not all fit. Default batch.
+    #[serde(default)]
+    pub tier: Tier,
+    /// Within a tier: -10 (last) to 10 (first). Default 0.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = -10, maximum = 10, default = 0))]
+    pub priority: i32,
+    /// Whom the card may be shared with meanwhile. Default: anybody.
+    #[serde(default)]
+    pub exclusivity: Exclusivity,
+    /// Only on this card (index or UUID), or on cards whose model contains this text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128))]
+    pub on: Option<String>,
+    /// What people call it. At most 64 characters, no control characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 64))]
+    pub name: Option<String>,
+    /// How long to stay in the queue, in seconds; 0: granted now or refused. Default: a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(maximum = 604_800))]
+    pub wait_s: Option<u64>,
+    /// A process of the caller's to bind at once, also while waiting: if it
+    /// exits, the ask or the lease ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub pid: Option<u32>,
+}
+
+fn one() -> u32 {
+    1
+}
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
+/// How much of each card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vram {
+    /// So many bytes.
+    Bytes(u64),
+    /// All of a card that nobody else has a lease on.
+    Whole,
+}
+
+impl Serialize for Vram {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Vram::Bytes(n) => serializer.serialize_u64(*n),
+            Vram::Whole => serializer.serialize_str("whole"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Vram {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Vram;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a whole number of bytes, or \"whole\"")
+            }
+            fn visit_u64<E: serde::de::Error>(self, n: u64) -> Result<Vram, E> {
+                Ok(Vram::Bytes(n))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vram, E> {
+                match text {
+                    "whole" => Ok(Vram::Whole),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Vram {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
+        OneOfBuilder::new()
+            .item(
+                ObjectBuilder::new()
+                    .schema_type(SchemaType::Type(Type::Integer))
+                    .minimum(Some(1))
+                    .maximum(Some(1u64 << 50)),
+            )
+            .item(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).enum_values(Some(["whole"])))
+            .description(Some("Bytes, or \"whole\" for all of a card."))
+            .into()
+    }
+}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Vram {}
+
+/// Who goes first: interactive before batch before spot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Tier {
+    /// Somebody is looking at it.
+    Interactive,
+    /// The ordinary case.
+    #[default]
+    Batch,
+    /// May be ended for anybody else.
+    Spot,
+}
+
+/// Whom a card may be shared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Exclusivity {
+    /// Anybody whose bytes fit beside it.
+    #[default]
+    Shared,
+    /// Nobody else's work on the card meanwhile; one's own leases may join.
+    SessionExclusive,
+    /// No other lease on the card at all.
+    DeviceExclusive,
+}
+
+/// `POST /v1/leases/{id}/renew`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Renew {
+    /// The epoch the lease was granted with; an old one is refused.
+    pub epoch: u64,
+}
+
+/// `POST /v1/leases/{id}/bind`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Bind {
+    /// The epoch the lease was granted with; an old one is refused.
+    pub epoch: u64,
+    /// A live process of the caller's own user. Its descendants belong to it.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub pid: u32,
+}

@@ -1,0 +1,204 @@
+//! Leases as clients see them.
+
+use crate::{Exclusivity, Tier, Vram};
+use serde::{Deserialize, Serialize};
+
+/// One lease, waiting, held or ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Lease {
+    /// `L7`.
+    pub id: String,
+    /// Where it is in its life. Work starts only while `active`.
+    pub state: LeaseState,
+    /// Who asked and is charged (`uid:1000`).
+    pub tenant: String,
+    /// The tenant's name for people.
+    pub user: String,
+    /// What its owner calls it.
+    pub name: Option<String>,
+    /// What was asked for, per card.
+    pub asked_vram_bytes: Vram,
+    /// What is reserved on each of its cards; null until it is granted.
+    pub vram_bytes: Option<u64>,
+    /// How many cards.
+    pub gpus: u32,
+    /// Which cards, by UUID; empty until it is granted.
+    pub cards: Vec<String>,
+    /// The same cards as indices, as `CUDA_VISIBLE_DEVICES` takes them.
+    pub card_indices: Vec<u32>,
+    /// Its tier.
+    pub tier: Tier,
+    /// Its priority within the tier.
+    pub priority: i32,
+    /// Whom it shares its cards with.
+    pub exclusivity: Exclusivity,
+    /// The number to carry in every later call; null until it is granted.
+    pub epoch: Option<u64>,
+    /// Seconds from one renewal to the next expiry.
+    pub ttl_s: u64,
+    /// It has a fixed term and is never renewed.
+    pub fixed_term: bool,
+    /// When it was asked for, in Unix seconds.
+    pub asked_unix_s: f64,
+    /// When it was granted, in Unix seconds.
+    pub granted_unix_s: Option<f64>,
+    /// When it expires unless it is renewed, in Unix seconds.
+    pub expires_unix_s: Option<f64>,
+    /// The same, in seconds from now; a change of the wall clock does not move it.
+    pub remaining_s: Option<f64>,
+    /// It was not used in its last term, and goes on only because nobody waits.
+    pub idle: bool,
+    /// Processes bound to it, as far as they were seen.
+    pub pids: Vec<u32>,
+    /// VRAM its processes were last seen to have, all cards together; null if unknown.
+    pub seen_bytes: Option<u64>,
+    /// The most they were ever seen to have on one card; null if never seen.
+    pub peak_bytes: Option<u64>,
+    /// Why it waits; only while it waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// How it ended; only once it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+}
+
+/// `GET /v1/leases`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Leases {
+    /// The caller's leases that have not ended (an operator's view: everybody's), oldest first.
+    pub leases: Vec<Lease>,
+    /// There are more than were listed.
+    pub more: bool,
+}
+
+/// Where a lease is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum LeaseState {
+    /// In the queue.
+    Waiting,
+    /// Granted.
+    Active,
+    /// Over for its holder; its bytes count until the card was seen again.
+    Ending,
+    /// Over.
+    Ended,
+}
+
+/// Why a lease waits, in words and numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Waiting {
+    /// 1 is next.
+    pub place: u64,
+    /// False: at least that far back; counting stopped there.
+    pub place_exact: bool,
+    /// One sentence.
+    pub why: String,
+    /// Seconds until it is expected to start; null if nobody can say.
+    pub estimate_s: Option<f64>,
+}
+
+/// How a lease ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Ended {
+    /// For machines.
+    pub reason: Reason,
+    /// For people: what happened and what to do next.
+    pub sentence: String,
+    /// When, in Unix seconds.
+    pub at_unix_s: f64,
+}
+
+/// Why a lease ended: a closed set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Its owner gave it back.
+    Released,
+    /// It was not used, and somebody waits for the room.
+    Expired,
+    /// It was held as long as a waiter must accept.
+    HoldCap,
+    /// Its fixed term was over.
+    TermOver,
+    /// Its last process exited.
+    HolderExited,
+    /// An operator ended it.
+    Revoked,
+    /// Its card is gone.
+    DeviceLost,
+    /// The host was started anew.
+    HostRebooted,
+    /// It was not granted within the time its owner would wait.
+    WaitOver,
+}
+
+/// `GET /v1/leases/{id}/explain`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Explanation {
+    /// The lease itself.
+    pub lease: Lease,
+    /// One sentence.
+    pub summary: String,
+    /// Who is served before it, first first; at most 64.
+    pub ahead: Vec<Ahead>,
+    /// What each card could give it, and what would have to end.
+    pub cards: Vec<CardWhy>,
+}
+
+/// Somebody who is served first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Ahead {
+    /// Its id if it is the caller's own (or the caller is an operator), else null.
+    pub id: Option<String>,
+    /// Who.
+    pub user: String,
+    /// Its tier.
+    pub tier: Tier,
+    /// What it asks for, per card.
+    pub vram_bytes: Vram,
+    /// On so many cards.
+    pub gpus: u32,
+    /// How long it has waited, in seconds.
+    pub waited_s: f64,
+}
+
+/// One card, as seen by somebody who waits for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CardWhy {
+    /// The card's index.
+    pub index: u32,
+    /// The card's UUID.
+    pub uuid: String,
+    /// Bytes that could be promised now.
+    pub promisable_bytes: u64,
+    /// Bytes nobody has a lease for: strangers, display, driver; null if unreadable.
+    pub loose_bytes: Option<u64>,
+    /// Why not here, now; null: this card would do.
+    pub obstacle: Option<String>,
+    /// Leases that hold this card, first to end first.
+    pub blockers: Vec<Blocker>,
+}
+
+/// A lease that stands in the way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Blocker {
+    /// Its id if it is the caller's own (or the caller is an operator), else null.
+    pub id: Option<String>,
+    /// Who.
+    pub user: String,
+    /// Bytes counted for it on this card.
+    pub counted_bytes: u64,
+    /// Seconds until it ends at the latest while somebody waits.
+    pub ends_by_s: f64,
+}

@@ -1,0 +1,28 @@
+//! What goes over the socket: requests, answers, problems, and the exit codes
+//! that follow from them.
+//!
+//! No logic: nothing here decides, connects or formats for a screen. The two
+//! parsers ([`size`] and [`span`]) are here because every face must read
+//! people's sizes and times alike.
+
+mod ask;
+mod card;
+pub mod exit;
+mod lease;
+mod problem;
+mod record;
+pub mod size;
+pub mod span;
+
+pub use ask::{Ask, Bind, Exclusivity, Renew, Tier, Vram};
+pub use card::{Card, CardState, Cards, Occupant, Unreadable};
+pub use lease::{Ahead, Blocker, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Reason, Waiting};
+pub use problem::{Code, Problem, Remedy};
+pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
+
+/// The media type of every refusal.
+pub const PROBLEM_JSON: &str = "application/problem+json";
+/// The header that makes a POST safe to send again.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// The version of `--json` outputs and of this API.
+pub const VERSION: u32 = 1;

@@ -1,0 +1,136 @@
+//! Refusals: a stable code for machines, a sentence and a remedy for people.
+
+use serde::{Deserialize, Serialize};
+
+/// An RFC 9457 problem, the body of every 4xx and 5xx answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Problem {
+    /// `about:sublet/` and the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The HTTP status, again.
+    pub status: u16,
+    /// The stable part: programs branch on it.
+    pub code: Code,
+    /// What happened. The wording is not stable.
+    pub detail: String,
+    /// What the caller should do.
+    pub remedy: Remedy,
+    /// The next step in words, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Seconds after which to try again, as in Retry-After.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u64>,
+}
+
+impl Problem {
+    /// A problem with the status and remedy that its code implies.
+    pub fn new(code: Code, detail: impl Into<String>) -> Problem {
+        Problem {
+            kind: format!("about:sublet/{}", code.as_str()),
+            status: code.status(),
+            code,
+            detail: detail.into(),
+            remedy: code.remedy(),
+            hint: None,
+            retry_after_s: None,
+        }
+    }
+    /// With the next step.
+    pub fn hint(mut self, hint: impl Into<String>) -> Problem {
+        self.hint = Some(hint.into());
+        self
+    }
+    /// With a time to try again.
+    pub fn retry_after(mut self, seconds: u64) -> Problem {
+        self.retry_after_s = Some(seconds);
+        self
+    }
+}
+
+/// What the caller should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// Send the same again, later.
+    Retry,
+    /// Ask for a new lease.
+    Reacquire,
+    /// Change the request or stop.
+    Stop,
+    /// Only an operator can mend this.
+    TellOperator,
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, $remedy:ident;)*) => {
+        /// Every way a request can be refused: a closed set.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+        impl Code {
+            /// As it stands in JSON.
+            pub const fn as_str(self) -> &'static str { match self { $(Code::$name => $text,)* } }
+            /// The HTTP status it comes with.
+            pub const fn status(self) -> u16 { match self { $(Code::$name => $status,)* } }
+            /// What to do about it.
+            pub const fn remedy(self) -> Remedy { match self { $(Code::$name => Remedy::$remedy,)* } }
+        }
+    };
+}
+
+codes! {
+    /// The request could not be read: not JSON, an unknown field, a wrong type.
+    BadRequest = "bad_request", 400, Stop;
+    /// The request was read, and a value in it makes no sense.
+    BadValue = "bad_value", 422, Stop;
+    /// No such lease, or not the caller's.
+    NoSuchLease = "no_such_lease", 404, Stop;
+    /// No such card.
+    NoSuchCard = "no_such_card", 404, Stop;
+    /// No such path.
+    NoSuchPath = "no_such_path", 404, Stop;
+    /// The path does not take this method.
+    BadMethod = "bad_method", 405, Stop;
+    /// Only an operator may do this.
+    Denied = "denied", 403, Stop;
+    /// The process is not there, or not the caller's.
+    NotYourProcess = "not_your_process", 403, Stop;
+    /// The call carried an old epoch.
+    Fenced = "fenced", 409, Reacquire;
+    /// The lease has ended.
+    LeaseEnded = "lease_ended", 410, Reacquire;
+    /// The lease is not active yet.
+    LeaseNotActive = "lease_not_active", 409, Retry;
+    /// No card, however empty, could ever hold this ask.
+    NeverFits = "never_fits", 422, Stop;
+    /// The ask is smaller than a CUDA context on the card.
+    BelowContext = "below_context", 422, Stop;
+    /// There is no room now, and the caller would not wait.
+    NoRoom = "no_room", 409, Retry;
+    /// The ask is above what this tenant may hold.
+    OverCap = "over_cap", 403, Stop;
+    /// The queue, or this tenant's part of it, is full.
+    QueueFull = "queue_full", 429, Retry;
+    /// Too many connections or waits.
+    TooBusy = "too_busy", 503, Retry;
+    /// The body is too large.
+    TooLarge = "too_large", 413, Stop;
+    /// The body did not arrive in time.
+    TooSlow = "too_slow", 408, Retry;
+    /// The Idempotency-Key was used for another request.
+    KeyReused = "key_reused", 422, Stop;
+    /// The first request with this Idempotency-Key is still under way.
+    KeyInUse = "key_in_use", 409, Retry;
+    /// The disk is full: no new leases; releases go on.
+    DiskFull = "disk_full", 507, TellOperator;
+    /// The journal could not be written; nothing was acknowledged.
+    JournalFailed = "journal_failed", 503, Retry;
+    /// The daemon is stopping.
+    Stopping = "stopping", 503, Retry;
+    /// This is not built yet.
+    NotBuilt = "not_built", 501, Stop;
+}

@@ -1,0 +1,90 @@
+//! Usage, the audit trail, health.
+
+use serde::{Deserialize, Serialize};
+
+/// What `GET /v1/usage` adds up by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum UsageBy {
+    /// One row for each tenant.
+    #[default]
+    Tenant,
+    /// One row for each lease, newest first.
+    Lease,
+}
+
+/// `GET /v1/usage`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Usage {
+    /// What the rows add up by.
+    pub by: UsageBy,
+    /// The rows the caller may see.
+    pub rows: Vec<UsageRow>,
+}
+
+/// What somebody, or some lease, was charged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageRow {
+    /// The tenant.
+    pub tenant: String,
+    /// The tenant's name for people.
+    pub user: String,
+    /// The lease, when adding up by lease.
+    pub lease: Option<String>,
+    /// The lease's name, when adding up by lease.
+    pub name: Option<String>,
+    /// How many leases were granted.
+    pub leases: u64,
+    /// Seconds a card was leased, every card of a lease counted.
+    pub card_seconds: f64,
+    /// VRAM leased × time, in GiB × seconds.
+    pub gib_seconds: f64,
+    /// The most VRAM seen on one card; null if never seen, or when adding up by tenant.
+    pub peak_bytes: Option<u64>,
+}
+
+/// `GET /v1/audit`: a page of the trail, oldest first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AuditPage {
+    /// The lines.
+    pub lines: Vec<AuditLine>,
+    /// Pass it as `after` for the next page; null at the end.
+    pub next: Option<u64>,
+}
+
+/// One thing that was decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AuditLine {
+    /// Its number; it only grows. The same numbers are `/v1/events`' ids.
+    pub seq: u64,
+    /// When, in Unix seconds by the host's wall clock.
+    pub at_unix_s: f64,
+    /// On whose word: a tenant, or `sublet` itself.
+    pub actor: String,
+    /// The lease it concerns.
+    pub lease: Option<String>,
+    /// What kind of line it is (`grant`, `end`, …).
+    pub kind: String,
+    /// One sentence.
+    pub sentence: String,
+    /// The whole action.
+    #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+    pub action: serde_json::Value,
+    /// The chain's value at this line, in hex.
+    pub hash: String,
+}
+
+/// `GET /healthz`, `GET /readyz`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Health {
+    /// `ok`, or what is wrong.
+    pub status: String,
+    /// The service's version.
+    pub version: String,
+}
