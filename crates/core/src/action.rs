@@ -1,0 +1,155 @@
+//! What was decided: complete facts, in the imperative, in the order they happened.
+//!
+//! An action is applied to the state the moment it is emitted, written to the
+//! log in the same transaction as the rows it changes, and read back by
+//! `journal verify`. Its JSON form is kept on disk for ever: add fields with
+//! defaults, and raise [`FORMAT`] for anything else.
+
+use crate::ask::Ask;
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use crate::reading::CardFacts;
+use crate::rows::{Reason, Service};
+use crate::units::{Bytes, Time};
+use serde::{Deserialize, Serialize};
+
+/// The log's format number, written with every entry.
+pub const FORMAT: u32 = 1;
+
+/// One decided fact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Action {
+    /// The daemon starts in this boot.
+    Start {
+        /// The kernel's boot id.
+        boot: String,
+        /// See [`crate::rows::Meta::clock_offset_us`].
+        clock_offset_us: i64,
+        /// No epoch below this is handed out any more.
+        epoch_floor: Epoch,
+    },
+    /// Nothing expires before `until`: the daemon was away.
+    Grace {
+        /// The end of the grace.
+        until: Time,
+    },
+    /// A tenant asks for the first time.
+    Enrol {
+        /// The next free number.
+        tenant: TenantId,
+        /// `uid:1000`.
+        name: String,
+    },
+    /// A card is seen for the first time, or differs from what was known.
+    List {
+        /// Its number here.
+        card: CardId,
+        /// What it is.
+        facts: CardFacts,
+    },
+    /// A card goes into service or out of it.
+    Serve {
+        /// Which.
+        card: CardId,
+        /// From now on.
+        service: Service,
+    },
+    /// An ask joins the queue.
+    Queue {
+        /// The next free number.
+        lease: LeaseId,
+        /// Who asked.
+        tenant: TenantId,
+        /// For what.
+        ask: Ask,
+        /// When.
+        at: Time,
+        /// How long its owner will wait.
+        give_up: Time,
+        /// A process whose exit ends it, also while it waits.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        root: Option<ProcKey>,
+    },
+    /// A waiter gets its cards.
+    Grant {
+        /// Which.
+        lease: LeaseId,
+        /// On these cards.
+        cards: Vec<CardId>,
+        /// So much of each.
+        vram: Bytes,
+        /// With this epoch.
+        epoch: Epoch,
+        /// When.
+        at: Time,
+        /// Until then, unless renewed.
+        until: Time,
+    },
+    /// A lease goes on.
+    Renew {
+        /// Which.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// Until then.
+        until: Time,
+        /// Not because it was used, but because nobody waits.
+        idle: bool,
+    },
+    /// A process and its descendants belong to a lease.
+    Bind {
+        /// Which lease.
+        lease: LeaseId,
+        /// Which process.
+        process: ProcKey,
+    },
+    /// A lease stops for good.
+    End {
+        /// Which.
+        lease: LeaseId,
+        /// Why.
+        reason: Reason,
+        /// When.
+        at: Time,
+        /// The most its processes were seen to have on one card.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peak: Option<Bytes>,
+    },
+    /// Every card of an ended lease was seen again: its bytes count no more.
+    Retire {
+        /// Which.
+        lease: LeaseId,
+    },
+}
+
+impl Action {
+    /// The lease it concerns, if one.
+    pub fn lease(&self) -> Option<LeaseId> {
+        match self {
+            Action::Queue { lease, .. }
+            | Action::Grant { lease, .. }
+            | Action::Renew { lease, .. }
+            | Action::Bind { lease, .. }
+            | Action::End { lease, .. }
+            | Action::Retire { lease } => Some(*lease),
+            _ => None,
+        }
+    }
+
+    /// Its kind, as in its JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Action::Start { .. } => "start",
+            Action::Grace { .. } => "grace",
+            Action::Enrol { .. } => "enrol",
+            Action::List { .. } => "list",
+            Action::Serve { .. } => "serve",
+            Action::Queue { .. } => "queue",
+            Action::Grant { .. } => "grant",
+            Action::Renew { .. } => "renew",
+            Action::Bind { .. } => "bind",
+            Action::End { .. } => "end",
+            Action::Retire { .. } => "retire",
+        }
+    }
+}

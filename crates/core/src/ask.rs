@@ -1,0 +1,161 @@
+//! A wish for a lease, and the limits within which a wish makes sense.
+
+use crate::units::{Bytes, Span};
+use serde::{Deserialize, Serialize};
+
+/// A wish: bytes, number of cards, term, tier, priority, exclusivity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    /// How much of each card.
+    pub vram: Vram,
+    /// How many cards, all or none.
+    pub gpus: u16,
+    /// How long it lasts, and whether use prolongs it.
+    pub term: Term,
+    /// Who goes first.
+    pub tier: Tier,
+    /// Within a tier: -10 (last) to 10 (first).
+    pub priority: i8,
+    /// Whom the cards may be shared with.
+    pub exclusivity: Exclusivity,
+    /// Which cards will do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<On>,
+    /// What its owner calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// How much of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vram {
+    /// So much, its CUDA context included.
+    Bytes(Bytes),
+    /// All that is left of a card on which nobody else has a lease.
+    Whole,
+}
+
+/// How long a lease lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Term {
+    /// This long after the last renewal; use renews it.
+    Renewed(Span),
+    /// This long, and no longer.
+    Fixed(Span),
+}
+
+impl Term {
+    /// From a grant or renewal to the expiry.
+    pub fn span(self) -> Span {
+        match self {
+            Term::Renewed(span) | Term::Fixed(span) => span,
+        }
+    }
+}
+
+/// Who goes first. The order of the variants is the order of service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// Somebody is looking at it.
+    Interactive,
+    /// The ordinary case.
+    Batch,
+    /// May be ended for anybody else.
+    Spot,
+}
+
+/// Whom a card may be shared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exclusivity {
+    /// Anybody.
+    Shared,
+    /// The tenant's own leases only, and no stranger's compute.
+    Session,
+    /// Nobody.
+    Device,
+}
+
+/// Which cards will do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum On {
+    /// The card with this index.
+    Index(u32),
+    /// The card with this UUID.
+    Uuid(String),
+    /// Any card whose product name contains this, in any case.
+    Model(String),
+}
+
+impl On {
+    /// Reads what people write: a number, a UUID, or a part of a model's name.
+    pub fn read(text: &str) -> On {
+        match text.parse() {
+            Ok(index) => On::Index(index),
+            Err(_) if text.starts_with("GPU-") => On::Uuid(text.to_owned()),
+            Err(_) => On::Model(text.to_owned()),
+        }
+    }
+}
+
+/// Why a wish makes no sense, whatever the cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadAsk {
+    /// Zero bytes, or more than any card will ever have.
+    Vram,
+    /// No cards, or more than [`Ask::GPUS_MAX`].
+    Gpus,
+    /// A term of zero, or beyond the limits below.
+    Term,
+    /// Outside -10 to 10.
+    Priority,
+    /// Too long, or with control characters.
+    Name,
+    /// Empty, too long, or with control characters.
+    On,
+}
+
+impl Ask {
+    /// Cards in one lease: above what one host has.
+    pub const GPUS_MAX: u16 = 64;
+    /// A renewed lease must show life once a day.
+    pub const TTL_MAX: Span = Span::secs(86_400);
+    /// A fixed term of a week is a maintenance plan, not a lease.
+    pub const FIXED_MAX: Span = Span::secs(7 * 86_400);
+    /// Longest name.
+    pub const NAME_MAX: usize = 64;
+    /// Longest card selector.
+    pub const ON_MAX: usize = 128;
+
+    /// Says what is wrong with the wish itself, if anything is.
+    pub fn check(&self) -> Result<(), BadAsk> {
+        let plain = |text: &str, max: usize| text.chars().count() <= max && !text.chars().any(char::is_control);
+        let on_text = match &self.on {
+            Some(On::Uuid(text) | On::Model(text)) => Some(text),
+            _ => None,
+        };
+        let term_max = match self.term {
+            Term::Renewed(_) => Ask::TTL_MAX,
+            Term::Fixed(_) => Ask::FIXED_MAX,
+        };
+        if matches!(self.vram, Vram::Bytes(b) if b == Bytes::ZERO || b > Bytes::MAX_ASK) {
+            Err(BadAsk::Vram)
+        } else if self.gpus == 0 || self.gpus > Ask::GPUS_MAX {
+            Err(BadAsk::Gpus)
+        } else if self.term.span() < Span::secs(1) || self.term.span() > term_max {
+            Err(BadAsk::Term)
+        } else if !(-10..=10).contains(&self.priority) {
+            Err(BadAsk::Priority)
+        } else if self.name.as_ref().is_some_and(|n| !plain(n, Ask::NAME_MAX)) {
+            Err(BadAsk::Name)
+        } else if on_text.is_some_and(|t| t.is_empty() || !plain(t, Ask::ON_MAX)) {
+            Err(BadAsk::On)
+        } else {
+            Ok(())
+        }
+    }
+}
