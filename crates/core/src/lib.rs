@@ -1,7 +1,27 @@
 //! Decides who may hold a card, and until when.
+//!
+//! Nothing here reads a clock, a file, a socket or a driver, starts a thread or
+//! depends on the order of a hash map. Time arrives as `now`; the world arrives
+//! as an [`event::Event`]; what is decided leaves as [`action::Action`]s.
+//!
+//! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`]
+//! that and what was seen since, [`room`] the arithmetic of one card, [`queue`]
+//! the order of service, [`explain`] the answers to "why".
+
 pub mod action;
 pub mod ask;
+pub mod decide;
+pub mod event;
+pub mod explain;
 pub mod ids;
+pub mod mutant;
+pub mod policy;
+pub mod queue;
 pub mod reading;
+pub mod room;
 pub mod rows;
+pub mod state;
 pub mod units;
+
+pub use decide::{Outcome, decide};
+pub use state::State;

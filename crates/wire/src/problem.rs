@@ -105,6 +105,8 @@ codes! {
     LeaseEnded = "lease_ended", 410, Reacquire;
     /// The lease is not active yet.
     LeaseNotActive = "lease_not_active", 409, Retry;
+    /// No card has been seen on this host.
+    NoCards = "no_cards", 503, TellOperator;
     /// No card, however empty, could ever hold this ask.
     NeverFits = "never_fits", 422, Stop;
     /// The ask is smaller than a CUDA context on the card.

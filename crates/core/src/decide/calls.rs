@@ -1,0 +1,117 @@
+//! What holders and operators say: renew, bind, release, drain, clear.
+
+use super::Turn;
+use crate::action::Action;
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::mutant::Mutant;
+use crate::rows::{Hold, Lease, Phase, Reason, Service};
+
+/// Processes one lease may be bound to by name; their descendants need no binding.
+const ROOTS_MAX: usize = 1_024;
+
+impl Turn<'_> {
+    /// A holder's word renews only a lease that no process is bound to: of the
+    /// others it is seen whether they work.
+    pub(super) fn renew(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Answer {
+        let (row, hold) = match self.held_by(by, lease, epoch) {
+            Ok(held) => held,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        if row.roots.is_empty() && !row.fixed() {
+            self.prolong(&row, &hold);
+        }
+        Answer::Lease(lease)
+    }
+
+    pub(super) fn bind(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch, process: ProcKey) -> Answer {
+        let (row, _) = match self.held_by(by, lease, epoch) {
+            Ok(held) => held,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        if !row.roots.contains(&process) && row.roots.len() < ROOTS_MAX {
+            self.emit(Action::Bind { lease, process });
+        }
+        Answer::Lease(lease)
+    }
+
+    pub(super) fn release(&mut self, by: &Caller, lease: LeaseId, epoch: Option<Epoch>) -> Answer {
+        let row = match self.find(by, lease) {
+            Ok(row) => row,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        let own = self.state.tenant_name(row.tenant) == by.tenant;
+        let reason = if own { Reason::Released } else { Reason::Revoked };
+        match &row.phase {
+            Phase::Active(hold) => {
+                if let Some(refusal) = epoch.and_then(|epoch| self.fence(hold, epoch)) {
+                    return Answer::Refused(refusal);
+                }
+                self.end(lease, reason);
+            }
+            Phase::Waiting { .. } => {
+                self.end(lease, reason);
+                self.serve();
+            }
+            // Said twice: the first time counted.
+            Phase::Ending(..) => {}
+        }
+        Answer::Lease(lease)
+    }
+
+    fn held_by(&self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Result<(Lease, Hold), Refusal> {
+        let row = self.find(by, lease)?;
+        match &row.phase {
+            Phase::Waiting { .. } => Err(Refusal::StillWaiting),
+            Phase::Ending(..) => Err(Refusal::Ended),
+            Phase::Active(hold) => match self.fence(hold, epoch) {
+                Some(refusal) => Err(refusal),
+                None => Ok((row.clone(), hold.clone())),
+            },
+        }
+    }
+
+    fn fence(&self, hold: &Hold, given: Epoch) -> Option<Refusal> {
+        let old = given != hold.epoch && !self.state.planted(Mutant::AcceptOldEpoch);
+        old.then_some(Refusal::Fenced { given, current: hold.epoch })
+    }
+
+    pub(super) fn gone(&mut self, lease: LeaseId) {
+        self.state.set_members(lease, Vec::new());
+        match self.state.lease(lease).map(|row| &row.phase) {
+            Some(Phase::Active(_)) => self.end(lease, Reason::HolderExited),
+            Some(Phase::Waiting { .. }) => {
+                self.end(lease, Reason::HolderExited);
+                self.serve();
+            }
+            Some(Phase::Ending(..)) | None => {}
+        }
+    }
+
+    pub(super) fn drain(&mut self, by: &Caller, uuid: &str) -> Answer {
+        self.set_service(by, uuid, Service::Draining)
+    }
+
+    pub(super) fn clear(&mut self, by: &Caller, uuid: &str) -> Answer {
+        let answer = self.set_service(by, uuid, Service::In);
+        self.serve();
+        answer
+    }
+
+    fn set_service(&mut self, by: &Caller, uuid: &str, service: Service) -> Answer {
+        if !by.operator {
+            return Answer::Refused(Refusal::NotOperator);
+        }
+        let Some(card) = self.state.card(uuid) else {
+            return Answer::Refused(Refusal::NoSuchCard);
+        };
+        self.put_in(card, service);
+        Answer::Done
+    }
+
+    pub(super) fn put_in(&mut self, card: CardId, service: Service) {
+        if self.state.rows().cards[card.0 as usize].service != service {
+            self.emit(Action::Serve { card, service });
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The product in one function: what happened goes in, what is decided comes out.
+//!
+//! An action is applied the moment it is emitted, so the next step of the same
+//! event already sees it. Volatile sightings are noted in the state directly.
+//! Nothing here can fail: a request that cannot be met is answered with a
+//! [`Refusal`], and the world's own events are always taken in.
+
+pub(crate) mod admit;
+mod calls;
+mod see;
+pub(crate) mod serve;
+mod term;
+
+use crate::action::Action;
+use crate::event::{Answer, Caller, Event, Refusal};
+use crate::ids::{Epoch, LeaseId};
+use crate::mutant::Mutant;
+use crate::rows::{Ended, Lease, Phase, Reason};
+use crate::state::State;
+use crate::units::{Span, Time};
+
+/// A gap between two events longer than this is a stall: the loop ticks far more often.
+pub const STALL: Span = Span::secs(10);
+
+/// At most so many leases come due in one event; the rest in the next one.
+const DUE_AT_ONCE: usize = 1_024;
+
+/// What came of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// For whoever caused it.
+    pub answer: Answer,
+    /// What was decided, already applied, in order.
+    pub actions: Vec<Action>,
+    /// Leases that became history by it.
+    pub past: Vec<Ended>,
+}
+
+/// Takes in one event.
+pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
+    let mut turn = Turn { state, now, actions: Vec::new(), past: Vec::new() };
+    turn.mind_the_gap(&event);
+    let answer = turn.take(event);
+    Outcome { answer, actions: turn.actions, past: turn.past }
+}
+
+/// One event being dealt with.
+struct Turn<'a> {
+    state: &'a mut State,
+    now: Time,
+    actions: Vec<Action>,
+    past: Vec<Ended>,
+}
+
+impl Turn<'_> {
+    fn emit(&mut self, action: Action) {
+        self.past.extend(self.state.apply(&action));
+        self.actions.push(action);
+    }
+
+    fn take(&mut self, event: Event) -> Answer {
+        match event {
+            Event::Started { boot, clock_offset_us, epoch_floor } => self.start(boot, clock_offset_us, epoch_floor),
+            Event::Awoke => self.grace(),
+            Event::Asked { by, ask, wait, root } => return self.admit(&by, ask, wait, root),
+            Event::Renewed { by, lease, epoch } => return self.renew(&by, lease, epoch),
+            Event::Bound { by, lease, epoch, process } => return self.bind(&by, lease, epoch, process),
+            Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
+            Event::Drained { by, card } => return self.drain(&by, &card),
+            Event::Cleared { by, card } => return self.clear(&by, &card),
+            Event::Listed(cards) => self.list(cards),
+            Event::Observed { card, observation } => self.observe(&card, observation),
+            Event::Members { lease, processes } => self.state.set_members(lease, processes),
+            Event::Worked { lease } => self.worked(lease),
+            Event::Gone { lease } => self.gone(lease),
+            Event::Configured(policy) => {
+                self.state.configure(policy);
+                self.serve();
+            }
+            Event::DiskFilled => self.state.disk_full = true,
+            Event::DiskFreed => {
+                self.state.disk_full = false;
+                self.serve();
+            }
+            Event::Ticked => {
+                self.come_due();
+                self.serve();
+            }
+        }
+        Answer::Done
+    }
+
+    /// A daemon that was away must not blame its holders for it.
+    fn mind_the_gap(&mut self, event: &Event) {
+        let away = self.state.heard.is_some_and(|heard| self.now.since(heard) > STALL);
+        self.state.heard = Some(self.now);
+        if away && !matches!(event, Event::Started { .. }) {
+            self.grace();
+        }
+    }
+
+    fn grace(&mut self) {
+        if !self.state.planted(Mutant::NoGrace) {
+            let until = self.now + self.state.policy().grace;
+            self.emit(Action::Grace { until });
+        }
+    }
+
+    fn start(&mut self, boot: String, clock_offset_us: i64, epoch_floor: Epoch) {
+        let rebooted = !self.state.rows().meta.boot.is_empty() && self.state.rows().meta.boot != boot;
+        self.emit(Action::Start { boot, clock_offset_us, epoch_floor });
+        self.grace();
+        if rebooted || self.state.planted(Mutant::RestartEnds) {
+            let held = |lease: &&Lease| matches!(lease.phase, Phase::Active(_));
+            let held: Vec<LeaseId> = self.state.rows().leases.values().filter(held).map(|l| l.id).collect();
+            for lease in held {
+                self.end(lease, Reason::HostRebooted);
+            }
+        }
+    }
+
+    fn end(&mut self, lease: LeaseId, reason: Reason) {
+        let peak = self.state.live(lease).and_then(|live| live.peak);
+        let at = match self.state.lease(lease) {
+            Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.asked),
+            _ => self.now,
+        };
+        self.emit(Action::End { lease, reason, at, peak });
+        if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
+            self.emit(Action::Retire { lease });
+        }
+    }
+
+    /// The lease, if the caller may know of it.
+    fn find(&self, by: &Caller, lease: LeaseId) -> Result<&Lease, Refusal> {
+        find(self.state, by, lease)
+    }
+}
+
+/// The lease, if the caller may know of it: another tenant's is answered like none.
+pub fn find<'a>(state: &'a State, by: &Caller, lease: LeaseId) -> Result<&'a Lease, Refusal> {
+    let visible =
+        |row: &&Lease| by.operator || state.tenant_name(row.tenant) == by.tenant || state.planted(Mutant::ShowOthers);
+    state.lease(lease).filter(visible).ok_or(Refusal::NoSuchLease)
+}
+
+#[cfg(test)]
+mod tests;

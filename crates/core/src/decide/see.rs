@@ -1,0 +1,76 @@
+//! What the eyes report: cards, and looks at them.
+
+use super::Turn;
+use crate::action::Action;
+use crate::ids::{CardId, LeaseId};
+use crate::reading::{CardFacts, Observation, Reading, Unreadable};
+use crate::rows::{Phase, Reason, Service};
+use crate::units::Time;
+use std::collections::BTreeSet;
+
+impl Turn<'_> {
+    /// These cards are there, and no others. Leases on a card that is not listed
+    /// go on: a driver that forgets a card for a while has not lost it.
+    pub(super) fn list(&mut self, facts: Vec<CardFacts>) {
+        let mut listed = BTreeSet::new();
+        for facts in facts {
+            let known = self.state.card(&facts.uuid);
+            let card = known.unwrap_or(CardId(self.state.rows().cards.len() as u16));
+            let mut facts = facts;
+            if let Some(known) = known {
+                // A context measured once stays measured.
+                let old = &self.state.rows().cards[known.0 as usize].facts;
+                facts.context = facts.context.or(old.context);
+            }
+            if known.is_none_or(|known| self.state.rows().cards[known.0 as usize].facts != facts) {
+                self.emit(Action::List { card, facts });
+            }
+            listed.insert(card);
+        }
+        self.state.set_listed(listed);
+        self.serve();
+    }
+
+    pub(super) fn observe(&mut self, uuid: &str, observation: Observation) {
+        let Some(card) = self.state.card(uuid) else { return };
+        let begun = observation.begun;
+        if begun < self.state.room(card).observed().begun {
+            return;
+        }
+        let lost = observation.reading == Reading::Unreadable(Unreadable::Lost);
+        let lost_before = self.state.room(card).observed().reading == Reading::Unreadable(Unreadable::Lost);
+        let answered = matches!(observation.reading, Reading::Used(_));
+        self.state.set_observed(card, observation);
+        // Said twice in a row, or it may have been a hiccup.
+        if lost && lost_before {
+            self.lose(card);
+        }
+        if answered {
+            self.retire(card, begun);
+            self.serve();
+        }
+    }
+
+    /// Ended leases whose cards were all seen after their end count no more.
+    fn retire(&mut self, card: CardId, begun: Time) {
+        let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
+            Some(Phase::Ending(_, finish)) => finish.at < begun,
+            _ => false,
+        };
+        let over: Vec<LeaseId> = self.state.ending_on(card).filter(over).collect();
+        for lease in over {
+            if self.state.set_seen_again(lease, card) {
+                self.emit(Action::Retire { lease });
+            }
+        }
+    }
+
+    fn lose(&mut self, card: CardId) {
+        self.put_in(card, Service::Out { why: "the driver lost it".to_owned() });
+        let held = |lease: &LeaseId| self.state.lease(*lease).is_some_and(|row| matches!(row.phase, Phase::Active(_)));
+        let held: Vec<LeaseId> = self.state.room(card).claims().keys().copied().filter(held).collect();
+        for lease in held {
+            self.end(lease, Reason::DeviceLost);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Renewal, expiry and the cap on holding.
+//!
+//! Expiry ends the claim, not the process. A lease nobody waits for is extended
+//! and shown idle; one that somebody waits for ends on time.
+
+use super::{DUE_AT_ONCE, Turn};
+use crate::action::Action;
+use crate::decide::serve::wanted;
+use crate::ids::LeaseId;
+use crate::mutant::Mutant;
+use crate::rows::{Hold, Lease, Phase, Reason};
+use crate::units::{Span, Time};
+
+impl Turn<'_> {
+    /// Deals with whatever came due by itself.
+    pub(super) fn come_due(&mut self) {
+        for _ in 0..DUE_AT_ONCE {
+            let Some(lease) = self.state.pop_due(self.now) else { return };
+            let Some(row) = self.state.lease(lease).cloned() else { continue };
+            match &row.phase {
+                Phase::Waiting { give_up } => self.waited(lease, *give_up),
+                Phase::Active(hold) => self.held(&row, hold),
+                Phase::Ending(..) => {}
+            }
+        }
+    }
+
+    fn waited(&mut self, lease: LeaseId, give_up: Time) {
+        // A daemon that was away could not have served the waiter either.
+        match self.not_before(give_up) {
+            Some(later) => self.state.set_due(lease, Some(later)),
+            None => self.end(lease, Reason::WaitOver),
+        }
+    }
+
+    /// The later moment at which something due at `at` really is, if it is not now.
+    fn not_before(&self, at: Time) -> Option<Time> {
+        let late = if self.state.planted(Mutant::ExpireLate) { Span::secs(60) } else { Span::ZERO };
+        let at = at.max(self.state.rows().meta.grace_until) + late;
+        (at > self.now).then_some(at)
+    }
+
+    fn held(&mut self, lease: &Lease, hold: &Hold) {
+        let early = self.state.planted(Mutant::ExpireEarly);
+        if let Some(later) = self.not_before(hold.until)
+            && !early
+        {
+            let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
+            let renewed = worked && self.state.renewal_point(lease, hold) <= self.now && self.prolong(lease, hold);
+            if !renewed {
+                self.state.set_due(lease.id, Some(later));
+            }
+            return;
+        }
+        self.expire(lease, hold);
+    }
+
+    fn expire(&mut self, lease: &Lease, hold: &Hold) {
+        if lease.fixed() {
+            return self.end(lease.id, Reason::TermOver);
+        }
+        if wanted(self.state, &hold.cards) {
+            let capped = self.now >= hold.granted + self.state.policy().hold_cap;
+            return self.end(lease.id, if capped { Reason::HoldCap } else { Reason::Expired });
+        }
+        let idle = self.state.live(lease.id).is_none_or(|live| !live.worked);
+        let until = self.now + lease.ask.term.span();
+        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle });
+    }
+
+    /// The holder worked: from its renewal point on, that renews it.
+    pub(super) fn worked(&mut self, lease: LeaseId) {
+        self.state.set_worked(lease);
+        let Some(row) = self.state.lease(lease).cloned() else { return };
+        if let Phase::Active(hold) = &row.phase
+            && !row.fixed()
+            && self.state.renewal_point(&row, hold) <= self.now
+        {
+            self.prolong(&row, hold);
+        }
+    }
+
+    /// Gives the lease another term, as far as the hold cap allows while somebody waits.
+    pub(super) fn prolong(&mut self, lease: &Lease, hold: &Hold) -> bool {
+        let full = self.now + lease.ask.term.span();
+        let until =
+            if wanted(self.state, &hold.cards) { full.min(hold.granted + self.state.policy().hold_cap) } else { full };
+        if until <= hold.until {
+            return false;
+        }
+        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle: false });
+        true
+    }
+}

@@ -1,0 +1,226 @@
+//! What happened in the world, in the past tense, and what is answered to it.
+
+use crate::ask::{Ask, BadAsk};
+use crate::ids::{Epoch, LeaseId, ProcKey};
+use crate::policy::Policy;
+use crate::reading::{CardFacts, Observation};
+use crate::units::{Bytes, Span};
+use std::fmt;
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Whose leases it may touch.
+    pub tenant: String,
+    /// It may touch anybody's, and the cards.
+    pub operator: bool,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The daemon started.
+    Started {
+        /// The kernel's boot id.
+        boot: String,
+        /// See [`crate::rows::Meta::clock_offset_us`].
+        clock_offset_us: i64,
+        /// No epoch below this may be handed out: a backup may have been restored.
+        epoch_floor: Epoch,
+    },
+    /// The host slept.
+    Awoke,
+    /// Somebody wants a lease.
+    Asked {
+        /// Who.
+        by: Caller,
+        /// What.
+        ask: Ask,
+        /// How long it would wait; zero: now or never.
+        wait: Option<Span>,
+        /// A process whose exit ends it.
+        root: Option<ProcKey>,
+    },
+    /// A holder says that it goes on.
+    Renewed {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+        /// As granted.
+        epoch: Epoch,
+    },
+    /// A process shall belong to a lease.
+    Bound {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+        /// As granted.
+        epoch: Epoch,
+        /// A live process of the caller's.
+        process: ProcKey,
+    },
+    /// Somebody gives a lease back, or an operator takes it.
+    Released {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+        /// As granted, if the caller wants to be sure.
+        epoch: Option<Epoch>,
+    },
+    /// An operator wants a card to run empty.
+    Drained {
+        /// Who.
+        by: Caller,
+        /// Which, by UUID.
+        card: String,
+    },
+    /// An operator trusts a card again.
+    Cleared {
+        /// Who.
+        by: Caller,
+        /// Which, by UUID.
+        card: String,
+    },
+    /// These cards are there.
+    Listed(Vec<CardFacts>),
+    /// Somebody looked at a card.
+    Observed {
+        /// Which, by UUID.
+        card: String,
+        /// What was seen.
+        observation: Observation,
+    },
+    /// These are all live processes of a holder.
+    Members {
+        /// Whose.
+        lease: LeaseId,
+        /// All of them.
+        processes: Vec<ProcKey>,
+    },
+    /// A holder worked since the last time this was said.
+    Worked {
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// The last process of a holder exited.
+    Gone {
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// The configuration was read.
+    Configured(Policy),
+    /// The disk is full.
+    DiskFilled,
+    /// The disk has room again.
+    DiskFreed,
+    /// Time passed.
+    Ticked,
+}
+
+/// What is said to whoever caused an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Noted.
+    Done,
+    /// It concerns this lease; look at the state for where it is now.
+    Lease(LeaseId),
+    /// No, and why.
+    Refused(Refusal),
+}
+
+/// Why something is refused: few, and each says what the caller must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The wish makes no sense.
+    BadAsk(BadAsk),
+    /// No such lease, or another tenant's: nobody can tell which.
+    NoSuchLease,
+    /// No such card.
+    NoSuchCard,
+    /// Only an operator may.
+    NotOperator,
+    /// An old epoch.
+    Fenced {
+        /// What the call carried.
+        given: Epoch,
+        /// What the lease is at.
+        current: Epoch,
+    },
+    /// The lease is over.
+    Ended,
+    /// The lease was not granted yet.
+    StillWaiting,
+    /// No card was ever seen on this host.
+    NoCards,
+    /// Not one of the cards that would do is large enough, or there are too few.
+    NeverFits {
+        /// The largest that could ever be leased there; `None` if no card would do at all.
+        largest: Option<Bytes>,
+        /// How many cards would do by name.
+        cards: u32,
+    },
+    /// Less than a CUDA context alone.
+    BelowContext {
+        /// What a context takes.
+        context: Bytes,
+    },
+    /// The tenant may never hold that much.
+    OverCap {
+        /// What it may hold.
+        cap: Bytes,
+    },
+    /// No room now, and it would not wait.
+    NoRoom {
+        /// The largest that one card could give now.
+        largest: Bytes,
+    },
+    /// Too many wait already.
+    QueueFull {
+        /// Of this tenant's own making.
+        own: bool,
+    },
+    /// No promise can be written down.
+    DiskFull,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::BadAsk(BadAsk::Vram) => f.write_str("`vram_bytes` must be at least 1 byte and at most 1024 TiB"),
+            Refusal::BadAsk(BadAsk::Gpus) => write!(f, "`gpus` must be 1 to {}", Ask::GPUS_MAX),
+            Refusal::BadAsk(BadAsk::Term) => f.write_str("`ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days"),
+            Refusal::BadAsk(BadAsk::Priority) => f.write_str("`priority` must be -10 to 10"),
+            Refusal::BadAsk(BadAsk::Name) => {
+                write!(f, "`name` must be at most {} characters, without control characters", Ask::NAME_MAX)
+            }
+            Refusal::BadAsk(BadAsk::On) => f.write_str("`on` must be a card's index, its UUID, or part of its model"),
+            Refusal::NoSuchLease => f.write_str("no such lease"),
+            Refusal::NoSuchCard => f.write_str("no such card"),
+            Refusal::NotOperator => f.write_str("only an operator may do this"),
+            Refusal::Fenced { given, current } => {
+                write!(f, "the lease is at epoch {current}, but the call carried epoch {given}")
+            }
+            Refusal::Ended => f.write_str("the lease has ended"),
+            Refusal::StillWaiting => f.write_str("the lease was not granted yet"),
+            Refusal::NoCards => f.write_str("no card has been seen on this host"),
+            Refusal::NeverFits { largest: None, .. } => f.write_str("no card here is the one that `on` names"),
+            Refusal::NeverFits { largest: Some(largest), cards } => {
+                write!(
+                    f,
+                    "no card could ever hold this ask (cards that would do: {cards}, largest lease there: {largest})"
+                )
+            }
+            Refusal::BelowContext { context } => {
+                write!(f, "a CUDA context alone takes {context} on the card, and a lease includes it")
+            }
+            Refusal::OverCap { cap } => write!(f, "you may hold {cap} at a time, and this asks for more"),
+            Refusal::NoRoom { largest } => write!(f, "there is no room now (largest possible: {largest})"),
+            Refusal::QueueFull { own: true } => f.write_str("you have as many asks in the queue as you may"),
+            Refusal::QueueFull { own: false } => f.write_str("the queue is full"),
+            Refusal::DiskFull => f.write_str("the disk is full, so no new lease can be promised"),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Bugs planted on purpose, so that the simulation's checker can prove that it
+//! would notice. Without the feature `mutants` none of them is in the program.
+
+/// A planted bug, named after what it does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mutant {
+    /// Rule 1: an unreadable card counts as empty.
+    UnreadableIsEmpty,
+    /// Rule 1: strangers' bytes are not counted.
+    ForgetLoose,
+    /// Rule 1: a promise counts only once it is used.
+    ForgetReserved,
+    /// Rule 1: a reading is good for ever.
+    NeverStale,
+    /// Rule 4: a release frees the card at once, on the holder's word.
+    BelieveRelease,
+    /// Rule 7: every grant gets the same epoch.
+    ReuseEpoch,
+    /// Rule 7: an old epoch is accepted.
+    AcceptOldEpoch,
+    /// Rule 8: leases expire at their renewal point.
+    ExpireEarly,
+    /// Rule 8: leases expire a minute late.
+    ExpireLate,
+    /// Rule 8: after a stall everything that came due is ended at once.
+    NoGrace,
+    /// Rule 14: the wait is charged too.
+    ChargeWait,
+    /// Rule 17: a restart ends every lease.
+    RestartEnds,
+    /// Rule 18: leases of others are answered.
+    ShowOthers,
+    /// Rule 19: the queue has no bound.
+    EndlessQueue,
+    /// The queue serves whoever came last.
+    ServeLast,
+    /// Exclusivity is forgotten.
+    ForgetExclusive,
+}
+
+impl Mutant {
+    /// All of them.
+    pub const ALL: [Mutant; 16] = [
+        Mutant::UnreadableIsEmpty,
+        Mutant::ForgetLoose,
+        Mutant::ForgetReserved,
+        Mutant::NeverStale,
+        Mutant::BelieveRelease,
+        Mutant::ReuseEpoch,
+        Mutant::AcceptOldEpoch,
+        Mutant::ExpireEarly,
+        Mutant::ExpireLate,
+        Mutant::NoGrace,
+        Mutant::ChargeWait,
+        Mutant::RestartEnds,
+        Mutant::ShowOthers,
+        Mutant::EndlessQueue,
+        Mutant::ServeLast,
+        Mutant::ForgetExclusive,
+    ];
+}

@@ -1,0 +1,226 @@
+//! How much of one card may be promised: each byte is counted with whoever
+//! holds it, and what nobody holds is counted too.
+//!
+//! ```text
+//! loose      = max(0, total − free − Σ seen)
+//! committed  = loose + Σ max(reserved, seen) + margin
+//! promisable = max(0, total − committed);  0 if the card cannot be trusted now
+//! ```
+
+use crate::ask::Exclusivity;
+use crate::ids::{LeaseId, TenantId};
+use crate::reading::{Observation, Reading, Unreadable};
+use crate::units::{Bytes, Span, Time};
+use std::collections::BTreeMap;
+
+/// What one lease takes of one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Promised.
+    pub reserved: Bytes,
+    /// Seen with its processes; unknown counts as zero here and so falls into loose.
+    pub seen: Bytes,
+    /// Whom it suffers beside it.
+    pub exclusivity: Exclusivity,
+}
+
+impl Claim {
+    /// What counts: a promise not yet used, or use beyond the promise.
+    pub fn counted(&self) -> Bytes {
+        self.reserved.max(self.seen)
+    }
+}
+
+/// One card as the books and the last look have it.
+#[derive(Clone, Debug)]
+pub struct Room {
+    total: Bytes,
+    margin: Bytes,
+    claims: BTreeMap<LeaseId, Claim>,
+    counted: Bytes,
+    seen: Bytes,
+    reserved: Bytes,
+    session_exclusive: u32,
+    device_exclusive: u32,
+    observed: Observation,
+    strangers: u32,
+    /// Claims whose `seen` is not zero, so that a look need not visit the others.
+    present: BTreeMap<LeaseId, Bytes>,
+}
+
+/// Why a card can promise nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// It does not answer.
+    Unreadable(Unreadable),
+    /// Its last answer is too old.
+    Stale,
+}
+
+impl Room {
+    /// A card that nobody has looked at yet.
+    pub fn new(total: Bytes, margin: Bytes) -> Room {
+        Room {
+            total,
+            margin,
+            claims: BTreeMap::new(),
+            counted: Bytes::ZERO,
+            seen: Bytes::ZERO,
+            reserved: Bytes::ZERO,
+            session_exclusive: 0,
+            device_exclusive: 0,
+            observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
+            strangers: 0,
+            present: BTreeMap::new(),
+        }
+    }
+
+    /// The card, or the policy, is not what it was.
+    pub fn resize(&mut self, total: Bytes, margin: Bytes) {
+        (self.total, self.margin) = (total, margin);
+    }
+
+    /// Puts a lease's promise on the books.
+    pub fn claim(&mut self, lease: LeaseId, claim: Claim) {
+        self.unclaim(lease);
+        self.count(&claim, true);
+        self.claims.insert(lease, claim);
+    }
+
+    /// Takes a lease off the books.
+    pub fn unclaim(&mut self, lease: LeaseId) {
+        if let Some(claim) = self.claims.remove(&lease) {
+            self.count(&claim, false);
+        }
+    }
+
+    fn count(&mut self, claim: &Claim, add: bool) {
+        let by = |sum: Bytes, n: Bytes| if add { sum + n } else { sum.less(n) };
+        self.counted = by(self.counted, claim.counted());
+        self.seen = by(self.seen, claim.seen);
+        self.reserved = by(self.reserved, claim.reserved);
+        let step = |n: u32| if add { n + 1 } else { n - 1 };
+        match claim.exclusivity {
+            Exclusivity::Shared => {}
+            Exclusivity::Session => self.session_exclusive = step(self.session_exclusive),
+            Exclusivity::Device => self.device_exclusive = step(self.device_exclusive),
+        }
+    }
+
+    /// Takes in a look at the card; `owner` says whose a process is.
+    pub fn observe(&mut self, observation: Observation, owner: impl Fn(&crate::ids::ProcKey) -> Option<LeaseId>) {
+        if let Reading::Used(used) = &observation.reading {
+            let mut seen: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
+            self.strangers = 0;
+            for resident in &used.processes {
+                match owner(&resident.process).filter(|lease| self.claims.contains_key(lease)) {
+                    Some(lease) => {
+                        let sum = seen.entry(lease).or_default();
+                        *sum = *sum + resident.bytes.unwrap_or(Bytes::ZERO);
+                    }
+                    None if resident.graphics => {}
+                    None => self.strangers += 1,
+                }
+            }
+            let before = std::mem::replace(&mut self.present, seen.clone());
+            for lease in before.keys().filter(|lease| !seen.contains_key(lease)) {
+                self.set_seen(*lease, Bytes::ZERO);
+            }
+            for (lease, bytes) in seen {
+                self.set_seen(lease, bytes);
+            }
+        }
+        self.observed = observation;
+    }
+
+    fn set_seen(&mut self, lease: LeaseId, seen: Bytes) {
+        if let Some(mut claim) = self.claims.remove(&lease) {
+            self.count(&claim, false);
+            claim.seen = seen;
+            self.count(&claim, true);
+            self.claims.insert(lease, claim);
+        }
+    }
+
+    /// The last look.
+    pub fn observed(&self) -> &Observation {
+        &self.observed
+    }
+    /// All of its memory.
+    pub fn total(&self) -> Bytes {
+        self.total
+    }
+    /// The most that a lease could ever have here.
+    pub fn largest_ever(&self) -> Bytes {
+        self.total.less(self.margin)
+    }
+    /// Leases on the books, by id.
+    pub fn claims(&self) -> &BTreeMap<LeaseId, Claim> {
+        &self.claims
+    }
+    /// Leases whose processes were seen here, with their bytes.
+    pub fn present(&self) -> &BTreeMap<LeaseId, Bytes> {
+        &self.present
+    }
+    /// Compute processes of nobody's lease, at the last look.
+    pub fn strangers(&self) -> u32 {
+        self.strangers
+    }
+
+    /// Whether the last look still counts.
+    pub fn open(&self, now: Time, period: Span) -> Result<(), Closed> {
+        match &self.observed.reading {
+            Reading::Unreadable(why) => Err(Closed::Unreadable(why.clone())),
+            Reading::Used(_) if now.since(self.observed.begun) > Span(2 * period.0) => Err(Closed::Stale),
+            Reading::Used(_) => Ok(()),
+        }
+    }
+
+    /// Bytes that nobody has a lease for; `None` if the card was not readable.
+    pub fn loose(&self) -> Option<Bytes> {
+        match &self.observed.reading {
+            Reading::Used(used) if used.coarse => Some(self.total.less(used.free).less(self.reserved)),
+            Reading::Used(used) => Some(self.total.less(used.free).less(self.seen)),
+            Reading::Unreadable(_) => None,
+        }
+    }
+
+    /// Bytes counted for leases.
+    pub fn counted(&self) -> Bytes {
+        self.counted
+    }
+    /// Bytes seen with leases' processes.
+    pub fn seen(&self) -> Bytes {
+        self.seen
+    }
+
+    /// Bytes counted as taken; `None` if the card was not readable.
+    pub fn committed(&self) -> Option<Bytes> {
+        match &self.observed.reading {
+            Reading::Used(used) if used.coarse => Some(self.total.less(used.free).max(self.reserved) + self.margin),
+            Reading::Used(_) => self.loose().map(|loose| loose + self.counted + self.margin),
+            Reading::Unreadable(_) => None,
+        }
+    }
+
+    /// Bytes that may be promised. Unknown is not zero used: it is nothing to promise.
+    pub fn promisable(&self, now: Time, period: Span) -> Bytes {
+        match (self.open(now, period), self.committed()) {
+            (Ok(()), Some(committed)) => self.total.less(committed),
+            _ => Bytes::ZERO,
+        }
+    }
+
+    /// Whether somebody's exclusivity keeps `tenant` off the card, or its own wish does.
+    pub fn excludes(&self, tenant: TenantId, wish: Exclusivity) -> bool {
+        let others = || self.claims.values().any(|claim| claim.tenant != tenant);
+        match wish {
+            _ if self.device_exclusive > 0 => true,
+            Exclusivity::Device => !self.claims.is_empty() || self.strangers > 0,
+            Exclusivity::Session => others() || self.strangers > 0,
+            Exclusivity::Shared => self.session_exclusive > 0 && others(),
+        }
+    }
+}

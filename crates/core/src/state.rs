@@ -1,0 +1,449 @@
+//! The state: the durable rows, what is derived from them, and what was seen.
+//!
+//! One owner, no locks. [`State::apply`] keeps the derived parts in step with
+//! the rows; nothing outside this file writes them. What was seen (readings,
+//! members, activity) is volatile: unreadable after a start, never journaled.
+
+use crate::action::Action;
+use crate::ask::Exclusivity;
+use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
+use crate::mutant::Mutant;
+use crate::policy::{Policy, Renewal};
+use crate::queue::{Place, Queue};
+use crate::reading::{Observation, Reading};
+use crate::room::{Claim, Room};
+use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
+use crate::units::{Bytes, Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Everything that is known now.
+#[derive(Clone, Debug)]
+pub struct State {
+    rows: Rows,
+    policy: Policy,
+    // Derived from the rows.
+    names: BTreeMap<String, TenantId>,
+    slots: BTreeMap<String, CardId>,
+    queue: Queue,
+    rooms: Vec<Room>,
+    loads: Vec<Load>,
+    due: BTreeSet<(Time, LeaseId)>,
+    ending: Vec<BTreeSet<LeaseId>>,
+    // Seen, and gone with the process.
+    lives: BTreeMap<LeaseId, Live>,
+    owners: BTreeMap<ProcKey, LeaseId>,
+    listed: BTreeSet<CardId>,
+    pub(crate) heard: Option<Time>,
+    pub(crate) disk_full: bool,
+    mutant: Option<Mutant>,
+}
+
+/// What a tenant has on the books.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Leases granted and not retired.
+    pub leases: u32,
+    /// Bytes reserved for them, every card counted.
+    pub vram: Bytes,
+}
+
+/// What was seen of one lease.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    /// Its live processes.
+    pub members: Vec<ProcKey>,
+    /// It worked since its last renewal.
+    pub worked: bool,
+    /// The most bytes its processes were seen to have on one card.
+    pub peak: Option<Bytes>,
+    /// Cards of an ended lease that were not seen again yet.
+    pub(crate) unseen: BTreeSet<CardId>,
+    due: Option<Time>,
+}
+
+impl State {
+    /// The state after a start: the rows, and nothing seen yet.
+    pub fn new(rows: Rows, policy: Policy) -> State {
+        let mut state = State {
+            names: rows.tenants.iter().zip(0..).map(|(t, n)| (t.name.clone(), TenantId(n))).collect(),
+            slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), CardId(n))).collect(),
+            queue: Queue::default(),
+            rooms: rows.cards.iter().map(|c| Room::new(c.facts.total, margin(&policy, c.facts.display))).collect(),
+            loads: vec![Load::default(); rows.tenants.len()],
+            due: BTreeSet::new(),
+            ending: vec![BTreeSet::new(); rows.cards.len()],
+            lives: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            listed: BTreeSet::new(),
+            heard: None,
+            disk_full: false,
+            mutant: None,
+            rows: Rows::default(),
+            policy,
+        };
+        for lease in rows.leases.values() {
+            state.index(lease);
+        }
+        state.rows = rows;
+        state
+    }
+
+    fn index(&mut self, lease: &Lease) {
+        // Activity is unreadable after a start, and unreadable counts as active.
+        let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
+        match &lease.phase {
+            Phase::Waiting { .. } => self.queue.insert(lease.tenant, self.place_of(lease)),
+            Phase::Active(hold) => self.put_claims(lease, hold),
+            Phase::Ending(hold, _) => {
+                self.put_claims(lease, hold);
+                live.unseen = hold.cards.iter().copied().collect();
+                for card in &hold.cards {
+                    self.ending[card.0 as usize].insert(lease.id);
+                }
+            }
+        }
+        self.lives.insert(lease.id, live);
+        self.set_due(lease.id, self.first_due(lease));
+    }
+
+    /// Plants a bug. For the simulation only; does nothing without the feature.
+    pub fn plant(&mut self, mutant: Option<Mutant>) {
+        self.mutant = mutant;
+    }
+
+    pub(crate) fn planted(&self, mutant: Mutant) -> bool {
+        cfg!(feature = "mutants") && self.mutant == Some(mutant)
+    }
+
+    // ---- facts become state ------------------------------------------------
+
+    /// Makes an action part of the state. Returns what became history by it.
+    pub fn apply(&mut self, action: &Action) -> Option<Ended> {
+        self.unindex(action);
+        let ended = self.rows.apply(action);
+        self.reindex(action);
+        ended
+    }
+
+    /// What must be known of the old row, before it changes.
+    fn unindex(&mut self, action: &Action) {
+        match action {
+            Action::Grant { lease, .. } | Action::End { lease, .. } => {
+                if let Some(row) = self.rows.leases.get(lease)
+                    && matches!(row.phase, Phase::Waiting { .. })
+                {
+                    let (tenant, place) = (row.tenant, self.place_of(row));
+                    self.queue.remove(tenant, place);
+                }
+            }
+            Action::Retire { lease } => {
+                if let Some(row) = self.rows.leases.get(lease)
+                    && let Phase::Ending(hold, _) = &row.phase
+                {
+                    for card in &hold.cards {
+                        self.rooms[card.0 as usize].unclaim(*lease);
+                        self.ending[card.0 as usize].remove(lease);
+                    }
+                    let load = &mut self.loads[row.tenant.0 as usize];
+                    load.leases -= 1;
+                    load.vram = load.vram.less(reserved(hold));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn reindex(&mut self, action: &Action) {
+        match action {
+            Action::Enrol { tenant, name } => {
+                self.names.insert(name.clone(), *tenant);
+                self.loads.push(Load::default());
+            }
+            Action::List { card, facts } => {
+                let margin = margin(&self.policy, facts.display);
+                match self.rooms.get_mut(card.0 as usize) {
+                    Some(room) => room.resize(facts.total, margin),
+                    None => {
+                        self.rooms.push(Room::new(facts.total, margin));
+                        self.ending.push(BTreeSet::new());
+                    }
+                }
+                self.slots.insert(facts.uuid.clone(), *card);
+            }
+            Action::Queue { lease, .. } => {
+                let row = &self.rows.leases[lease];
+                let (tenant, place) = (row.tenant, self.place_of(row));
+                self.queue.insert(tenant, place);
+                self.lives.insert(*lease, Live::default());
+                self.set_due(*lease, self.first_due(&self.rows.leases[lease]));
+            }
+            Action::Grant { lease, .. } => {
+                if let Some(row) = self.rows.leases.get(lease).cloned()
+                    && let Phase::Active(hold) = &row.phase
+                {
+                    self.put_claims(&row, hold);
+                    self.set_due(*lease, self.first_due(&row));
+                }
+            }
+            Action::Renew { lease, .. } => {
+                if let Some(live) = self.lives.get_mut(lease) {
+                    live.worked = false;
+                }
+                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
+            }
+            Action::Bind { lease, .. } => {
+                if let Some(live) = self.lives.get_mut(lease) {
+                    live.worked = true;
+                }
+            }
+            Action::End { lease, .. } => {
+                self.set_due(*lease, None);
+                match self.rows.leases.get(lease).and_then(Lease::hold) {
+                    Some(hold) => {
+                        let unseen: BTreeSet<CardId> = hold.cards.iter().copied().collect();
+                        for card in &unseen {
+                            self.ending[card.0 as usize].insert(*lease);
+                        }
+                        self.lives.entry(*lease).or_default().unseen = unseen;
+                    }
+                    None => self.drop_live(*lease),
+                }
+            }
+            Action::Retire { lease } => self.drop_live(*lease),
+            Action::Start { .. } | Action::Grace { .. } | Action::Serve { .. } => {}
+        }
+    }
+
+    fn put_claims(&mut self, lease: &Lease, hold: &Hold) {
+        for card in &hold.cards {
+            let claim = Claim {
+                tenant: lease.tenant,
+                reserved: hold.vram,
+                seen: Bytes::ZERO,
+                exclusivity: lease.ask.exclusivity,
+            };
+            self.rooms[card.0 as usize].claim(lease.id, claim);
+        }
+        let load = &mut self.loads[lease.tenant.0 as usize];
+        load.leases += 1;
+        load.vram = load.vram + reserved(hold);
+    }
+
+    fn drop_live(&mut self, lease: LeaseId) {
+        self.set_due(lease, None);
+        for process in self.lives.remove(&lease).unwrap_or_default().members {
+            self.owners.remove(&process);
+        }
+    }
+
+    // ---- what is seen ------------------------------------------------------
+
+    pub(crate) fn configure(&mut self, policy: Policy) {
+        self.policy = policy;
+        for (room, card) in self.rooms.iter_mut().zip(&self.rows.cards) {
+            room.resize(card.facts.total, margin(&self.policy, card.facts.display));
+        }
+        self.queue = Queue::default();
+        for lease in self.rows.leases.values() {
+            if let Phase::Waiting { .. } = lease.phase {
+                let place = (self.policy.head_start.rank(&lease.ask, lease.asked), lease.id);
+                self.queue.insert(lease.tenant, place);
+            }
+        }
+    }
+
+    pub(crate) fn set_listed(&mut self, cards: BTreeSet<CardId>) {
+        self.listed = cards;
+    }
+
+    pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
+        let Some(live) = self.lives.get_mut(&lease) else { return };
+        for process in std::mem::take(&mut live.members) {
+            self.owners.remove(&process);
+        }
+        // A process belongs to whom it was first seen with.
+        live.members = processes.into_iter().filter(|p| *self.owners.entry(*p).or_insert(lease) == lease).collect();
+    }
+
+    pub(crate) fn set_worked(&mut self, lease: LeaseId) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.worked = true;
+        }
+    }
+
+    pub(crate) fn set_observed(&mut self, card: CardId, observation: Observation) {
+        let room = &mut self.rooms[card.0 as usize];
+        let fresh = matches!(observation.reading, Reading::Used(_));
+        room.observe(observation, |process| self.owners.get(process).copied());
+        if fresh {
+            for (lease, bytes) in room.present() {
+                let live = self.lives.entry(*lease).or_default();
+                live.peak = live.peak.max(Some(*bytes));
+            }
+        }
+    }
+
+    /// Notes that a card of an ended lease was seen again; says whether all were.
+    pub(crate) fn set_seen_again(&mut self, lease: LeaseId, card: CardId) -> bool {
+        self.lives.get_mut(&lease).is_some_and(|live| {
+            live.unseen.remove(&card);
+            live.unseen.is_empty()
+        })
+    }
+
+    // ---- timers ------------------------------------------------------------
+
+    /// When something comes due by itself, if anything does.
+    pub fn next_due(&self) -> Option<Time> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    pub(crate) fn pop_due(&mut self, now: Time) -> Option<LeaseId> {
+        let (at, lease) = self.due.first().copied()?;
+        if at > now {
+            return None;
+        }
+        self.set_due(lease, None);
+        Some(lease)
+    }
+
+    pub(crate) fn set_due(&mut self, lease: LeaseId, at: Option<Time>) {
+        let Some(live) = self.lives.get_mut(&lease) else { return };
+        if let Some(old) = live.due.take() {
+            self.due.remove(&(old, lease));
+        }
+        live.due = at;
+        if let Some(at) = at {
+            self.due.insert((at, lease));
+        }
+    }
+
+    fn first_due(&self, lease: &Lease) -> Option<Time> {
+        match &lease.phase {
+            Phase::Waiting { give_up } => Some(*give_up),
+            Phase::Active(hold) if lease.fixed() => Some(hold.until),
+            Phase::Active(hold) => Some(self.renewal_point(lease, hold)),
+            Phase::Ending(..) => None,
+        }
+    }
+
+    /// From when on use renews the lease. Deterministic: the spread comes from its id.
+    pub fn renewal_point(&self, lease: &Lease, hold: &Hold) -> Time {
+        let term = lease.ask.term.span();
+        let after = match self.policy.renewal {
+            Renewal::At { percent, jitter } => {
+                let spread = 2 * u64::from(jitter) + 1;
+                let draw = (lease.id.0 ^ hold.renewed.0).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+                term.percent((u64::from(percent) + draw % spread).saturating_sub(u64::from(jitter)).min(99))
+            }
+            Renewal::Below { percent } => term.percent(100 - u64::from(percent.min(99))),
+            Renewal::Every(span) => Span(span.0.min(term.percent(90).0)),
+        };
+        (hold.renewed + after).min(hold.until)
+    }
+
+    // ---- looking -----------------------------------------------------------
+
+    /// The durable part.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+    /// The rules of the house.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+    /// Who waits.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+    /// A lease that has not ended.
+    pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
+        self.rows.leases.get(&id)
+    }
+    /// What was seen of a lease.
+    pub fn live(&self, id: LeaseId) -> Option<&Live> {
+        self.lives.get(&id)
+    }
+    /// A tenant by name.
+    pub fn tenant(&self, name: &str) -> Option<TenantId> {
+        self.names.get(name).copied()
+    }
+    /// A tenant's name.
+    pub fn tenant_name(&self, tenant: TenantId) -> &str {
+        &self.rows.tenants[tenant.0 as usize].name
+    }
+    /// What a tenant has on the books.
+    pub fn load(&self, tenant: TenantId) -> &Load {
+        &self.loads[tenant.0 as usize]
+    }
+    /// A card by UUID.
+    pub fn card(&self, uuid: &str) -> Option<CardId> {
+        self.slots.get(uuid).copied()
+    }
+    /// All cards.
+    pub fn cards(&self) -> impl Iterator<Item = CardId> + use<> {
+        (0..self.rooms.len() as u16).map(CardId)
+    }
+    /// A card's books.
+    pub fn room(&self, card: CardId) -> &Room {
+        &self.rooms[card.0 as usize]
+    }
+    /// Ended leases whose bytes still count on a card.
+    pub fn ending_on(&self, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
+        self.ending[card.0 as usize].iter().copied()
+    }
+    /// Whether the driver lists the card now.
+    pub fn is_listed(&self, card: CardId) -> bool {
+        self.listed.contains(&card)
+    }
+    /// Whose a process is.
+    pub fn owner(&self, process: &ProcKey) -> Option<LeaseId> {
+        self.owners.get(process).copied()
+    }
+    /// Whether grants are stopped because nothing can be written.
+    pub fn disk_full(&self) -> bool {
+        self.disk_full
+    }
+
+    /// Where a waiter stands.
+    pub fn place_of(&self, lease: &Lease) -> Place {
+        let rank = self.policy.head_start.rank(&lease.ask, lease.asked);
+        (if self.planted(Mutant::ServeLast) { -rank } else { rank }, lease.id)
+    }
+
+    /// Whether new leases may land on a card at all.
+    pub fn in_service(&self, card: CardId) -> bool {
+        let row = &self.rows.cards[card.0 as usize];
+        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card)
+    }
+
+    /// Bytes that may be promised on a card now.
+    pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
+        let room = self.room(card);
+        if !self.in_service(card) {
+            return Bytes::ZERO;
+        }
+        let honest = room.promisable(now, self.policy.period);
+        match () {
+            () if self.planted(Mutant::UnreadableIsEmpty) && room.loose().is_none() => {
+                room.largest_ever().less(room.counted())
+            }
+            () if self.planted(Mutant::ForgetLoose) => honest + room.loose().unwrap_or_default(),
+            () if self.planted(Mutant::ForgetReserved) => honest + room.counted().less(room.seen()),
+            () if self.planted(Mutant::NeverStale) => room.promisable(room.observed().begun, self.policy.period),
+            () => honest,
+        }
+    }
+
+    pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
+        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish)
+    }
+}
+
+fn margin(policy: &Policy, display: bool) -> Bytes {
+    if display { policy.margin_display } else { policy.margin }
+}
+
+fn reserved(hold: &Hold) -> Bytes {
+    Bytes(hold.vram.0.saturating_mul(hold.cards.len() as u64))
+}
