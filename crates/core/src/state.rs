@@ -10,7 +10,8 @@ use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
-use crate::reading::{Observation, Reading};
+use crate::decide::STALL;
+use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
 use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
 use crate::units::{Bytes, Span, Time};
@@ -399,6 +400,14 @@ impl State {
     /// Whose a process is.
     pub fn owner(&self, process: &ProcKey) -> Option<LeaseId> {
         self.owners.get(process).copied()
+    }
+    /// What the driver lists now.
+    pub fn listed_facts(&self) -> Vec<CardFacts> {
+        self.listed.iter().map(|card| self.rows.cards[card.0 as usize].facts.clone()).collect()
+    }
+    /// Whether nothing was heard for so long that a tick is overdue.
+    pub fn stalled(&self, now: Time) -> bool {
+        self.heard.is_some_and(|heard| now.since(heard) > Span(STALL.0 / 2))
     }
     /// Whether grants are stopped because nothing can be written.
     pub fn disk_full(&self) -> bool {

@@ -1,1 +1,29 @@
 //! The loop that owns the state, and its HTTP face.
+//!
+//! [`serve`] puts the rooms together: the journal's rows become the state of
+//! [`engine`], the eyes of `host` and the requests of [`http`] become mail for
+//! the [`looper`], the [`writer`] makes it durable, and only then anything
+//! leaves. What is absent: decisions (core's), NVML (the worker's), files other
+//! than the journal, the socket and the configuration.
+
+mod config;
+pub mod engine;
+mod http;
+mod keys;
+mod looper;
+mod mail;
+mod names;
+mod peer;
+mod serve;
+mod view;
+mod words;
+mod writer;
+
+pub use http::document as openapi;
+pub use serve::{Options, ServeError, serve};
+pub use sublet_journal as journal;
+
+/// Becomes a worker process: see `sublet_host::worker`.
+pub fn worker(args: &[String]) -> std::process::ExitCode {
+    sublet_host::worker::run(args)
+}

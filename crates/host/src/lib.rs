@@ -1,1 +1,152 @@
-//! Eyes and hands: cards, processes, the clock.
+//! Eyes and hands: cards, processes, the clock. It reports and obeys, and never decides.
+//!
+//! ```text
+//!   card thread ──JSON lines──► worker process ──► NVML, or a script file
+//!      │ each look
+//!      ▼
+//!   process thread (owns who belongs to which lease) ──► Sight ──► the caller's sink
+//!      ▲ pidfds, /proc
+//!      └── watch, forget
+//! ```
+//! Calls that can hang or crash run in the [`worker`] process, with a deadline. All
+//! sights leave through the process thread, so a holder's members are always told
+//! before the look that shows them. Plain threads; the sink may block, and then the
+//! eyes wait.
+//!
+//! Absent on purpose: leases (here only a name for a set of processes), signals to
+//! anybody but our own worker, names of users, anything durable.
+
+mod activity;
+mod cards;
+pub mod clock;
+mod exits;
+mod eyes;
+pub mod gpu;
+mod link;
+pub mod process;
+mod protocol;
+mod roster;
+mod sight;
+mod wake;
+pub mod worker;
+
+pub use sight::{Sight, Unlisted, UnlistedKind};
+
+use clock::Clock;
+use eyes::Message;
+use gpu::GpuSpec;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+use sublet_core::ids::{LeaseId, ProcKey};
+use thiserror::Error;
+
+/// How to look.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which cards.
+    pub gpu: GpuSpec,
+    /// The executable that becomes a worker when its first argument is `worker`.
+    pub worker_exe: PathBuf,
+    /// How often cards and holders are looked at by themselves.
+    pub period: Duration,
+    /// How long a look may take before the worker counts as hung.
+    pub deadline: Duration,
+    /// The file that describes scripted cards; not used for real ones.
+    pub script: PathBuf,
+    /// Measure what a CUDA context takes on each card, once.
+    pub measure_context: bool,
+}
+
+impl Settings {
+    /// The usual settings: this very executable as worker, a look a second, two seconds
+    /// of patience, no measuring.
+    pub fn new(gpu: GpuSpec) -> Settings {
+        Settings {
+            gpu,
+            // Not its path: that may name another version by the time a worker is restarted.
+            worker_exe: PathBuf::from("/proc/self/exe"),
+            period: Duration::from_secs(1),
+            deadline: Duration::from_secs(2),
+            script: PathBuf::new(),
+            measure_context: false,
+        }
+    }
+}
+
+/// Why the eyes cannot open.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// The kernel refused a descriptor.
+    #[error("cannot make the descriptors to watch with")]
+    Descriptors(#[source] io::Error),
+    /// The kernel refused a thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// The eyes, open. Dropping it stops the threads and ends the worker.
+pub struct Host {
+    cards: Arc<cards::Shared>,
+    eyes: eyes::Inbox,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Host {
+    /// Opens the eyes; every sight goes to `sink`, from one thread.
+    ///
+    /// Cards that cannot be listed are a [`Sight::Unlisted`], not an error: the eyes keep trying.
+    pub fn start(
+        settings: Settings,
+        clock: Clock,
+        sink: impl Fn(Sight) + Send + Sync + 'static,
+    ) -> Result<Host, HostError> {
+        let (eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
+        let shared = Arc::new(cards::Shared::new().map_err(HostError::Descriptors)?);
+        let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
+        let mut host = Host { cards: shared, eyes: inbox, threads: Vec::new() };
+        host.spawn("sublet-eyes", move || eyes.run())?;
+        host.spawn("sublet-cards", move || cards.run())?;
+        Ok(host)
+    }
+
+    /// Watches a holder: `roots`, all that descends from them, and all that carries the
+    /// lease's mark (its own cgroup, or `SUBLET_LEASE` in the environment of a process of `uid`).
+    ///
+    /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its
+    /// roots; processes that are members already stay so until they end. A root that is in
+    /// another lease's tree leaves it, with all below it.
+    pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>) {
+        self.eyes.send(Message::Watch { lease, uid, roots });
+    }
+
+    /// Stops watching a holder. Of what happens from now on nothing is told; nothing happens to it.
+    pub fn forget(&self, lease: LeaseId) {
+        self.eyes.send(Message::Forget { lease });
+    }
+
+    /// Looks at the cards soon. Many wishes at once are one look, but a wish made while a
+    /// look is under way is another look after it.
+    pub fn look(&self) {
+        self.cards.wish();
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
+        let thread = Builder::new().name(name.to_owned()).spawn(work).map_err(HostError::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.cards.stop();
+        self.eyes.send(Message::Stop);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so on stderr; there is nothing left to stop.
+            let _ = thread.join();
+        }
+    }
+}

@@ -11,6 +11,8 @@ pub struct Cards {
     pub cards: Vec<Card>,
     /// `real`, or `scripted` where nothing is behind them.
     pub kind: String,
+    /// Why the driver does not list its cards, and what helps; null while it does.
+    pub trouble: Option<String>,
 }
 
 /// One card.

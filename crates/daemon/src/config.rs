@@ -1,0 +1,270 @@
+//! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use sublet_core::policy::{Caps, Policy, Renewal};
+use sublet_core::units::{Bytes, Span};
+use sublet_wire::{size, span};
+use thiserror::Error;
+
+/// Everything that can be set. All of it has a default.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// From a renewal to the expiry, for asks that name none (`"5m"`).
+    ttl: Option<String>,
+    /// When a used lease is renewed: `"70%"`, `"below 25%"` or `"every 1m"`.
+    renewal: Option<String>,
+    /// A lease is not renewed past this while somebody waits (`"30m"`).
+    hold_cap: Option<String>,
+    /// How long an ask waits that names no limit (`"1d"`).
+    wait: Option<String>,
+    /// After the daemon was away, nothing expires for this long (`"60s"`).
+    grace: Option<String>,
+    /// Memory left alone on every card (`"256M"`).
+    margin: Option<String>,
+    /// The same where a screen hangs on the card (`"1536M"`).
+    margin_display: Option<String>,
+    /// Waiters in all.
+    queue_max: Option<usize>,
+    /// A Unix group whose members are operators, beside root and the daemon's own user.
+    operators: Option<String>,
+    /// `"all"`: local users see who is on a card. `"own"`: each sees only itself.
+    visibility: Option<String>,
+    /// Measure what a CUDA context takes on each card at the first start.
+    measure_context: Option<bool>,
+    /// Who comes earlier, and by how much.
+    head_start: HeadStartConfig,
+    /// What each tenant may have.
+    caps: CapsConfig,
+    /// What certain users may have, by user id or name.
+    users: BTreeMap<String, CapsConfig>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HeadStartConfig {
+    interactive: Option<String>,
+    batch: Option<String>,
+    spot: Option<String>,
+    priority: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CapsConfig {
+    vram: Option<String>,
+    leases: Option<u32>,
+    places: Option<u32>,
+}
+
+/// Why the configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration `{}`", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is no TOML, or has a key that does not exist.
+    #[error("the configuration `{}` is wrong", path.display())]
+    Wrong {
+        /// Which.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A value makes no sense.
+    #[error("`{key} = \"{value}\"` makes no sense: {why}")]
+    Value {
+        /// Which key.
+        key: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What would do.
+        why: String,
+    },
+    /// There is no such user or group on this host.
+    #[error("there is no {kind} `{name}` on this host")]
+    NoSuch {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+}
+
+/// What follows from a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// For core.
+    pub policy: Policy,
+    /// Members of this group are operators.
+    pub operators_gid: Option<u32>,
+    /// Local users see who is on a card.
+    pub see_all: bool,
+    /// Measure contexts.
+    pub measure_context: bool,
+}
+
+impl Config {
+    /// Reads a file; without one, everything is at its default.
+    pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
+        let Some(path) = path else { return Ok(Config::default()) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+        toml::from_str(&text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// Checks every value and says what follows.
+    pub fn settle(&self) -> Result<Settled, ConfigError> {
+        let mut policy = Policy::default();
+        set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
+        set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;
+        set(&mut policy.hold_cap, "hold_cap", &self.hold_cap, read_span)?;
+        set(&mut policy.wait, "wait", &self.wait, read_span)?;
+        set(&mut policy.grace, "grace", &self.grace, read_span)?;
+        set(&mut policy.margin, "margin", &self.margin, read_size)?;
+        set(&mut policy.margin_display, "margin_display", &self.margin_display, read_size)?;
+        policy.queue_max = self.queue_max.unwrap_or(policy.queue_max);
+        let head = &mut policy.head_start;
+        set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span)?;
+        set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span)?;
+        set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span)?;
+        set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
+        policy.caps = caps(&self.caps, &policy.caps)?;
+        for (user, over) in &self.users {
+            policy.caps_of.insert(crate::names::tenant_of(uid(user)?), caps(over, &policy.caps)?);
+        }
+        Ok(Settled {
+            policy,
+            operators_gid: self.operators.as_deref().map(gid).transpose()?,
+            see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
+            measure_context: self.measure_context.unwrap_or(true),
+        })
+    }
+}
+
+fn set<T>(
+    place: &mut T,
+    key: &'static str,
+    text: &Option<String>,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<(), ConfigError> {
+    if let Some(text) = text {
+        *place = read(text).map_err(|why| ConfigError::Value { key, value: text.clone(), why })?;
+    }
+    Ok(())
+}
+
+fn read_span(text: &str) -> Result<Span, String> {
+    match span::parse(text) {
+        Ok(0) => Err("it must be at least 1s".to_owned()),
+        Ok(seconds) => Ok(Span::secs(seconds)),
+        Err(error) => Err(error.hint().to_owned()),
+    }
+}
+
+fn read_size(text: &str) -> Result<Bytes, String> {
+    size::parse(text).map(Bytes).map_err(|error| error.hint().to_owned())
+}
+
+fn read_renewal(text: &str) -> Result<Renewal, String> {
+    let percent =
+        |text: &str| text.trim().strip_suffix('%').and_then(|n| n.parse::<u8>().ok()).filter(|n| (1..=95).contains(n));
+    let read = if let Some(rest) = text.strip_prefix("below ") {
+        percent(rest).map(|percent| Renewal::Below { percent })
+    } else if let Some(rest) = text.strip_prefix("every ") {
+        read_span(rest).ok().map(Renewal::Every)
+    } else {
+        percent(text).map(|percent| Renewal::At { percent, jitter: 10 })
+    };
+    read.ok_or_else(|| "write \"70%\", \"below 25%\" or \"every 1m\"".to_owned())
+}
+
+fn read_visibility(text: &str) -> Result<bool, ConfigError> {
+    match text {
+        "all" => Ok(true),
+        "own" => Ok(false),
+        _ => Err(ConfigError::Value {
+            key: "visibility",
+            value: text.to_owned(),
+            why: "write \"all\" or \"own\"".to_owned(),
+        }),
+    }
+}
+
+fn caps(over: &CapsConfig, base: &Caps) -> Result<Caps, ConfigError> {
+    let mut caps = base.clone();
+    set(&mut caps.vram, "vram", &over.vram, |text| read_size(text).map(Some))?;
+    caps.leases = over.leases.or(caps.leases);
+    caps.places = over.places.unwrap_or(caps.places);
+    Ok(caps)
+}
+
+fn uid(user: &str) -> Result<u32, ConfigError> {
+    let known = || uzers::get_user_by_name(user).map(|user| user.uid());
+    user.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "user", name: user.to_owned() })
+}
+
+fn gid(group: &str) -> Result<u32, ConfigError> {
+    let known = || uzers::get_group_by_name(group).map(|group| group.gid());
+    group.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "group", name: group.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settle(text: &str) -> Result<Settled, String> {
+        let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+        config.settle().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        let settled = settle("").unwrap();
+        assert_eq!(settled.policy, Policy::default());
+        assert!(settled.see_all);
+    }
+
+    #[test]
+    fn every_value_is_read() {
+        let settled = settle(
+            r#"
+            ttl = "2m"
+            renewal = "below 25%"
+            hold_cap = "1h"
+            margin = "512M"
+            visibility = "own"
+            [caps]
+            vram = "24G"
+            [users.0]
+            leases = 3
+            "#,
+        )
+        .unwrap();
+        assert_eq!(settled.policy.ttl, Span::secs(120));
+        assert_eq!(settled.policy.renewal, Renewal::Below { percent: 25 });
+        assert_eq!(settled.policy.hold_cap, Span::secs(3600));
+        assert_eq!(settled.policy.margin, Bytes::mib(512));
+        assert!(!settled.see_all);
+        let root = settled.policy.caps_for("uid:0");
+        assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));
+        assert_eq!(settled.policy.caps_for("uid:5").leases, None);
+    }
+
+    #[test]
+    fn a_misspelt_key_and_a_senseless_value_are_errors() {
+        assert!(settle("hold_cop = \"1h\"").unwrap_err().contains("hold_cop"));
+        assert!(settle("ttl = \"5\"").unwrap_err().contains("makes no sense"));
+        assert!(settle("renewal = \"often\"").unwrap_err().contains("below 25%"));
+        assert!(settle("margin = \"1\"").unwrap_err().contains("margin"));
+        assert!(settle("visibility = \"some\"").is_err());
+        assert!(settle("operators = \"no-such-group-here\"").unwrap_err().contains("no group"));
+    }
+}

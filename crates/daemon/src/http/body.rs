@@ -1,0 +1,115 @@
+//! Reading requests: bounded, patient only so long, and strict.
+
+use super::Refused;
+use crate::mail::Key;
+use crate::peer::Peer;
+use axum::body::Body;
+use axum::extract::Request;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::Duration;
+use sublet_core::ids::LeaseId;
+use sublet_wire::{Code, IDEMPOTENCY_KEY, Problem};
+
+/// The largest request body; the largest sensible one is a few hundred bytes.
+const BODY_MAX: usize = 64 << 10;
+/// A body that takes longer is not coming.
+const BODY_TIME: Duration = Duration::from_secs(10);
+/// The longest Idempotency-Key.
+const KEY_MAX: usize = 128;
+
+/// A request that was read.
+pub struct Heard<T> {
+    /// Who sent it.
+    pub peer: Arc<Peer>,
+    /// Its body.
+    pub body: T,
+    /// So that it can be sent again.
+    pub key: Option<Key>,
+}
+
+/// Who sent a request. The server put it there; nobody else can.
+pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
+    let found = request.extensions().get::<Arc<Peer>>().cloned();
+    found.ok_or_else(|| Problem::new(Code::Denied, "nobody knows who you are").into())
+}
+
+/// Reads a JSON body.
+pub async fn json<T: DeserializeOwned>(request: Request) -> Result<Heard<T>, Refused> {
+    let heard = raw(request).await?;
+    let mut reader = serde_json::Deserializer::from_slice(&heard.body);
+    let body = T::deserialize(&mut reader).and_then(|body| reader.end().map(|()| body));
+    let body = body.map_err(|error| {
+        Problem::new(Code::BadRequest, format!("the body is not what this call takes: {error}"))
+            .hint("GET /openapi.json has its schema")
+    })?;
+    Ok(Heard { peer: heard.peer, body, key: heard.key })
+}
+
+/// Reads a request without a body.
+pub async fn empty(request: Request) -> Result<Heard<()>, Refused> {
+    let heard = raw(request).await?;
+    match heard.body.is_empty() {
+        true => Ok(Heard { peer: heard.peer, body: (), key: heard.key }),
+        false => Err(Problem::new(Code::BadRequest, "this call takes no body").into()),
+    }
+}
+
+async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
+    let peer = peer(&request)?;
+    let (parts, body) = request.into_parts();
+    let key = parts.headers.get(IDEMPOTENCY_KEY).map(|value| key_of(value.as_bytes())).transpose()?;
+    let body = read(body).await?;
+    let key = key.map(|key| {
+        let mut hash = blake3::Hasher::new();
+        hash.update(parts.method.as_str().as_bytes()).update(b" ");
+        hash.update(parts.uri.path().as_bytes()).update(b"\n").update(&body);
+        Key { key, fingerprint: *hash.finalize().as_bytes() }
+    });
+    Ok(Heard { peer, body, key })
+}
+
+fn key_of(value: &[u8]) -> Result<String, Refused> {
+    let plain = !value.is_empty() && value.len() <= KEY_MAX && value.iter().all(|byte| (0x21..0x7f).contains(byte));
+    if !plain {
+        let detail = format!("`Idempotency-Key` must be 1 to {KEY_MAX} printable ASCII characters without spaces");
+        return Err(Problem::new(Code::BadRequest, detail).into());
+    }
+    Ok(String::from_utf8_lossy(value).into_owned())
+}
+
+async fn read(body: Body) -> Result<axum::body::Bytes, Refused> {
+    let read = axum::body::to_bytes(body, BODY_MAX);
+    match tokio::time::timeout(BODY_TIME, read).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if is_too_large(&error) => {
+            Err(Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", BODY_MAX >> 10)).into())
+        }
+        Ok(Err(_)) => Err(Problem::new(Code::BadRequest, "the body did not arrive whole").into()),
+        Err(_) => Err(Problem::new(Code::TooSlow, "the body did not arrive in time").into()),
+    }
+}
+
+fn is_too_large(error: &axum::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if cause.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// Reads a lease's id from a path. What is no id is no lease.
+pub fn lease_id(text: &str) -> Result<LeaseId, Refused> {
+    text.parse().map_err(|_| Problem::new(Code::NoSuchLease, "no such lease").into())
+}
+
+/// Reads a query; unknown parameters are errors.
+pub fn query<T: DeserializeOwned>(request: &Request) -> Result<T, Refused> {
+    axum::extract::Query::<T>::try_from_uri(request.uri()).map(|query| query.0).map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        Problem::new(Code::BadRequest, format!("the query is not what this call takes: {cause}")).into()
+    })
+}

@@ -1,0 +1,85 @@
+//! Cards over HTTP.
+
+use super::body;
+use super::{App, Refused};
+use crate::mail::Reply;
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use sublet_core::event::Event;
+use sublet_wire as wire;
+use sublet_wire::Problem;
+
+/// All managed cards, and who is on them.
+#[utoipa::path(get, path = "/v1/cards", tag = "cards", responses(
+    (status = 200, description = "the cards", body = wire::Cards),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let see_all = app.see_all || by.operator;
+    let mut cards = app.post.read(move |view| view.cards(&by, see_all)).await?;
+    name_strangers(&app, &mut cards).await;
+    let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
+    Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), trouble }))
+}
+
+/// Whose a stranger is, as far as the host tells: read here, never by the loop.
+async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>) {
+    if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
+        return;
+    }
+    let names = app.names.clone();
+    let mut shown = std::mem::take(cards);
+    let named = tokio::task::spawn_blocking(move || {
+        for occupant in shown.iter_mut().flat_map(|card| &mut card.occupants) {
+            if let Some(uid) = occupant.pid.and_then(|pid| sublet_host::process::uid(pid).ok()) {
+                names.look_up(uid);
+                occupant.user = Some(names.of(&crate::names::tenant_of(uid)));
+            }
+        }
+        shown
+    });
+    *cards = named.await.unwrap_or_default();
+}
+
+/// Lets a card run empty: nothing new lands there.
+#[utoipa::path(post, path = "/v1/cards/{uuid}/drain", tag = "cards", params(
+    ("uuid" = String, Path, description = "the card"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+), responses(
+    (status = 200, description = "the card", body = wire::Card),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "not an operator", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such card", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn drain(State(app): State<App>, Path(card): Path<String>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let by = heard.peer.caller.clone();
+    Ok(app.post.call(by.clone(), Event::Drained { by, card }, heard.key).await?)
+}
+
+/// Puts a card back into service.
+#[utoipa::path(post, path = "/v1/cards/{uuid}/clear", tag = "cards", params(
+    ("uuid" = String, Path, description = "the card"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+), responses(
+    (status = 200, description = "the card", body = wire::Card),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "not an operator", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such card", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn clear(State(app): State<App>, Path(card): Path<String>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let by = heard.peer.caller.clone();
+    Ok(app.post.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)
+}

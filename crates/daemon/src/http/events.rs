@@ -1,0 +1,98 @@
+//! The log as it grows, as server-sent events.
+//!
+//! A stream holds a number, not a queue: it reads the log from there whenever
+//! the log grew. A slow reader costs nothing and misses nothing; only lines
+//! folded away meanwhile are a gap, and the stream says so.
+
+use super::body;
+use super::records::{Sieve, history, shown};
+use super::{App, Refused};
+use axum::extract::{Request, State};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures_util::stream::{self, Stream, StreamExt};
+use std::convert::Infallible;
+use std::time::Duration;
+use sublet_wire::{Code, Problem};
+
+/// Lines read at a time.
+const CHUNK: usize = 256;
+
+/// What is decided, as it becomes durable. `id` is the audit line's number; give it
+/// back as Last-Event-ID to go on from there.
+#[utoipa::path(get, path = "/v1/events", tag = "records",
+    params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one")), responses(
+    (status = 200, description = "audit lines; an event `gap` where lines are gone", body = String, content_type = "text/event-stream"),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn stream(
+    State(app): State<App>,
+    request: Request,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let after = last_event_id(&request)?;
+    let sieve = Sieve::of(&app, by, None).await?;
+    let start = history(&app, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
+    let (first, last) = start;
+    let after = after.unwrap_or(last);
+    let gap = (after + 1 < first)
+        .then(|| Event::default().event("gap").data(format!("{{\"from\":{},\"to\":{}}}", after + 1, first - 1)));
+    let follow = Follow { app, sieve, after: after.max(first - 1) };
+    let stop = {
+        let mut stopping = follow.app.stopping.clone();
+        async move { drop(stopping.wait_for(|stop| *stop).await) }
+    };
+    let lines = stream::unfold(follow, Follow::next).flat_map(stream::iter);
+    let events = stream::iter(gap).chain(lines).map(Ok).take_until(stop);
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+}
+
+fn last_event_id(request: &Request) -> Result<Option<u64>, Refused> {
+    let Some(value) = request.headers().get("last-event-id") else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    match number.filter(|n| *n < i64::MAX as u64) {
+        Some(number) => Ok(Some(number)),
+        None => Err(Problem::new(Code::BadRequest, "`Last-Event-ID` must be a number this stream gave").into()),
+    }
+}
+
+/// Where a stream is.
+struct Follow {
+    app: App,
+    sieve: Sieve,
+    after: u64,
+}
+
+impl Follow {
+    /// The next lines the caller may see; `None` when the log cannot be read any more.
+    async fn next(mut self) -> Option<(Vec<Event>, Follow)> {
+        loop {
+            self.app.synced.borrow_and_update();
+            let app = self.app.clone();
+            let read = history(&app, move |reader| {
+                let lines = reader.log(self.after, CHUNK)?;
+                let mut events = Vec::new();
+                for line in &lines {
+                    self.after = line.seq;
+                    if self.sieve.passes(line, reader)? {
+                        events.push(event(&shown(line)));
+                    }
+                }
+                Ok((events, lines.len(), self))
+            });
+            let (events, read, this) = read.await.ok()?;
+            self = this;
+            if !events.is_empty() {
+                return Some((events, self));
+            }
+            if read < CHUNK {
+                self.app.synced.changed().await.ok()?;
+            }
+        }
+    }
+}
+
+fn event(line: &sublet_wire::AuditLine) -> Event {
+    let data = serde_json::to_string(line).unwrap_or_default();
+    Event::default().id(line.seq.to_string()).event(&line.kind).data(data)
+}

@@ -1,0 +1,340 @@
+//! Leases over HTTP.
+
+use super::body::{self, lease_id};
+use super::{App, Refused};
+use crate::mail::{Mail, Reply, Watch};
+use crate::view;
+use crate::words;
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use serde::Deserialize;
+use std::time::Duration;
+use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::decide::find;
+use sublet_core::event::{Caller, Event, Refusal};
+use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::units::{Bytes, Span};
+use sublet_wire as wire;
+use sublet_wire::{Code, Problem};
+use tokio::sync::oneshot;
+
+/// The longest long-poll.
+const WAIT_MAX_S: u64 = 60;
+/// Leases in one listing.
+const LIST_MAX: usize = 1_000;
+
+/// Asks for a lease.
+#[utoipa::path(post, path = "/v1/leases", tag = "leases", request_body = wire::Ask,
+    params(("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$")),
+    responses(
+    (status = 201, description = "granted", body = wire::Lease),
+    (status = 202, description = "waiting: its place, why, and an estimate", body = wire::Lease),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "more than you may have", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "no room now, or the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "a value makes no sense, or could never be", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "the queue is full", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "no cards, or stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Ask>(request).await?;
+    let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
+    let by = heard.peer.caller.clone();
+    let wait = heard.body.wait_s.map(Span::secs);
+    if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
+        return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
+    }
+    let ttl = app.post.read(|view| view.state.policy().ttl);
+    let ttl = match heard.body.ttl_s {
+        Some(seconds) => Span(seconds.saturating_mul(1_000_000)),
+        None if heard.body.time_s.is_some() => Span::ZERO,
+        None => ttl.await?,
+    };
+    let ask = ask_of(heard.body, ttl)?;
+    Ok(app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?)
+}
+
+fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
+    let odd = |refusal| words::problem(&Refusal::BadAsk(refusal));
+    use sublet_core::ask::BadAsk;
+    if ask.ttl_s.is_some() && ask.time_s.is_some() {
+        return Err(Problem::new(Code::BadValue, "`ttl_s` and `time_s` exclude each other")
+            .hint("give `time_s` for a fixed term, or `ttl_s` for one that use renews"));
+    }
+    Ok(Ask {
+        vram: match ask.vram_bytes {
+            wire::Vram::Bytes(bytes) => Vram::Bytes(Bytes(bytes)),
+            wire::Vram::Whole => Vram::Whole,
+        },
+        gpus: u16::try_from(ask.gpus).map_err(|_| odd(BadAsk::Gpus))?,
+        term: match ask.time_s {
+            Some(seconds) => Term::Fixed(Span(seconds.saturating_mul(1_000_000))),
+            None => Term::Renewed(ttl),
+        },
+        tier: match ask.tier {
+            wire::Tier::Interactive => Tier::Interactive,
+            wire::Tier::Batch => Tier::Batch,
+            wire::Tier::Spot => Tier::Spot,
+        },
+        priority: i8::try_from(ask.priority).map_err(|_| odd(BadAsk::Priority))?,
+        exclusivity: match ask.exclusivity {
+            wire::Exclusivity::Shared => Exclusivity::Shared,
+            wire::Exclusivity::SessionExclusive => Exclusivity::Session,
+            wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
+        },
+        on: ask.on.as_deref().map(On::read),
+        name: ask.name,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListQuery {
+    #[serde(default)]
+    all: bool,
+}
+
+/// The caller's leases that have not ended; everybody's for an operator who asks for all.
+#[utoipa::path(get, path = "/v1/leases", tag = "leases",
+    params(("all" = Option<bool>, Query, description = "everybody's (operators)")), responses(
+    (status = 200, description = "the leases", body = wire::Leases),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let query: ListQuery = body::query(&request)?;
+    Ok(Json(app.post.read(move |view| view.leases(&by, query.all, LIST_MAX)).await?))
+}
+
+/// Everybody who waits, in order of service; others' without their ids and names.
+#[utoipa::path(get, path = "/v1/queue", tag = "leases", responses(
+    (status = 200, description = "the waiters", body = wire::Leases),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let see_all = app.see_all;
+    let queue = app.post.read(move |view| {
+        let mut queue = view.queue(&by, 256);
+        if !see_all {
+            queue.leases.retain(|lease| lease.id != "-");
+        }
+        queue
+    });
+    Ok(Json(queue.await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShowQuery {
+    wait: Option<String>,
+    r#for: Option<String>,
+}
+
+/// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended).
+#[utoipa::path(get, path = "/v1/leases/{id}", tag = "leases", params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
+    ("for" = Option<String>, Query, description = "`end`: wait until it ended", pattern = "^end$"),
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn show(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<wire::Lease>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let query: ShowQuery = body::query(&request)?;
+    let id = lease_id(&id)?;
+    let for_end = match query.r#for.as_deref() {
+        None => false,
+        Some("end") => true,
+        Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end`").into()),
+    };
+    if let Some(text) = &query.wait {
+        let wait = sublet_wire::span::parse(text)
+            .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
+        let wait = Duration::from_secs(wait.min(WAIT_MAX_S));
+        if let Some(lease) = await_change(&app, &by, id, for_end, wait).await? {
+            return Ok(Json(lease));
+        }
+    }
+    live_or_past(&app, by, id).await.map(Json)
+}
+
+/// Waits for a lease to change; `None` when the time is up or there is none.
+async fn await_change(
+    app: &App,
+    by: &Caller,
+    lease: LeaseId,
+    for_end: bool,
+    wait: Duration,
+) -> Result<Option<wire::Lease>, Refused> {
+    let (reply, answer) = oneshot::channel();
+    let watch = Watch { by: by.clone(), lease, for_end, reply };
+    app.post.0.send(Mail::Watch(watch)).map_err(|_| crate::looper::LoopGone)?;
+    let mut stopping = app.stopping.clone();
+    tokio::select! {
+        answer = tokio::time::timeout(wait, answer) => match answer {
+            Ok(Ok(lease)) => Ok(lease),
+            // Time is up, or the state was rebuilt under us: look again.
+            Ok(Err(_)) | Err(_) => Ok(None),
+        },
+        _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone.into()),
+    }
+}
+
+/// A lease that is live, or else history, if the caller may see it.
+async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease, Refused> {
+    let caller = by.clone();
+    let live = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.lease(lease))).await?;
+    if let Some(lease) = live {
+        return Ok(lease);
+    }
+    let reader = std::sync::Arc::clone(&app.reader);
+    let past = tokio::task::spawn_blocking(move || match reader.lock() {
+        Ok(reader) => reader.ended(id),
+        Err(_) => Ok(None),
+    });
+    let past = past.await.map_err(|_| crate::looper::LoopGone)??;
+    let Some(past) = past else { return Err(no_such_lease()) };
+    let seen = app.post.read(move |view| {
+        let own = view.state.tenant_name(past.tenant) == by.tenant;
+        (own || by.operator).then(|| view::past(&past, view))
+    });
+    seen.await?.ok_or_else(no_such_lease)
+}
+
+fn no_such_lease() -> Refused {
+    words::problem(&Refusal::NoSuchLease).into()
+}
+
+/// Why a lease is where it is.
+#[utoipa::path(get, path = "/v1/leases/{id}/explain", tag = "leases",
+    params(("id" = String, Path, description = "the lease", example = "L1")), responses(
+    (status = 200, description = "why", body = wire::Explanation),
+    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn explain(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<wire::Explanation>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let id = lease_id(&id)?;
+    let caller = by.clone();
+    let found = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease)));
+    if let Some(explanation) = found.await? {
+        return Ok(Json(explanation));
+    }
+    let lease = live_or_past(&app, by, id).await?;
+    let summary = lease.ended.as_ref().map_or_else(String::new, |ended| ended.sentence.clone());
+    Ok(Json(wire::Explanation { lease, summary, ahead: Vec::new(), cards: Vec::new() }))
+}
+
+/// Goes on with a lease that no process is bound to. Of one with processes it is
+/// seen whether it is used; there this only tells how long it lasts.
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "fenced, still waiting, or the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "the lease has ended", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn renew(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Renew>(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let event = Event::Renewed { by: by.clone(), lease, epoch: Epoch(heard.body.epoch) };
+    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+/// Binds a process of the caller's to a lease; its descendants belong to it.
+#[utoipa::path(post, path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "not your process", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "fenced, still waiting, or the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "the lease has ended", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn bind(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Bind>(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    // First whether the lease may be known at all: a pid must not tell the two apart.
+    let caller = by.clone();
+    let live = app.post.read(move |view| find(view.state, &caller, lease).is_ok()).await?;
+    if !live {
+        return ended_is_ended(&app, by, lease, Reply::problem(&words::problem(&Refusal::NoSuchLease))).await;
+    }
+    let process = heard.peer.process(heard.body.pid)?;
+    let event = Event::Bound { by: by.clone(), lease, epoch: Epoch(heard.body.epoch), process };
+    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReleaseQuery {
+    epoch: Option<u64>,
+}
+
+/// Gives a lease back, or leaves the queue. Its bytes count until the card was seen again.
+#[utoipa::path(delete, path = "/v1/leases/{id}", tag = "leases", params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+), responses(
+    (status = 200, description = "the lease, over", body = wire::Lease),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "fenced, or the key is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "it had ended before", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn release(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+    let query: ReleaseQuery = body::query(&request)?;
+    let heard = body::empty(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let event = Event::Released { by: by.clone(), lease, epoch: query.epoch.map(Epoch) };
+    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+/// The state forgets a lease that is history; its owner is told that it ended, not that it never was.
+async fn ended_is_ended(app: &App, by: Caller, lease: LeaseId, reply: Reply) -> Result<Reply, Refused> {
+    if reply.status != 404 {
+        return Ok(reply);
+    }
+    let past = live_or_past(app, by, lease).await?;
+    let sentence = past.ended.map_or_else(|| "the lease has ended".to_owned(), |ended| ended.sentence);
+    Err(Problem::new(Code::LeaseEnded, sentence).hint("ask for a new lease").into())
+}

@@ -1,0 +1,150 @@
+//! The HTTP face: routes, limits, problems.
+//!
+//! No decision is made here. A handler reads its request, sends one letter to
+//! the loop and writes down the answer.
+
+mod body;
+mod cards;
+mod events;
+mod leases;
+mod openapi;
+mod records;
+mod server;
+
+pub use openapi::document;
+pub use server::{Limits, serve};
+
+use crate::looper::{LoopGone, Post};
+use crate::mail::Reply;
+use crate::names::Names;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use std::sync::{Arc, Mutex, RwLock};
+use sublet_journal::Reader;
+use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
+use tokio::sync::watch;
+
+/// What every handler can reach.
+#[derive(Clone)]
+pub struct App {
+    /// The loop.
+    pub post: Post,
+    /// History.
+    pub reader: Arc<Mutex<Reader>>,
+    /// Names for people.
+    pub names: Names,
+    /// Grows with every line of the log that is durable.
+    pub synced: watch::Receiver<u64>,
+    /// Why the driver lists no cards.
+    pub trouble: Arc<RwLock<Option<String>>>,
+    /// `real` or `scripted`.
+    pub kind: &'static str,
+    /// Local users see who is on a card.
+    pub see_all: bool,
+    /// The daemon stops.
+    pub stopping: watch::Receiver<bool>,
+}
+
+/// All routes.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/leases", get(leases::list).post(leases::ask))
+        .route("/v1/leases/{id}", get(leases::show).delete(leases::release))
+        .route("/v1/leases/{id}/renew", post(leases::renew))
+        .route("/v1/leases/{id}/bind", post(leases::bind))
+        .route("/v1/leases/{id}/explain", get(leases::explain))
+        .route("/v1/queue", get(leases::queue))
+        .route("/v1/cards", get(cards::list))
+        .route("/v1/cards/{uuid}/drain", post(cards::drain))
+        .route("/v1/cards/{uuid}/clear", post(cards::clear))
+        .route("/v1/usage", get(records::usage))
+        .route("/v1/audit", get(records::audit))
+        .route("/v1/events", get(events::stream))
+        .route("/healthz", get(health))
+        .route("/readyz", get(ready))
+        .route("/openapi.json", get(openapi::show))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(bad_method)
+        .with_state(app)
+}
+
+/// A refusal on its way out.
+pub struct Refused(pub Problem);
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Refused {
+        Refused(problem)
+    }
+}
+
+impl From<LoopGone> for Refused {
+    fn from(_: LoopGone) -> Refused {
+        Refused(Problem::new(Code::Stopping, "the daemon is stopping").retry_after(5))
+    }
+}
+
+impl From<sublet_journal::OpenError> for Refused {
+    fn from(error: sublet_journal::OpenError) -> Refused {
+        Refused(Problem::new(Code::JournalFailed, format!("history cannot be read: {error}")).retry_after(5))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        Reply::problem(&self.0).into_response()
+    }
+}
+
+impl IntoResponse for Reply {
+    fn into_response(self) -> Response {
+        let kind = if self.is_problem() { PROBLEM_JSON } else { "application/json" };
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+async fn no_such_path() -> Refused {
+    Refused(Problem::new(Code::NoSuchPath, "no such path").hint("GET /openapi.json lists what there is"))
+}
+
+async fn bad_method() -> Refused {
+    Refused(Problem::new(Code::BadMethod, "this path does not take that method"))
+}
+
+fn status(text: &str) -> Health {
+    Health { status: text.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
+}
+
+/// Whether the process lives and its loop turns.
+#[utoipa::path(get, path = "/healthz", tag = "service", responses(
+    (status = 200, description = "the loop turns", body = Health),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
+    app.post.read(|_| ()).await?;
+    Ok(Json(status("ok")))
+}
+
+/// Whether asks can be granted: the driver lists cards and the disk has room.
+#[utoipa::path(get, path = "/readyz", tag = "service", responses(
+    (status = 200, description = "asks are taken", body = Health),
+    (status = 503, description = "not now, and why", body = Problem, content_type = "application/problem+json"),
+))]
+pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
+    let (listed, full) = app.post.read(|view| (!view.state.listed_facts().is_empty(), view.state.disk_full())).await?;
+    let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
+    match trouble {
+        Some(trouble) => Err(Problem::new(Code::NoCards, trouble).hint("run `sublet doctor`").into()),
+        None if full => Err(crate::words::problem(&sublet_core::event::Refusal::DiskFull).into()),
+        None if !listed => Err(Problem::new(Code::NoCards, "the cards were not listed yet").retry_after(1).into()),
+        None => Ok(Json(status("ok"))),
+    }
+}

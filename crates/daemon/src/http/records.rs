@@ -1,0 +1,200 @@
+//! Usage and the audit trail over HTTP.
+
+use super::body;
+use super::{App, Refused};
+use crate::view;
+use crate::words;
+use axum::Json;
+use axum::extract::{Request, State};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use sublet_core::action::Action;
+use sublet_core::event::Caller;
+use sublet_core::ids::{LeaseId, TenantId};
+use sublet_journal::{LogLine, OpenError, Reader};
+use sublet_wire as wire;
+use sublet_wire::Problem;
+
+/// Ended leases listed by `usage?by=lease`.
+const USAGE_MAX: usize = 1_000;
+/// Lines in one page of the trail.
+pub const PAGE_MAX: usize = 1_000;
+/// Lines read for one page: a tenant's own may be few among many.
+const SCAN_MAX: usize = 20_000;
+
+/// Reads history on a thread that may block.
+pub async fn history<T: Send + 'static>(
+    app: &App,
+    read: impl FnOnce(&Reader) -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, Refused> {
+    let reader = Arc::clone(&app.reader);
+    let read = tokio::task::spawn_blocking(move || {
+        let reader = reader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        read(&reader)
+    });
+    Ok(read.await.map_err(|_| crate::looper::LoopGone)??)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsageQuery {
+    #[serde(default)]
+    by: wire::UsageBy,
+}
+
+/// What was charged: granted time, and VRAM times time.
+#[utoipa::path(get, path = "/v1/usage", tag = "records",
+    params(("by" = Option<wire::UsageBy>, Query, description = "one row for each")), responses(
+    (status = 200, description = "the caller's usage (an operator's view: everybody's)", body = wire::Usage),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire::Usage>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let query: UsageQuery = body::query(&request)?;
+    let rows = match query.by {
+        wire::UsageBy::Tenant => app.post.read(move |view| view.usage(&by)).await?,
+        wire::UsageBy::Lease => usage_by_lease(&app, by).await?,
+    };
+    Ok(Json(wire::Usage { by: query.by, rows }))
+}
+
+async fn usage_by_lease(app: &App, by: Caller) -> Result<Vec<wire::UsageRow>, Refused> {
+    let caller = by.clone();
+    let (mut rows, tenant, tenants) = app
+        .post
+        .read(move |view| {
+            let tenant = view.state.tenant(&caller.tenant);
+            (view.usage_of_leases(&caller), tenant, view.state.rows().tenants.clone())
+        })
+        .await?;
+    let whose = match (by.operator, tenant) {
+        (true, _) => None,
+        (false, Some(tenant)) => Some(tenant),
+        (false, None) => return Ok(rows),
+    };
+    let past = history(app, move |reader| reader.ended_of(whose, None, USAGE_MAX)).await?;
+    rows.extend(past.iter().filter_map(|ended| view::past_usage(ended, &tenants, &app.names)));
+    Ok(rows)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AuditQuery {
+    #[serde(default)]
+    after: u64,
+    limit: Option<usize>,
+    lease: Option<String>,
+}
+
+/// What was decided, oldest first: the caller's own leases (an operator's view: everything).
+#[utoipa::path(get, path = "/v1/audit", tag = "records", params(
+    ("after" = Option<u64>, Query, description = "lines after this number"),
+    ("limit" = Option<usize>, Query, description = "at most so many lines", minimum = 1, maximum = 1000),
+    ("lease" = Option<String>, Query, description = "only of this lease"),
+), responses(
+    (status = 200, description = "a page of the trail", body = wire::AuditPage),
+    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "no such lease", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire::AuditPage>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let query: AuditQuery = body::query(&request)?;
+    let lease = query.lease.as_deref().map(body::lease_id).transpose()?;
+    let limit = query.limit.unwrap_or(100);
+    if limit == 0 || limit > PAGE_MAX {
+        let detail = format!("`limit` must be 1 to {PAGE_MAX}");
+        return Err(Problem::new(wire::Code::BadRequest, detail).into());
+    }
+    let sieve = Sieve::of(&app, by, lease).await?;
+    Ok(Json(history(&app, move |reader| sieve.page(reader, query.after, limit)).await?))
+}
+
+/// Which lines of the log a caller may see.
+pub struct Sieve {
+    by: Caller,
+    tenant: Option<TenantId>,
+    lease: Option<LeaseId>,
+    mine: BTreeMap<LeaseId, bool>,
+}
+
+impl Sieve {
+    /// A sieve for one caller.
+    pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<Sieve, Refused> {
+        let name = by.tenant.clone();
+        let (tenant, mine) = app
+            .post
+            .read(move |view| {
+                let tenant = view.state.tenant(&name);
+                let live = view.state.rows().leases.values();
+                (tenant, live.map(|lease| (lease.id, Some(lease.tenant) == tenant)).collect())
+            })
+            .await?;
+        Ok(Sieve { by, tenant, lease, mine })
+    }
+
+    fn page(mut self, reader: &Reader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
+        let mut lines = Vec::new();
+        let mut scanned = 0;
+        loop {
+            let found = reader.log(after, PAGE_MAX)?;
+            let end = found.len() < PAGE_MAX;
+            for line in found {
+                scanned += 1;
+                after = line.seq;
+                if self.passes(&line, reader)? {
+                    lines.push(shown(&line));
+                }
+                if lines.len() == limit || scanned == SCAN_MAX {
+                    return Ok(wire::AuditPage { lines, next: Some(after) });
+                }
+            }
+            if end {
+                return Ok(wire::AuditPage { lines, next: None });
+            }
+        }
+    }
+
+    /// Whether the caller may see this line: an operator all, others those of their own leases.
+    pub fn passes(&mut self, line: &LogLine, reader: &Reader) -> Result<bool, OpenError> {
+        if self.lease.is_some() && self.lease != line.lease {
+            return Ok(false);
+        }
+        match line.lease {
+            _ if self.by.operator => Ok(true),
+            Some(lease) => self.is_mine(lease, line, reader),
+            None => Ok(false),
+        }
+    }
+
+    /// A lease is live, or history, or its first line (which names its tenant) is still to come.
+    fn is_mine(&mut self, lease: LeaseId, line: &LogLine, reader: &Reader) -> Result<bool, OpenError> {
+        if let Some(mine) = self.mine.get(&lease) {
+            return Ok(*mine);
+        }
+        let tenant = match line.action() {
+            Ok(Action::Queue { tenant, .. }) => Some(tenant),
+            _ => reader.ended(lease)?.map(|ended| ended.tenant),
+        };
+        let mine = tenant.is_some() && tenant == self.tenant;
+        self.mine.insert(lease, mine);
+        Ok(mine)
+    }
+}
+
+/// A line as clients see it.
+pub fn shown(line: &LogLine) -> wire::AuditLine {
+    let action = line.action().ok();
+    wire::AuditLine {
+        seq: line.seq,
+        at_unix_s: (line.wall_us / 1000) as f64 / 1e3,
+        actor: line.actor.clone(),
+        lease: line.lease.map(|lease| lease.to_string()),
+        kind: action.as_ref().map_or("unknown", |action| action.kind()).to_owned(),
+        sentence: action.as_ref().map_or_else(|| "written by another release".to_owned(), words::action),
+        action: serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null),
+        hash: line.hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+    }
+}

@@ -1,0 +1,167 @@
+//! Connections: who they are from, how many, how slow they may be.
+
+use super::{App, router};
+use crate::names::Names;
+use crate::peer::{Operators, Peer};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+
+/// Bounds on connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// In all.
+    pub connections: usize,
+    /// Of one user, so that one cannot shut out the others.
+    pub per_user: usize,
+    /// A header that takes longer, or a connection idle for longer, is closed.
+    pub header_time: Duration,
+    /// Bytes of one header.
+    pub header_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { connections: 4_096, per_user: 2_048, header_time: Duration::from_secs(30), header_bytes: 16 << 10 }
+    }
+}
+
+/// Serves until told to stop, then lets what is under way finish for a while.
+pub async fn serve(
+    listener: UnixListener,
+    app: App,
+    operators: Arc<Mutex<Operators>>,
+    names: Names,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let router = router(app);
+    let counts = Arc::new(Counts::default());
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        while tasks.try_join_next().is_some() {}
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: others will close.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Ok(cred) = stream.peer_cred() else { continue };
+        let Some(seat) = Seat::take(&counts, cred.uid(), limits) else {
+            tokio::spawn(turn_away(stream));
+            continue;
+        };
+        let peer = match operators.lock() {
+            Ok(operators) => operators.clone(),
+            Err(_) => continue,
+        };
+        let names = names.clone();
+        let router = router.clone();
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            // A name may come from far away (LDAP): never on the threads that serve.
+            let peer = match names.known(cred.uid()) {
+                Some(_) => Peer::of(&cred, &peer, &names),
+                None => match tokio::task::spawn_blocking(move || Peer::of(&cred, &peer, &names)).await {
+                    Ok(peer) => peer,
+                    Err(_) => return,
+                },
+            };
+            connection(stream, peer, router, limits, stop).await;
+            drop(seat);
+        });
+    }
+    let finish = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
+        tracing::warn!("some connections were still open; they are closed now");
+    }
+}
+
+async fn connection(
+    stream: UnixStream,
+    peer: Arc<Peer>,
+    router: axum::Router,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let service = tower_layer(router, peer);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_time)
+        .max_buf_size(limits.header_bytes)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let stopped = tokio::select! {
+        // A broken connection is the client's affair.
+        _ = connection.as_mut() => false,
+        _ = async { drop(stop.wait_for(|stop| *stop).await) } => true,
+    };
+    if stopped {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}
+
+/// Writes on every request who sent it.
+fn tower_layer(router: axum::Router, peer: Arc<Peer>) -> axum::middleware::AddExtension<axum::Router, Arc<Peer>> {
+    use axum::Extension;
+    use tower_layer::Layer;
+    Extension(peer).layer(router)
+}
+
+/// Says that there are too many, and hangs up.
+async fn turn_away(stream: UnixStream) {
+    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 151\r\n\r\n{\"type\":\"about:sublet/too_busy\",\"status\":503,\"code\":\"too_busy\",\"detail\":\"too many connections are open\",\"remedy\":\"retry\",\"retry_after_s\":5}           ";
+    if stream.writable().await.is_ok() {
+        let _ = stream.try_write(BUSY);
+    }
+}
+
+/// Who is connected.
+#[derive(Default)]
+struct Counts(Mutex<(usize, HashMap<u32, usize>)>);
+
+/// A place among the connections; given back when it is dropped.
+struct Seat {
+    counts: Arc<Counts>,
+    uid: u32,
+}
+
+impl Seat {
+    fn take(counts: &Arc<Counts>, uid: u32, limits: Limits) -> Option<Seat> {
+        let mut held = counts.0.lock().ok()?;
+        let of_user = held.1.get(&uid).copied().unwrap_or(0);
+        if held.0 >= limits.connections || of_user >= limits.per_user {
+            return None;
+        }
+        held.0 += 1;
+        held.1.insert(uid, of_user + 1);
+        Some(Seat { counts: Arc::clone(counts), uid })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Ok(mut held) = self.counts.0.lock() {
+            held.0 -= 1;
+            if let Some(of_user) = held.1.get_mut(&self.uid) {
+                *of_user -= 1;
+                if *of_user == 0 {
+                    held.1.remove(&self.uid);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! The loop: the one owner of the state.
+//!
+//! ```text
+//!   HTTP ─┐                       ┌─► writer thread ─► disk
+//!   eyes ─┼─► mail ─► Loop ─batch─┤        │ synced
+//!   timer ┘     ▲      (state)    └────────┼─► answers, reads, errands leave
+//!               └──────────────────────────┘
+//! ```
+//! While one batch syncs, the next is decided. Nothing here waits for anything
+//! but mail and the clock.
+
+use crate::engine::{Engine, Taken};
+use crate::keys::{Keys, Seen};
+use crate::mail::{Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
+use crate::names::{Names, uid_of};
+use crate::view::{self, View};
+use crate::words;
+use crate::writer::Order;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+use sublet_core::action::Action;
+use sublet_core::decide::find;
+use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::ids::LeaseId;
+use sublet_core::policy::Policy;
+use sublet_core::reading::{Observation, Reading, Unreadable};
+use sublet_core::rows::{Ended, Phase};
+use sublet_host::Sight;
+use sublet_host::clock::{self, Clock};
+use sublet_journal::{Loaded, StoredAnswer};
+use sublet_wire::{Code, Problem};
+use tokio::sync::oneshot;
+
+/// The loop ticks at least this often, so that a longer gap is a stall.
+const TICK: Duration = Duration::from_secs(2);
+/// Mail dealt with before the disk and the timers get their turn.
+const MAIL_AT_ONCE: usize = 512;
+/// How often a full disk is looked at again.
+const FULL_AGAIN: Duration = Duration::from_secs(5);
+/// A longer suspend is told to core.
+const SUSPEND_US: u64 = 10_000_000;
+
+/// What the loop is made of.
+pub struct Parts {
+    /// What the disk has.
+    pub loaded: Loaded,
+    /// The rules of the house.
+    pub policy: Policy,
+    /// The time.
+    pub clock: Clock,
+    /// Mail in.
+    pub mail: Receiver<Mail>,
+    /// Orders out.
+    pub orders: Sender<Order>,
+    /// Names for people.
+    pub names: Names,
+    /// Why the driver lists no cards, if it does not.
+    pub trouble: Arc<RwLock<Option<String>>>,
+}
+
+/// The loop.
+pub struct Loop {
+    engine: Engine<Held>,
+    policy: Policy,
+    clock: Clock,
+    mail: Receiver<Mail>,
+    orders: Sender<Order>,
+    names: Names,
+    trouble: Arc<RwLock<Option<String>>>,
+    keys: Keys,
+    watches: BTreeMap<LeaseId, Vec<Watch>>,
+    syncing: bool,
+    stopping: bool,
+    suspended_us: u64,
+    full_since: Option<Instant>,
+    own: Arc<str>,
+}
+
+impl Loop {
+    /// A loop over what the disk has.
+    pub fn new(parts: Parts) -> Loop {
+        let mut this = Loop {
+            engine: Engine::new(parts.loaded.rows.clone(), parts.policy.clone()),
+            policy: parts.policy,
+            clock: parts.clock,
+            mail: parts.mail,
+            orders: parts.orders,
+            names: parts.names,
+            trouble: parts.trouble,
+            keys: Keys::default(),
+            watches: BTreeMap::new(),
+            syncing: false,
+            stopping: false,
+            suspended_us: suspended_us(),
+            full_since: None,
+            own: Arc::from("sublet"),
+        };
+        this.load_keys(&parts.loaded);
+        this
+    }
+
+    fn load_keys(&mut self, loaded: &Loaded) {
+        self.keys = Keys::default();
+        for answer in &loaded.answers {
+            if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
+                let reply = Reply { status: answer.status, body: answer.body.clone(), retry_after_s: None };
+                self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply);
+            }
+        }
+    }
+
+    /// Tells core that the daemon started, and the eyes whom to watch.
+    pub fn start(&mut self, boot: String) {
+        let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
+        // Wall-clock microseconds: above whatever was handed out before a backup was taken.
+        let epoch_floor = sublet_core::ids::Epoch(wall_us());
+        self.take(Event::Started { boot, clock_offset_us, epoch_floor });
+        self.watch_all();
+    }
+
+    fn watch_all(&mut self) {
+        let bound: Vec<LeaseId> =
+            self.engine.state().rows().leases.values().filter(|l| !l.roots.is_empty()).map(|l| l.id).collect();
+        for lease in bound {
+            self.watch_roots(lease);
+        }
+    }
+
+    /// Turns until it is told to stop and all is written.
+    pub fn run(mut self) {
+        while !(self.stopping && !self.syncing && self.engine.is_idle()) {
+            let first = self.mail.recv_timeout(self.patience());
+            match first {
+                Ok(mail) => self.open(mail),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            for _ in 0..MAIL_AT_ONCE {
+                match self.mail.try_recv() {
+                    Ok(mail) => self.open(mail),
+                    Err(_) => break,
+                }
+            }
+            self.tick();
+            self.flush();
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        match self.engine.state().next_due() {
+            Some(due) => Duration::from_micros(due.since(self.clock.now()).0).min(TICK),
+            None => TICK,
+        }
+    }
+
+    fn tick(&mut self) {
+        let suspended = suspended_us();
+        if suspended.saturating_sub(self.suspended_us) > SUSPEND_US {
+            self.take(Event::Awoke);
+        }
+        self.suspended_us = suspended;
+        let now = self.clock.now();
+        if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
+            self.take(Event::Ticked);
+        }
+        if self.full_since.is_some_and(|since| since.elapsed() > FULL_AGAIN) {
+            self.full_since = Some(Instant::now());
+            self.order(Order::TryBallast);
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.syncing || self.engine.is_idle() {
+            return;
+        }
+        let (batch, held) = self.engine.close(self.clock.now());
+        self.keys.close();
+        self.syncing = true;
+        self.order(Order::Commit(Box::new(batch), held));
+    }
+
+    fn order(&self, order: Order) {
+        // The writer goes only when the loop does, or with the whole process.
+        drop(self.orders.send(order));
+    }
+
+    fn open(&mut self, mail: Mail) {
+        match mail {
+            Mail::Call(call) => self.call(call),
+            Mail::Read(read) => {
+                let release = read(&self.view());
+                self.engine.hold(Held::Run(release));
+            }
+            Mail::Watch(watch) => self.watch(watch),
+            Mail::Saw(sight) => self.see(sight),
+            Mail::Synced(Synced::Done) => {
+                self.syncing = false;
+                self.keys.settle();
+            }
+            Mail::Synced(Synced::Failed { error, loaded, held }) => {
+                self.syncing = false;
+                self.start_over(*loaded, held, &crate::writer::chain(&error));
+            }
+            Mail::DiskFreed => {
+                self.full_since = None;
+                tracing::info!("the disk has room again: leases are granted");
+                self.take(Event::DiskFreed);
+            }
+            Mail::Configured(policy) => {
+                self.policy = (*policy).clone();
+                self.take(Event::Configured(*policy));
+            }
+            Mail::Stop => self.stopping = true,
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View { state: self.engine.state(), now: self.clock.now(), wall_us: wall_us(), names: &self.names }
+    }
+
+    // ---- requests ----------------------------------------------------------
+
+    fn call(&mut self, call: Call) {
+        let Call { by, event, key, reply: to } = call;
+        if let Some(key) = &key
+            && let Seen::Answered(reply) = self.keys.look_up(&by.tenant, key)
+        {
+            return self.engine.hold(Held::Reply { reply, to, again: None });
+        }
+        let again = matches!(event, Event::Released { .. }).then(|| Box::new((by.clone(), event.clone(), key.clone())));
+        let actor: Arc<str> = Arc::from(by.tenant.as_str());
+        let asked = matches!(event, Event::Asked { .. });
+        let card = match &event {
+            Event::Drained { card, .. } | Event::Cleared { card, .. } => Some(card.clone()),
+            _ => None,
+        };
+        let taken = self.take_for(&actor, event);
+        let reply = self.reply(&by, &taken, asked, card.as_deref());
+        if let Some(key) = &key
+            && !reply.is_problem()
+        {
+            self.remember(&by, key, &reply);
+        }
+        self.engine.hold(Held::Reply { reply, to, again });
+    }
+
+    fn reply(&self, by: &Caller, taken: &Taken, asked: bool, card: Option<&str>) -> Reply {
+        let view = self.view();
+        match &taken.answer {
+            Answer::Refused(refusal) => Reply::problem(&words::problem(refusal)),
+            Answer::Done => match view.cards(by, true).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
+                Some(card) => Reply::new(200, &card),
+                None => Reply::new(200, &()),
+            },
+            Answer::Lease(id) => match view.state.lease(*id) {
+                Some(lease) => {
+                    let status = match (&lease.phase, asked) {
+                        (Phase::Active(_), true) => 201,
+                        (_, true) => 202,
+                        _ => 200,
+                    };
+                    Reply::new(status, &view.lease(lease))
+                }
+                None => match taken.past.iter().find(|ended| ended.id == *id) {
+                    Some(ended) => Reply::new(200, &view::past(ended, &view)),
+                    None => Reply::problem(&Problem::new(Code::NoSuchLease, "no such lease")),
+                },
+            },
+        }
+    }
+
+    fn remember(&mut self, by: &Caller, key: &Key, reply: &Reply) {
+        // Who was never enrolled has nothing that could happen twice.
+        let Some(tenant) = self.engine.state().tenant(&by.tenant) else { return };
+        self.keys.enter(&by.tenant, key, reply);
+        self.engine.store(StoredAnswer {
+            tenant,
+            key: key.key.clone(),
+            fingerprint: key.fingerprint,
+            status: reply.status,
+            body: reply.body.clone(),
+            wall_us: wall_us(),
+        });
+    }
+
+    // ---- waiting for a lease -----------------------------------------------
+
+    fn watch(&mut self, watch: Watch) {
+        let found = find(self.engine.state(), &watch.by, watch.lease).ok();
+        let reached = found.is_none_or(|lease| match lease.phase {
+            Phase::Waiting { .. } => false,
+            Phase::Active(_) => !watch.for_end,
+            Phase::Ending(..) => true,
+        });
+        if reached {
+            let shown = found.map(|lease| self.view().lease(lease));
+            return self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
+        }
+        let waiting = self.watches.entry(watch.lease).or_default();
+        waiting.retain(|other| !other.reply.is_closed());
+        waiting.push(watch);
+    }
+
+    fn wake_watchers(&mut self, actions: &[Action], past: &[Ended]) {
+        if self.watches.is_empty() {
+            return;
+        }
+        for action in actions {
+            let (id, ends) = match action {
+                Action::Grant { lease, .. } => (*lease, false),
+                Action::End { lease, .. } => (*lease, true),
+                _ => continue,
+            };
+            let Some(watches) = self.watches.remove(&id) else { continue };
+            let view = self.view();
+            let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
+                (Some(lease), _) => Some(view.lease(lease)),
+                (None, Some(ended)) => Some(view::past(ended, &view)),
+                (None, None) => None,
+            };
+            let (reached, still): (Vec<Watch>, Vec<Watch>) = watches.into_iter().partition(|w| ends || !w.for_end);
+            if !still.is_empty() {
+                self.watches.insert(id, still);
+            }
+            for watch in reached {
+                let shown = shown.clone();
+                self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
+            }
+        }
+    }
+
+    // ---- events ------------------------------------------------------------
+
+    fn take(&mut self, event: Event) {
+        let own = Arc::clone(&self.own);
+        self.take_for(&own, event);
+    }
+
+    fn take_for(&mut self, actor: &Arc<str>, event: Event) -> Taken {
+        let taken = self.engine.take(self.clock.now(), wall_us(), actor, event);
+        for action in &taken.actions {
+            self.send_hands(action);
+        }
+        self.wake_watchers(&taken.actions, &taken.past);
+        for ended in &taken.past {
+            self.engine.hold(Held::Errand(Errand::Forget { lease: ended.id }));
+        }
+        taken
+    }
+
+    /// What the hands must do once an action is durable.
+    fn send_hands(&mut self, action: &Action) {
+        match action {
+            Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
+            // Its bytes count until the card is seen again: the sooner, the better.
+            Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
+                self.engine.hold(Held::Errand(Errand::Look));
+            }
+            _ => {}
+        }
+    }
+
+    fn watch_roots(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        if let Some(row) = state.lease(lease)
+            && let Some(uid) = uid_of(state.tenant_name(row.tenant))
+        {
+            let roots = row.roots.clone();
+            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots }));
+        }
+    }
+
+    fn see(&mut self, sight: Sight) {
+        match sight {
+            Sight::Cards(cards) => {
+                self.set_trouble(None);
+                self.take(Event::Listed(cards));
+            }
+            Sight::Unlisted(unlisted) => {
+                self.set_trouble(Some(unlisted.to_string()));
+                self.unread_all(&unlisted.what);
+            }
+            Sight::Observed { uuid, observation } => self.take(Event::Observed { card: uuid, observation }),
+            Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
+            Sight::Worked { lease } => self.take(Event::Worked { lease }),
+            Sight::Gone { lease } => self.take(Event::Gone { lease }),
+        }
+    }
+
+    fn set_trouble(&self, trouble: Option<String>) {
+        if let Some(text) = &trouble {
+            tracing::error!("{text}");
+        }
+        if let Ok(mut place) = self.trouble.write() {
+            *place = trouble;
+        }
+    }
+
+    fn unread_all(&mut self, what: &str) {
+        let uuids: Vec<String> = self.engine.state().rows().cards.iter().map(|c| c.facts.uuid.clone()).collect();
+        for card in uuids {
+            let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
+            self.take(Event::Observed { card, observation: Observation { begun: self.clock.now(), reading } });
+        }
+    }
+
+    // ---- a commit that failed ----------------------------------------------
+
+    /// Takes what the disk has as the truth. Whoever waited for an answer gets a
+    /// refusal; releases are tried once more, in the room the ballast left.
+    fn start_over(&mut self, loaded: Loaded, failed: Vec<Held>, why: &str) {
+        tracing::warn!("the state was rebuilt from the disk: {why}");
+        let listed = self.engine.state().listed_facts();
+        let (_, open) = self.engine.close(self.clock.now());
+        self.engine = Engine::new(loaded.rows, self.policy.clone());
+        self.keys.forget_undurable();
+        self.full_since = Some(Instant::now());
+        self.take(Event::DiskFilled);
+        self.take(Event::Listed(listed));
+        self.watch_all();
+        self.engine.hold(Held::Errand(Errand::Look));
+        for held in failed.into_iter().chain(open) {
+            match held {
+                Held::Reply { to, again: Some(again), .. } => {
+                    let (by, event, key) = *again;
+                    self.call(Call { by, event, key, reply: to });
+                }
+                Held::Reply { to, .. } => refuse(to),
+                // A reader whose channel closes looks again; an errand is derived anew.
+                Held::Run(_) | Held::Errand(_) => {}
+            }
+        }
+    }
+}
+
+fn refuse(to: oneshot::Sender<Reply>) {
+    let problem = words::problem(&sublet_core::event::Refusal::DiskFull);
+    drop(to.send(Reply::problem(&problem)));
+}
+
+/// The wall clock, for people.
+pub fn wall_us() -> u64 {
+    u64::try_from(clock::unix_us()).unwrap_or(0)
+}
+
+/// How long this host was suspended since boot.
+fn suspended_us() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let us = |id| {
+        let t = clock_gettime(id);
+        t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1_000
+    };
+    us(ClockId::Boottime).saturating_sub(us(ClockId::Monotonic))
+}
+
+/// How anybody reaches the loop.
+#[derive(Clone)]
+pub struct Post(pub Sender<Mail>);
+
+/// The loop is gone: the daemon stops.
+#[derive(Debug)]
+pub struct LoopGone;
+
+impl Post {
+    /// Sends a request and awaits its durable answer.
+    pub async fn call(&self, by: Caller, event: Event, key: Option<Key>) -> Result<Reply, LoopGone> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(Mail::Call(Call { by, event, key, reply })).map_err(|_| LoopGone)?;
+        answer.await.map_err(|_| LoopGone)
+    }
+
+    /// Looks at the state; what was seen is durable when this returns.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&View<'_>) -> T + Send + 'static,
+    ) -> Result<T, LoopGone> {
+        let (reply, answer) = oneshot::channel();
+        let read = move |view: &View<'_>| {
+            let seen = look(view);
+            Box::new(move || drop(reply.send(seen))) as crate::mail::Release
+        };
+        self.0.send(Mail::Read(Box::new(read))).map_err(|_| LoopGone)?;
+        answer.await.map_err(|_| LoopGone)
+    }
+}

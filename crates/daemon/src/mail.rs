@@ -1,0 +1,171 @@
+//! What reaches the loop, and what leaves it.
+
+use crate::view::View;
+use sublet_core::event::{Caller, Event};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::policy::Policy;
+use sublet_host::{Host, Sight};
+use sublet_journal::{CommitError, Loaded};
+use sublet_wire::{Lease, Problem};
+use tokio::sync::oneshot;
+
+/// Something for the loop to deal with.
+pub enum Mail {
+    /// A request that may change something.
+    Call(Call),
+    /// Somebody wants to look; what it saw leaves when it is durable.
+    Read(Box<dyn FnOnce(&View<'_>) -> Release + Send>),
+    /// Somebody waits for a lease to change.
+    Watch(Watch),
+    /// The eyes saw something.
+    Saw(Sight),
+    /// The writer is done with a batch.
+    Synced(Synced),
+    /// The disk may have room again.
+    DiskFreed,
+    /// The configuration was read anew.
+    Configured(Box<Policy>),
+    /// The daemon stops: finish what is open, then go.
+    Stop,
+}
+
+/// Runs when what it depends on is durable.
+pub type Release = Box<dyn FnOnce() + Send>;
+
+/// A request that may change something.
+pub struct Call {
+    /// Who.
+    pub by: Caller,
+    /// What.
+    pub event: Event,
+    /// So that it can be sent again.
+    pub key: Option<Key>,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Reply>,
+}
+
+/// An Idempotency-Key and what it was first used for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The caller's word.
+    pub key: String,
+    /// Method, path and body.
+    pub fingerprint: [u8; 32],
+}
+
+/// Somebody waits for a lease to change.
+pub struct Watch {
+    /// Who.
+    pub by: Caller,
+    /// Which.
+    pub lease: LeaseId,
+    /// Until it ends; otherwise until it no longer waits.
+    pub for_end: bool,
+    /// The lease afterwards; `None` if there is none that the caller may see.
+    pub reply: oneshot::Sender<Option<Lease>>,
+}
+
+/// An answer, ready to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The body: JSON.
+    pub body: String,
+    /// Seconds for Retry-After.
+    pub retry_after_s: Option<u64>,
+}
+
+impl Reply {
+    /// An answer with a body.
+    pub fn new(status: u16, body: &impl serde::Serialize) -> Reply {
+        let body = serde_json::to_string(body).unwrap_or_else(|_| "null".to_owned());
+        Reply { status, body, retry_after_s: None }
+    }
+
+    /// A refusal.
+    pub fn problem(problem: &Problem) -> Reply {
+        Reply { retry_after_s: problem.retry_after_s, ..Reply::new(problem.status, problem) }
+    }
+
+    /// Whether it is a refusal.
+    pub fn is_problem(&self) -> bool {
+        self.status >= 400
+    }
+}
+
+/// What came of a batch.
+pub enum Synced {
+    /// It is durable up to this line of the log, and what it held has left.
+    Done,
+    /// It is not, and nothing has left. This is what the disk has.
+    Failed {
+        /// What happened.
+        error: CommitError,
+        /// What the state must become.
+        loaded: Box<Loaded>,
+        /// What must not leave.
+        held: Vec<Held>,
+    },
+}
+
+/// Something that must not leave before its batch is synced.
+pub enum Held {
+    /// An answer.
+    Reply {
+        /// What.
+        reply: Reply,
+        /// To whom.
+        to: oneshot::Sender<Reply>,
+        /// The request, if it is to be tried once more after a full disk.
+        again: Option<Box<(Caller, Event, Option<Key>)>>,
+    },
+    /// Something seen by a reader.
+    Run(Release),
+    /// A word to the hands.
+    Errand(Errand),
+}
+
+/// A word to the hands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// These processes are a lease's.
+    Watch {
+        /// Whose.
+        lease: LeaseId,
+        /// The tenant's user.
+        uid: u32,
+        /// Bound by name.
+        roots: Vec<ProcKey>,
+    },
+    /// A lease's processes matter no more.
+    Forget {
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// Look at the cards soon.
+    Look,
+}
+
+impl Held {
+    /// Lets it leave.
+    pub fn release(self, host: &Host) {
+        match self {
+            // Whoever hung up does not want it.
+            Held::Reply { reply, to, .. } => drop(to.send(reply)),
+            Held::Run(run) => run(),
+            Held::Errand(errand) => errand.run(host),
+        }
+    }
+}
+
+impl Errand {
+    /// Runs it.
+    pub fn run(self, host: &Host) {
+        match self {
+            Errand::Watch { lease, uid, roots } => host.watch(lease, uid, roots),
+            Errand::Forget { lease } => host.forget(lease),
+            Errand::Look => host.look(),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Who is at the other end of a connection: the kernel says, not the caller.
+
+use crate::names::{Names, tenant_of};
+use std::path::Path;
+use std::sync::Arc;
+use sublet_core::event::Caller;
+use sublet_core::ids::ProcKey;
+use sublet_host::process;
+use sublet_wire::{Code, Problem};
+
+/// One end of a connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// For core.
+    pub caller: Caller,
+    /// Its Unix user.
+    pub uid: u32,
+    /// It shares our pid namespace, so its pids mean what ours do.
+    same_pids: bool,
+}
+
+/// Who may do what beyond its own leases.
+#[derive(Clone, Debug)]
+pub struct Operators {
+    /// The daemon's own user.
+    pub own_uid: u32,
+    /// Members of this group.
+    pub gid: Option<u32>,
+}
+
+impl Peer {
+    /// Reads who connected.
+    pub fn of(cred: &tokio::net::unix::UCred, operators: &Operators, names: &Names) -> Arc<Peer> {
+        let uid = cred.uid();
+        let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
+        names.look_up(uid);
+        let in_group = |gid: u32| cred.gid() == gid || pid.is_some_and(|pid| has_group(pid, gid));
+        // Root in a container is not root here: it must share our namespaces.
+        let operator = (uid == 0 && pid.is_some_and(|pid| same_namespace(pid, "user") && same_namespace(pid, "pid")))
+            || (uid == operators.own_uid && uid != 0)
+            || operators.gid.is_some_and(in_group);
+        let same_pids = pid.is_some_and(|pid| same_namespace(pid, "pid"));
+        Arc::new(Peer { caller: Caller { tenant: tenant_of(uid), operator }, uid, same_pids })
+    }
+
+    /// The process with this pid, if it is the peer's own.
+    pub fn process(&self, pid: u32) -> Result<ProcKey, Problem> {
+        let no = || {
+            Problem::new(Code::NotYourProcess, format!("process {pid} is not there, or not yours"))
+                .hint("bind a live process of your own user")
+        };
+        if !self.same_pids {
+            return Err(no().hint("this client runs in another pid namespace: bind from the host"));
+        }
+        match process::identify(pid) {
+            Ok(identity) if identity.uid == self.uid => Ok(identity.key),
+            _ => Err(no()),
+        }
+    }
+}
+
+/// Unknown is not the same.
+fn same_namespace(pid: u32, kind: &str) -> bool {
+    let link = |who: &str| std::fs::read_link(Path::new("/proc").join(who).join("ns").join(kind)).ok();
+    link("self").is_some_and(|ours| link(&pid.to_string()) == Some(ours))
+}
+
+fn has_group(pid: u32, gid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    groups.split_whitespace().any(|group| group.parse() == Ok(gid))
+}

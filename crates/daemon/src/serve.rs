@@ -1,0 +1,332 @@
+//! Starting and stopping.
+
+use crate::config::{Config, ConfigError};
+use crate::http::{self, App, Limits};
+use crate::looper::{Loop, Parts, Post};
+use crate::mail::Mail;
+use crate::names::Names;
+use crate::peer::Operators;
+use crate::writer;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, RwLock, mpsc};
+use std::thread;
+use sublet_core::units::Span;
+use sublet_host::clock::{self, Clock};
+use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
+use sublet_host::{Host, HostError, Settings};
+use sublet_journal::{Journal, Loaded, OpenError};
+use sublet_wire::exit;
+use thiserror::Error;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the journal is.
+    pub state_dir: PathBuf,
+    /// Where clients connect.
+    pub socket: PathBuf,
+    /// Which cards (`real`, `scripted:1x24GiB`); `None`: the real ones.
+    pub gpu: Option<String>,
+    /// The configuration file.
+    pub config: Option<PathBuf>,
+}
+
+/// Why the daemon cannot run.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// `--gpu` is wrong.
+    #[error(transparent)]
+    Gpu(#[from] NotAGpuSpec),
+    /// There is no NVIDIA device on this machine.
+    #[error("no NVIDIA device is visible on this machine")]
+    NoDevice,
+    /// The journal knows cards of the other kind.
+    #[error("the state directory has {0} cards in its journal")]
+    OtherKind(&'static str),
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] OpenError),
+    /// Somebody answers on the socket already.
+    #[error("another daemon{} serves on `{}`", pid.map_or(String::new(), |pid| format!(" (process {pid})")), socket.display())]
+    Taken {
+        /// The socket.
+        socket: PathBuf,
+        /// Who answers there.
+        pid: Option<i32>,
+    },
+    /// The socket cannot be made.
+    #[error("cannot listen on `{}`", socket.display())]
+    Socket {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The eyes cannot open.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The system refused something every daemon needs.
+    #[error("cannot start")]
+    System(#[source] io::Error),
+}
+
+impl ServeError {
+    /// The next step.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ServeError::Journal(error) => error.hint(),
+            ServeError::NoDevice => Some(
+                "load the NVIDIA driver, or try it out with `--gpu scripted:1x24GiB` (cards that only exist on paper)"
+                    .to_owned(),
+            ),
+            ServeError::OtherKind(_) => Some("use another `--state-dir` for the other kind of cards".to_owned()),
+            ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
+            ServeError::Socket { .. } => Some("choose a `--socket` in a directory you may write to".to_owned()),
+            ServeError::Config(ConfigError::Wrong { .. }) => Some("docs/configuration.md lists every key".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// What the command line exits with.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            ServeError::Config(_) | ServeError::Gpu(_) => exit::USAGE,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
+/// Runs the daemon until it is told to stop.
+pub fn serve(options: Options) -> Result<(), ServeError> {
+    log_to_stderr();
+    let settled = Config::read(options.config.as_deref())?.settle()?;
+    let gpu: GpuSpec = options.gpu.as_deref().unwrap_or("real").parse()?;
+    if options.gpu.is_none() && !nvidia_visible() {
+        return Err(ServeError::NoDevice);
+    }
+    raise_descriptor_limit();
+    let (journal, loaded) = Journal::open(&options.state_dir)?;
+    check_kind(&loaded, gpu.kind())?;
+    let listener = listen(&options.socket)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+        .map_err(ServeError::System)?;
+    let result = run(&options, settled, gpu, journal, loaded, listener, &runtime);
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    // Only ours: a successor may have made its own by now.
+    let _ = std::fs::remove_file(&options.socket);
+    result
+}
+
+fn run(
+    options: &Options,
+    settled: crate::config::Settled,
+    gpu: GpuSpec,
+    journal: Journal,
+    loaded: Loaded,
+    listener: std::os::unix::net::UnixListener,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<(), ServeError> {
+    let boot = clock::boot_id().map_err(ServeError::System)?;
+    let clock = clock_for(&loaded, &boot);
+    let names = Names::default();
+    let trouble = Arc::new(RwLock::new(None));
+    let kind = if gpu.kind() == GpuKind::Real { "real" } else { "scripted" };
+    let (mail, inbox) = mpsc::channel();
+    let (orders, order_inbox) = mpsc::channel();
+    let (synced_tx, synced) = watch::channel(loaded.seq);
+    let (stop_tx, stop) = watch::channel(false);
+    let reader = Arc::new(Mutex::new(journal.reader()?));
+
+    let mut eyes = Settings::new(gpu);
+    eyes.script = options.state_dir.join("scripted.json");
+    eyes.measure_context = settled.measure_context;
+    let sights = mail.clone();
+    let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
+
+    let parts = Parts {
+        loaded,
+        policy: settled.policy.clone(),
+        clock,
+        mail: inbox,
+        orders,
+        names: names.clone(),
+        trouble: Arc::clone(&trouble),
+    };
+    let back = mail.clone();
+    let hands = Arc::clone(&host);
+    let writer = spawn("sublet-writer", move || writer::run(journal, order_inbox, back, hands, synced_tx))?;
+    let mut the_loop = Loop::new(parts);
+    the_loop.start(boot);
+    let looper = spawn("sublet-loop", move || the_loop.run())?;
+
+    let post = Post(mail.clone());
+    name_known_tenants(&post, &names, runtime);
+    let operators = Operators { own_uid: rustix::process::getuid().as_raw(), gid: settled.operators_gid };
+    let operators = Arc::new(Mutex::new(operators));
+    let app = App {
+        post,
+        reader,
+        names: names.clone(),
+        synced,
+        trouble,
+        kind,
+        see_all: settled.see_all,
+        stopping: stop.clone(),
+    };
+    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nothing will be signalled");
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener).map_err(ServeError::System)?;
+        let reload = Reload { path: options.config.clone(), mail: mail.clone(), operators: Arc::clone(&operators) };
+        let signals = tokio::spawn(signals(stop_tx, reload));
+        // Without systemd there is nobody to tell.
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        http::serve(listener, app, operators, names, Limits::default(), stop).await;
+        signals.abort();
+        Ok::<(), ServeError>(())
+    })?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // The loop writes what is open, then goes; its orders end, and so does the writer.
+    drop(mail.send(Mail::Stop));
+    let _ = looper.join();
+    let _ = writer.join();
+    tracing::info!("stopped; leases go on");
+    Ok(())
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
+    // A daemon without its loop or its writer must not live on.
+    let guarded = move || {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+            tracing::error!("a thread of the daemon panicked: exiting, a restart reads the journal anew");
+            std::process::exit(70);
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(guarded).map_err(ServeError::System)
+}
+
+/// The same boot goes on with its offset; a new one where the last was seen.
+fn clock_for(loaded: &Loaded, boot: &str) -> Clock {
+    let meta = &loaded.rows.meta;
+    match u64::try_from(meta.clock_offset_us) {
+        Ok(offset) if meta.boot == boot => Clock::new(Span(offset)),
+        _ => Clock::after_boot(loaded.clock),
+    }
+}
+
+fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runtime) {
+    let (post, names) = (post.clone(), names.clone());
+    runtime.spawn(async move {
+        let tenants = post.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
+        if let Ok(tenants) = tenants.await {
+            let uids = tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)).collect::<Vec<u32>>();
+            let look_up = move || uids.into_iter().for_each(|uid| names.look_up(uid));
+            let _ = tokio::task::spawn_blocking(look_up).await;
+        }
+    });
+}
+
+struct Reload {
+    path: Option<PathBuf>,
+    mail: mpsc::Sender<Mail>,
+    operators: Arc<Mutex<Operators>>,
+}
+
+impl Reload {
+    /// A configuration that is wrong changes nothing.
+    fn run(&self) {
+        match Config::read(self.path.as_deref()).and_then(|config| config.settle()) {
+            Ok(settled) => {
+                if let Ok(mut operators) = self.operators.lock() {
+                    operators.gid = settled.operators_gid;
+                }
+                drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+                tracing::info!("the configuration was read anew; every lease goes on");
+            }
+            Err(error) => tracing::error!(error = %writer::chain(&error), "the configuration was not changed"),
+        }
+    }
+}
+
+async fn signals(stop: watch::Sender<bool>, reload: Reload) {
+    let (Ok(mut term), Ok(mut int), Ok(mut hup)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()))
+    else {
+        tracing::error!("signals cannot be caught; stop the daemon with SIGKILL, nothing will be lost");
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = term.recv() => break,
+            _ = int.recv() => break,
+            _ = hup.recv() => reload.run(),
+        }
+    }
+    stop.send_replace(true);
+}
+
+/// Whether this machine has an NVIDIA device at all.
+fn nvidia_visible() -> bool {
+    ["/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
+
+fn check_kind(loaded: &Loaded, kind: GpuKind) -> Result<(), ServeError> {
+    let scripted = |uuid: &str| uuid.starts_with(sublet_host::gpu::SCRIPTED_UUID);
+    let mut cards = loaded.rows.cards.iter().map(|card| scripted(&card.facts.uuid));
+    match kind {
+        GpuKind::Real if cards.any(|scripted| scripted) => Err(ServeError::OtherKind("scripted")),
+        GpuKind::Scripted if cards.any(|scripted| !scripted) => Err(ServeError::OtherKind("real")),
+        _ => Ok(()),
+    }
+}
+
+fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
+    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+    if let Ok(stream) = StdUnixStream::connect(socket) {
+        let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_pid());
+        return Err(ServeError::Taken { socket: socket.to_owned(), pid });
+    }
+    if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(failed)?;
+    }
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = std::os::unix::net::UnixListener::bind(socket).map_err(failed)?;
+    // Anybody on this host may ask; the kernel says who it is.
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // With fewer, connections are turned away earlier; nothing else changes.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SUBLET_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // Under systemd the journal has its own clock.
+    let journald = std::env::var_os("JOURNAL_STREAM").is_some();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let builder = builder.with_ansi(rustix::termios::isatty(io::stderr()));
+    let done = if journald { builder.without_time().try_init() } else { builder.try_init() };
+    // Only a second serve in one process could have set it before.
+    let _ = done;
+}

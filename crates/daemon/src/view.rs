@@ -1,0 +1,442 @@
+//! The state as clients see it. What a caller may see is decided here and in
+//! core's `find`, nowhere else.
+
+use crate::names::Names;
+use crate::words;
+use sublet_core::ask::{self, Ask};
+use sublet_core::event::Caller;
+use sublet_core::explain;
+use sublet_core::ids::{CardId, TenantId};
+use sublet_core::reading::Reading;
+use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
+use sublet_core::state::State;
+use sublet_core::units::Time;
+use sublet_wire as wire;
+
+/// Looks at the state at one moment for one caller.
+pub struct View<'a> {
+    /// What is known.
+    pub state: &'a State,
+    /// When.
+    pub now: Time,
+    /// The same moment by the wall clock, µs since 1970.
+    pub wall_us: u64,
+    /// Names for people.
+    pub names: &'a Names,
+}
+
+impl View<'_> {
+    /// A moment as Unix seconds.
+    pub fn unix_s(&self, at: Time) -> f64 {
+        unix_s(self.wall_us, self.now, at)
+    }
+
+    fn user(&self, tenant: TenantId) -> String {
+        self.names.of(self.state.tenant_name(tenant))
+    }
+
+    /// One lease, for whoever may see it.
+    pub fn lease(&self, lease: &Lease) -> wire::Lease {
+        let live = self.state.live(lease.id);
+        let tenant = self.state.tenant_name(lease.tenant).to_owned();
+        let mut shown = plain(&lease.ask, lease.id.to_string(), tenant, self.names);
+        shown.asked_unix_s = self.unix_s(lease.asked);
+        shown.pids = live.map_or(Vec::new(), |live| live.members.iter().map(|process| process.pid).collect());
+        shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
+        match &lease.phase {
+            Phase::Waiting { .. } => shown.waiting = Some(self.waiting(lease)),
+            Phase::Active(hold) => {
+                shown.state = wire::LeaseState::Active;
+                self.show_hold(&mut shown, hold);
+                shown.seen_bytes = self.seen(lease, hold);
+                let until = hold.until.max(self.state.rows().meta.grace_until);
+                shown.expires_unix_s = Some(self.unix_s(until));
+                shown.remaining_s = Some(until.since(self.now).as_secs_f64());
+            }
+            Phase::Ending(hold, finish) => {
+                shown.state = wire::LeaseState::Ending;
+                self.show_hold(&mut shown, hold);
+                let at = self.unix_s(finish.at);
+                shown.ended = Some(finish_of(&shown.id, finish, at));
+            }
+        }
+        shown
+    }
+
+    fn show_hold(&self, shown: &mut wire::Lease, hold: &Hold) {
+        fill_hold(shown, hold, self.state.rows());
+        shown.granted_unix_s = Some(self.unix_s(hold.granted));
+    }
+
+    fn seen(&self, lease: &Lease, hold: &Hold) -> Option<u64> {
+        let mut sum = 0;
+        for card in &hold.cards {
+            let room = self.state.room(*card);
+            match &room.observed().reading {
+                Reading::Used(used) if !used.coarse => sum += room.claims().get(&lease.id)?.seen.0,
+                _ => return None,
+            }
+        }
+        Some(sum)
+    }
+
+    fn waiting(&self, lease: &Lease) -> wire::Waiting {
+        let standing = explain::standing(self.state, lease.id);
+        let estimate = explain::estimate(self.state, lease.id, self.now);
+        wire::Waiting {
+            place: standing.place as u64,
+            place_exact: standing.exact,
+            why: words::why_waiting(self.state, lease, standing.place, self.now),
+            estimate_s: estimate.map(|at| at.since(self.now).as_secs_f64()),
+        }
+    }
+
+    /// Whether this caller may see whose lease it is by id.
+    fn mine(&self, by: &Caller, tenant: TenantId) -> bool {
+        by.operator || self.state.tenant_name(tenant) == by.tenant
+    }
+
+    fn id_for(&self, by: &Caller, lease: &Lease) -> Option<String> {
+        self.mine(by, lease.tenant).then(|| lease.id.to_string())
+    }
+
+    /// The caller's leases, oldest first; everybody's for an operator who wants all.
+    pub fn leases(&self, by: &Caller, all: bool, limit: usize) -> wire::Leases {
+        let mine = self.state.tenant(&by.tenant);
+        let visible = |lease: &&Lease| (by.operator && all) || Some(lease.tenant) == mine;
+        let mut found = self.state.rows().leases.values().filter(visible);
+        let leases = found.by_ref().take(limit).map(|lease| self.lease(lease)).collect();
+        wire::Leases { leases, more: found.next().is_some() }
+    }
+
+    /// Everybody who waits, in order of service; others' without their ids and names.
+    pub fn queue(&self, by: &Caller, limit: usize) -> wire::Leases {
+        let waiters = self.state.queue().iter().take(limit).filter_map(|(id, _)| self.state.lease(id));
+        let leases = waiters.map(|lease| self.waiter(by, lease)).collect();
+        wire::Leases { leases, more: self.state.queue().len() > limit }
+    }
+
+    fn waiter(&self, by: &Caller, lease: &Lease) -> wire::Lease {
+        let mut shown = self.lease(lease);
+        if !self.mine(by, lease.tenant) {
+            shown.id = "-".to_owned();
+            shown.name = None;
+            shown.pids = Vec::new();
+            if let Some(waiting) = &mut shown.waiting {
+                waiting.why = String::new();
+            }
+        }
+        shown
+    }
+
+    /// Why a lease is where it is.
+    pub fn explain(&self, by: &Caller, lease: &Lease) -> wire::Explanation {
+        let shown = self.lease(lease);
+        let summary = match (&shown.waiting, &shown.ended) {
+            (Some(waiting), _) => waiting.why.clone(),
+            (_, Some(ended)) => ended.sentence.clone(),
+            _ if shown.idle => "it is active but was not used in its last term; it goes on because nobody waits".into(),
+            _ => "it is active".to_owned(),
+        };
+        let waits = matches!(lease.phase, Phase::Waiting { .. });
+        let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
+        let cards = if waits { self.state.cards().collect() } else { Vec::new() };
+        wire::Explanation {
+            summary,
+            ahead: ahead.into_iter().map(|other| self.ahead(by, other)).collect(),
+            cards: cards.into_iter().map(|card| self.card_why(by, lease, card)).collect(),
+            lease: shown,
+        }
+    }
+
+    fn ahead(&self, by: &Caller, lease: &Lease) -> wire::Ahead {
+        wire::Ahead {
+            id: self.id_for(by, lease),
+            user: self.user(lease.tenant),
+            tier: tier(lease.ask.tier),
+            vram_bytes: vram(lease.ask.vram),
+            gpus: lease.ask.gpus.into(),
+            waited_s: self.now.since(lease.asked).as_secs_f64(),
+        }
+    }
+
+    fn card_why(&self, by: &Caller, lease: &Lease, card: CardId) -> wire::CardWhy {
+        let facts = &self.state.rows().cards[card.0 as usize].facts;
+        let obstacle = explain::obstacle(self.state, lease, card, self.now);
+        let blockers = explain::blockers(self.state, card, self.now);
+        wire::CardWhy {
+            index: facts.index,
+            uuid: facts.uuid.clone(),
+            promisable_bytes: self.state.promisable(card, self.now).0,
+            loose_bytes: self.state.room(card).loose().map(|b| b.0),
+            obstacle: words::obstacle(self.state, facts.index, card, &obstacle),
+            blockers: blockers
+                .into_iter()
+                .take(64)
+                .map(|(at, other, counted)| wire::Blocker {
+                    id: self.id_for(by, other),
+                    user: self.user(other.tenant),
+                    counted_bytes: counted.0,
+                    ends_by_s: at.since(self.now).as_secs_f64(),
+                })
+                .collect(),
+        }
+    }
+
+    /// All cards, by index.
+    pub fn cards(&self, by: &Caller, see_all: bool) -> Vec<wire::Card> {
+        let mut cards: Vec<wire::Card> = self.state.cards().map(|card| self.card(by, card, see_all)).collect();
+        cards.sort_by_key(|card| card.index);
+        cards
+    }
+
+    fn card(&self, by: &Caller, card: CardId, see_all: bool) -> wire::Card {
+        let row = &self.state.rows().cards[card.0 as usize];
+        let room = self.state.room(card);
+        let (used, coarse, unreadable) = match &room.observed().reading {
+            Reading::Used(used) => (Some(room.total().less(used.free).0), used.coarse, None),
+            Reading::Unreadable(why) => (None, false, Some(words::unreadable(row.facts.index, why))),
+        };
+        wire::Card {
+            index: row.facts.index,
+            uuid: row.facts.uuid.clone(),
+            name: row.facts.name.clone(),
+            state: match &row.service {
+                Service::Draining => wire::CardState::Draining,
+                Service::Out { .. } => wire::CardState::OutOfService,
+                Service::In if row.facts.unusable.is_some() => wire::CardState::Unusable,
+                Service::In if !self.state.is_listed(card) => wire::CardState::Missing,
+                Service::In => wire::CardState::InService,
+            },
+            state_why: words::service(&row.service).or_else(|| row.facts.unusable.clone()),
+            unreadable: unreadable.map(|sentence| wire::Unreadable { sentence }),
+            total_bytes: row.facts.total.0,
+            used_bytes: used,
+            loose_bytes: room.loose().map(|b| b.0),
+            committed_bytes: room.committed().map(|b| b.0),
+            promisable_bytes: self.state.promisable(card, self.now).0,
+            context_bytes: row.facts.context.map(|b| b.0),
+            coarse,
+            occupants: self.occupants(by, card, see_all),
+        }
+    }
+
+    fn occupants(&self, by: &Caller, card: CardId, see_all: bool) -> Vec<wire::Occupant> {
+        let room = self.state.room(card);
+        let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card, see_all) };
+        let mut found = self.leases_on(by, card, see_all);
+        let strangers = used.processes.iter().filter(|r| self.state.owner(&r.process).is_none());
+        found.extend(strangers.take(256).map(|resident| wire::Occupant {
+            lease: None,
+            pid: Some(resident.process.pid),
+            user: None,
+            tier: None,
+            state: if resident.graphics { "display" } else { "stranger" }.to_owned(),
+            reserved_bytes: None,
+            seen_bytes: resident.bytes.map(|b| b.0),
+            since_unix_s: None,
+        }));
+        found
+    }
+
+    fn leases_on(&self, by: &Caller, card: CardId, see_all: bool) -> Vec<wire::Occupant> {
+        let room = self.state.room(card);
+        let coarse = !matches!(&room.observed().reading, Reading::Used(used) if !used.coarse);
+        let leases = room.claims().iter().filter_map(|(id, claim)| self.state.lease(*id).map(|l| (l, claim)));
+        leases
+            .filter(|(lease, _)| see_all || self.mine(by, lease.tenant))
+            .take(256)
+            .map(|(lease, claim)| wire::Occupant {
+                lease: self.id_for(by, lease),
+                pid: None,
+                user: Some(self.user(lease.tenant)),
+                tier: Some(tier(lease.ask.tier)),
+                state: if matches!(lease.phase, Phase::Active(_)) { "active" } else { "ending" }.to_owned(),
+                reserved_bytes: Some(claim.reserved.0),
+                seen_bytes: (!coarse).then_some(claim.seen.0),
+                since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
+            })
+            .collect()
+    }
+
+    /// What each tenant the caller may see was charged, running leases included.
+    pub fn usage(&self, by: &Caller) -> Vec<wire::UsageRow> {
+        let mut rows: Vec<wire::UsageRow> = Vec::new();
+        let mut running = vec![(0u64, 0u64, 0u128); self.state.rows().tenants.len()];
+        for lease in self.state.rows().leases.values() {
+            if let Phase::Active(hold) = &lease.phase {
+                let (card_us, byte_us) = hold.charge(self.now);
+                let sum = &mut running[lease.tenant.0 as usize];
+                *sum = (sum.0 + 1, sum.1 + card_us, sum.2 + byte_us);
+            }
+        }
+        for (tenant, (leases, card_us, byte_us)) in self.state.rows().tenants.iter().zip(running) {
+            if by.operator || tenant.name == by.tenant {
+                rows.push(wire::UsageRow {
+                    tenant: tenant.name.clone(),
+                    user: self.names.of(&tenant.name),
+                    lease: None,
+                    name: None,
+                    leases: tenant.leases + leases,
+                    card_seconds: (tenant.card_us + card_us) as f64 / 1e6,
+                    gib_seconds: gib_seconds(tenant.byte_us + byte_us),
+                    peak_bytes: None,
+                });
+            }
+        }
+        rows
+    }
+
+    /// What each of the caller's running leases is charged so far.
+    pub fn usage_of_leases(&self, by: &Caller) -> Vec<wire::UsageRow> {
+        let running = self.state.rows().leases.values().rev().filter(|lease| self.mine(by, lease.tenant));
+        running.filter_map(|lease| self.lease_usage(lease)).collect()
+    }
+
+    fn lease_usage(&self, lease: &Lease) -> Option<wire::UsageRow> {
+        let (hold, until) = match &lease.phase {
+            Phase::Waiting { .. } => return None,
+            Phase::Active(hold) => (hold, self.now),
+            Phase::Ending(hold, finish) => (hold, finish.at),
+        };
+        let peak = self.state.live(lease.id).and_then(|live| live.peak).map(|b| b.0);
+        let tenant = self.state.tenant_name(lease.tenant);
+        Some(usage_row(hold, until, lease.id.to_string(), lease.ask.name.clone(), tenant, peak, self.names))
+    }
+}
+
+/// What a lease that is history was charged.
+pub fn past_usage(ended: &Ended, rows: &[rows::Tenant], names: &Names) -> Option<wire::UsageRow> {
+    let hold = ended.hold.as_ref()?;
+    let tenant = &rows.get(ended.tenant.0 as usize)?.name;
+    let peak = ended.finish.peak.map(|b| b.0);
+    Some(usage_row(hold, ended.finish.at, ended.id.to_string(), ended.ask.name.clone(), tenant, peak, names))
+}
+
+fn usage_row(
+    hold: &Hold,
+    until: Time,
+    id: String,
+    name: Option<String>,
+    tenant: &str,
+    peak_bytes: Option<u64>,
+    names: &Names,
+) -> wire::UsageRow {
+    let (card_us, byte_us) = hold.charge(until);
+    wire::UsageRow {
+        tenant: tenant.to_owned(),
+        user: names.of(tenant),
+        lease: Some(id),
+        name,
+        leases: 1,
+        card_seconds: card_us as f64 / 1e6,
+        gib_seconds: gib_seconds(byte_us),
+        peak_bytes,
+    }
+}
+
+fn gib_seconds(byte_us: u128) -> f64 {
+    byte_us as f64 / (1u64 << 30) as f64 / 1e6
+}
+
+/// A lease that is history.
+pub fn past(ended: &Ended, view: &View<'_>) -> wire::Lease {
+    let tenant = view.state.tenant_name(ended.tenant).to_owned();
+    let mut shown = plain(&ended.ask, ended.id.to_string(), tenant, view.names);
+    shown.state = wire::LeaseState::Ended;
+    shown.asked_unix_s = view.unix_s(ended.asked);
+    shown.peak_bytes = ended.finish.peak.map(|b| b.0);
+    if let Some(hold) = &ended.hold {
+        fill_hold(&mut shown, hold, view.state.rows());
+        shown.granted_unix_s = Some(view.unix_s(hold.granted));
+    }
+    let at = view.unix_s(ended.finish.at);
+    shown.ended = Some(finish_of(&shown.id, &ended.finish, at));
+    shown
+}
+
+fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
+    wire::Lease {
+        id,
+        state: wire::LeaseState::Waiting,
+        user: names.of(&tenant),
+        tenant,
+        name: ask.name.clone(),
+        asked_vram_bytes: vram(ask.vram),
+        vram_bytes: None,
+        gpus: ask.gpus.into(),
+        cards: Vec::new(),
+        card_indices: Vec::new(),
+        tier: tier(ask.tier),
+        priority: ask.priority.into(),
+        exclusivity: exclusivity(ask.exclusivity),
+        epoch: None,
+        ttl_s: ask.term.span().secs_ceil(),
+        fixed_term: matches!(ask.term, ask::Term::Fixed(_)),
+        asked_unix_s: 0.0,
+        granted_unix_s: None,
+        expires_unix_s: None,
+        remaining_s: None,
+        idle: false,
+        pids: Vec::new(),
+        seen_bytes: None,
+        peak_bytes: None,
+        waiting: None,
+        ended: None,
+    }
+}
+
+fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
+    let facts = |card: &CardId| rows.cards.get(card.0 as usize).map(|card| &card.facts);
+    shown.vram_bytes = Some(hold.vram.0);
+    shown.epoch = Some(hold.epoch.0);
+    shown.idle = hold.idle;
+    shown.cards = hold.cards.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
+    shown.card_indices = hold.cards.iter().filter_map(facts).map(|facts| facts.index).collect();
+}
+
+fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::Ended {
+    wire::Ended { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
+}
+
+fn unix_s(wall_us: u64, now: Time, at: Time) -> f64 {
+    let ms = (wall_us as i128 + at.0 as i128 - now.0 as i128) / 1000;
+    ms as f64 / 1e3
+}
+
+fn vram(vram: ask::Vram) -> wire::Vram {
+    match vram {
+        ask::Vram::Bytes(bytes) => wire::Vram::Bytes(bytes.0),
+        ask::Vram::Whole => wire::Vram::Whole,
+    }
+}
+
+fn tier(tier: ask::Tier) -> wire::Tier {
+    match tier {
+        ask::Tier::Interactive => wire::Tier::Interactive,
+        ask::Tier::Batch => wire::Tier::Batch,
+        ask::Tier::Spot => wire::Tier::Spot,
+    }
+}
+
+fn exclusivity(exclusivity: ask::Exclusivity) -> wire::Exclusivity {
+    match exclusivity {
+        ask::Exclusivity::Shared => wire::Exclusivity::Shared,
+        ask::Exclusivity::Session => wire::Exclusivity::SessionExclusive,
+        ask::Exclusivity::Device => wire::Exclusivity::DeviceExclusive,
+    }
+}
+
+fn reason(reason: rows::Reason) -> wire::Reason {
+    match reason {
+        rows::Reason::Released => wire::Reason::Released,
+        rows::Reason::Expired => wire::Reason::Expired,
+        rows::Reason::HoldCap => wire::Reason::HoldCap,
+        rows::Reason::TermOver => wire::Reason::TermOver,
+        rows::Reason::HolderExited => wire::Reason::HolderExited,
+        rows::Reason::Revoked => wire::Reason::Revoked,
+        rows::Reason::DeviceLost => wire::Reason::DeviceLost,
+        rows::Reason::HostRebooted => wire::Reason::HostRebooted,
+        rows::Reason::WaitOver => wire::Reason::WaitOver,
+    }
+}

@@ -1,0 +1,199 @@
+//! Sentences: what people read where machines read codes.
+
+use sublet_core::action::Action;
+use sublet_core::ask::Vram;
+use sublet_core::event::Refusal;
+use sublet_core::explain::{self, Obstacle};
+use sublet_core::reading::Unreadable;
+use sublet_core::room::Closed;
+use sublet_core::rows::{Lease, Reason, Service};
+use sublet_core::state::State;
+use sublet_core::units::Time;
+use sublet_wire::size::show;
+use sublet_wire::{Code, Problem};
+
+/// How a lease ended, and what to do next.
+pub fn ended(id: &str, reason: Reason) -> String {
+    match reason {
+        Reason::Released => format!("lease {id} was given back"),
+        Reason::Expired => {
+            format!("lease {id} ended: it was not used, and somebody waits for the card; ask again to go on")
+        }
+        Reason::HoldCap => format!(
+            "lease {id} ended: it was held as long as others must wait for a card; ask again, your processes were left alone"
+        ),
+        Reason::TermOver => format!("lease {id} ended: its term was over; ask again to go on"),
+        Reason::HolderExited => format!("lease {id} ended: its last process exited"),
+        Reason::Revoked => format!("lease {id} was ended by an operator; ask them before you ask again"),
+        Reason::DeviceLost => {
+            format!("lease {id} ended: its card is gone; ask again for another, and tell an operator")
+        }
+        Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
+        Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
+    }
+}
+
+/// Why a card cannot be read.
+pub fn unreadable(index: u32, why: &Unreadable) -> String {
+    match why {
+        Unreadable::NotYet => format!("card {index} was not read yet; no new leases there until it is"),
+        Unreadable::NoAnswer => format!("card {index} did not answer; no new leases there until it does"),
+        Unreadable::Failed(error) => {
+            format!("card {index} answered with an error ({error}); no new leases there until it is mended")
+        }
+        Unreadable::Lost => format!("the driver lost card {index}; reset it or reboot, then clear it"),
+    }
+}
+
+/// Why a card is not leased; `None` while it is.
+pub fn service(service: &Service) -> Option<String> {
+    match service {
+        Service::In => None,
+        Service::Draining => Some("an operator lets it run empty".to_owned()),
+        Service::Out { why } => Some(format!("{why}; an operator must clear it")),
+    }
+}
+
+/// What keeps a waiter off a card; `None` if only others ahead do.
+pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obstacle: &Obstacle) -> Option<String> {
+    Some(match obstacle {
+        Obstacle::NotEligible => format!("card {index} is not one this ask fits"),
+        Obstacle::Draining => format!("card {index} is draining"),
+        Obstacle::Out(why) => format!("card {index} is out of service ({why})"),
+        Obstacle::Unusable(why) => format!("card {index} cannot be leased ({why})"),
+        Obstacle::Missing => format!("the driver does not list card {index} now"),
+        Obstacle::Closed(Closed::Stale) => format!("card {index} has not answered for two periods"),
+        Obstacle::Closed(Closed::Unreadable(why)) => unreadable(index, why),
+        Obstacle::Exclusive if state.room(card).strangers() > 0 => {
+            format!("card {index} must be had alone, and strangers are on it")
+        }
+        Obstacle::Exclusive => format!("card {index} is held exclusively, or would have to be"),
+        Obstacle::NotEmpty => format!("card {index} has leases on it, and this ask is for a whole card"),
+        Obstacle::TooFull { need, room } => {
+            let loose = state.room(card).loose().unwrap_or_default();
+            let strangers = match loose.0 {
+                0 => String::new(),
+                bytes => format!(", {} used by processes without a lease", show(bytes)),
+            };
+            format!("card {index} has {} free to lease of the {} needed{strangers}", show(room.0), show(need.0))
+        }
+        Obstacle::Claimed => return None,
+    })
+}
+
+/// Why a lease waits, in one sentence.
+pub fn why_waiting(state: &State, lease: &Lease, place: usize, now: Time) -> String {
+    if explain::own_caps(state, lease) {
+        return "you hold as much as you may at a time; it starts when another of your leases ends".to_owned();
+    }
+    if state.disk_full() {
+        return "the disk is full, so no lease can be granted; tell the operator".to_owned();
+    }
+    let found = state.cards().map(|card| (card, explain::obstacle(state, lease, card, now)));
+    let mut told: Vec<(u8, String)> = found
+        .filter_map(|(card, found)| {
+            let index = state.rows().cards[card.0 as usize].facts.index;
+            obstacle(state, index, card, &found).map(|text| (weight(&found), text))
+        })
+        .collect();
+    // What could change soonest says most.
+    told.sort();
+    let behind = match place {
+        0 | 1 => String::new(),
+        2 => "1 ask is ahead".to_owned(),
+        _ => format!("{} asks are ahead", place - 1),
+    };
+    match (told.into_iter().next(), behind.as_str()) {
+        (Some((_, text)), "") => text,
+        (Some((_, text)), behind) => format!("{behind}; {text}"),
+        (None, "") => "it is next, and starts with the next look at the cards".to_owned(),
+        (None, behind) => format!("{behind}, and its card is kept for them"),
+    }
+}
+
+fn weight(obstacle: &Obstacle) -> u8 {
+    match obstacle {
+        Obstacle::Claimed | Obstacle::TooFull { .. } | Obstacle::NotEmpty | Obstacle::Exclusive => 0,
+        Obstacle::Closed(_) => 1,
+        Obstacle::Draining | Obstacle::Missing => 2,
+        Obstacle::Out(_) | Obstacle::Unusable(_) => 3,
+        Obstacle::NotEligible => 4,
+    }
+}
+
+/// A refusal as a problem.
+pub fn problem(refusal: &Refusal) -> Problem {
+    let detail = detail(refusal);
+    match refusal {
+        Refusal::BadAsk(_) => Problem::new(Code::BadValue, detail),
+        Refusal::NoSuchLease => Problem::new(Code::NoSuchLease, detail),
+        Refusal::NoSuchCard => Problem::new(Code::NoSuchCard, detail),
+        Refusal::NotOperator => Problem::new(Code::Denied, detail),
+        Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop: another holder has the lease now"),
+        Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("ask for a new lease"),
+        Refusal::StillWaiting => Problem::new(Code::LeaseNotActive, detail).hint("wait until it is active"),
+        Refusal::NoCards => Problem::new(Code::NoCards, detail).hint("run `sublet doctor` to see why"),
+        Refusal::NeverFits { .. } => Problem::new(Code::NeverFits, detail).hint("ask for less, or for another card"),
+        Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
+            .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
+        Refusal::OverCap { .. } => {
+            Problem::new(Code::OverCap, detail).hint("ask for less, or ask the operator for more")
+        }
+        Refusal::NoRoom { .. } => {
+            Problem::new(Code::NoRoom, detail).hint("ask for less, or wait for it").retry_after(5)
+        }
+        Refusal::QueueFull { .. } => {
+            Problem::new(Code::QueueFull, detail).hint("try again when some of them are served").retry_after(10)
+        }
+        Refusal::DiskFull => Problem::new(Code::DiskFull, detail)
+            .hint("free space on the disk of the state directory; leases that are held go on")
+            .retry_after(30),
+    }
+}
+
+fn detail(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NeverFits { largest: Some(largest), cards } => format!(
+            "no card could ever hold this ask ({cards} {} would do by name, largest lease there: {})",
+            if *cards == 1 { "card" } else { "cards" },
+            show(largest.0)
+        ),
+        Refusal::BelowContext { context } => {
+            format!("a CUDA context alone takes {} on the card, and a lease includes it", show(context.0))
+        }
+        Refusal::OverCap { cap } => format!("you may hold {} at a time, and this asks for more", show(cap.0)),
+        Refusal::NoRoom { largest } => {
+            format!("there is no room now (largest lease that one card could give: {})", show(largest.0))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// An action of the log, in one sentence.
+pub fn action(action: &Action) -> String {
+    match action {
+        Action::Start { .. } => "the daemon started".to_owned(),
+        Action::Grace { .. } => "the daemon was away; nothing expires for a while".to_owned(),
+        Action::Enrol { name, .. } => format!("{name} asked for the first time"),
+        Action::List { facts, .. } => {
+            format!("card {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
+        }
+        Action::Serve { card, service: state } => {
+            format!("card #{card} {}", service(state).unwrap_or_else(|| "is in service".to_owned()))
+        }
+        Action::Queue { lease, ask, .. } => {
+            let size = match ask.vram {
+                Vram::Bytes(bytes) => show(bytes.0),
+                Vram::Whole => "a whole card".to_owned(),
+            };
+            let cards = if ask.gpus == 1 { String::new() } else { format!(" on each of {} cards", ask.gpus) };
+            format!("{lease} asks for {size}{cards}")
+        }
+        Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} at epoch {epoch}", show(vram.0)),
+        Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
+        Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
+        Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
+        Action::End { lease, reason, .. } => ended(&lease.to_string(), *reason),
+        Action::Retire { lease } => format!("the cards of {lease} were seen again; its bytes count no more"),
+    }
+}

@@ -1,0 +1,371 @@
+//! The card thread: asks the worker what is on the cards, and survives its silence.
+//!
+//! ```text
+//!            asked, answered
+//!            ┌────────────┐
+//!            ▼            │
+//!  start ─► alive ────────┘
+//!    ▲       │ late, ended, senseless: every card is unreadable at once
+//!    │       ▼
+//!    └── waiting (100 ms, doubling to 10 s; a good look resets it)
+//! ```
+//! Nothing is attributed here: each look goes to the process thread, which knows the holders.
+
+use crate::clock::Clock;
+use crate::eyes::{Inbox, Message};
+use crate::gpu::GpuSpec;
+use crate::link::{Link, Silence, is_left};
+use crate::protocol::{Answer, Look, Request};
+use crate::wake::{Wake, wait_readable};
+use crate::worker::Measured;
+use crate::{Settings, Sight, Unlisted, UnlistedKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
+use sublet_core::units::{Bytes, Time};
+
+/// Looks that are wished for come no closer together than this: a look costs about as
+/// much as a hundredth of it.
+const LOOK_GAP: Duration = Duration::from_millis(5);
+/// Cards come and go rarely (hot plug, a reset); display and compute mode change by hand.
+const LIST_EVERY: Duration = Duration::from_secs(60);
+/// A missing driver may be installed or loaded at any moment.
+const LIST_EVERY_UNLISTED: Duration = Duration::from_secs(10);
+/// Starting NVML wakes sleeping cards, a second or two for each.
+const LIST_PATIENCE: u32 = 10;
+const WAIT_MIN: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// `cuInit` takes seconds on a big host, and longer while others start.
+const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
+/// Workers that were killed and are still there, stuck in the driver. With so many, a
+/// further one would only get stuck beside them.
+const UNREAPED_MAX: usize = 3;
+/// How long a stopping thread waits for its worker to be dead.
+const LAST_WAIT: Duration = Duration::from_millis(500);
+
+/// What others may tell the card thread.
+pub(crate) struct Shared {
+    wake: Wake,
+    stop: Wake,
+    wished: AtomicBool,
+    measured: Mutex<Vec<(String, Bytes)>>,
+}
+
+impl Shared {
+    pub(crate) fn new() -> io::Result<Shared> {
+        let (wake, stop) = (Wake::new()?, Wake::new()?);
+        Ok(Shared { wake, stop, wished: AtomicBool::new(false), measured: Mutex::default() })
+    }
+
+    pub(crate) fn wish(&self) {
+        if !self.wished.swap(true, Ordering::AcqRel) {
+            self.wake.ring();
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.ring();
+    }
+
+    fn tell_measured(&self, uuid: String, context: Bytes) {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner).push((uuid, context));
+        self.wake.ring();
+    }
+
+    fn take_measured(&self) -> Vec<(String, Bytes)> {
+        std::mem::take(&mut self.measured.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub(crate) struct CardThread {
+    settings: Settings,
+    clock: Clock,
+    shared: Arc<Shared>,
+    eyes: Inbox,
+    link: Option<Link>,
+    unreaped: Vec<Child>,
+    /// How long to wait before the next start, and until when we wait now.
+    wait: Duration,
+    start_at: Instant,
+    facts: Vec<CardFacts>,
+    told: Option<Result<Vec<CardFacts>, Unlisted>>,
+    list_at: Instant,
+    look_at: Instant,
+    looked: Option<Instant>,
+    contexts: BTreeMap<String, Bytes>,
+    /// Cards whose context was measured or tried: once is enough.
+    tried: BTreeSet<String>,
+    measuring: Option<JoinHandle<()>>,
+}
+
+impl CardThread {
+    pub(crate) fn new(settings: Settings, clock: Clock, shared: Arc<Shared>, eyes: Inbox) -> CardThread {
+        let now = Instant::now();
+        CardThread {
+            settings,
+            clock,
+            shared,
+            eyes,
+            link: None,
+            unreaped: Vec::new(),
+            wait: WAIT_MIN,
+            start_at: now,
+            facts: Vec::new(),
+            told: None,
+            list_at: now,
+            look_at: now,
+            looked: None,
+            contexts: BTreeMap::new(),
+            tried: BTreeSet::new(),
+            measuring: None,
+        }
+    }
+
+    pub(crate) fn run(mut self) {
+        while self.wait_until_due() {
+            self.learn_contexts();
+            self.unreaped.retain_mut(is_left);
+            if let Err(silence) = self.turn() {
+                self.lose_worker(&silence);
+            }
+        }
+        self.finish();
+    }
+
+    /// Sleeps until there is something to do; false when it is time to stop.
+    fn wait_until_due(&self) -> bool {
+        loop {
+            let due = self.due();
+            let ends = match wait_readable([self.shared.stop.as_fd(), self.shared.wake.as_fd()], due) {
+                Ok([stopped, woken]) => {
+                    if woken {
+                        self.shared.wake.hush();
+                    }
+                    stopped
+                }
+                Err(_) => true, // our own descriptors are broken: nothing can be done from here
+            };
+            if ends {
+                return false;
+            }
+            if self.due() <= Instant::now() {
+                return true;
+            }
+        }
+    }
+
+    fn due(&self) -> Instant {
+        let mut due = self.look_at;
+        if self.shared.wished.load(Ordering::Acquire) {
+            due = due.min(self.looked.map_or_else(Instant::now, |looked| looked + LOOK_GAP));
+        }
+        if self.link.is_none() && !self.is_stuck() {
+            due = due.min(self.start_at);
+        }
+        if !self.shared.measured.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            due = due.min(Instant::now());
+        }
+        due
+    }
+
+    /// One turn: start the worker if need be, list if it is time, look.
+    fn turn(&mut self) -> Result<(), Silence> {
+        let now = Instant::now();
+        self.look_at = now + self.settings.period;
+        self.looked = Some(now);
+        // Before the request: whatever happens from here on deserves another look.
+        self.shared.wished.store(false, Ordering::Release);
+        if self.link.is_none() {
+            if now < self.start_at || self.is_stuck() {
+                self.tell_all(self.clock.now(), &Unreadable::NoAnswer);
+                return Ok(());
+            }
+            self.start_worker(now)?;
+        }
+        if self.list_at <= now {
+            self.list(now)?;
+        }
+        if self.facts.is_empty() { Ok(()) } else { self.look() }
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.unreaped.len() >= UNREAPED_MAX
+    }
+
+    fn start_worker(&mut self, now: Instant) -> Result<(), Silence> {
+        let mut args = vec!["cards".to_owned(), self.settings.gpu.to_string()];
+        if matches!(self.settings.gpu, GpuSpec::Scripted { .. }) {
+            args.push(self.settings.script.to_string_lossy().into_owned());
+        }
+        self.link = Some(Link::start(&self.settings.worker_exe, &args)?);
+        self.list_at = now;
+        Ok(())
+    }
+
+    fn list(&mut self, now: Instant) -> Result<(), Silence> {
+        match self.ask(Request::List, self.settings.deadline * LIST_PATIENCE)? {
+            Answer::Cards(facts) => {
+                self.facts = facts;
+                self.list_at = now + LIST_EVERY;
+                self.tell_cards();
+                self.measure_contexts();
+            }
+            Answer::Unlisted(why) => self.unlist(why),
+            Answer::Looks(_) => return Err(Silence::Senseless),
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<(), Silence> {
+        let begun = self.clock.now();
+        match self.ask(Request::Look { busy: self.eyes.is_watching() }, self.settings.deadline)? {
+            Answer::Looks(looks) => {
+                self.wait = WAIT_MIN;
+                self.tell_looks(begun, looks);
+            }
+            Answer::Unlisted(why) => {
+                self.tell_all(begun, &Unreadable::Failed(why.to_string()));
+                self.unlist(why);
+            }
+            Answer::Cards(_) => return Err(Silence::Senseless),
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, request: Request, patience: Duration) -> Result<Answer, Silence> {
+        let link = self.link.as_mut().ok_or(Silence::Ended)?;
+        let line = serde_json::to_string(&request).map_err(|_| Silence::Senseless)?;
+        let answer = link.ask(&line, patience, &self.shared.stop)?;
+        serde_json::from_slice(&answer).map_err(|_| Silence::Senseless)
+    }
+
+    /// The worker is hung, dead or mad: nothing is known any more, and a new one is due later.
+    fn lose_worker(&mut self, silence: &Silence) {
+        if matches!(silence, Silence::Stopped) {
+            return;
+        }
+        self.tell_all(self.clock.now(), &Unreadable::NoAnswer);
+        if self.facts.is_empty() {
+            self.tell_unlisted(Unlisted {
+                kind: UnlistedKind::NoAnswer,
+                what: format!("the worker that reads the cards gives no answer: {}", with_cause(silence)),
+                remedy: "it is started again by itself; look at the kernel's log (`dmesg`) if this stays".to_owned(),
+            });
+        }
+        self.unreaped.extend(self.link.take().and_then(Link::end));
+        self.start_at = Instant::now() + self.wait;
+        self.wait = (self.wait * 2).min(WAIT_MAX);
+    }
+
+    fn unlist(&mut self, why: Unlisted) {
+        self.list_at = Instant::now() + LIST_EVERY_UNLISTED;
+        self.tell_unlisted(why);
+    }
+
+    fn tell_unlisted(&mut self, why: Unlisted) {
+        let why = Err(why);
+        if self.told.as_ref() != Some(&why) {
+            self.told = Some(why.clone());
+            self.eyes.send(Message::Tell(why.map_or_else(Sight::Unlisted, Sight::Cards)));
+        }
+    }
+
+    fn tell_cards(&mut self) {
+        for card in &mut self.facts {
+            card.context = card.context.or_else(|| self.contexts.get(&card.uuid).copied());
+        }
+        if self.told.as_ref().and_then(|told| told.as_ref().ok()) != Some(&self.facts) {
+            self.told = Some(Ok(self.facts.clone()));
+            self.eyes.send(Message::Tell(Sight::Cards(self.facts.clone())));
+        }
+    }
+
+    fn tell_looks(&self, begun: Time, looks: Vec<Look>) {
+        for Look { uuid, seen } in looks {
+            let busy = seen.busy();
+            let observation = Observation { begun, reading: seen.into_reading() };
+            self.eyes.send(Message::Looked { uuid, observation, busy });
+        }
+    }
+
+    fn tell_all(&self, begun: Time, why: &Unreadable) {
+        for card in &self.facts {
+            let observation = Observation { begun, reading: Reading::Unreadable(why.clone()) };
+            self.eyes.send(Message::Looked { uuid: card.uuid.clone(), observation, busy: Vec::new() });
+        }
+    }
+
+    fn learn_contexts(&mut self) {
+        let measured = self.shared.take_measured();
+        if !measured.is_empty() {
+            self.contexts.extend(measured);
+            if matches!(self.told, Some(Ok(_))) {
+                self.tell_cards();
+            }
+        }
+    }
+
+    /// Measures, beside everything else, each card that was not tried before.
+    fn measure_contexts(&mut self) {
+        if !self.settings.measure_context || self.measuring.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
+        }
+        let wanted = |card: &&CardFacts| card.context.is_none() && card.unusable.is_none();
+        let uuids: Vec<String> = self.facts.iter().filter(wanted).map(|card| card.uuid.clone()).collect();
+        let new: Vec<String> = uuids.into_iter().filter(|uuid| self.tried.insert(uuid.clone())).collect();
+        if new.is_empty() {
+            return;
+        }
+        let (exe, shared) = (self.settings.worker_exe.clone(), Arc::clone(&self.shared));
+        let thread = std::thread::Builder::new().name("sublet-context".to_owned());
+        // Without a thread the contexts stay unknown, which is allowed.
+        self.measuring = thread.spawn(move || measure(&exe, new, &shared)).ok();
+    }
+
+    /// Ends the worker, and waits a moment so that none outlives us unless it is stuck.
+    fn finish(mut self) {
+        self.unreaped.extend(self.link.take().and_then(Link::end));
+        if let Some(thread) = self.measuring.take() {
+            let _ = thread.join(); // it has said on stderr why it panicked, if it did
+        }
+        reap(self.unreaped);
+    }
+}
+
+/// Measures one card after the other. What fails stays unknown; the worker says why on stderr.
+fn measure(exe: &Path, uuids: Vec<String>, shared: &Shared) {
+    for uuid in uuids {
+        if shared.stop.is_ringing() {
+            return;
+        }
+        let Ok(mut link) = Link::start(exe, &["context".to_owned(), uuid.clone()]) else { return };
+        let heard = link.hear(CONTEXT_PATIENCE, &shared.stop);
+        reap(link.end().into_iter().collect());
+        if let Some(measured) = heard.ok().and_then(|line| serde_json::from_slice::<Measured>(&line).ok()) {
+            shared.tell_measured(uuid, measured.context);
+        }
+    }
+}
+
+/// Waits a moment for killed children to be dead.
+fn reap(mut children: Vec<Child>) {
+    let until = Instant::now() + LAST_WAIT;
+    loop {
+        children.retain_mut(is_left);
+        if children.is_empty() || Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn with_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}

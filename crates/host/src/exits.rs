@@ -1,0 +1,98 @@
+//! Hears at once when a process ends, through its pidfd.
+//!
+//! Only as many as the descriptors allow; the others are noticed by the next refresh.
+//! No signals: a pidfd here is an ear, not a hand.
+
+use crate::process;
+use crate::wake::{Wake, timespec};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+use sublet_core::ids::ProcKey;
+
+/// Enough for every GPU process of a big host; beyond it the refresh must do.
+const EARS_MAX: usize = 4096;
+/// Exits that are told together, so that whatever ends as one is settled as one.
+const HEARD_AT_ONCE: usize = 256;
+/// The token of the bell, which is no process.
+const BELL: u64 = 0;
+
+pub(crate) struct Exits {
+    epoll: OwnedFd,
+    ears: BTreeMap<ProcKey, (u64, OwnedFd)>,
+    by_token: BTreeMap<u64, ProcKey>,
+    next_token: u64,
+    ears_max: usize,
+}
+
+impl Exits {
+    pub(crate) fn new(bell: &Wake) -> io::Result<Exits> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, bell.as_fd(), EventData::new_u64(BELL), EventFlags::IN)?;
+        Ok(Exits {
+            epoll,
+            ears: BTreeMap::new(),
+            by_token: BTreeMap::new(),
+            next_token: BELL + 1,
+            ears_max: ears_max(),
+        })
+    }
+
+    /// Listens for the end of exactly this process. False if it has ended already.
+    pub(crate) fn listen(&mut self, key: ProcKey) -> bool {
+        let ear = if self.ears.len() < self.ears_max { open(key.pid) } else { Ok(None) };
+        // Asked after opening: from here on the descriptor means this process or nobody.
+        let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
+        if let Some(ear) = ear {
+            let token = self.next_token;
+            if epoll::add(&self.epoll, &ear, EventData::new_u64(token), EventFlags::IN).is_ok() {
+                self.next_token += 1;
+                self.by_token.insert(token, key);
+                self.ears.insert(key, (token, ear));
+            }
+        }
+        true
+    }
+
+    /// Stops listening.
+    pub(crate) fn ignore(&mut self, key: ProcKey) {
+        // Closing the descriptor takes it out of the epoll set.
+        if let Some((token, _)) = self.ears.remove(&key) {
+            self.by_token.remove(&token);
+        }
+    }
+
+    /// Waits for exits, the bell or the end of `timeout` (for ever without one).
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<ProcKey>> {
+        let timeout = timeout.map(timespec);
+        let mut room = [const { MaybeUninit::<Event>::uninit() }; HEARD_AT_ONCE];
+        let heard = match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
+            Ok((heard, _)) => heard,
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(heard.iter().filter_map(|event| self.by_token.get(&event.data.u64()).copied()).collect())
+    }
+}
+
+/// `Ok(None)`: it may be there, but no descriptor is to be had. `Err`: it is not there.
+fn open(pid: u32) -> Result<Option<OwnedFd>, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => Ok(Some(fd)),
+        // Not there, or a thread.
+        Err(error @ (Errno::SRCH | Errno::INVAL)) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// At most half of what this process may open: the daemon has clients too.
+fn ears_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 2).unwrap_or(EARS_MAX).min(EARS_MAX)
+}

@@ -1,0 +1,242 @@
+//! The process thread: knows the holders, and is the one mouth of the crate.
+//!
+//! It sleeps until a member ends, a message comes or a refresh is due; with no holder
+//! to watch, only messages wake it. Reading the cards is the card thread's.
+
+use crate::Sight;
+use crate::exits::Exits;
+use crate::roster::Roster;
+use crate::wake::Wake;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::{Observation, Reading};
+
+/// Looks that wait for a slow sink. More would only be older news and more memory.
+const LOOKS_WAITING_MAX: usize = 256;
+
+/// What the process thread is told.
+pub(crate) enum Message {
+    Watch {
+        lease: LeaseId,
+        uid: u32,
+        roots: Vec<ProcKey>,
+    },
+    Forget {
+        lease: LeaseId,
+    },
+    /// One look at one card, with the processes that used its engines.
+    Looked {
+        uuid: String,
+        observation: Observation,
+        busy: Vec<ProcKey>,
+    },
+    /// To be passed on as it is, in its turn.
+    Tell(Sight),
+    Stop,
+}
+
+/// Where messages are put. Never blocks.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    queue: mpsc::Sender<Message>,
+    bell: Arc<Wake>,
+    looks_waiting: Arc<AtomicUsize>,
+    watching: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Is there any holder whose work is of interest?
+    pub(crate) fn is_watching(&self) -> bool {
+        self.watching.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn send(&self, message: Message) {
+        if matches!(message, Message::Looked { .. })
+            && self.looks_waiting.fetch_add(1, Ordering::AcqRel) >= LOOKS_WAITING_MAX
+        {
+            self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        // Refused only when the thread is gone, and then nobody wants to know.
+        let _ = self.queue.send(message);
+        self.bell.ring();
+    }
+}
+
+pub(crate) struct Eyes {
+    roster: Roster,
+    queue: mpsc::Receiver<Message>,
+    bell: Arc<Wake>,
+    looks_waiting: Arc<AtomicUsize>,
+    watching: Arc<AtomicBool>,
+    period: Duration,
+    refresh_at: Instant,
+    /// Processes on a card that were found to be nobody's, until the next refresh.
+    strangers: BTreeSet<ProcKey>,
+    /// Leases whose watch has just begun, until all of them are looked for at once.
+    begun: BTreeSet<LeaseId>,
+    sink: Box<dyn Fn(Sight) + Send + Sync>,
+}
+
+impl Eyes {
+    pub(crate) fn new(period: Duration, sink: Box<dyn Fn(Sight) + Send + Sync>) -> io::Result<(Eyes, Inbox)> {
+        let (sender, queue) = mpsc::channel();
+        let bell = Arc::new(Wake::new()?);
+        let looks_waiting = Arc::new(AtomicUsize::new(0));
+        let watching = Arc::new(AtomicBool::new(false));
+        let inbox = Inbox {
+            queue: sender,
+            bell: Arc::clone(&bell),
+            looks_waiting: Arc::clone(&looks_waiting),
+            watching: Arc::clone(&watching),
+        };
+        let eyes = Eyes {
+            roster: Roster::new(Exits::new(&bell)?),
+            queue,
+            bell,
+            looks_waiting,
+            watching,
+            period,
+            refresh_at: Instant::now(),
+            strangers: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            sink,
+        };
+        Ok((eyes, inbox))
+    }
+
+    pub(crate) fn run(mut self) {
+        loop {
+            let idle = self.roster.is_empty();
+            self.watching.store(!idle, Ordering::Release);
+            let timeout = self.refresh_at.saturating_duration_since(Instant::now());
+            let Ok(ended) = self.roster.exits().wait((!idle).then_some(timeout)) else { return };
+            self.bell.hush();
+            // First, so that of a lease that is forgotten before its end no end is told.
+            if !self.take_messages() {
+                return;
+            }
+            self.note_ends(ended);
+            if !self.roster.is_empty() && self.refresh_at <= Instant::now() {
+                self.refresh();
+            }
+        }
+    }
+
+    fn note_ends(&mut self, ended: Vec<ProcKey>) {
+        let touched: BTreeSet<LeaseId> = ended.into_iter().filter_map(|process| self.roster.leave(process)).collect();
+        self.settle(touched);
+    }
+
+    /// False when it is time to stop.
+    fn take_messages(&mut self) -> bool {
+        while let Ok(message) = self.queue.try_recv() {
+            match message {
+                Message::Watch { lease, uid, roots } => self.begin(lease, uid, roots),
+                Message::Forget { lease } => {
+                    self.roster.end(lease);
+                    self.begun.remove(&lease);
+                }
+                Message::Looked { uuid, observation, busy } => {
+                    self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
+                    self.find_begun();
+                    self.pass_on_look(uuid, observation, &busy);
+                }
+                Message::Tell(sight) => (self.sink)(sight),
+                Message::Stop => return false,
+            }
+        }
+        self.find_begun();
+        true
+    }
+
+    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>) {
+        if self.roster.is_empty() {
+            self.refresh_at = Instant::now() + self.period;
+        }
+        let losers = self.roster.begin(lease, uid, roots);
+        self.begun.insert(lease);
+        self.begun.extend(losers);
+        self.strangers.clear();
+    }
+
+    /// One sweep for all watches that have just begun.
+    fn find_begun(&mut self) {
+        if !self.begun.is_empty() {
+            let begun = std::mem::take(&mut self.begun);
+            self.sweep_and_settle(begun);
+        }
+    }
+
+    /// Members that are on the card are told before the look that shows them.
+    fn pass_on_look(&mut self, uuid: String, observation: Observation, busy: &[ProcKey]) {
+        if let Reading::Used(used) = &observation.reading
+            && !self.roster.is_empty()
+        {
+            let residents = used.processes.iter().map(|resident| resident.process);
+            let joined: BTreeSet<LeaseId> = residents.filter_map(|process| self.place(process)).collect();
+            joined.into_iter().for_each(|lease| self.tell_members(lease));
+            busy.iter().for_each(|process| self.roster.note_card_use(*process));
+        }
+        (self.sink)(Sight::Observed { uuid, observation });
+    }
+
+    /// Finds out whose an unknown process on a card is; the lease if it is one's.
+    fn place(&mut self, process: ProcKey) -> Option<LeaseId> {
+        // A start of 0 is the worker's word for a process that it could not see.
+        if process.start == 0 || self.roster.owner(process).is_some() || self.strangers.contains(&process) {
+            return None;
+        }
+        let lease = self.roster.attribute(process);
+        if lease.is_none() {
+            self.strangers.insert(process);
+        }
+        lease
+    }
+
+    fn refresh(&mut self) {
+        self.refresh_at = Instant::now() + self.period;
+        self.strangers.clear();
+        let leases = self.roster.leases();
+        for &lease in &leases {
+            if self.roster.refresh(lease) {
+                (self.sink)(Sight::Worked { lease });
+            }
+        }
+        self.settle(leases);
+    }
+
+    /// Tells what changed. Before a holder is called gone, every process is asked.
+    fn settle(&mut self, touched: BTreeSet<LeaseId>) {
+        if touched.iter().any(|lease| self.roster.is_deserted(*lease)) {
+            self.sweep_and_settle(touched);
+        } else {
+            touched.into_iter().for_each(|lease| self.tell_members(lease));
+        }
+    }
+
+    fn sweep_and_settle(&mut self, mut touched: BTreeSet<LeaseId>) {
+        let swept = self.roster.sweep();
+        let sure = swept.is_ok();
+        touched.extend(swept.unwrap_or_default());
+        for lease in touched {
+            if !self.roster.is_deserted(lease) {
+                self.tell_members(lease);
+            } else if sure {
+                self.roster.end(lease);
+                (self.sink)(Sight::Gone { lease });
+            }
+            // Not sure: unreadable is not gone. The next refresh asks again.
+        }
+    }
+
+    fn tell_members(&mut self, lease: LeaseId) {
+        if let Some(processes) = self.roster.news(lease) {
+            (self.sink)(Sight::Members { lease, processes });
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A worker process at the end of two pipes, asked with a deadline.
+//!
+//! Only the child that was started here is ever killed, through its handle. No
+//! restarting: that is the card thread's.
+
+use crate::wake::{Wake, wait_readable};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// More than any host's cards and processes can need; a worker that says more is broken.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Why a worker did not answer.
+#[derive(Debug, Error)]
+pub(crate) enum Silence {
+    #[error("it did not answer within {0:?}")]
+    Late(Duration),
+    #[error("it ended")]
+    Ended,
+    #[error("its answer makes no sense")]
+    Senseless,
+    #[error("the pipe to it failed")]
+    Pipe(#[from] io::Error),
+    /// We are being stopped ourselves.
+    #[error("nobody waits for it any more")]
+    Stopped,
+}
+
+pub(crate) struct Link {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+}
+
+impl Link {
+    pub(crate) fn start(exe: &Path, args: &[String]) -> io::Result<Link> {
+        let mut child = Command::new(exe)
+            .arg0("sublet")
+            .arg("worker")
+            .args(args)
+            // A daemon that sees only some cards still answers for all.
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .env_remove(crate::roster::LEASE_VARIABLE)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C at a terminal is for the daemon; it ends us in its own time.
+            .process_group(0)
+            .spawn()?;
+        let missing = || io::Error::other("a pipe is missing");
+        let stdin = child.stdin.take().ok_or_else(missing)?;
+        let stdout = child.stdout.take().ok_or_else(missing)?;
+        Ok(Link { child, stdin, stdout })
+    }
+
+    /// Says one line and waits for one.
+    pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &Wake) -> Result<Vec<u8>, Silence> {
+        // A request is far smaller than a pipe and the last one was answered, so this cannot block.
+        self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| Silence::Ended)?;
+        self.hear(patience, stop)
+    }
+
+    /// Waits for one line.
+    pub(crate) fn hear(&mut self, patience: Duration, stop: &Wake) -> Result<Vec<u8>, Silence> {
+        let until = Instant::now() + patience;
+        let mut line = Vec::new();
+        let mut piece = [0u8; 8192];
+        while !line.ends_with(b"\n") {
+            let [told, stopped] = wait_readable([self.stdout.as_fd(), stop.as_fd()], until)?;
+            match (stopped, told) {
+                (true, _) => return Err(Silence::Stopped),
+                (false, false) => return Err(Silence::Late(patience)),
+                (false, true) => {}
+            }
+            match self.stdout.read(&mut piece)? {
+                0 => return Err(Silence::Ended),
+                n => line.extend_from_slice(&piece[..n]),
+            }
+            if line.len() > ANSWER_BYTES_MAX {
+                return Err(Silence::Senseless);
+            }
+        }
+        Ok(line)
+    }
+
+    /// Kills the worker. What comes back could not be reaped yet: a process inside a driver
+    /// call may take any time to die, and we do not wait for it.
+    pub(crate) fn end(mut self) -> Option<Child> {
+        drop(self.stdin);
+        let _ = self.child.kill(); // it may have ended by itself
+        is_left(&mut self.child).then_some(self.child)
+    }
+}
+
+/// Is the child still to be reaped? Reaps it if it can be.
+pub(crate) fn is_left(child: &mut Child) -> bool {
+    matches!(child.try_wait(), Ok(None))
+}

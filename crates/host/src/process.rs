@@ -1,0 +1,362 @@
+//! Who a process is, told by `/proc`.
+//!
+//! Every answer is a snapshot; whoever keeps one keeps the [`ProcKey`] too and
+//! compares it later, because pids are reused. Absent on purpose: names of users
+//! (the daemon's business), signals, and any opinion about what a process may do.
+
+use rustix::io::Errno;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use sublet_core::ids::ProcKey;
+use thiserror::Error;
+
+/// Longer than any real chain of parents; stops a walk that a change under it made circular.
+const MAX_ANCESTORS: usize = 256;
+
+/// Who a process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The process and no other.
+    pub key: ProcKey,
+    /// Its real user id.
+    pub uid: u32,
+    /// Its parent's pid; 0 if it has none that we can see.
+    pub parent: u32,
+    /// What the kernel calls it: at most 15 bytes, chosen by the process.
+    pub name: String,
+}
+
+/// Why nothing is known about a process.
+#[derive(Debug, Error)]
+pub enum ProcessError {
+    /// It ended, or it never was.
+    #[error("there is no process {pid}")]
+    Gone {
+        /// The pid that was asked for.
+        pid: u32,
+    },
+    /// The number names a thread of another process.
+    #[error("{pid} is a thread of process {process}")]
+    Thread {
+        /// The number that was asked for.
+        pid: u32,
+        /// The process it belongs to.
+        process: u32,
+    },
+    /// It may be there; it cannot be read.
+    #[error("process {pid} cannot be read")]
+    Unreadable {
+        /// The pid that was asked for.
+        pid: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl ProcessError {
+    fn of(pid: u32, source: io::Error) -> ProcessError {
+        let gone =
+            source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(Errno::SRCH.raw_os_error());
+        if gone { ProcessError::Gone { pid } } else { ProcessError::Unreadable { pid, source } }
+    }
+
+    /// The process is not there. Unreadable is not gone.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self, ProcessError::Gone { .. })
+    }
+}
+
+/// Says who a process is. A process that has ended but is not yet reaped is gone.
+pub fn identify(pid: u32) -> Result<Identity, ProcessError> {
+    let before = stat(pid)?;
+    let status = read(pid, "status")?;
+    let after = stat(pid)?;
+    if after.start != before.start || after.has_ended() {
+        return Err(ProcessError::Gone { pid });
+    }
+    match status_field(&status, "Tgid:") {
+        Some(process) if process != pid => return Err(ProcessError::Thread { pid, process }),
+        _ => {}
+    }
+    let uid = status_field(&status, "Uid:").ok_or_else(|| odd(pid, "status"))?;
+    Ok(Identity { key: after.key(pid), uid, parent: after.parent, name: after.name })
+}
+
+/// Is exactly this process still running? One that cannot be read still is.
+pub fn is_running(key: ProcKey) -> bool {
+    match stat(key.pid) {
+        Ok(stat) => stat.start == key.start && !stat.has_ended(),
+        Err(error) => !error.is_gone(),
+    }
+}
+
+/// The parents of a process, nearest first, as far up as can be seen.
+pub fn ancestry(pid: u32) -> Vec<ProcKey> {
+    let mut found: Vec<ProcKey> = Vec::new();
+    let mut next = stat(pid).map_or(0, |stat| stat.parent);
+    while next != 0 && found.len() < MAX_ANCESTORS {
+        let Ok(stat) = stat(next) else { break };
+        found.push(stat.key(next));
+        next = stat.parent;
+    }
+    found
+}
+
+/// The pids of a process's children, those of all its threads together.
+pub fn children(pid: u32) -> Result<Vec<u32>, ProcessError> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| ProcessError::of(pid, e))?;
+    let mut found = Vec::new();
+    let mut told = false;
+    for task in tasks.flatten() {
+        // A thread that ended meanwhile has handed its children on to another.
+        let Ok(text) = fs::read_to_string(task.path().join("children")) else { continue };
+        told = true;
+        found.extend(text.split_ascii_whitespace().filter_map(|n| n.parse::<u32>().ok()));
+    }
+    if told { Ok(found) } else { children_by_scan(pid) }
+}
+
+/// The same for kernels that do not list children: ask every process for its parent.
+fn children_by_scan(pid: u32) -> Result<Vec<u32>, ProcessError> {
+    Ok(all()?.into_iter().filter(|&candidate| stat(candidate).is_ok_and(|s| s.parent == pid)).collect())
+}
+
+/// The pids of all processes.
+pub fn all() -> Result<Vec<u32>, ProcessError> {
+    let entries = fs::read_dir("/proc").map_err(|source| ProcessError::Unreadable { pid: 0, source })?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The real user id of a process.
+pub fn uid(pid: u32) -> Result<u32, ProcessError> {
+    status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| odd(pid, "status"))
+}
+
+/// The value of a variable in the environment that a process was started with.
+///
+/// The process may have changed it since; that does not show here.
+pub fn environ(pid: u32, name: &str) -> Result<Option<String>, ProcessError> {
+    let block = read(pid, "environ")?;
+    let mut entries = block.split(|&byte| byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+}
+
+/// Bytes that a process, and its children that it waited for, ever read and wrote.
+pub fn io_bytes(pid: u32) -> Result<u64, ProcessError> {
+    let text = read(pid, "io")?;
+    let field = |name| status_field::<u64>(&text, name).ok_or_else(|| odd(pid, "io"));
+    Ok(field("rchar:")?.saturating_add(field("wchar:")?))
+}
+
+/// The cgroups of a process, as the lines of `/proc/PID/cgroup` name them.
+pub fn cgroups(pid: u32) -> Result<Vec<Cgroup>, ProcessError> {
+    let text = read(pid, "cgroup")?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(Cgroup::parse).collect())
+}
+
+/// A place in one cgroup hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    /// The hierarchy's controllers (`memory`, `name=systemd`); empty for version 2.
+    pub controllers: String,
+    /// The path inside the hierarchy, beginning with `/`.
+    pub path: String,
+}
+
+impl Cgroup {
+    fn parse(line: &str) -> Option<Cgroup> {
+        let mut parts = line.splitn(3, ':').skip(1);
+        Some(Cgroup { controllers: parts.next()?.to_owned(), path: parts.next()?.to_owned() })
+    }
+
+    /// The last component of the path.
+    pub fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Is `other` this place, or below it?
+    pub fn contains(&self, other: &Cgroup) -> bool {
+        self.controllers == other.controllers
+            && other.path.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Where the hierarchy shows this place as a directory, if it is mounted here.
+    pub fn directory(&self) -> Option<PathBuf> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        mounts.lines().find_map(|line| self.directory_in(line))
+    }
+
+    /// `36 25 0:31 /root /mount/point rw … - cgroup2 cgroup2 rw,options`
+    fn directory_in(&self, mount: &str) -> Option<PathBuf> {
+        let (place, kind) = mount.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (root, point) = (place.next()?, place.next()?);
+        let mut kind = kind.split(' ');
+        let (filesystem, options) = (kind.next()?, kind.nth(1)?);
+        let ours = match self.controllers.as_str() {
+            "" => filesystem == "cgroup2",
+            wanted => filesystem == "cgroup" && wanted.split(',').all(|c| options.split(',').any(|o| o == c)),
+        };
+        let below =
+            self.path.strip_prefix(root.trim_end_matches('/')).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+        below.filter(|_| ours).map(|below| PathBuf::from(format!("{point}{below}")))
+    }
+}
+
+/// What the kernel counts about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+    pub(crate) state: u8,
+    pub(crate) parent: u32,
+    pub(crate) threads: u64,
+    pub(crate) start: u64,
+    /// Clock ticks on a core, of itself and of the children that it waited for.
+    pub(crate) cpu_ticks: u64,
+}
+
+impl Stat {
+    pub(crate) const fn key(&self, pid: u32) -> ProcKey {
+        ProcKey { pid, start: self.start }
+    }
+
+    /// Dead, though perhaps not yet reaped. A first thread that ended before the
+    /// others shows as a zombie too, and that process lives.
+    pub(crate) const fn has_ended(&self) -> bool {
+        matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
+    }
+
+    /// `pid (name) state ppid …`: the name may hold spaces, parentheses and line ends,
+    /// so the fields begin after the *last* `)`.
+    fn parse(text: &[u8]) -> Option<Stat> {
+        let open = text.iter().position(|&byte| byte == b'(')?;
+        let close = text.iter().rposition(|&byte| byte == b')')?;
+        let name = String::from_utf8_lossy(text.get(open + 1..close)?).into_owned();
+        let fields: Vec<&str> = str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace().collect();
+        // The manual counts from 1 and the state is its field 3.
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        let signed = |field: usize| Some(u64::try_from(fields.get(field - 3)?.parse::<i64>().ok()?).unwrap_or(0));
+        Some(Stat {
+            name,
+            state: *fields.first()?.as_bytes().first()?,
+            parent: u32::try_from(number(4)?).ok()?,
+            cpu_ticks: number(14)?.saturating_add(number(15)?).saturating_add(signed(16)?).saturating_add(signed(17)?),
+            threads: number(20)?,
+            start: number(22)?,
+        })
+    }
+}
+
+pub(crate) fn stat(pid: u32) -> Result<Stat, ProcessError> {
+    let text = read(pid, "stat")?;
+    if text.is_empty() {
+        return Err(ProcessError::Gone { pid }); // it ended between opening and reading
+    }
+    Stat::parse(&text).ok_or_else(|| odd(pid, "stat"))
+}
+
+fn read(pid: u32, file: &str) -> Result<Vec<u8>, ProcessError> {
+    fs::read(format!("/proc/{pid}/{file}")).map_err(|e| ProcessError::of(pid, e))
+}
+
+/// `Uid:  1000  1000 …`: the first number after the name.
+fn status_field<T: std::str::FromStr>(text: &[u8], name: &str) -> Option<T> {
+    let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+fn odd(pid: u32, file: &str) -> ProcessError {
+    let source = io::Error::new(io::ErrorKind::InvalidData, format!("`/proc/{pid}/{file}` has an unknown form"));
+    ProcessError::Unreadable { pid, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, state: char, threads: u32) -> String {
+        format!("4312 ({name}) {state} 17 4312 17 0 -1 4194560 9 8 0 0 250 50 7 3 20 0 {threads} 0 987654 1 2 3\n")
+    }
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        for name in ["sleep", "Web Content", ") R 1 (", "a)b", "", "((((", "x\ny"] {
+            let stat = Stat::parse(line(name, 'S', 4).as_bytes()).unwrap();
+            let told = (stat.name.as_str(), stat.state, stat.parent, stat.start, stat.cpu_ticks, stat.threads);
+            assert_eq!(told, (name, b'S', 17, 987_654, 310, 4));
+        }
+    }
+
+    #[test]
+    fn a_cut_line_is_not_a_stat() {
+        for text in ["", "4312", "4312 (sleep", "4312 (sleep) S 17", "4312 )sleep( S 17", "(", ")"] {
+            assert_eq!(Stat::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_zombie_has_ended_unless_other_threads_live() {
+        let ended = |state, threads| Stat::parse(line("x", state, threads).as_bytes()).unwrap().has_ended();
+        assert!(ended('Z', 1) && ended('X', 0));
+        assert!(!ended('Z', 2) && !ended('D', 1) && !ended('T', 1));
+    }
+
+    #[test]
+    fn we_know_ourselves() {
+        let pid = std::process::id();
+        let me = identify(pid).unwrap();
+        assert_eq!((me.key.pid, me.uid), (pid, rustix::process::getuid().as_raw()));
+        assert!(is_running(me.key));
+        assert!(ancestry(pid).iter().any(|parent| parent.pid == me.parent));
+        assert!(io_bytes(pid).unwrap() > 0);
+        assert_eq!(environ(pid, "NO_SUCH_VARIABLE").unwrap(), None);
+    }
+
+    #[test]
+    fn another_start_is_another_process() {
+        let key = identify(std::process::id()).unwrap().key;
+        assert!(!is_running(ProcKey { start: key.start + 1, ..key }));
+    }
+
+    #[test]
+    fn a_thread_is_not_a_process() {
+        let told = std::thread::spawn(|| identify(rustix::thread::gettid().as_raw_nonzero().get() as u32)).join();
+        assert!(matches!(told.unwrap(), Err(ProcessError::Thread { process, .. }) if process == std::process::id()));
+    }
+
+    #[test]
+    fn a_child_is_seen_until_it_ends() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let key = identify(child.id()).unwrap().key;
+        assert!(children(std::process::id()).unwrap().contains(&child.id()));
+        assert!(children_by_scan(std::process::id()).unwrap().contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_running(key));
+        assert!(identify(key.pid).is_err());
+    }
+
+    #[test]
+    fn a_cgroup_holds_what_is_below_it_and_nothing_beside_it() {
+        let at = |line| Cgroup::parse(line).unwrap();
+        let holder = at("0::/user.slice/sublet-L7");
+        assert_eq!(holder.name(), "sublet-L7");
+        assert!(holder.contains(&at("0::/user.slice/sublet-L7")));
+        assert!(holder.contains(&at("0::/user.slice/sublet-L7/inner:odd")));
+        assert!(!holder.contains(&at("0::/user.slice/sublet-L77")));
+        assert!(!holder.contains(&at("4:memory:/user.slice/sublet-L7")));
+    }
+
+    #[test]
+    fn a_cgroup_is_found_where_it_is_mounted() {
+        let v2 = Cgroup { controllers: String::new(), path: "/a/sublet-L7".into() };
+        let v1 = Cgroup { controllers: "cpu,cpuacct".into(), path: "/a/sublet-L7".into() };
+        let mount2 = "36 25 0:31 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let mount1 = "37 25 0:32 /a /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
+        assert_eq!(v2.directory_in(mount2), Some("/sys/fs/cgroup/a/sublet-L7".into()));
+        assert_eq!(v1.directory_in(mount1), Some("/sys/fs/cgroup/cpu/sublet-L7".into()));
+        assert_eq!((v2.directory_in(mount1), v1.directory_in(mount2)), (None, None));
+    }
+}

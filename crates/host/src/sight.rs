@@ -1,0 +1,73 @@
+//! What the eyes report.
+//!
+//! Facts only: what to make of them is decided elsewhere.
+
+use serde::{Deserialize, Serialize};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::{CardFacts, Observation};
+use thiserror::Error;
+
+/// Something that was seen. All sights come from one thread, in the order they were seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// All cards there are: at the start, and whenever the list or a fact changed, or
+    /// became known again after [`Sight::Unlisted`].
+    Cards(Vec<CardFacts>),
+    /// The cards cannot be listed. Those listed earlier are unreadable until [`Sight::Cards`].
+    Unlisted(Unlisted),
+    /// One look at one card. Processes on it that belong to a holder were told before, in
+    /// [`Sight::Members`].
+    Observed {
+        /// Which card.
+        uuid: String,
+        /// What was seen there.
+        observation: Observation,
+    },
+    /// All living processes of a holder, in order: when a watch begins, and whenever they change.
+    Members {
+        /// Whose.
+        lease: LeaseId,
+        /// Never empty.
+        processes: Vec<ProcKey>,
+    },
+    /// The holder worked since the last report; at most once a period.
+    Worked {
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// No process of the holder lives. The lease is no longer watched.
+    Gone {
+        /// Whose.
+        lease: LeaseId,
+    },
+}
+
+/// Why the cards cannot be listed, and what helps.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[error("{what}: {remedy}")]
+pub struct Unlisted {
+    /// The stable part; the wording below is not.
+    pub kind: UnlistedKind,
+    /// What happened (`kernel module 580.82, library 580.95`).
+    pub what: String,
+    /// What to do (`reboot, or load the matching module`).
+    pub remedy: String,
+}
+
+/// The ways in which a list of cards cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnlistedKind {
+    /// There is no NVML library here.
+    NoLibrary,
+    /// The kernel module is not loaded.
+    NoDriver,
+    /// Kernel module and library are of different versions.
+    VersionMismatch,
+    /// This user may not open the devices.
+    NoPermission,
+    /// The worker cannot be started, hung or died.
+    NoAnswer,
+    /// Anything else that the driver said.
+    Failed,
+}

@@ -1,0 +1,60 @@
+//! A bell between threads that `poll` and `epoll` can hear.
+//!
+//! It carries no message: what to do lies beside it, in a queue or a flag.
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// One bell. Ringing it twice before it is heard is one ring.
+pub(crate) struct Wake {
+    fd: OwnedFd,
+}
+
+impl Wake {
+    pub(crate) fn new() -> io::Result<Wake> {
+        Ok(Wake { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// Rings. The only way to fail is a counter that is full, and then it rings already.
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    /// Silences it. What rang is looked at afterwards, so nothing is lost.
+    pub(crate) fn hush(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+    }
+
+    /// Has it been rung and not been silenced?
+    pub(crate) fn is_ringing(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|n| n > 0)
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one of `fds` has something to read, or `until` is there. True for each that has.
+pub(crate) fn wait_readable<const N: usize>(fds: [BorrowedFd<'_>; N], until: Instant) -> io::Result<[bool; N]> {
+    let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match poll(&mut polled, Some(&timespec(left))) {
+            Ok(_) => return Ok(polled.each_ref().map(|fd| !fd.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A duration as the kernel takes it, capped at a day so that nothing overflows.
+pub(crate) fn timespec(duration: Duration) -> Timespec {
+    let duration = duration.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}

@@ -1,0 +1,88 @@
+//! The other side: what runs in a worker process, where a call may hang or crash
+//! without taking the daemon along.
+//!
+//! ```text
+//! worker cards real                         answers `list` and `look` until stdin closes
+//! worker cards scripted:1x24GiB FILE.json   the same, from a script
+//! worker context GPU-…                      measures one CUDA context and ends
+//! ```
+//! No deadlines here: whoever started the worker watches the time.
+
+mod context;
+mod nvml;
+mod scripted;
+
+pub(crate) use context::Measured;
+
+use crate::Unlisted;
+use crate::gpu::GpuSpec;
+use crate::protocol::{Answer, Look, Request};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use sublet_core::reading::CardFacts;
+
+/// The exit code for wrong arguments.
+const USAGE: u8 = 64;
+
+/// Becomes a worker; `args` is what follows the word `worker`. Returns when the work
+/// is over or the parent is gone.
+pub fn run(args: &[String]) -> ExitCode {
+    // The closed stdin ends us too, but not while a call hangs.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["cards", spec, rest @ ..] => match (spec.parse(), rest) {
+            (Ok(GpuSpec::Real), []) => serve(&mut nvml::RealCards::new()),
+            (Ok(GpuSpec::Scripted { count, total }), [script]) => {
+                serve(&mut scripted::ScriptedCards::new(count, total, PathBuf::from(script)))
+            }
+            _ => usage(),
+        },
+        ["context", uuid] => context::run(uuid),
+        _ => usage(),
+    }
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: worker cards real | worker cards scripted:NxSIZE FILE | worker context UUID");
+    ExitCode::from(USAGE)
+}
+
+/// Whatever can list cards and look at them.
+trait Cards {
+    fn list(&mut self) -> Result<Vec<CardFacts>, Unlisted>;
+    /// With `busy`, also who used the engines.
+    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted>;
+}
+
+/// Answers each request until nobody asks any more.
+fn serve(cards: &mut impl Cards) -> ExitCode {
+    let mut out = io::stdout().lock();
+    for line in io::stdin().lock().lines() {
+        let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
+            return usage();
+        };
+        if say(&mut out, &answer(cards, request)).is_err() {
+            break;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn answer(cards: &mut impl Cards, request: Request) -> Answer {
+    let answered = match request {
+        Request::List => cards.list().map(Answer::Cards),
+        Request::Look { busy } => cards.look(busy).map(Answer::Looks),
+    };
+    answered.unwrap_or_else(Answer::Unlisted)
+}
+
+/// One line, sent at once.
+fn say(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    out.write_all(&line)?;
+    out.flush()
+}

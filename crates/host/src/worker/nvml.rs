@@ -1,0 +1,339 @@
+//! The real cards, through NVML.
+//!
+//! The library is opened at the first list, and again at a list that follows a look
+//! that failed: a card that was reset, or a driver that was reloaded, answers only to
+//! a fresh start. Every call here may hang; nothing here minds.
+
+use super::Cards;
+use crate::process;
+use crate::protocol::{Look, OnCard, Seen};
+use crate::{Unlisted, UnlistedKind, clock};
+use nvml_wrapper::enum_wrappers::device::ComputeMode;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::time::{Duration, Instant};
+use sublet_core::ids::ProcKey;
+use sublet_core::reading::CardFacts;
+use sublet_core::units::Bytes;
+
+/// Names another NVML library, for tests and odd installations.
+const LIBRARY_VARIABLE: &str = "SUBLET_NVML_LIB";
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// How often a list that grew while it was read is read again.
+const LIST_TRIES: usize = 4;
+/// Asking who used the engines takes 3 ms, a hundred times the rest of a look. The driver
+/// keeps its samples for longer than this.
+const BUSY_EVERY: Duration = Duration::from_secs(2);
+/// What NVML calls a card with MIG on.
+const MIG_ON: u32 = 1;
+
+pub(super) struct RealCards {
+    nvml: Option<Nvml>,
+    listed: Vec<Listed>,
+    /// A look failed since the library was opened.
+    distrusted: bool,
+}
+
+/// A card of the last list.
+struct Listed {
+    uuid: String,
+    /// Stays the same until the library is opened anew; asking by it is cheaper than by uuid.
+    index: u32,
+    /// The wall clock of the newest utilisation sample that was read.
+    sampled_us: u64,
+    /// When utilisation may be asked next.
+    busy_at: Instant,
+}
+
+impl Listed {
+    fn new(card: &CardFacts) -> Listed {
+        // What was done before the first list is nobody's work.
+        Listed { uuid: card.uuid.clone(), index: card.index, sampled_us: wall_us(), busy_at: Instant::now() }
+    }
+}
+
+impl Cards for RealCards {
+    fn list(&mut self) -> Result<Vec<CardFacts>, Unlisted> {
+        if self.distrusted {
+            self.nvml = None;
+        }
+        let nvml = match self.nvml.take() {
+            Some(nvml) => nvml,
+            None => open()?,
+        };
+        let facts = list(&nvml).map_err(|error| Unlisted {
+            kind: UnlistedKind::Failed,
+            what: format!("NVML does not list the cards: {error}"),
+            remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
+        })?;
+        let known = std::mem::take(&mut self.listed);
+        self.listed = facts.iter().map(Listed::new).collect();
+        for card in &mut self.listed {
+            if let Some(known) = known.iter().find(|known| known.uuid == card.uuid) {
+                (card.sampled_us, card.busy_at) = (known.sampled_us, known.busy_at);
+            }
+        }
+        self.nvml = Some(nvml);
+        self.distrusted = false;
+        Ok(facts)
+    }
+
+    fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted> {
+        if self.nvml.is_none() {
+            self.list()?;
+        }
+        let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
+        let look = |card: &mut Listed| Look { uuid: card.uuid.clone(), seen: look(nvml, card, busy) };
+        let looks: Vec<Look> = self.listed.iter_mut().map(look).collect();
+        self.distrusted |= looks.iter().any(|look| !matches!(look.seen, Seen::Used { .. }));
+        Ok(looks)
+    }
+}
+
+impl RealCards {
+    pub(super) const fn new() -> RealCards {
+        RealCards { nvml: None, listed: Vec::new(), distrusted: false }
+    }
+}
+
+/// The bytes that one process has on a card, where the driver tells.
+pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
+    let nvml = open().ok()?;
+    let card = nvml.device_by_uuid(uuid).ok()?;
+    let (processes, _) = processes_on(&card).ok()?;
+    processes.get(&pid)?.0
+}
+
+/// There are processes, and of none the driver tells the bytes.
+pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
+    !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())
+}
+
+fn open() -> Result<Nvml, Unlisted> {
+    let path = std::env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+    Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
+}
+
+/// Says why NVML does not start, and what helps.
+fn explain(error: &NvmlError, library: &OsStr) -> Unlisted {
+    let shown = library.display();
+    let (kind, what, remedy) = match error {
+        NvmlError::LibloadingError(cause) => (
+            UnlistedKind::NoLibrary,
+            format!("NVML (`{shown}`) cannot be loaded: {cause}"),
+            "install the NVIDIA driver, or give its library to this container",
+        ),
+        NvmlError::DriverNotLoaded => (
+            UnlistedKind::NoDriver,
+            "the NVIDIA kernel module is not loaded".to_owned(),
+            "load it (`modprobe nvidia`), or install the driver for this kernel",
+        ),
+        NvmlError::LibRmVersionMismatch => {
+            (UnlistedKind::VersionMismatch, mismatch(library), "reboot, or load the matching module")
+        }
+        NvmlError::NoPermission | NvmlError::OperatingSystem => (
+            UnlistedKind::NoPermission,
+            "this user may not open the NVIDIA devices".to_owned(),
+            "look at the owner and mode of `/dev/nvidia*`, and at the device cgroup",
+        ),
+        other => (
+            UnlistedKind::Failed,
+            format!("NVML does not start: {other}"),
+            "look at the kernel's log (`dmesg`) for NVRM messages",
+        ),
+    };
+    Unlisted { kind, what, remedy: remedy.to_owned() }
+}
+
+/// `kernel module 580.82.07, library 580.95.05`
+fn mismatch(library: &OsStr) -> String {
+    let unknown = || "of unknown version".to_owned();
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    let module = module.and_then(|text| module_version(&text)).unwrap_or_else(unknown);
+    format!("kernel module {module}, library {}", loaded_version(library).unwrap_or_else(unknown))
+}
+
+/// The first thing like `580.82.07` in the module's own words.
+fn module_version(text: &str) -> Option<String> {
+    text.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
+}
+
+fn is_version(word: &str) -> bool {
+    word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// The version in the name of the file that the library really is.
+fn loaded_version(library: &OsStr) -> Option<String> {
+    // SAFETY: loading runs the initialisers of NVIDIA's library, which has just been loaded
+    // and unloaded in this very process without harm.
+    let _loaded = unsafe { libloading::Library::new(library) }.ok()?;
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let versions = maps.lines().filter_map(|line| line.split_once("libnvidia-ml.so."));
+    versions.map(|(_, version)| version.trim()).find(|version| is_version(version)).map(str::to_owned)
+}
+
+fn list(nvml: &Nvml) -> Result<Vec<CardFacts>, NvmlError> {
+    (0..nvml.device_count()?).map(|index| facts(&nvml.device_by_index(index)?, index)).collect()
+}
+
+fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+    Ok(CardFacts {
+        uuid: card.uuid()?,
+        index,
+        name: card.name()?,
+        total: Bytes(card.memory_info()?.total),
+        // Whoever cannot say has no screen: data-centre cards answer "not supported".
+        display: card.is_display_active().unwrap_or(false),
+        context: None,
+        unusable: unusable(card),
+    })
+}
+
+fn unusable(card: &Device<'_>) -> Option<String> {
+    if card.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
+        return Some("MIG is on: only whole cards are leased (turn it off with `nvidia-smi -mig 0`)".to_owned());
+    }
+    match card.compute_mode() {
+        Ok(ComputeMode::Prohibited) => {
+            Some("compute mode is prohibited: no CUDA program may start (`nvidia-smi -c DEFAULT` allows it)".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn look(nvml: &Nvml, card: &mut Listed, busy: bool) -> Seen {
+    match try_look(nvml, card, busy) {
+        Ok(seen) => seen,
+        Err(NvmlError::GpuLost) => Seen::Lost,
+        Err(error) => Seen::Failed(format!("NVML: {error}")),
+    }
+}
+
+fn try_look(nvml: &Nvml, listed: &mut Listed, busy: bool) -> Result<Seen, NvmlError> {
+    let card = nvml.device_by_index(listed.index)?;
+    let before = card.memory_info()?.free;
+    let (processes, told) = processes_on(&card)?;
+    let after = card.memory_info()?.free;
+    let busy = if busy && !processes.is_empty() { busy_on(&card, listed) } else { Vec::new() };
+    let on_card = |(&pid, &(bytes, graphics)): (&u32, &(Option<Bytes>, bool))| OnCard {
+        process: key_of(pid),
+        bytes,
+        graphics,
+        busy: busy.contains(&pid),
+    };
+    let processes: Vec<OnCard> = processes.iter().map(on_card).collect();
+    let coarse = !told || tells_no_bytes(&processes);
+    Ok(Seen::Used { free: Bytes(before.min(after)), processes, coarse })
+}
+
+/// Start 0 is no real process: the bytes of one that is gone from `/proc`, or in a pid
+/// namespace that we cannot see, belong to nobody we know.
+fn key_of(pid: u32) -> ProcKey {
+    process::stat(pid).map_or(ProcKey { pid, start: 0 }, |stat| stat.key(pid))
+}
+
+/// Bytes and "only draws" by pid.
+type ByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
+
+/// All processes on a card, and whether the driver lists them at all.
+fn processes_on(card: &Device<'_>) -> Result<(ByPid, bool), NvmlError> {
+    let compute = listed(|| card.running_compute_processes())?;
+    let graphics = listed(|| card.running_graphics_processes())?;
+    let told = compute.is_some();
+    Ok((merge(&compute.unwrap_or_default(), &graphics.unwrap_or_default()), told))
+}
+
+/// A list that may not be supported, and may grow while it is read.
+fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Option<Vec<ProcessInfo>>, NvmlError> {
+    for _ in 1..LIST_TRIES {
+        match read() {
+            Err(NvmlError::InsufficientSize(_)) => {}
+            Err(NvmlError::NotSupported) => return Ok(None),
+            other => return other.map(Some),
+        }
+    }
+    read().map(Some)
+}
+
+/// One entry for each pid. A process in both lists is told with the same bytes in each,
+/// so the larger counts and not the sum.
+fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
+    let mut merged = ByPid::new();
+    let entries = compute.iter().map(|p| (p, false)).chain(graphics.iter().map(|p| (p, true)));
+    for (process, draws) in entries {
+        let bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
+            UsedGpuMemory::Unavailable => None,
+        };
+        let entry = merged.entry(process.pid).or_insert((bytes, draws));
+        entry.0 = entry.0.max(bytes);
+        entry.1 &= draws;
+    }
+    merged
+}
+
+/// The pids that used an engine of the card since this was last asked. None where the driver
+/// does not tell: then CPU time speaks for the holder.
+fn busy_on(card: &Device<'_>, listed: &mut Listed) -> Vec<u32> {
+    let now = Instant::now();
+    if now < listed.busy_at {
+        return Vec::new();
+    }
+    listed.busy_at = now + BUSY_EVERY;
+    let samples = card.process_utilization_stats(listed.sampled_us).unwrap_or_default();
+    let newer: Vec<_> = samples.into_iter().filter(|sample| sample.timestamp > listed.sampled_us).collect();
+    if let Some(newest) = newer.iter().map(|sample| sample.timestamp).max() {
+        listed.sampled_us = newest;
+    }
+    newer.iter().filter(|s| s.sm_util > 0 || s.enc_util > 0 || s.dec_util > 0).map(|s| s.pid).collect()
+}
+
+/// NVML stamps its samples with the wall clock.
+fn wall_us() -> u64 {
+    u64::try_from(clock::unix_us()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(pid: u32, used_gpu_memory: UsedGpuMemory) -> ProcessInfo {
+        ProcessInfo { pid, used_gpu_memory, gpu_instance_id: None, compute_instance_id: None }
+    }
+
+    #[test]
+    fn a_process_in_both_lists_is_one_that_computes() {
+        let compute = [info(1, UsedGpuMemory::Used(10)), info(2, UsedGpuMemory::Unavailable)];
+        let graphics = [info(1, UsedGpuMemory::Used(10)), info(3, UsedGpuMemory::Used(5))];
+        let merged: Vec<_> = merge(&compute, &graphics).into_iter().collect();
+        assert_eq!(merged, [(1, (Some(Bytes(10)), false)), (2, (None, false)), (3, (Some(Bytes(5)), true))]);
+    }
+
+    #[test]
+    fn versions_are_found_in_the_modules_words() {
+        let closed =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 02:38:48 UTC 2025\nGCC 12.2.0";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x@y)";
+        assert_eq!(module_version(closed).as_deref(), Some("580.82.07"));
+        assert_eq!(module_version(open).as_deref(), Some("580.159.04"));
+        assert_eq!(module_version("nothing here."), None);
+    }
+
+    #[test]
+    fn each_failure_to_start_has_its_kind_and_a_remedy() {
+        for (error, kind) in [
+            (NvmlError::DriverNotLoaded, UnlistedKind::NoDriver),
+            (NvmlError::LibRmVersionMismatch, UnlistedKind::VersionMismatch),
+            (NvmlError::NoPermission, UnlistedKind::NoPermission),
+            (NvmlError::Unknown, UnlistedKind::Failed),
+        ] {
+            let told = explain(&error, OsStr::new("libnvidia-ml.so.1"));
+            assert_eq!(told.kind, kind);
+            assert!(!told.what.is_empty() && !told.remedy.is_empty());
+        }
+    }
+}

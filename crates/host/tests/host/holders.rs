@@ -1,0 +1,270 @@
+//! Who belongs to a lease, with real process trees.
+
+use crate::support::{NEVER, OFTEN, Rig, Tree, fresh_lease, key, my_uid};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::Reading;
+use sublet_host::{Sight, process};
+
+crate::tests![
+    a_tree_is_told_whole,
+    a_holder_lives_as_long_as_its_last_process,
+    an_exit_is_noticed_at_once,
+    a_zombie_is_gone_before_it_is_reaped,
+    a_child_that_comes_later_joins,
+    a_process_that_left_its_tree_is_found_by_its_environment,
+    the_environment_counts_for_its_own_user_only,
+    a_root_with_another_start_is_another_process,
+    a_root_that_is_gone_is_gone,
+    an_unknown_process_on_a_card_joins_before_it_is_observed,
+    a_stranger_on_a_card_joins_nobody,
+    a_lease_inside_a_lease_has_its_own_tree,
+    members_stay_when_the_roots_are_replaced,
+    nothing_is_told_of_a_forgotten_lease,
+    what_is_in_the_holders_cgroup_is_the_holders,
+];
+
+/// A shell, its child shell, and that one's child: prints the two lower pids.
+const THREE: &str = "sh -c 'echo $$; sleep 600 >/dev/null & echo $!; wait' & wait";
+
+fn a_tree_is_told_whole() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::shell(THREE, 2);
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.members(lease, &tree.pids);
+}
+
+fn a_holder_lives_as_long_as_its_last_process() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::shell(THREE, 2);
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.members(lease, &tree.pids);
+    tree.kill(0);
+    rig.members(lease, &tree.pids[1..]);
+    tree.kill(1);
+    rig.members(lease, &tree.pids[2..]);
+    assert!(!rig.is_gone(lease));
+    tree.kill(2);
+    rig.gone(lease);
+}
+
+fn an_exit_is_noticed_at_once() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::sleeper();
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.members(lease, &tree.pids);
+    let killed = Instant::now();
+    tree.kill(0);
+    rig.gone(lease);
+    // About a millisecond on an idle machine; this one may be loaded.
+    assert!(killed.elapsed() < Duration::from_millis(500), "{:?}", killed.elapsed());
+}
+
+fn a_zombie_is_gone_before_it_is_reaped() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::sleeper();
+    let root = tree.root();
+    tree.kill(0);
+    while process::is_running(root) {
+        std::thread::yield_now();
+    }
+    assert!(Path::new(&format!("/proc/{}", root.pid)).exists());
+    rig.host.watch(lease, my_uid(), vec![root]);
+    rig.gone(lease);
+}
+
+fn a_child_that_comes_later_joins() {
+    let lease = fresh_lease();
+    let rig = Rig::new(OFTEN);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("go");
+    let script =
+        format!("until [ -e '{f}' ]; do sleep 0.05; done; sleep 600 & echo $! > '{f}'; wait", f = file.display());
+    let mut tree = Tree::shell(&script, 0);
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.until("the first members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
+    std::fs::write(&file, "").unwrap();
+    let late = loop {
+        if let Ok(pid) = std::fs::read_to_string(&file).unwrap().trim().parse::<u32>() {
+            break pid;
+        }
+        std::thread::yield_now();
+    };
+    tree.pids.push(late);
+    rig.members(lease, &tree.pids);
+}
+
+fn a_process_that_left_its_tree_is_found_by_its_environment() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let mut tree = daemonised(lease);
+    rig.host.watch(lease, my_uid(), vec![]);
+    rig.members(lease, &tree.pids[1..]);
+    tree.kill(1);
+    rig.gone(lease);
+    tree.pids.truncate(1);
+}
+
+fn the_environment_counts_for_its_own_user_only() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let _tree = daemonised(lease);
+    rig.host.watch(lease, my_uid() + 1, vec![]);
+    rig.gone(lease);
+}
+
+/// Forks twice, in a session of its own, with a lease's mark; its first process is gone.
+fn daemonised(lease: LeaseId) -> Tree {
+    let script = format!("SUBLET_LEASE={lease} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
+    let mut tree = Tree::shell(&script, 1);
+    tree.wait();
+    tree
+}
+
+fn a_root_with_another_start_is_another_process() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::sleeper();
+    let root = tree.root();
+    rig.host.watch(lease, my_uid(), vec![ProcKey { start: root.start + 1, ..root }]);
+    rig.gone(lease);
+}
+
+fn a_root_that_is_gone_is_gone() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let (mut ended, alive) = (Tree::sleeper(), Tree::sleeper());
+    let roots = vec![ended.root(), alive.root()];
+    ended.kill(0);
+    ended.wait();
+    rig.host.watch(lease, my_uid(), roots);
+    rig.members(lease, &alive.pids);
+}
+
+fn an_unknown_process_on_a_card_joins_before_it_is_observed() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let tree = Tree::sleeper();
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.members(lease, &tree.pids);
+    let joined = daemonised(lease);
+    put_on_card(&rig, joined.pids[1]);
+    let (_, at) = rig.after(0, "the process on the card", |sight| observed(sight, joined.pids[1]));
+    let both = [tree.pids[0], joined.pids[1]];
+    assert!(rig.members(lease, &both) < at);
+}
+
+fn a_stranger_on_a_card_joins_nobody() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let (tree, stranger, other) = (Tree::sleeper(), Tree::sleeper(), daemonised(fresh_lease()));
+    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.members(lease, &tree.pids);
+    for pid in [stranger.pids[0], other.pids[1]] {
+        put_on_card(&rig, pid);
+        rig.until("the process on the card", |sight| observed(sight, pid));
+    }
+    let told = rig.sights().into_iter().filter(|sight| matches!(sight, Sight::Members { .. })).count();
+    assert_eq!(told, 1);
+}
+
+fn put_on_card(rig: &Rig, pid: u32) {
+    rig.script(&format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{pid},"bytes":1048576}}]}}]}}"#));
+    rig.host.look();
+}
+
+fn observed(sight: &Sight, pid: u32) -> Option<()> {
+    let Sight::Observed { observation, .. } = sight else { return None };
+    let Reading::Used(used) = &observation.reading else { return None };
+    used.processes.iter().any(|resident| resident.process == key(pid)).then_some(())
+}
+
+fn a_lease_inside_a_lease_has_its_own_tree() {
+    let (outer, inner) = (fresh_lease(), fresh_lease());
+    let rig = Rig::new(NEVER);
+    let tree = Tree::shell(THREE, 2);
+    rig.host.watch(outer, my_uid(), vec![tree.root()]);
+    rig.members(outer, &tree.pids);
+    rig.host.watch(inner, my_uid(), vec![key(tree.pids[1])]);
+    rig.members(inner, &tree.pids[1..]);
+    rig.members(outer, &tree.pids[..1]);
+    // Watched again, the outer lease does not take the inner one's tree back.
+    let from = rig.count();
+    rig.host.watch(outer, my_uid(), vec![tree.root()]);
+    let (told, _) = rig.after(from, "members", |sight| match sight {
+        Sight::Members { lease, processes } if *lease == outer => Some(processes.clone()),
+        _ => None,
+    });
+    assert_eq!(told, [tree.root()]);
+}
+
+fn members_stay_when_the_roots_are_replaced() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let (old, new) = (Tree::sleeper(), Tree::sleeper());
+    rig.host.watch(lease, my_uid(), vec![old.root()]);
+    rig.members(lease, &old.pids);
+    rig.host.watch(lease, my_uid(), vec![new.root()]);
+    rig.members(lease, &[old.pids[0], new.pids[0]]);
+}
+
+fn nothing_is_told_of_a_forgotten_lease() {
+    let (unwatched, other) = (fresh_lease(), fresh_lease());
+    let rig = Rig::new(NEVER);
+    let (forgotten, watched) = (Tree::sleeper(), Tree::sleeper());
+    rig.host.watch(unwatched, my_uid(), vec![forgotten.root()]);
+    rig.host.watch(other, my_uid(), vec![watched.root()]);
+    rig.members(other, &watched.pids);
+    rig.host.forget(unwatched);
+    forgotten.kill(0);
+    watched.kill(0);
+    rig.gone(other);
+    assert!(!rig.is_gone(unwatched));
+}
+
+fn what_is_in_the_holders_cgroup_is_the_holders() {
+    let lease = fresh_lease();
+    let Some(cgroup) = OwnCgroup::make(lease) else {
+        eprintln!("skipped: this user may not make a cgroup here");
+        return;
+    };
+    let rig = Rig::new(OFTEN);
+    let (root, beside) = (Tree::sleeper(), Tree::sleeper());
+    cgroup.put(root.pids[0]);
+    rig.host.watch(lease, my_uid(), vec![root.root()]);
+    rig.members(lease, &root.pids);
+    cgroup.put(beside.pids[0]);
+    rig.members(lease, &[root.pids[0], beside.pids[0]]);
+}
+
+/// A cgroup of the name that marks a holder; taken away after the test.
+struct OwnCgroup(PathBuf);
+
+impl OwnCgroup {
+    fn make(lease: LeaseId) -> Option<OwnCgroup> {
+        let mine = process::cgroups(std::process::id()).ok()?;
+        let dirs = mine.iter().filter_map(process::Cgroup::directory).map(|dir| dir.join(format!("sublet-{lease}")));
+        let usable = |dir: &PathBuf| std::fs::create_dir(dir).is_ok() && dir.join("cgroup.procs").exists();
+        dirs.into_iter().find(usable).map(OwnCgroup)
+    }
+
+    fn put(&self, pid: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        // It can be removed only when it is empty: send its processes up.
+        let up = self.0.parent().unwrap().join("cgroup.procs");
+        for pid in std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = std::fs::write(&up, pid);
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

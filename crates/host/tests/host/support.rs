@@ -1,0 +1,231 @@
+//! A host with a scripted card, what it saw, and processes that end with the test.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::{Reading, Unreadable, Used};
+use sublet_host::clock::Clock;
+use sublet_host::{Host, Settings, Sight, process};
+
+/// Longer than anything here takes, even on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A period so long that nothing in a test can come from it.
+pub const NEVER: Duration = Duration::from_secs(600);
+pub const OFTEN: Duration = Duration::from_millis(50);
+
+/// Names of tests and their bodies.
+pub type Tests = &'static [(&'static str, fn())];
+
+/// Makes a [`Tests`] table from functions.
+#[macro_export]
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => {
+        pub const TESTS: $crate::support::Tests = &[$((concat!(module_path!(), "::", stringify!($name)), $name as fn())),*];
+    };
+}
+
+#[derive(Default)]
+struct Seen {
+    sights: Mutex<Vec<Sight>>,
+    more: Condvar,
+}
+
+pub struct Rig {
+    pub host: Host,
+    seen: Arc<Seen>,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new(period: Duration) -> Rig {
+        Rig::with("scripted:1x24GiB", |settings, _| settings.period = period)
+    }
+
+    pub fn with(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings::new(gpu.parse().unwrap());
+        settings.script = dir.path().join("script.json");
+        settings.deadline = Duration::from_millis(500);
+        change(&mut settings, dir.path());
+        let seen = Arc::new(Seen::default());
+        let sink = Arc::clone(&seen);
+        let sink = move |sight| {
+            sink.sights.lock().unwrap().push(sight);
+            sink.more.notify_all();
+        };
+        Rig { host: Host::start(settings, Clock::default(), sink).unwrap(), seen, dir }
+    }
+
+    pub fn script(&self, text: &str) {
+        let new = self.dir.path().join("new.json");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.dir.path().join("script.json")).unwrap();
+    }
+
+    /// Waits for something among the sights from `from` on; returns it with the place after it.
+    pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> (T, usize) {
+        let until = Instant::now() + PATIENCE;
+        let mut sights = self.seen.sights.lock().unwrap();
+        loop {
+            let found = sights.iter().enumerate().skip(from).find_map(|(at, sight)| Some((find(sight)?, at + 1)));
+            if let Some(found) = found {
+                return found;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "waited in vain for {wanted}; saw {:#?}", *sights);
+            sights = self.seen.more.wait_timeout(sights, left).unwrap().0;
+        }
+    }
+
+    /// The same, from the first sight on.
+    pub fn until<T>(&self, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> T {
+        self.after(0, wanted, find).0
+    }
+
+    /// How many sights there are by now.
+    pub fn count(&self) -> usize {
+        self.seen.sights.lock().unwrap().len()
+    }
+
+    pub fn sights(&self) -> Vec<Sight> {
+        self.seen.sights.lock().unwrap().clone()
+    }
+
+    /// Looks, and waits for what card 0 shows then.
+    pub fn look(&self) -> Reading {
+        let from = self.count();
+        let now = Clock::default().now();
+        self.host.look();
+        let fresh = |sight: &Sight| match sight {
+            Sight::Observed { uuid, observation } if uuid.ends_with("000") && observation.begun >= now => {
+                Some(observation.reading.clone())
+            }
+            _ => None,
+        };
+        self.after(from, "a look", fresh).0
+    }
+
+    pub fn used(&self) -> Used {
+        match self.look() {
+            Reading::Used(used) => used,
+            Reading::Unreadable(why) => panic!("card is unreadable: {why:?}"),
+        }
+    }
+
+    pub fn unreadable(&self) -> Unreadable {
+        match self.look() {
+            Reading::Used(used) => panic!("card is readable: {used:?}"),
+            Reading::Unreadable(why) => why,
+        }
+    }
+
+    /// Waits until the card answers again.
+    pub fn recovery(&self) {
+        let good = |sight: &Sight| {
+            matches!(sight, Sight::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
+                .then_some(())
+        };
+        self.after(self.count(), "a card that answers again", good);
+    }
+
+    /// Waits until the members of a lease are exactly these pids.
+    pub fn members(&self, lease: LeaseId, pids: &[u32]) -> usize {
+        let mut wanted = pids.to_vec();
+        wanted.sort_unstable();
+        let exactly = |sight: &Sight| match sight {
+            Sight::Members { lease: told, processes } if *told == lease => {
+                (processes.iter().map(|key| key.pid).collect::<Vec<_>>() == wanted).then_some(())
+            }
+            _ => None,
+        };
+        self.after(0, &format!("members {wanted:?} of {lease}"), exactly).1
+    }
+
+    pub fn gone(&self, lease: LeaseId) -> usize {
+        self.after(0, &format!("{lease} gone"), |sight| (*sight == Sight::Gone { lease }).then_some(())).1
+    }
+
+    pub fn is_gone(&self, lease: LeaseId) -> bool {
+        self.sights().contains(&Sight::Gone { lease })
+    }
+}
+
+/// Processes of a test. The first was started by it, others by that one.
+pub struct Tree {
+    child: Child,
+    pub pids: Vec<u32>,
+}
+
+impl Tree {
+    pub fn sleeper() -> Tree {
+        Tree::of(Command::new("sleep").arg("600").stdout(Stdio::null()), 0)
+    }
+
+    /// Runs a shell script that prints the pid of each further process, so many of them.
+    pub fn shell(script: &str, printed: usize) -> Tree {
+        Tree::of(Command::new("sh").args(["-c", script]), printed)
+    }
+
+    pub fn of(command: &mut Command, printed: usize) -> Tree {
+        if printed > 0 {
+            command.stdout(Stdio::piped());
+        }
+        let mut child = command.spawn().unwrap();
+        let mut pids = vec![child.id()];
+        if let Some(out) = child.stdout.take() {
+            let lines = BufReader::new(out).lines().take(printed);
+            pids.extend(lines.map(|line| line.unwrap().trim().parse::<u32>().unwrap()));
+        }
+        Tree { child, pids }
+    }
+
+    pub fn root(&self) -> ProcKey {
+        key(self.pids[0])
+    }
+
+    /// Kills one of them. The root stays a zombie until the test is over.
+    pub fn kill(&self, which: usize) {
+        kill(self.pids[which]);
+    }
+
+    /// Waits until the first has ended by itself, and reaps it.
+    pub fn wait(&mut self) {
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.pids[1..].iter().for_each(|pid| kill(*pid));
+    }
+}
+
+fn kill(pid: u32) {
+    let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL);
+}
+
+pub fn key(pid: u32) -> ProcKey {
+    process::identify(pid).unwrap().key
+}
+
+/// A lease that no other test, and no other run of the tests, has a process of.
+pub fn fresh_lease() -> LeaseId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    LeaseId(u64::from(std::process::id()) << 20 | NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub fn my_uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+/// This executable, which is also the worker.
+pub fn exe() -> PathBuf {
+    std::env::current_exe().unwrap()
+}

@@ -1,0 +1,63 @@
+//! A copy of a journal beside a running daemon: one file, whole, that opens by itself.
+//!
+//! To go back to it, put it into an empty directory as `journal.db`. Beside the old
+//! `journal.db-wal` it would be mixed with what came after it.
+
+use crate::connect;
+use crate::error::OpenError;
+use crate::place;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Copies the journal in a state directory (or a backup) to a new file, and returns when the copy
+/// is on the disk. Works beside a daemon.
+pub fn backup(at: &Path, to: &Path) -> Result<(), OpenError> {
+    if to.symlink_metadata().is_ok() {
+        return Err(OpenError::Exists { path: to.to_owned() });
+    }
+    let (conn, _) = connect::look(at)?;
+    let part = Part::beside(to)?;
+    let target = part.path.to_str().ok_or_else(|| OpenError::file(to, "its name is not UTF-8"))?;
+    conn.execute("VACUUM INTO ?1", [target]).map_err(|error| OpenError::sqlite(&part.path, &error))?;
+    finish(&part.path, to)
+}
+
+/// The unfinished copy; removed unless it was given its name.
+struct Part {
+    path: PathBuf,
+}
+
+impl Part {
+    fn beside(to: &Path) -> Result<Part, OpenError> {
+        let mut name = to.file_name().ok_or_else(|| OpenError::file(to, "it names no file"))?.to_owned();
+        name.push(format!(".part-{}", std::process::id()));
+        let path = to.with_file_name(name);
+        let part = Part { path };
+        // SQLite writes into an empty file of ours, which only its owner can read.
+        place::make_private(&part.path)?;
+        Ok(part)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // After a success there is nothing under this name; after an error, the error says more.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn finish(part: &Path, to: &Path) -> Result<(), OpenError> {
+    let failed = |error| OpenError::file(to, error);
+    File::open(part).and_then(|file| file.sync_all()).map_err(failed)?;
+    match renameat_with(CWD, part, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => return Err(OpenError::Exists { path: to.to_owned() }),
+        // Some file systems cannot rename without replacing; a hard link does not replace either.
+        Err(Errno::INVAL | Errno::NOSYS) => fs::hard_link(part, to).map_err(failed)?,
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    place::sync_dir(parent).map_err(failed)
+}

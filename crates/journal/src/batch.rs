@@ -1,0 +1,165 @@
+//! What one commit writes: the entries of the log, and the rows as they are after them.
+//!
+//! A batch only collects. It does not apply actions, and it knows no file.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use sublet_core::action::Action;
+use sublet_core::ids::{CardId, LeaseId, TenantId};
+use sublet_core::rows::{Card, Ended, Lease, Meta, Rows, Tenant};
+use sublet_core::units::Time;
+
+/// One fact for the log, which is the audit trail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Who made it happen: a tenant's name, or a part of the daemon.
+    pub actor: Arc<str>,
+    /// What.
+    pub action: Action,
+    /// When.
+    pub at: Time,
+    /// When, for people: µs since 1970.
+    pub wall_us: u64,
+}
+
+/// The answer to a request with an Idempotency-Key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredAnswer {
+    /// Whose request it was.
+    pub tenant: TenantId,
+    /// Its key.
+    pub key: String,
+    /// What was asked; the same key with another is a mistake of the caller.
+    pub fingerprint: [u8; 32],
+    /// The status that was answered.
+    pub status: u16,
+    /// The body that was answered.
+    pub body: String,
+    /// When, for people: µs since 1970.
+    pub wall_us: u64,
+}
+
+/// Everything one transaction writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The time when it was closed; the journal keeps the greatest.
+    pub at: Time,
+    /// In the order they happened.
+    pub entries: Vec<Entry>,
+    /// The counters, if they changed.
+    pub meta: Option<Meta>,
+    /// New and changed tenants.
+    pub tenants: Vec<(TenantId, Tenant)>,
+    /// New and changed cards.
+    pub cards: Vec<(CardId, Card)>,
+    /// New and changed leases.
+    pub leases: Vec<Lease>,
+    /// Leases of earlier batches that are not live any more.
+    pub gone: Vec<LeaseId>,
+    /// What became history.
+    pub past: Vec<Ended>,
+    /// Answers to keep.
+    pub answers: Vec<StoredAnswer>,
+}
+
+impl Batch {
+    /// Whether there is nothing to write but the time.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+            && self.meta.is_none()
+            && self.tenants.is_empty()
+            && self.cards.is_empty()
+            && self.leases.is_empty()
+            && self.gone.is_empty()
+            && self.past.is_empty()
+            && self.answers.is_empty()
+    }
+}
+
+/// A batch that is being filled.
+///
+/// ```text
+/// let ended = rows.apply(&action);
+/// open.push(entry, ended);          // for each action
+/// let batch = open.close(&rows, now);
+/// ```
+/// It remembers which rows the actions touched, and takes each row's image once, at the end:
+/// a lease that came and went within the batch never touches the table of live ones.
+#[derive(Clone, Debug, Default)]
+pub struct Open {
+    entries: Vec<Entry>,
+    past: Vec<Ended>,
+    answers: Vec<StoredAnswer>,
+    meta: bool,
+    tenants: BTreeSet<TenantId>,
+    cards: BTreeSet<CardId>,
+    leases: BTreeSet<LeaseId>,
+    /// Those of `leases` that no earlier batch knows.
+    queued: BTreeSet<LeaseId>,
+    /// Those of `leases` that ended: their tenants' totals changed.
+    charged: BTreeSet<LeaseId>,
+}
+
+impl Open {
+    /// Whether nothing was put in.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.answers.is_empty()
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Adds a fact that was just applied, and what became history by it.
+    pub fn push(&mut self, entry: Entry, ended: Option<Ended>) {
+        match &entry.action {
+            Action::Start { .. } | Action::Grace { .. } | Action::Grant { .. } => self.meta = true,
+            Action::Enrol { tenant, .. } => {
+                self.tenants.insert(*tenant);
+            }
+            Action::List { card, .. } | Action::Serve { card, .. } => {
+                self.cards.insert(*card);
+            }
+            Action::Queue { lease, .. } => {
+                self.meta = true;
+                self.queued.insert(*lease);
+            }
+            Action::End { lease, .. } => {
+                self.charged.insert(*lease);
+            }
+            Action::Renew { .. } | Action::Bind { .. } | Action::Retire { .. } => {}
+        }
+        self.leases.extend(entry.action.lease());
+        self.past.extend(ended);
+        self.entries.push(entry);
+    }
+
+    /// Adds an answer to keep.
+    pub fn answer(&mut self, answer: StoredAnswer) {
+        self.answers.push(answer);
+    }
+
+    /// Takes the images of the touched rows from `rows`, to which every entry was applied,
+    /// and begins anew.
+    pub fn close(&mut self, rows: &Rows, at: Time) -> Batch {
+        let mut open = std::mem::take(self);
+        let live = open.charged.iter().filter_map(|id| rows.leases.get(id)).map(|lease| lease.tenant);
+        let over = open.past.iter().filter(|ended| open.charged.contains(&ended.id)).map(|ended| ended.tenant);
+        open.tenants.extend(live.chain(over));
+        let mut batch = Batch { at, entries: open.entries, past: open.past, answers: open.answers, ..Batch::default() };
+        batch.meta = open.meta.then(|| rows.meta.clone());
+        let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));
+        batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
+        let card = |id: CardId| Some((id, rows.cards.get(usize::from(id.0))?.clone()));
+        batch.cards = open.cards.into_iter().filter_map(card).collect();
+        for id in open.leases {
+            match rows.leases.get(&id) {
+                Some(lease) => batch.leases.push(lease.clone()),
+                None if open.queued.contains(&id) => {}
+                None => batch.gone.push(id),
+            }
+        }
+        batch
+    }
+}

@@ -1,0 +1,261 @@
+//! What can go wrong, said so that the caller knows what to do.
+//!
+//! [`OpenError`] is about a journal that cannot be opened or read; [`CommitError`] has
+//! one variant for each thing the daemon must do next. The wording is for people and
+//! may change; `hint` has the next step where there is one.
+
+use crate::place;
+use rusqlite::ffi;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What SQLite or the system said, for the end of a chain of errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause(String);
+
+impl Cause {
+    pub(crate) fn new(text: impl fmt::Display) -> Cause {
+        Cause(text.to_string())
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Cause {}
+
+/// A journal could not be opened, read, checked or copied. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The state directory cannot be made, entered or written.
+    #[error("cannot use the state directory `{}`", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Everybody on the host can put files there.
+    #[error("the state directory `{}` can be written by everybody (mode {mode:o})", path.display())]
+    Exposed {
+        /// Which.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Another daemon has it.
+    #[error("the journal in `{}` is in use{}", path.display(), by(*pid))]
+    Locked {
+        /// The state directory.
+        path: PathBuf,
+        /// Who has it, if its lock file says so.
+        pid: Option<u32>,
+    },
+    /// There is none.
+    #[error("there is no journal at `{}`", path.display())]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// There was one, and its main file is gone or almost empty.
+    #[error("`{}` is gone or cut short, but this directory held a journal", path.display())]
+    Gone {
+        /// The missing file.
+        path: PathBuf,
+    },
+    /// It was written by a later release.
+    #[error("`{}` has schema {found}; this program knows up to {known}", path.display())]
+    NewerSchema {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// It was written by an earlier release and was not brought up to date yet.
+    #[error("`{}` has schema {found}; this program reads {known}", path.display())]
+    OlderSchema {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// It is no journal, or no database at all.
+    #[error("`{}` is not a journal of this program", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Its bytes make no sense.
+    #[error("`{}` is damaged", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where, as far as is known.
+        source: Cause,
+    },
+    /// There is no room.
+    #[error("no room on the disk of `{}`", path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A backup never replaces a file.
+    #[error("`{}` exists already", path.display())]
+    Exists {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The file cannot be opened, read or written.
+    #[error("cannot use `{}`", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system or SQLite said.
+        source: Cause,
+    },
+}
+
+fn by(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" by process {pid}"))
+}
+
+impl OpenError {
+    /// The next step.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            OpenError::Directory { .. } | OpenError::File { .. } => {
+                "check its owner, its permissions and that its disk is mounted read-write".to_owned()
+            }
+            OpenError::Exposed { path, .. } => format!("run `chmod 700 {}`", path.display()),
+            OpenError::Locked { pid: Some(pid), .. } => {
+                format!("stop process {pid} first, or choose another state directory")
+            }
+            OpenError::Locked { pid: None, .. } => {
+                "stop the other daemon, or choose another state directory".to_owned()
+            }
+            OpenError::Missing { .. } => "check the path; a daemon makes its journal when it first starts".to_owned(),
+            OpenError::Gone { path } => format!(
+                "put a backup there as `{}`; to start empty, move everything out of that directory",
+                path.file_name().unwrap_or_default().to_string_lossy()
+            ),
+            OpenError::NewerSchema { .. } => {
+                "use the release that wrote it, or a later one; nothing was changed".to_owned()
+            }
+            OpenError::OlderSchema { .. } => "start the daemon once: it brings the file up to date".to_owned(),
+            OpenError::Foreign { .. } => "choose another state directory; the file was left as it is".to_owned(),
+            OpenError::Corrupt { .. } => {
+                "keep the directory as it is, and start from a backup in a new one; nothing was changed".to_owned()
+            }
+            OpenError::Full { .. } => "free some space and try again; nothing was lost".to_owned(),
+            OpenError::Exists { .. } => "choose another name".to_owned(),
+        })
+    }
+
+    /// Sorts what SQLite said about the file at `path`.
+    pub(crate) fn sqlite(path: &Path, error: &rusqlite::Error) -> OpenError {
+        let path = path.to_owned();
+        let source = Cause::new(error);
+        match error.sqlite_error().map(|e| e.extended_code & 0xff) {
+            // Where a journal was set up, a file without the right beginning is what became of it.
+            Some(ffi::SQLITE_NOTADB) if path.with_file_name(place::BALLAST).exists() => {
+                OpenError::Corrupt { path, source }
+            }
+            Some(ffi::SQLITE_NOTADB) => OpenError::Foreign { path },
+            Some(ffi::SQLITE_CORRUPT) => OpenError::Corrupt { path, source },
+            Some(ffi::SQLITE_FULL) => OpenError::Full { path },
+            // The file is whole by SQLite's rules, but a row or column is missing or unreadable.
+            Some(ffi::SQLITE_ERROR) | None => OpenError::Corrupt { path, source },
+            _ => OpenError::File { path, source },
+        }
+    }
+
+    pub(crate) fn file(path: &Path, error: impl fmt::Display) -> OpenError {
+        OpenError::File { path: path.to_owned(), source: Cause::new(error) }
+    }
+}
+
+/// A batch was not committed. Nothing of it may be acknowledged.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// There is no room; nothing of the batch is in the journal. The state must be
+    /// reloaded; smaller things may still fit, in the ballast if need be.
+    #[error("no room on the disk: nothing of this batch was written")]
+    Full(#[source] Cause),
+    /// The disk did not confirm a write: nobody knows what is on it. The process must exit,
+    /// and read the disk when it starts again.
+    #[error("the disk did not confirm a write")]
+    Sync(#[source] Cause),
+    /// The batch was refused; nothing of it is in the journal. The state must be reloaded.
+    #[error("the journal refused a batch: nothing of it was written")]
+    Broken(#[source] Cause),
+}
+
+impl CommitError {
+    /// The next step.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            CommitError::Full(_) => "free some space on the disk of the state directory".to_owned(),
+            CommitError::Sync(_) => "check the disk (`dmesg`); the daemon starts again from what is on it".to_owned(),
+            CommitError::Broken(_) => "run `sublet journal verify`".to_owned(),
+        })
+    }
+
+    /// Sorts what SQLite said; `errno` is the system's last word on that connection.
+    pub(crate) fn sqlite(error: &rusqlite::Error, errno: i32) -> CommitError {
+        let cause = Cause::new(error);
+        match error.sqlite_error().map(|e| e.extended_code) {
+            Some(code) if out_of_room(code, errno) => CommitError::Full(cause),
+            Some(code) if code & 0xff == ffi::SQLITE_IOERR => CommitError::Sync(cause),
+            _ => CommitError::Broken(cause),
+        }
+    }
+}
+
+/// SQLite itself says "full" for ENOSPC only; a quota and a limit on file sizes are the same to us.
+fn out_of_room(code: i32, errno: i32) -> bool {
+    use rustix::io::Errno;
+    let errno_of_room = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG].map(Errno::raw_os_error).contains(&errno);
+    match code {
+        ffi::SQLITE_IOERR_WRITE | ffi::SQLITE_IOERR_SHMSIZE => errno_of_room,
+        _ => code & 0xff == ffi::SQLITE_FULL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    fn sorted(code: i32, errno: i32) -> &'static str {
+        let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+        match CommitError::sqlite(&error, errno) {
+            CommitError::Full(_) => "full",
+            CommitError::Sync(_) => "sync",
+            CommitError::Broken(_) => "broken",
+        }
+    }
+
+    #[test]
+    fn what_sqlite_says_decides_what_the_daemon_must_do() {
+        assert_eq!(sorted(ffi::SQLITE_FULL, Errno::NOSPC.raw_os_error()), "full");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::DQUOT.raw_os_error()), "full");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::FBIG.raw_os_error()), "full");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_SHMSIZE, Errno::NOSPC.raw_os_error()), "full");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_WRITE, Errno::IO.raw_os_error()), "sync");
+        // An fsync that failed for want of room has still lost pages.
+        assert_eq!(sorted(ffi::SQLITE_IOERR_FSYNC, Errno::NOSPC.raw_os_error()), "sync");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_DIR_FSYNC, Errno::IO.raw_os_error()), "sync");
+        assert_eq!(sorted(ffi::SQLITE_IOERR_READ, Errno::IO.raw_os_error()), "sync");
+        assert_eq!(sorted(ffi::SQLITE_CONSTRAINT_PRIMARYKEY, 0), "broken");
+        assert_eq!(sorted(ffi::SQLITE_BUSY, 0), "broken");
+        assert_eq!(sorted(ffi::SQLITE_CORRUPT, 0), "broken");
+    }
+}

@@ -1,0 +1,264 @@
+//! The one who writes.
+//!
+//! ```text
+//!           commit: Full, Broken
+//!   ready ───────────────────────► stale ──reload──► ready
+//!     │                              │
+//!     └──────── commit: Sync ────────┴─────────────► lost (for good: the process must exit)
+//! ```
+
+use crate::batch::{Batch, Entry};
+use crate::chain::{Hash, Hasher, Head};
+use crate::checkpoint::Checkpointer;
+use crate::codec::{self, signed};
+use crate::connect;
+use crate::error::{Cause, CommitError, OpenError};
+use crate::place::{self, Ballast, Lock};
+use crate::read::{self, Loaded, Marks, Reader};
+use rusqlite::{Connection, Error, Result, Statement};
+use std::io;
+use std::path::{Path, PathBuf};
+use sublet_core::action::FORMAT;
+use sublet_core::units::Time;
+
+/// The one who writes. Dropping it hands the state directory back.
+#[derive(Debug)]
+pub struct Journal {
+    // Dropped in this order: the thread, the connection, then the lock.
+    checkpointer: Checkpointer,
+    pub(crate) conn: Connection,
+    path: PathBuf,
+    ballast: Ballast,
+    _lock: Lock,
+    hasher: Hasher,
+    tip: Tip,
+    health: Health,
+}
+
+/// Where the log ends, as it is on the disk.
+#[derive(Clone, Copy, Debug)]
+struct Tip {
+    clock: Time,
+    seq: u64,
+    hash: Hash,
+}
+
+impl From<&Marks> for Tip {
+    fn from(marks: &Marks) -> Tip {
+        Tip { clock: marks.clock, seq: marks.head_seq, hash: marks.head_hash }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Health {
+    Ready,
+    /// A commit failed and was rolled back: the caller's state is ahead of the disk.
+    Stale,
+    /// The disk did not confirm a write.
+    Lost(Cause),
+}
+
+impl Journal {
+    /// Opens the journal in a state directory, makes what is missing, and reads the state.
+    pub fn open(dir: &Path) -> Result<(Journal, Loaded), OpenError> {
+        place::prepare(dir)?;
+        let lock = Lock::take(dir)?;
+        place::check_not_lost(dir)?;
+        let path = dir.join(place::DATABASE);
+        place::make_private(&path)?;
+        let mut conn = connect::writer(&path)?;
+        let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(&path, &error))?;
+        let checkpointer = Checkpointer::start(&mut conn, &path)?;
+        let ballast = Ballast::of(dir);
+        // Too little room for it is no reason not to start.
+        let _ = ballast.restore();
+        place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
+        let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
+        Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, health }, loaded))
+    }
+
+    /// Writes a batch. When this returns `Ok`, all of it is on the disk; the number is that of
+    /// the log's last entry.
+    pub fn commit(&mut self, batch: &Batch) -> Result<u64, CommitError> {
+        if batch.is_empty() && batch.at <= self.tip.clock {
+            return Ok(self.tip.seq);
+        }
+        let clock = batch.entries.iter().map(|entry| entry.at).fold(self.tip.clock.max(batch.at), Time::max);
+        let tip = self.transact(|journal| {
+            write_rows(&journal.conn, batch)?;
+            let tip = journal.write_log(&batch.entries)?;
+            codec::put_head(&journal.conn, clock, tip.seq, &tip.hash)?;
+            Ok(Tip { clock, ..tip })
+        });
+        match tip {
+            Ok(tip) => {
+                self.tip = tip;
+                Ok(tip.seq)
+            }
+            Err(error) => {
+                if matches!(self.health, Health::Ready) {
+                    self.health = Health::Stale;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads the state again, after a commit failed.
+    pub fn reload(&mut self) -> Result<Loaded, OpenError> {
+        let (loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
+        self.tip = Tip::from(&marks);
+        if matches!(self.health, Health::Stale) {
+            self.health = Health::Ready;
+        }
+        Ok(loaded)
+    }
+
+    /// Opens a look at what was committed, for another thread.
+    pub fn reader(&self) -> Result<Reader, OpenError> {
+        Reader::open(&self.path)
+    }
+
+    /// The number and the hash of the log's last entry: what goes to the system's own log.
+    pub fn head(&self) -> (u64, Hash) {
+        (self.tip.seq, self.tip.hash)
+    }
+
+    /// Frees the ballast's bytes, for releases and expiries on a full disk.
+    pub fn give_up_ballast(&mut self) -> io::Result<()> {
+        self.ballast.give_up()
+    }
+
+    /// Takes the ballast back, and says whether it is all there.
+    pub fn restore_ballast(&mut self) -> io::Result<bool> {
+        self.ballast.restore()
+    }
+
+    /// Bounds the database's size: a commit that needs more fails like on a full disk.
+    /// Below the present size it only stops growth.
+    pub fn cap_bytes(&mut self, bytes: u64) -> Result<(), OpenError> {
+        let failed = |error: Error| OpenError::sqlite(&self.path, &error);
+        let page: i64 = self.conn.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(failed)?;
+        let pages = i64::try_from(bytes).unwrap_or(i64::MAX) / page.max(1);
+        let set = self.conn.query_row(&format!("PRAGMA max_page_count = {}", pages.max(1)), [], |_| Ok(()));
+        set.map_err(failed)
+    }
+
+    /// Runs one transaction: all of `work` is on the disk, or none of it is there.
+    pub(crate) fn transact<T>(&mut self, mut work: impl FnMut(&mut Journal) -> Result<T>) -> Result<T, CommitError> {
+        self.check_health()?;
+        let mut done = self.attempt(&mut work);
+        if matches!(done, Err(CommitError::Full(_))) {
+            // The write-ahead log may have room of its own, once it can begin anew.
+            self.restart_wal()?;
+            done = self.attempt(&mut work);
+        }
+        if done.is_ok() {
+            self.checkpointer.committed();
+        }
+        done
+    }
+
+    fn attempt<T>(&mut self, work: &mut impl FnMut(&mut Journal) -> Result<T>) -> Result<T, CommitError> {
+        let mut run = |journal: &mut Journal| {
+            journal.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+            let done = work(journal)?;
+            journal.conn.prepare_cached("COMMIT")?.execute([])?;
+            Ok(done)
+        };
+        run(self).map_err(|error| self.failed(&error))
+    }
+
+    fn restart_wal(&mut self) -> Result<(), CommitError> {
+        let restarted = self.conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+        match restarted.map_err(|error| self.failed(&error)) {
+            Err(lost @ CommitError::Sync(_)) => Err(lost),
+            // No room for that either, or a reader is in the way: the second attempt will tell.
+            _ => Ok(()),
+        }
+    }
+
+    fn check_health(&mut self) -> Result<(), CommitError> {
+        if let Some(cause) = self.checkpointer.fault() {
+            self.health = Health::Lost(cause);
+        }
+        match &self.health {
+            Health::Ready => Ok(()),
+            Health::Stale => {
+                Err(CommitError::Broken(Cause::new("an earlier batch failed and the state was not reloaded")))
+            }
+            Health::Lost(cause) => Err(CommitError::Sync(cause.clone())),
+        }
+    }
+
+    /// Sorts the error and leaves no transaction open.
+    fn failed(&mut self, error: &Error) -> CommitError {
+        let mut sorted = CommitError::sqlite(error, connect::errno(&self.conn));
+        if !self.conn.is_autocommit()
+            && let Err(error) = self.conn.execute_batch("ROLLBACK")
+        {
+            // What cannot be taken back is as unknown as what cannot be confirmed.
+            sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
+        }
+        if let CommitError::Sync(cause) = &sorted {
+            self.health = Health::Lost(cause.clone());
+        }
+        sorted
+    }
+
+    fn write_log(&mut self, entries: &[Entry]) -> Result<Tip> {
+        let mut tip = self.tip;
+        let groups = entries.chunks_exact(codec::ENTRIES);
+        let singles = groups.remainder().chunks(1);
+        for group in groups.chain(singles) {
+            let mut put = codec::entries_put(&self.conn, group.len())?;
+            for (place, entry) in group.iter().enumerate() {
+                tip = bind_entry(&mut put, place * 8, &mut self.hasher, tip, entry)?;
+            }
+            put.raw_execute()?;
+        }
+        Ok(tip)
+    }
+}
+
+/// Binds an entry after the first `bound` parameters, and says where the log ends with it.
+fn bind_entry(put: &mut Statement<'_>, bound: usize, hasher: &mut Hasher, tip: Tip, entry: &Entry) -> Result<Tip> {
+    let Entry { actor, action, at, wall_us } = entry;
+    let seq = tip.seq + 1;
+    let head = Head { before: &tip.hash, seq, at: *at, wall_us: *wall_us, actor, format: FORMAT };
+    let hashed = hasher.entry(head, |buffer| serde_json::to_writer(buffer, action));
+    let (hash, json) = hashed.map_err(|error| Error::ToSqlConversionFailure(error.into()))?;
+    put.raw_bind_parameter(bound + 1, signed(seq))?;
+    put.raw_bind_parameter(bound + 2, signed(at.0))?;
+    put.raw_bind_parameter(bound + 3, signed(*wall_us))?;
+    put.raw_bind_parameter(bound + 4, &**actor)?;
+    put.raw_bind_parameter(bound + 5, action.lease().map(|id| signed(id.0)))?;
+    put.raw_bind_parameter(bound + 6, FORMAT)?;
+    put.raw_bind_parameter(bound + 7, json)?;
+    put.raw_bind_parameter(bound + 8, &hash[..])?;
+    Ok(Tip { seq, hash, ..tip })
+}
+
+fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
+    if let Some(meta) = &batch.meta {
+        codec::put_meta(conn, meta)?;
+    }
+    for (id, tenant) in &batch.tenants {
+        codec::put_tenant(conn, *id, tenant)?;
+    }
+    for (id, card) in &batch.cards {
+        codec::put_card(conn, *id, card)?;
+    }
+    for id in &batch.gone {
+        codec::drop_lease(conn, *id)?;
+    }
+    if !batch.leases.is_empty() {
+        let mut put = codec::lease_put(conn)?;
+        batch.leases.iter().try_for_each(|lease| codec::put_lease(&mut put, lease))?;
+    }
+    if !batch.past.is_empty() {
+        let mut put = codec::past_put(conn)?;
+        batch.past.iter().try_for_each(|ended| codec::put_past(&mut put, ended))?;
+    }
+    batch.answers.iter().try_for_each(|answer| codec::put_answer(conn, answer))
+}

@@ -1,0 +1,163 @@
+//! The state directory: who may use it, the lock, and the ballast.
+//!
+//! ```text
+//! journal.db  journal.db-wal  journal.db-shm   SQLite's
+//! lock                                         held while a daemon runs; says its pid
+//! ballast                                      bytes to give up when the disk is full
+//! ```
+//! The database's own files are never opened here: closing any descriptor of such a
+//! file would drop SQLite's locks on it.
+
+use crate::error::OpenError;
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The database in a state directory.
+pub const DATABASE: &str = "journal.db";
+/// The lock file.
+pub const LOCK: &str = "lock";
+/// The ballast. It is emptied, never removed: where it is, a journal was set up.
+pub const BALLAST: &str = "ballast";
+/// Room for some ten thousand releases and expiries.
+pub const BALLAST_BYTES: u64 = 8 << 20;
+
+/// The least a database can have: one page.
+const PAGE: u64 = 4096;
+
+/// Makes sure that the directory is there and ours to use.
+pub fn prepare(dir: &Path) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
+    if !dir.exists() {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync_dir(parent).map_err(failed)?;
+        }
+    }
+    let about = fs::metadata(dir).map_err(failed)?;
+    if !about.is_dir() {
+        return Err(failed(Errno::NOTDIR.into()));
+    }
+    match about.permissions().mode() & 0o7777 {
+        mode if mode & 0o002 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes new names in a directory durable.
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Whoever has this is the only one who writes; it ends with the process, however that ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock, or says who has it.
+    pub fn take(dir: &Path) -> Result<Lock, OpenError> {
+        let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
+        let mut file = own_file(&dir.join(LOCK)).map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(OpenError::Locked { path: dir.to_owned(), pid: pid_in(&mut file) });
+            }
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        file.set_len(0).map_err(failed)?;
+        // On a full disk the pid may not fit. It is only there to be shown.
+        let _ = writeln!(file, "{}", std::process::id());
+        Ok(Lock { _file: file })
+    }
+}
+
+fn own_file(path: &Path) -> io::Result<File> {
+    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow).open(path)
+}
+
+fn pid_in(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Refuses what SQLite would take for a new database: it would make an empty one, and drop
+/// the write-ahead log beside it.
+pub fn check_not_lost(dir: &Path) -> Result<(), OpenError> {
+    let path = dir.join(DATABASE);
+    let bytes = |path: &Path| fs::metadata(path).map_or(0, |about| about.len());
+    let held = dir.join(BALLAST).exists() || bytes(&dir.join("journal.db-wal")) > 0;
+    match bytes(&path) {
+        ..PAGE if held => Err(OpenError::Gone { path }),
+        // SQLite takes so little for nothing, and would write over it.
+        1..PAGE => Err(OpenError::Foreign { path }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes an empty database file that only its owner can read, unless there is one.
+pub fn make_private(path: &Path) -> Result<(), OpenError> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(OpenError::file(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that are kept to be given up.
+#[derive(Debug)]
+pub struct Ballast {
+    path: PathBuf,
+}
+
+impl Ballast {
+    /// The ballast of a state directory.
+    pub fn of(dir: &Path) -> Ballast {
+        Ballast { path: dir.join(BALLAST) }
+    }
+
+    /// Hands its bytes to whoever writes next on that disk.
+    pub fn give_up(&self) -> io::Result<()> {
+        let file = own_file(&self.path)?;
+        file.set_len(0)?;
+        file.sync_all()
+    }
+
+    /// Takes the bytes back, and says whether they are all there now. It does not take
+    /// the last ones: with those the disk would be full again.
+    pub fn restore(&self) -> io::Result<bool> {
+        let file = own_file(&self.path)?;
+        if file.metadata()?.len() >= BALLAST_BYTES {
+            return Ok(true);
+        }
+        let disk = statvfs(&self.path)?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) < 2 * BALLAST_BYTES {
+            return Ok(false);
+        }
+        match reserve(&file) {
+            Ok(()) => file.sync_all().map(|()| true),
+            Err(error) => {
+                file.set_len(0)?;
+                if error.kind() == io::ErrorKind::StorageFull { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+}
+
+fn reserve(file: &File) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, BALLAST_BYTES) {
+        Err(Errno::OPNOTSUPP) => {
+            let mut file = file;
+            let chunk = vec![0u8; 1 << 20];
+            (0..BALLAST_BYTES >> 20).try_for_each(|_| file.write_all(&chunk))
+        }
+        other => Ok(other?),
+    }
+}

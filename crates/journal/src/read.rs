@@ -1,0 +1,227 @@
+//! Reading: everything at a start, and pieces of history for whoever asks.
+//!
+//! A [`Reader`] has its own connection. It sees whole commits only, and holds up nobody.
+
+use crate::batch::StoredAnswer;
+use crate::chain::Hash;
+use crate::codec::{self, signed};
+use crate::connect;
+use crate::error::OpenError;
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+use std::path::{Path, PathBuf};
+use sublet_core::action::Action;
+use sublet_core::ids::{LeaseId, TenantId};
+use sublet_core::rows::{Ended, Rows, Tenant};
+use sublet_core::units::Time;
+
+/// What a start finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// The state.
+    pub rows: Rows,
+    /// The greatest time ever committed: a new boot's clock goes on from here.
+    pub clock: Time,
+    /// The number of the last entry of the log.
+    pub seq: u64,
+    /// The stored answers, the oldest first.
+    pub answers: Vec<StoredAnswer>,
+}
+
+/// One line of the log, which is the audit trail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// Its number.
+    pub seq: u64,
+    /// When.
+    pub at: Time,
+    /// When, for people: µs since 1970.
+    pub wall_us: u64,
+    /// Who made it happen.
+    pub actor: String,
+    /// The lease it concerns, if one.
+    pub lease: Option<LeaseId>,
+    /// How to read `json`.
+    pub format: u32,
+    /// What happened, as JSON.
+    pub json: String,
+    /// Covers this line and all before it.
+    pub hash: Hash,
+}
+
+impl LogLine {
+    /// What happened.
+    pub fn action(&self) -> serde_json::Result<Action> {
+        serde_json::from_str(&self.json)
+    }
+}
+
+/// What `meta` knows beside the counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub clock: Time,
+    pub head_seq: u64,
+    pub head_hash: Hash,
+    pub base_seq: u64,
+    pub base_hash: Hash,
+    pub past_floor: u64,
+}
+
+pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
+    let sql = "SELECT clock_us, head_seq, head_hash, base_seq, base_hash, past_floor FROM meta";
+    conn.prepare_cached(sql)?.query_row([], |row| {
+        let int = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+        Ok(Marks {
+            clock: Time(int(0)?),
+            head_seq: int(1)?,
+            head_hash: codec::hash(row, 2)?,
+            base_seq: int(3)?,
+            base_hash: codec::hash(row, 4)?,
+            past_floor: int(5)?,
+        })
+    })
+}
+
+/// Reads every row that is the state.
+pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
+    let mut rows = Rows { meta: conn.prepare_cached(codec::META)?.query_row([], codec::meta)?, ..Rows::default() };
+    for found in conn.prepare_cached(codec::TENANTS)?.query_map([], codec::tenant)? {
+        let (id, tenant) = found?;
+        in_order(id.0 as usize, rows.tenants.len(), "tenant")?;
+        rows.tenants.push(tenant);
+    }
+    for found in conn.prepare_cached(codec::CARDS)?.query_map([], codec::card)? {
+        let (id, card) = found?;
+        in_order(usize::from(id.0), rows.cards.len(), "card")?;
+        rows.cards.push(card);
+    }
+    let mut leases = conn.prepare_cached(codec::LEASES)?;
+    rows.leases =
+        leases.query_map([], codec::lease)?.map(|lease| lease.map(|lease| (lease.id, lease))).collect::<Result<_>>()?;
+    for lease in rows.leases.values() {
+        if lease.tenant.0 as usize >= rows.tenants.len() {
+            return Err(missing("tenant", lease.tenant.0 as usize));
+        }
+    }
+    Ok(rows)
+}
+
+fn in_order(found: usize, expected: usize, what: &str) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(missing(what, expected)) }
+}
+
+fn missing(what: &str, number: usize) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(format!("the row of {what} {number} is missing").into())
+}
+
+/// Reads what a start needs, and the log's end.
+pub(crate) fn load(conn: &Connection) -> Result<(Loaded, Marks)> {
+    let tx = conn.unchecked_transaction()?;
+    let marks = marks(&tx)?;
+    let answers = tx.prepare_cached(codec::ANSWERS)?.query_map([], codec::answer)?.collect::<Result<_>>()?;
+    Ok((Loaded { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers }, marks))
+}
+
+pub(crate) const LOG: &str =
+    "SELECT seq, at_us, wall_us, actor, lease, format, action, hash FROM log WHERE seq > ?1 ORDER BY seq LIMIT ?2";
+
+pub(crate) fn log_line(row: &Row<'_>) -> Result<LogLine> {
+    let int = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+    let lease: Option<i64> = row.get(4)?;
+    Ok(LogLine {
+        seq: int(0)?,
+        at: Time(int(1)?),
+        wall_us: int(2)?,
+        actor: row.get(3)?,
+        lease: lease.map(|id| LeaseId(id.cast_unsigned())),
+        format: row.get(5)?,
+        json: row.get(6)?,
+        hash: codec::hash(row, 7)?,
+    })
+}
+
+/// A look at the journal beside the one who writes.
+#[derive(Debug)]
+pub struct Reader {
+    conn: Connection,
+    path: PathBuf,
+}
+
+impl Reader {
+    /// Opens a state directory or a backup. Works beside a daemon.
+    pub fn open(at: &Path) -> Result<Reader, OpenError> {
+        let (conn, path) = connect::look(at)?;
+        Ok(Reader { conn, path })
+    }
+
+    fn named<T>(&self, result: Result<T>) -> Result<T, OpenError> {
+        result.map_err(|error| OpenError::sqlite(&self.path, &error))
+    }
+
+    /// A lease that is over.
+    pub fn ended(&self, id: LeaseId) -> Result<Option<Ended>, OpenError> {
+        self.named((|| {
+            let sql = format!("{}WHERE id = ?1", codec::PAST);
+            self.conn.prepare_cached(&sql)?.query_row([signed(id.0)], codec::past).optional()
+        })())
+    }
+
+    /// Leases that are over, of one tenant or of all, the latest ask first, from below `before` on.
+    pub fn ended_of(
+        &self,
+        tenant: Option<TenantId>,
+        before: Option<LeaseId>,
+        limit: usize,
+    ) -> Result<Vec<Ended>, OpenError> {
+        let before = before.map_or(i64::MAX, |id| signed(id.0));
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let read = || match tenant {
+            Some(tenant) => {
+                let sql = format!("{}WHERE tenant = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3", codec::PAST);
+                let mut find = self.conn.prepare_cached(&sql)?;
+                find.query_map(params![tenant.0, before, limit], codec::past)?.collect()
+            }
+            None => {
+                let sql = format!("{}WHERE id < ?1 ORDER BY id DESC LIMIT ?2", codec::PAST);
+                self.conn.prepare_cached(&sql)?.query_map([before, limit], codec::past)?.collect()
+            }
+        };
+        self.named(read())
+    }
+
+    /// Lines of the log after `seq`, in order.
+    pub fn log(&self, after: u64, limit: usize) -> Result<Vec<LogLine>, OpenError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.named((|| self.conn.prepare_cached(LOG)?.query_map([signed(after), limit], log_line)?.collect())())
+    }
+
+    /// The oldest line that is still in the log, or the next one's number if there is none.
+    pub fn first_seq(&self) -> Result<u64, OpenError> {
+        self.named(marks(&self.conn).map(|marks| marks.base_seq + 1))
+    }
+
+    /// The number of the last line, 0 before the first.
+    pub fn last_seq(&self) -> Result<u64, OpenError> {
+        self.named(marks(&self.conn).map(|marks| marks.head_seq))
+    }
+
+    /// Every tenant with its totals, by [`TenantId`].
+    pub fn tenants(&self) -> Result<Vec<Tenant>, OpenError> {
+        self.rows().map(|rows| rows.tenants)
+    }
+
+    /// The state as it was last committed.
+    pub fn rows(&self) -> Result<Rows, OpenError> {
+        self.named((|| rows(&*self.conn.unchecked_transaction()?))())
+    }
+
+    /// The stored answer for a tenant's key.
+    pub fn answer(&self, tenant: TenantId, key: &str) -> Result<Option<StoredAnswer>, OpenError> {
+        let sql = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers WHERE tenant = ?1 AND key = ?2";
+        self.named((|| self.conn.prepare_cached(sql)?.query_row(params![tenant.0, key], codec::answer).optional())())
+    }
+}
+
+/// The state in a state directory or a backup. Works beside a daemon.
+pub fn live(at: &Path) -> Result<Rows, OpenError> {
+    Reader::open(at)?.rows()
+}

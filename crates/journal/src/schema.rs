@@ -1,0 +1,197 @@
+//! The tables, and how an older file becomes a current one.
+//!
+//! A file carries its version in `user_version` and whose it is in
+//! `application_id`. Each step of [`STEPS`] is one transaction; a step that was
+//! released is never edited, a new one is added. Nothing here reads or writes a row
+//! of a lease.
+//!
+//! SQLite's integers have a sign and ours have none: a `u64` is stored as the
+//! `i64` with the same bits. Only numbers above 2⁶³, which no clock or counter
+//! reaches, look negative in the `sqlite3` shell.
+
+use rusqlite::{Connection, Result};
+
+/// What [`application_id`](https://www.sqlite.org/pragma.html#pragma_application_id) says: "Subl".
+const APPLICATION: i64 = 0x5375_626c;
+
+/// The version this program writes.
+pub const VERSION: i64 = STEPS.len() as i64;
+
+/// The step at index n makes version n + 1 out of version n.
+const STEPS: &[&str] = &["
+CREATE TABLE meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    boot TEXT NOT NULL,
+    clock_offset_us INTEGER NOT NULL,
+    next_lease INTEGER NOT NULL,
+    next_epoch INTEGER NOT NULL,
+    grace_until_us INTEGER NOT NULL,
+    clock_us INTEGER NOT NULL,    -- the greatest time ever committed
+    head_seq INTEGER NOT NULL,    -- the last entry of the log, and its hash:
+    head_hash BLOB NOT NULL,      -- shows that the log's end was cut off
+    base_seq INTEGER NOT NULL,    -- the last entry that was folded into `base`
+    base_hash BLOB NOT NULL,
+    past_floor INTEGER NOT NULL   -- ended leases below it may be forgotten
+) STRICT;
+INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0);
+
+CREATE TABLE tenants (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    leases INTEGER NOT NULL,
+    card_us INTEGER NOT NULL,
+    byte_us TEXT NOT NULL         -- decimal: it has 128 bits
+) STRICT;
+
+CREATE TABLE cards (
+    id INTEGER PRIMARY KEY,
+    facts TEXT NOT NULL,          -- JSON
+    service TEXT NOT NULL         -- JSON
+) STRICT;
+
+CREATE TABLE leases (
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    asked_us INTEGER NOT NULL,
+    ask TEXT NOT NULL,            -- JSON
+    roots TEXT NOT NULL,          -- JSON
+    phase TEXT NOT NULL CHECK (phase IN ('waiting', 'active', 'ending')),
+    give_up_us INTEGER,           -- while waiting
+    vram INTEGER,                 -- from here on: once granted
+    epoch INTEGER,
+    granted_us INTEGER,
+    renewed_us INTEGER,
+    until_us INTEGER,
+    idle INTEGER,
+    cards TEXT,                   -- JSON
+    finish TEXT                   -- JSON, while ending
+) STRICT;
+
+CREATE TABLE past (
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    asked_us INTEGER NOT NULL,
+    ask TEXT NOT NULL,            -- JSON
+    reason TEXT NOT NULL,
+    ended_us INTEGER NOT NULL,
+    peak INTEGER,
+    vram INTEGER,                 -- from here on: if it ever was granted
+    epoch INTEGER,
+    granted_us INTEGER,
+    renewed_us INTEGER,
+    until_us INTEGER,
+    idle INTEGER,
+    cards TEXT                    -- JSON
+) STRICT;
+CREATE INDEX past_by_tenant ON past (tenant, id);
+
+CREATE TABLE log (
+    seq INTEGER PRIMARY KEY,
+    at_us INTEGER NOT NULL,
+    wall_us INTEGER NOT NULL,
+    actor TEXT NOT NULL,
+    lease INTEGER,
+    format INTEGER NOT NULL,
+    action TEXT NOT NULL,         -- JSON
+    hash BLOB NOT NULL            -- of the entry before it and of this one
+) STRICT;
+
+-- The rows as they were at `base_seq`, one JSON document each.
+CREATE TABLE base (
+    kind TEXT NOT NULL CHECK (kind IN ('meta', 'tenant', 'card', 'lease')),
+    id INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE answers (
+    number INTEGER PRIMARY KEY,   -- grows: the oldest has the smallest
+    tenant INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    fingerprint BLOB NOT NULL,
+    status INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    wall_us INTEGER NOT NULL,
+    UNIQUE (tenant, key)
+) STRICT;
+"];
+
+/// What a file is, by its own word.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A journal of this version; 0 is one that was never set up.
+    Journal(i64),
+    /// A database of another program.
+    Foreign,
+}
+
+/// Reads what a file is, and changes nothing.
+pub fn kind(conn: &Connection) -> Result<Kind> {
+    let version: i64 = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    let application: i64 = conn.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+    let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    let never_set_up = version == 0 && tables == 0;
+    Ok(if application == APPLICATION || never_set_up { Kind::Journal(version) } else { Kind::Foreign })
+}
+
+/// Brings a file of any known version to [`VERSION`].
+pub fn migrate(conn: &mut Connection) -> Result<()> {
+    advance(conn, STEPS)
+}
+
+fn advance(conn: &mut Connection, steps: &[&str]) -> Result<()> {
+    let from: i64 = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    for (version, step) in (1i64..).zip(steps).skip(usize::try_from(from).unwrap_or(0)) {
+        let tx = conn.transaction()?;
+        tx.execute_batch(step)?;
+        tx.pragma_update(None, "application_id", APPLICATION)?;
+        tx.pragma_update(None, "user_version", version)?;
+        tx.commit()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(conn: &Connection) -> i64 {
+        conn.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn each_step_runs_once_and_keeps_what_is_there() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        let steps = ["CREATE TABLE a (x) ", "ALTER TABLE a ADD y DEFAULT 7"];
+        advance(&mut conn, &steps[..1]).unwrap();
+        conn.execute("INSERT INTO a VALUES (1)", []).unwrap();
+        for _ in 0..2 {
+            advance(&mut conn, &steps).unwrap();
+            assert_eq!(version(&conn), 2);
+        }
+        let row = conn.query_row("SELECT x, y FROM a", [], |row| Ok((row.get(0)?, row.get(1)?)));
+        assert_eq!(row, Ok((1, 7)));
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_the_version_before_it() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        let steps = ["CREATE TABLE a (x)", "CREATE TABLE b (x); CREATE TABLE a (x)"];
+        advance(&mut conn, &steps).unwrap_err();
+        assert_eq!(version(&conn), 1);
+        let b: i64 =
+            conn.query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'b'", [], |row| row.get(0)).unwrap();
+        assert_eq!(b, 0, "half a step is no step");
+    }
+
+    #[test]
+    fn a_new_file_is_a_journal_of_version_0_and_anothers_database_is_foreign() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        assert_eq!(kind(&conn), Ok(Kind::Journal(0)));
+        migrate(&mut conn).unwrap();
+        assert_eq!(kind(&conn), Ok(Kind::Journal(VERSION)));
+        let other = Connection::open_in_memory().unwrap();
+        other.execute_batch("CREATE TABLE bookmarks (url)").unwrap();
+        assert_eq!(kind(&other), Ok(Kind::Foreign));
+    }
+}

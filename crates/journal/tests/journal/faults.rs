@@ -1,0 +1,282 @@
+//! A full disk, a damaged file, a later release: named, and nothing lost.
+
+use crate::generate::{World, answer};
+use crate::{Dir, sql_at};
+use std::error::Error;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use sublet_core::rows::Rows;
+use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
+
+/// Commits until there is no room; returns what was acknowledged last.
+fn fill(journal: &mut Journal, world: &mut World) -> Rows {
+    loop {
+        let acknowledged = world.rows.clone();
+        for _ in 0..50 {
+            world.lease();
+        }
+        match journal.commit(&world.close()) {
+            Ok(_) => {}
+            Err(CommitError::Full(_)) => return acknowledged,
+            Err(other) => panic!("{other}: {:?}", other.source()),
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    journal.cap_bytes(300 << 10).unwrap();
+    let acknowledged = fill(&mut journal, &mut World::new(1));
+
+    let stale = journal.commit(&Batch { answers: vec![answer(0, "k", 1)], ..Batch::default() }).unwrap_err();
+    assert!(matches!(stale, CommitError::Broken(_)), "no commit on a state that is ahead of the disk");
+
+    let loaded = journal.reload().unwrap();
+    assert_eq!(loaded.rows, acknowledged);
+    assert!(verify(&dir.path()).unwrap().is_clean());
+
+    let mut world = World::with(loaded.rows, loaded.clock, 2);
+    let first = *world.rows.leases.keys().next().unwrap();
+    world.end(first);
+    journal.cap_bytes(1 << 30).unwrap();
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    assert_eq!(dir.open().1.rows, world.rows);
+    assert!(verify(&dir.path()).unwrap().is_clean());
+}
+
+/// Run with this set to a directory on a small disk.
+const SMALL_DISK: &str = "SUBLET_TEST_SMALL_DISK";
+
+#[test]
+fn on_a_disk_that_is_really_full_the_ballast_carries_releases() {
+    if let Some(disk) = std::env::var_os(SMALL_DISK) {
+        return on_a_small_disk(Path::new(&disk));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can mount a small disk");
+    }
+    let mount = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=24m tmpfs \"$1\" || exit 99; exec \"$2\" --exact \"$3\" --nocapture";
+    let name = "faults::on_a_disk_that_is_really_full_the_ballast_carries_releases";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(mount.path());
+    command.arg(std::env::current_exe().unwrap()).arg(name).env(SMALL_DISK, mount.path());
+    match command.output() {
+        Ok(output) if output.status.success() => {}
+        // The exit code of a test that failed.
+        Ok(output) if output.status.code() == Some(101) => {
+            panic!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+        }
+        Ok(output) => eprintln!("skipped: cannot mount a small disk: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => eprintln!("skipped: cannot run `unshare`: {error}"),
+    }
+}
+
+fn on_a_small_disk(disk: &Path) {
+    let dir = disk.join("state");
+    let (mut journal, _) = Journal::open(&dir).unwrap();
+    let mut world = World::new(1);
+    let acknowledged = fill(&mut journal, &mut world);
+    let loaded = journal.reload().unwrap();
+    assert_eq!(loaded.rows, acknowledged);
+    assert_eq!(journal.reader().unwrap().rows().unwrap(), acknowledged, "reads go on");
+
+    journal.give_up_ballast().unwrap();
+    let mut world = World::with(loaded.rows, loaded.clock, 2);
+    for id in acknowledged.leases.keys().take(500) {
+        world.end(*id);
+        journal.commit(&world.close()).unwrap();
+    }
+    assert!(!journal.restore_ballast().unwrap(), "there is no room for it yet");
+    drop(journal);
+    let (_, loaded) = Journal::open(&dir).unwrap();
+    assert_eq!(loaded.rows, world.rows);
+    assert!(verify(&dir).unwrap().is_clean());
+}
+
+/// A journal with some content, closed.
+fn written() -> (Dir, World) {
+    let dir = Dir::new();
+    let mut world = World::new(9);
+    let (mut journal, _) = dir.open();
+    for _ in 0..200 {
+        world.cycle();
+        world.lease();
+    }
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    (dir, world)
+}
+
+fn refused(dir: &Dir) -> OpenError {
+    let before = files(dir);
+    let error = Journal::open(&dir.path()).unwrap_err();
+    assert!(error.hint().is_some());
+    assert_eq!(files(dir), before, "a refusal changes nothing");
+    error
+}
+
+fn files(dir: &Dir) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_name() != "lock" && !entry.file_name().to_string_lossy().ends_with("-shm"))
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .filter(|(name, bytes)| !(name.ends_with("-wal") && bytes.is_empty()))
+        .collect();
+    files.sort();
+    files
+}
+
+fn scribble(path: &Path, offset: u64, bytes: &[u8]) {
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+#[test]
+fn a_damaged_beginning_is_named() {
+    let (dir, _) = written();
+    scribble(&dir.file("journal.db"), 0, b"xxxx");
+    let error = refused(&dir);
+    assert!(matches!(error, OpenError::Corrupt { .. }), "{error:?}");
+    assert!(matches!(verify(&dir.path()), Err(OpenError::Corrupt { .. })));
+}
+
+#[test]
+fn a_damaged_page_is_named_at_the_start_or_by_verify_and_never_panics() {
+    let (dir, world) = written();
+    let path = dir.file("journal.db");
+    let whole = fs::read(&path).unwrap();
+    let mut named = 0;
+    for page in 1..whole.len() / 4096 {
+        fs::write(&path, &whole).unwrap();
+        scribble(&path, page as u64 * 4096, &[0xa5; 64]);
+        let opened = match Journal::open(&dir.path()) {
+            Ok((_, loaded)) => loaded.rows == world.rows,
+            Err(error) => {
+                assert!(matches!(error, OpenError::Corrupt { .. }), "page {page}: {error:?}");
+                false
+            }
+        };
+        let report = verify(&dir.path());
+        assert!(!report.as_ref().is_ok_and(|report| report.is_clean()), "page {page}");
+        named += usize::from(!opened);
+    }
+    assert!(named > 0, "the rows themselves were damaged at least once");
+}
+
+#[test]
+fn a_truncated_file_is_named() {
+    let (dir, _) = written();
+    let file = OpenOptions::new().write(true).open(dir.file("journal.db")).unwrap();
+    let half = file.metadata().unwrap().len() / 8192 * 4096;
+    for length in [half, half - 100, 4096] {
+        file.set_len(length).unwrap();
+        let error = refused(&dir);
+        assert!(matches!(error, OpenError::Corrupt { .. }), "{length}: {error:?}");
+    }
+    for length in [4095, 100, 1, 0] {
+        file.set_len(length).unwrap();
+        assert!(matches!(refused(&dir), OpenError::Gone { .. }), "{length}");
+    }
+    fs::remove_file(dir.file("journal.db")).unwrap();
+    assert!(matches!(refused(&dir), OpenError::Gone { .. }));
+}
+
+#[test]
+fn an_empty_database_beside_a_log_is_not_taken_for_a_new_one() {
+    let (dir, _) = written();
+    fs::remove_file(dir.file("ballast")).unwrap();
+    fs::write(dir.file("journal.db"), "").unwrap();
+    fs::write(dir.file("journal.db-wal"), "x").unwrap();
+    assert!(matches!(refused(&dir), OpenError::Gone { .. }));
+}
+
+#[test]
+fn a_torn_end_of_the_write_ahead_log_costs_only_what_was_not_acknowledged() {
+    let dir = Dir::new();
+    let mut world = World::new(4);
+    let (mut journal, _) = dir.open();
+    journal.commit(&world.close()).unwrap();
+    world.cycle();
+    world.lease();
+    journal.commit(&world.close()).unwrap();
+    let acknowledged = world.rows.clone();
+    let keep = fs::metadata(dir.file("journal.db-wal")).unwrap().len();
+    world.lease();
+    journal.commit(&world.close()).unwrap();
+    let wal = fs::read(dir.file("journal.db-wal")).unwrap();
+    assert!(wal.len() as u64 > keep);
+    for length in (keep..wal.len() as u64).step_by(509) {
+        let copy = Dir::new();
+        fs::create_dir(copy.path()).unwrap();
+        fs::copy(dir.file("journal.db"), copy.file("journal.db")).unwrap();
+        fs::write(copy.file("journal.db-wal"), &wal[..length as usize]).unwrap();
+        assert_eq!(copy.open().1.rows, acknowledged, "cut at {length}");
+        assert!(verify(&copy.path()).unwrap().is_clean());
+    }
+}
+
+#[test]
+fn what_is_no_journal_is_left_alone() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path()).unwrap();
+    for times in [1, 100, 1_000] {
+        fs::write(dir.file("journal.db"), "dear diary, ".repeat(times)).unwrap();
+        assert!(matches!(refused(&dir), OpenError::Foreign { .. }), "{times}");
+    }
+    fs::remove_file(dir.file("journal.db")).unwrap();
+    dir.sql("CREATE TABLE bookmarks (url)");
+    assert!(matches!(refused(&dir), OpenError::Foreign { .. }));
+}
+
+#[test]
+fn an_older_file_is_brought_up_to_date_and_a_newer_one_is_refused() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path()).unwrap();
+    // Version 0: SQLite made the file, and nothing was set up before the power went.
+    dir.sql("PRAGMA journal_mode = WAL; VACUUM");
+    assert!(matches!(verify(&dir.path()), Err(OpenError::Missing { .. })));
+    let (mut journal, loaded) = dir.open();
+    assert_eq!(loaded.rows, Rows::default());
+    let mut world = World::new(1);
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    assert_eq!(dir.open().1.rows, world.rows);
+
+    dir.sql("PRAGMA user_version = 99");
+    let error = refused(&dir);
+    assert!(matches!(error, OpenError::NewerSchema { found: 99, known: 1, .. }), "{error:?}");
+    assert!(matches!(verify(&dir.path()), Err(OpenError::NewerSchema { .. })));
+    dir.sql("PRAGMA user_version = 1");
+    assert_eq!(dir.open().1.rows, world.rows);
+}
+
+#[test]
+fn a_row_that_makes_no_sense_is_named() {
+    let spoil = [
+        "UPDATE leases SET ask = '{}'",
+        "UPDATE leases SET tenant = 77",
+        "UPDATE leases SET vram = NULL",
+        "UPDATE leases SET cards = '[70000]'",
+        "UPDATE tenants SET byte_us = 'many'",
+        "DELETE FROM tenants WHERE id = 0",
+        "DELETE FROM cards WHERE id = 0",
+        "UPDATE meta SET head_hash = x'00'",
+        "DELETE FROM meta",
+        "DROP TABLE answers",
+        "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = 'CREATE GARBAGE' WHERE name = 'leases'",
+    ];
+    let (dir, _) = written();
+    let whole = fs::read(dir.file("journal.db")).unwrap();
+    for sql in spoil {
+        fs::write(dir.file("journal.db"), &whole).unwrap();
+        sql_at(&dir.file("journal.db"), sql);
+        let error = Journal::open(&dir.path()).unwrap_err();
+        assert!(matches!(error, OpenError::Corrupt { .. }), "{sql}: {error:?}");
+    }
+}

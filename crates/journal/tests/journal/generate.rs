@@ -1,0 +1,179 @@
+//! A small world that emits plausible actions from a seed.
+
+use std::sync::Arc;
+use sublet_core::action::Action;
+use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use sublet_core::reading::CardFacts;
+use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_journal::{Batch, Entry, Open, StoredAnswer};
+
+/// Numbers from a seed (splitmix64).
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// The state beside the journal, and the batch that is open.
+pub struct World {
+    pub rows: Rows,
+    pub ended: Vec<Ended>,
+    pub open: Open,
+    pub now: Time,
+    pub dice: Dice,
+}
+
+pub fn ask() -> Ask {
+    Ask {
+        vram: Vram::Bytes(Bytes::gib(16)),
+        gpus: 1,
+        term: Term::Renewed(Span::secs(300)),
+        tier: Tier::Batch,
+        priority: 0,
+        exclusivity: Exclusivity::Shared,
+        on: None,
+        name: None,
+    }
+}
+
+pub fn facts(index: u32) -> CardFacts {
+    CardFacts {
+        uuid: format!("GPU-{index}"),
+        index,
+        name: "NVIDIA H200".to_owned(),
+        total: Bytes::gib(141),
+        display: false,
+        context: None,
+        unusable: None,
+    }
+}
+
+pub fn answer(tenant: u32, key: &str, wall_us: u64) -> StoredAnswer {
+    let body = r#"{"id":"L1"}"#.to_owned();
+    StoredAnswer { tenant: TenantId(tenant), key: key.to_owned(), fingerprint: [7; 32], status: 201, body, wall_us }
+}
+
+impl World {
+    /// Two tenants and two cards, none of it committed yet.
+    pub fn new(seed: u64) -> World {
+        let mut world = World::with(Rows::default(), Time::ZERO, seed);
+        world.act(Action::Start { boot: "boot-1".to_owned(), clock_offset_us: -5, epoch_floor: Epoch(1_000) });
+        for n in 0..2 {
+            world.act(Action::Enrol { tenant: TenantId(n), name: format!("uid:{}", 1000 + n) });
+            world.act(Action::List { card: CardId(n as u16), facts: facts(n) });
+        }
+        world
+    }
+
+    /// Goes on from what a journal had.
+    pub fn with(rows: Rows, now: Time, seed: u64) -> World {
+        World { rows, ended: Vec::new(), open: Open::default(), now, dice: Dice(seed) }
+    }
+
+    /// Applies an action and puts it into the open batch.
+    pub fn act(&mut self, action: Action) {
+        let ended = self.rows.apply(&action);
+        self.ended.extend(ended.clone());
+        let entry =
+            Entry { actor: Arc::from("uid:1000"), action, at: self.now, wall_us: 1_700_000_000_000_000 + self.now.0 };
+        self.open.push(entry, ended);
+    }
+
+    pub fn close(&mut self) -> Batch {
+        self.open.close(&self.rows, self.now)
+    }
+
+    /// An ask, granted at once.
+    pub fn lease(&mut self) -> LeaseId {
+        let id = self.queue();
+        self.grant(id);
+        id
+    }
+
+    pub fn queue(&mut self) -> LeaseId {
+        let lease = LeaseId(self.rows.meta.next_lease);
+        let tenant = TenantId(self.dice.below(self.rows.tenants.len() as u64) as u32);
+        let mut ask = ask();
+        ask.priority = self.dice.below(21) as i8 - 10;
+        if self.dice.below(3) == 0 {
+            ask.on = Some(On::read("h200"));
+            ask.name = Some("Größe \"x\" 🦀".to_owned());
+        }
+        let root = (self.dice.below(2) == 0).then(|| self.process());
+        self.act(Action::Queue { lease, tenant, ask, at: self.now, give_up: Time(u64::MAX), root });
+        lease
+    }
+
+    fn grant(&mut self, lease: LeaseId) {
+        let cards = vec![CardId(self.dice.below(2) as u16)];
+        let (epoch, at, until) = (self.rows.meta.next_epoch, self.now, self.now + Span::secs(300));
+        self.act(Action::Grant { lease, cards, vram: Bytes::gib(16), epoch, at, until });
+    }
+
+    pub fn end(&mut self, lease: LeaseId) {
+        let reasons = [Reason::Released, Reason::Expired, Reason::HolderExited, Reason::WaitOver];
+        let reason = reasons[self.dice.below(4) as usize];
+        let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
+        self.act(Action::End { lease, reason, at: self.now, peak });
+    }
+
+    pub fn cycle(&mut self) {
+        let lease = self.lease();
+        self.now = self.now + Span::millis(10);
+        self.end(lease);
+        self.act(Action::Retire { lease });
+    }
+
+    fn process(&mut self) -> ProcKey {
+        ProcKey { pid: self.dice.below(1 << 22) as u32, start: self.dice.below(1 << 40) }
+    }
+
+    fn some_lease(&mut self) -> Option<LeaseId> {
+        let nth = self.dice.below(self.rows.leases.len().max(1) as u64) as usize;
+        self.rows.leases.keys().nth(nth).copied()
+    }
+
+    /// One plausible action, or two.
+    pub fn step(&mut self) {
+        self.now = self.now + Span::millis(self.dice.below(2_000));
+        let lease = self.some_lease();
+        let phase = lease.map(|id| self.rows.leases[&id].phase.clone());
+        match (self.dice.below(10), lease, phase) {
+            (0, ..) => self.step_of_the_host(),
+            (1..=2, ..) | (_, None, _) => drop(self.queue()),
+            (3..=8, Some(id), Some(Phase::Waiting { .. })) => self.grant(id),
+            (3..=5, Some(id), Some(Phase::Active(_))) => {
+                let (at, until, idle) = (self.now, self.now + Span::secs(300), self.dice.below(2) == 0);
+                self.act(Action::Renew { lease: id, at, until, idle });
+            }
+            (6, Some(lease), _) => {
+                let process = self.process();
+                self.act(Action::Bind { lease, process });
+            }
+            (_, Some(lease), Some(Phase::Ending(..))) => self.act(Action::Retire { lease }),
+            (_, Some(id), _) => self.end(id),
+        }
+    }
+
+    fn step_of_the_host(&mut self) {
+        let tenant = TenantId(self.rows.tenants.len() as u32);
+        match self.dice.below(5) {
+            0 => self.act(Action::Enrol { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
+            1 => self.act(Action::Serve { card: CardId(1), service: Service::Out { why: "lost".to_owned() } }),
+            2 => self.act(Action::Serve { card: CardId(1), service: Service::Draining }),
+            3 => self.act(Action::Grace { until: self.now + Span::secs(30) }),
+            _ => {
+                let facts = CardFacts { context: Some(Bytes::mib(500)), ..facts(0) };
+                self.act(Action::List { card: CardId(0), facts });
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The journal on real files: what goes in comes out, what breaks is named, nothing is lost.
+
+mod beside;
+mod bounds;
+mod faults;
+mod generate;
+mod place;
+mod round_trip;
+mod tamper;
+
+use std::path::{Path, PathBuf};
+use sublet_journal::{Journal, Loaded};
+
+/// A state directory that goes away with the test.
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("state")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    fn open(&self) -> (Journal, Loaded) {
+        Journal::open(&self.path()).unwrap()
+    }
+
+    /// Changes the database behind the journal's back.
+    fn sql(&self, sql: &str) {
+        sql_at(&self.file("journal.db"), sql);
+    }
+}
+
+fn sql_at(path: &Path, sql: &str) {
+    rusqlite::Connection::open(path).unwrap().execute_batch(sql).unwrap();
+}

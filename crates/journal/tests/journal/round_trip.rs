@@ -1,0 +1,239 @@
+//! What was committed is found again, to the last bit.
+
+use crate::Dir;
+use crate::generate::{World, answer, ask, facts};
+use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use sublet_core::reading::CardFacts;
+use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant};
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_journal::{Batch, StoredAnswer, verify};
+
+const REASONS: [Reason; 9] = [
+    Reason::Released,
+    Reason::Expired,
+    Reason::HoldCap,
+    Reason::TermOver,
+    Reason::HolderExited,
+    Reason::Revoked,
+    Reason::DeviceLost,
+    Reason::HostRebooted,
+    Reason::WaitOver,
+];
+
+fn extreme_ask() -> Ask {
+    Ask {
+        vram: Vram::Whole,
+        gpus: u16::MAX,
+        term: Term::Fixed(Span(u64::MAX)),
+        tier: Tier::Spot,
+        priority: i8::MIN,
+        exclusivity: Exclusivity::Device,
+        on: Some(On::Uuid("GPU-\u{0}'\"\\".to_owned())),
+        name: Some("名前 🦀".to_owned()),
+    }
+}
+
+fn extreme_hold() -> Hold {
+    Hold {
+        cards: vec![CardId(0), CardId(u16::MAX)],
+        vram: Bytes(u64::MAX),
+        epoch: Epoch(u64::MAX),
+        granted: Time(u64::MAX),
+        renewed: Time(1 << 63),
+        until: Time(u64::MAX),
+        idle: true,
+    }
+}
+
+fn lease(id: u64, phase: Phase) -> Lease {
+    let roots = vec![ProcKey { pid: u32::MAX, start: u64::MAX }, ProcKey { pid: 0, start: 0 }];
+    Lease { id: LeaseId(id), tenant: TenantId(0), ask: extreme_ask(), asked: Time(u64::MAX), roots, phase }
+}
+
+fn extreme_rows() -> Rows {
+    let finish = Finish { reason: Reason::DeviceLost, at: Time(u64::MAX), peak: Some(Bytes(u64::MAX)) };
+    let leases = [
+        lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
+        Lease { ask: ask(), roots: vec![], ..lease(7, Phase::Active(extreme_hold())) },
+        lease(u64::MAX, Phase::Ending(Hold { idle: false, cards: vec![], ..extreme_hold() }, finish)),
+    ];
+    Rows {
+        meta: Meta {
+            boot: "é\u{0}".to_owned(),
+            clock_offset_us: i64::MIN,
+            next_lease: u64::MAX,
+            next_epoch: Epoch(u64::MAX),
+            grace_until: Time(u64::MAX),
+        },
+        tenants: vec![
+            Tenant { name: "uid:0".to_owned(), leases: u64::MAX, card_us: u64::MAX, byte_us: u128::MAX },
+            Tenant { name: String::new(), leases: 0, card_us: 0, byte_us: 0 },
+        ],
+        cards: vec![
+            Card { facts: facts(0), service: Service::In },
+            Card { facts: facts(1), service: Service::Draining },
+            Card {
+                facts: CardFacts {
+                    index: u32::MAX,
+                    total: Bytes(u64::MAX),
+                    display: true,
+                    context: Some(Bytes(u64::MAX)),
+                    unusable: Some("MIG".to_owned()),
+                    ..facts(2)
+                },
+                service: Service::Out { why: "'; DROP TABLE leases".to_owned() },
+            },
+        ],
+        leases: leases.into_iter().map(|lease| (lease.id, lease)).collect(),
+    }
+}
+
+fn image(rows: &Rows) -> Batch {
+    Batch {
+        at: Time(u64::MAX),
+        meta: Some(rows.meta.clone()),
+        tenants: (0..).map(TenantId).zip(rows.tenants.iter().cloned()).collect(),
+        cards: (0..).map(CardId).zip(rows.cards.iter().cloned()).collect(),
+        leases: rows.leases.values().cloned().collect(),
+        ..Batch::default()
+    }
+}
+
+#[test]
+fn every_column_holds_the_extremes_of_its_type() {
+    let dir = Dir::new();
+    let rows = extreme_rows();
+    let stored = StoredAnswer {
+        tenant: TenantId(u32::MAX),
+        key: "k\u{0}é".to_owned(),
+        fingerprint: [255; 32],
+        status: u16::MAX,
+        body: "\u{0}🦀".repeat(10_000),
+        wall_us: u64::MAX,
+    };
+    {
+        let (mut journal, loaded) = dir.open();
+        assert_eq!(loaded.rows, Rows::default());
+        journal.commit(&Batch { answers: vec![stored.clone()], ..image(&rows) }).unwrap();
+    }
+    let (_, loaded) = dir.open();
+    assert_eq!(loaded.rows, rows);
+    assert_eq!(loaded.clock, Time(u64::MAX));
+    assert_eq!(loaded.answers, [stored]);
+}
+
+#[test]
+fn ended_leases_keep_every_reason_and_the_extremes() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    let reasons = (1..).zip(REASONS);
+    let past: Vec<Ended> = reasons
+        .map(|(id, reason)| Ended {
+            id: LeaseId(id),
+            tenant: TenantId((id % 2) as u32),
+            ask: extreme_ask(),
+            asked: Time(u64::MAX),
+            hold: (id > 3).then(extreme_hold),
+            finish: Finish { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)) },
+        })
+        .collect();
+    journal.commit(&Batch { past: past.clone(), ..Batch::default() }).unwrap();
+    let reader = journal.reader().unwrap();
+    for ended in &past {
+        assert_eq!(reader.ended(ended.id).unwrap().as_ref(), Some(ended));
+    }
+    assert_eq!(reader.ended(LeaseId(99)).unwrap(), None);
+    let ids = |tenant, before, limit| -> Vec<u64> {
+        reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
+    };
+    assert_eq!(ids(None, None, 3), [9, 8, 7]);
+    assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
+}
+
+#[test]
+fn a_restart_finds_what_was_committed_and_the_log_tells_the_story() {
+    let dir = Dir::new();
+    let mut world = World::new(1);
+    world.lease();
+    {
+        let (mut journal, _) = dir.open();
+        let seq = journal.commit(&world.close()).unwrap();
+        assert_eq!(seq, 7);
+        world.cycle();
+        let mut batch = world.close();
+        assert!(batch.leases.is_empty() && batch.gone.is_empty(), "it came and went in one batch");
+        batch.answers.push(answer(0, "k", 5));
+        assert_eq!(journal.commit(&batch).unwrap(), 11);
+    }
+    let (mut journal, loaded) = dir.open();
+    assert_eq!((&loaded.rows, loaded.clock, loaded.seq), (&world.rows, world.now, 11));
+    assert_eq!(loaded.answers, [answer(0, "k", 5)]);
+    assert_eq!(journal.reload().unwrap(), loaded);
+    let reader = journal.reader().unwrap();
+    let lines = reader.log(7, 100).unwrap();
+    let kinds: Vec<_> = lines.iter().map(|line| line.action().unwrap().kind()).collect();
+    assert_eq!(kinds, ["queue", "grant", "end", "retire"]);
+    assert!(lines.iter().all(|line| line.lease == Some(LeaseId(2)) && &*line.actor == "uid:1000"));
+    assert_eq!((lines[3].seq, lines[3].hash), journal.head());
+    assert_eq!(reader.log(0, 3).unwrap().len(), 3);
+    assert_eq!((reader.first_seq().unwrap(), reader.last_seq().unwrap()), (1, 11));
+    assert_eq!(reader.tenants().unwrap(), world.rows.tenants);
+    assert_eq!(reader.answer(TenantId(0), "k").unwrap(), Some(answer(0, "k", 5)));
+    assert_eq!(reader.answer(TenantId(1), "k").unwrap(), None);
+}
+
+#[test]
+fn folding_the_log_gives_the_rows_whatever_happened() {
+    for seed in 0..12 {
+        let dir = Dir::new();
+        let mut world = World::new(seed);
+        let (mut journal, _) = dir.open();
+        for _ in 0..60 {
+            for _ in 0..=world.dice.below(20) {
+                world.step();
+            }
+            journal.commit(&world.close()).unwrap();
+            if world.dice.below(8) == 0 {
+                let keep = world.dice.below(200);
+                while journal.trim(keep).unwrap() > 0 {}
+            }
+            if world.dice.below(16) == 0 {
+                drop(journal);
+                let loaded;
+                (journal, loaded) = dir.open();
+                assert_eq!(loaded.rows, world.rows, "seed {seed}");
+                assert_eq!(loaded.clock, world.now, "seed {seed}");
+            }
+        }
+        let report = verify(&dir.path()).unwrap();
+        assert_eq!(report.findings, [""; 0], "seed {seed}");
+        assert_eq!(report.past + report.past_unchecked, world.ended.len() as u64, "seed {seed}");
+        assert_eq!((report.last_seq, report.head), journal.head());
+        let reader = journal.reader().unwrap();
+        for ended in &world.ended {
+            assert_eq!(reader.ended(ended.id).unwrap().as_ref(), Some(ended), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_only_moves_the_clock_forward() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    journal.commit(&Batch { at: Time(50), ..Batch::default() }).unwrap();
+    journal.commit(&Batch { at: Time(20), ..Batch::default() }).unwrap();
+    assert_eq!(journal.reload().unwrap().clock, Time(50));
+}
+
+#[test]
+fn a_key_that_is_used_again_keeps_its_last_answer() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    for wall_us in [1, 2] {
+        journal.commit(&Batch { answers: vec![answer(3, "k", wall_us)], ..Batch::default() }).unwrap();
+    }
+    assert_eq!(journal.reload().unwrap().answers, [answer(3, "k", 2)]);
+}

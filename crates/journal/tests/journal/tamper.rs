@@ -1,0 +1,87 @@
+//! `verify` names what was changed behind the journal's back.
+
+use crate::Dir;
+use crate::generate::World;
+use sublet_journal::verify;
+
+/// Writes a story, changes the file with `sql`, and returns what `verify` finds.
+fn after(sql: &str) -> String {
+    let dir = Dir::new();
+    let mut world = World::new(3);
+    {
+        let (mut journal, _) = dir.open();
+        for _ in 0..5 {
+            world.cycle();
+            world.lease();
+            journal.commit(&world.close()).unwrap();
+        }
+        while journal.trim(20).unwrap() > 0 {}
+    }
+    assert!(verify(&dir.path()).unwrap().is_clean());
+    dir.sql(sql);
+    verify(&dir.path()).unwrap().findings.join("\n")
+}
+
+fn check(sql: &str, expected: &str) {
+    let findings = after(sql);
+    assert!(findings.contains(expected), "after `{sql}`: {findings:?}");
+}
+
+#[test]
+fn a_changed_entry_is_found() {
+    check("UPDATE log SET actor = 'uid:0' WHERE seq = 20", "entry 20 of the log was changed");
+    check("UPDATE log SET action = replace(action, ':', ': ') WHERE seq = 20", "entry 20 of the log was changed");
+    check("UPDATE log SET at_us = at_us + 1 WHERE seq = 20", "entry 20 of the log was changed");
+    check("UPDATE log SET lease = 1 WHERE seq = 35", "entry 35 of the log names another lease");
+}
+
+#[test]
+fn a_missing_entry_is_found_wherever_it_was() {
+    check("DELETE FROM log WHERE seq = (SELECT min(seq) FROM log)", "of the log is missing");
+    check("DELETE FROM log WHERE seq = 20", "entry 20 of the log is missing");
+    check("DELETE FROM log WHERE seq = (SELECT max(seq) FROM log)", "the log ends at entry 34, but 35 were written");
+    check("DELETE FROM log", "the log ends at entry 15, but 35 were written");
+}
+
+#[test]
+fn swapped_entries_are_found() {
+    check(
+        "UPDATE log SET seq = 1000 WHERE seq = 20;
+         UPDATE log SET seq = 20 WHERE seq = 21;
+         UPDATE log SET seq = 21 WHERE seq = 1000",
+        "entry 20 of the log was changed",
+    );
+}
+
+#[test]
+fn changed_rows_are_found() {
+    check("UPDATE leases SET until_us = until_us + 1", "lease L2 differs");
+    check("DELETE FROM leases WHERE id = 4", "lease L4 is live by the log, but its row is missing");
+    check(
+        "INSERT INTO leases SELECT 99, tenant, asked_us, ask, roots, phase, give_up_us, vram, epoch, granted_us,
+           renewed_us, until_us, idle, cards, finish FROM leases WHERE id = 4",
+        "lease L99 has a row that the log does not",
+    );
+    check("UPDATE tenants SET byte_us = '0'", "tenant 0 differs");
+    check("UPDATE meta SET next_epoch = 1", "the table `meta` differs");
+    check("UPDATE cards SET service = '\"draining\"' WHERE id = 1", "card 1 differs");
+    check("DELETE FROM cards WHERE id = 1", "the log gives 2 cards, the table has 1");
+    check("UPDATE leases SET ask = '{'", "the file is damaged");
+}
+
+#[test]
+fn changed_history_is_found() {
+    check("UPDATE past SET reason = 'revoked' WHERE id = 9", "ended lease L9 differs");
+    check("DELETE FROM past WHERE id = 9", "ended lease L9 is in the log, but its row is missing");
+    check(
+        "INSERT INTO past (id, tenant, asked_us, ask, reason, ended_us) SELECT 50, tenant, asked_us, ask, reason, ended_us
+         FROM past WHERE id = 9",
+        "ended lease L50 has a row that the log does not explain",
+    );
+}
+
+#[test]
+fn a_changed_base_is_found() {
+    check("UPDATE base SET body = replace(body, 'uid:1000', 'uid:1') WHERE kind = 'tenant'", "tenant 0 differs");
+    check("DELETE FROM base", "of the log names an unknown tenant");
+}
