@@ -1,1 +1,86 @@
-fn main() {}
+//! The project's chores: `cargo xtask help` lists them.
+//!
+//! Plain programs started one after the other; nothing here is part of the
+//! product, and nothing of the product is linked in.
+
+mod bridge;
+mod check;
+mod direction;
+mod fuzz;
+mod generated;
+mod licences;
+mod service;
+mod setup;
+mod shell;
+mod suite;
+mod tidy;
+mod workspace;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  up        build, start the service as you, and say how to use it
+  down      stop the service that `up` started
+  test      install what the tests need, then check and run everything (as CI does)
+  check     format, lints, dependency direction, licences, tidiness, generated files
+  generate  rewrite docs/openapi.json and docs/cli.md
+  fuzz      try the API of a live service with schemathesis
+  sim       simulate: --minutes N [--seed S], or --mutants
+  bench     measure: [WHAT] [ARGS], everything by default
+  help      this list
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", arguments),
+    };
+    match command {
+        "sim" => return sim(rest),
+        "bench" => return bench(rest),
+        _ if !rest.is_empty() => bail!("`cargo xtask {command}` takes no arguments, but got `{}`", rest.join(" ")),
+        _ => {}
+    }
+    match command {
+        "up" => service::up(),
+        "down" => service::down(),
+        "test" => suite::test(),
+        "check" => check::check(),
+        "generate" => generated::generate(),
+        "fuzz" => fuzz::fuzz(),
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => bail!("no chore is called `{other}`\nhint: `cargo xtask help` lists them"),
+    }
+}
+
+fn sim(arguments: &[String]) -> Result<()> {
+    shell::cargo(["run", "--release", "--package", "sublet-sim", "--"]).args(arguments).run()
+}
+
+fn bench(arguments: &[String]) -> Result<()> {
+    // What is measured must be what is released, built from this very tree.
+    setup::c_compiler()?;
+    shell::cargo(["build", "--release", "--package", "sublet", "--bin", "sublet"]).run()?;
+    let everything = arguments.first().is_none_or(|first| first.starts_with('-'));
+    shell::cargo(["run", "--release", "--package", "sublet-bench", "--"])
+        .args(everything.then_some("all"))
+        .args(arguments)
+        .run()
+}

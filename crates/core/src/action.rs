@@ -28,8 +28,10 @@ pub enum Action {
         /// No epoch below this is handed out any more.
         epoch_floor: Epoch,
     },
-    /// Nothing expires before `until`: the daemon was away.
+    /// The daemon was away: nothing that was running expires before `until`.
     Grace {
+        /// When it came back.
+        from: Time,
         /// The end of the grace.
         until: Time,
     },

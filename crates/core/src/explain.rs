@@ -119,12 +119,12 @@ pub fn blockers(state: &State, card: CardId, now: Time) -> Vec<(Time, &Lease, By
 
 /// The latest moment a holder keeps its lease while somebody waits for its card.
 fn ends_by(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Time {
-    let grace = state.rows().meta.grace_until;
+    let until = state.rows().meta.due(hold.renewed, hold.until);
     match (&lease.phase, lease.ask.term) {
         (Phase::Ending(..), _) => now,
-        (_, Term::Fixed(_)) => hold.until.max(grace),
-        (_, Term::Renewed(_)) if hold.idle => hold.until.max(grace),
-        (_, Term::Renewed(_)) => hold.until.max(hold.granted + state.policy().hold_cap).max(grace),
+        (_, Term::Fixed(_)) => until,
+        (_, Term::Renewed(_)) if hold.idle => until,
+        (_, Term::Renewed(_)) => until.max(hold.granted + state.policy().hold_cap),
     }
 }
 

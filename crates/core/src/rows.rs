@@ -36,13 +36,29 @@ pub struct Meta {
     pub next_lease: u64,
     /// The next grant's epoch.
     pub next_epoch: Epoch,
-    /// Nothing expires before this.
+    /// The daemon was away until then…
+    pub grace_from: Time,
+    /// …and nothing that was running then expires before this.
     pub grace_until: Time,
 }
 
 impl Default for Meta {
     fn default() -> Meta {
-        Meta { boot: String::new(), clock_offset_us: 0, next_lease: 1, next_epoch: Epoch(1), grace_until: Time::ZERO }
+        Meta {
+            boot: String::new(),
+            clock_offset_us: 0,
+            next_lease: 1,
+            next_epoch: Epoch(1),
+            grace_from: Time::ZERO,
+            grace_until: Time::ZERO,
+        }
+    }
+}
+
+impl Meta {
+    /// When something that began at `since` and is due at `at` really is.
+    pub fn due(&self, since: Time, at: Time) -> Time {
+        if since <= self.grace_from { at.max(self.grace_until) } else { at }
     }
 }
 
@@ -224,7 +240,10 @@ impl Rows {
                 self.meta.clock_offset_us = *clock_offset_us;
                 self.meta.next_epoch = self.meta.next_epoch.max(*epoch_floor);
             }
-            Action::Grace { until } => self.meta.grace_until = self.meta.grace_until.max(*until),
+            Action::Grace { from, until } => {
+                self.meta.grace_from = *from;
+                self.meta.grace_until = self.meta.grace_until.max(*until);
+            }
             Action::Enrol { tenant, name } => {
                 debug_assert_eq!(tenant.0 as usize, self.tenants.len());
                 self.tenants.push(Tenant { name: name.clone(), leases: 0, card_us: 0, byte_us: 0 });

@@ -6,11 +6,11 @@
 
 use crate::action::Action;
 use crate::ask::Exclusivity;
+use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
-use crate::decide::STALL;
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
 use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};

@@ -1,7 +1,7 @@
 //! Starting and stopping.
 
 use crate::config::{Config, ConfigError};
-use crate::http::{self, App, Limits};
+use crate::http::{self, App, House, Limits};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
 use crate::names::Names;
@@ -176,6 +176,7 @@ fn run(
     name_known_tenants(&post, &names, runtime);
     let operators = Operators { own_uid: rustix::process::getuid().as_raw(), gid: settled.operators_gid };
     let operators = Arc::new(Mutex::new(operators));
+    let house = Arc::new(RwLock::new(House { ttl: settled.policy.ttl, see_all: settled.see_all }));
     let app = App {
         post,
         reader,
@@ -183,13 +184,18 @@ fn run(
         synced,
         trouble,
         kind,
-        see_all: settled.see_all,
+        house: Arc::clone(&house),
         stopping: stop.clone(),
     };
     tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nothing will be signalled");
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener).map_err(ServeError::System)?;
-        let reload = Reload { path: options.config.clone(), mail: mail.clone(), operators: Arc::clone(&operators) };
+        let reload = Reload {
+            path: options.config.clone(),
+            mail: mail.clone(),
+            operators: Arc::clone(&operators),
+            house: Arc::clone(&house),
+        };
         let signals = tokio::spawn(signals(stop_tx, reload));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -242,6 +248,7 @@ struct Reload {
     path: Option<PathBuf>,
     mail: mpsc::Sender<Mail>,
     operators: Arc<Mutex<Operators>>,
+    house: Arc<RwLock<House>>,
 }
 
 impl Reload {
@@ -251,6 +258,9 @@ impl Reload {
             Ok(settled) => {
                 if let Ok(mut operators) = self.operators.lock() {
                     operators.gid = settled.operators_gid;
+                }
+                if let Ok(mut house) = self.house.write() {
+                    *house = House { ttl: settled.policy.ttl, see_all: settled.see_all };
                 }
                 drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
                 tracing::info!("the configuration was read anew; every lease goes on");

@@ -49,7 +49,7 @@ impl View<'_> {
                 shown.state = wire::LeaseState::Active;
                 self.show_hold(&mut shown, hold);
                 shown.seen_bytes = self.seen(lease, hold);
-                let until = hold.until.max(self.state.rows().meta.grace_until);
+                let until = self.state.rows().meta.due(hold.renewed, hold.until);
                 shown.expires_unix_s = Some(self.unix_s(until));
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
             }

@@ -7,9 +7,12 @@
 //!
 //! ```text
 //! every 4 MiB of growth     passive
-//! beyond 16 MiB             passive, then restart: the file keeps its size and is reused
-//! beyond 64 MiB             passive, then truncate
+//! beyond 8 MiB              passive, then restart: the file keeps its size and is reused
+//! beyond 16 MiB             this thread does not keep up: the commits themselves copy
+//! beyond 64 MiB             passive, then truncate (a reader must have been in the way)
 //! ```
+//! So the log stays within 16 MiB unless a reader holds it, and the ballast is larger: a full
+//! disk always has room to copy the log, and so to begin it anew.
 
 use crate::error::{Cause, CommitError, OpenError};
 use rusqlite::{Connection, Result};
@@ -22,7 +25,8 @@ use std::time::Duration;
 
 /// Frames (a page and its header) in 4 MiB.
 const STEP: u32 = 1018;
-const RESTART_FROM: u32 = 4 * STEP;
+const RESTART_FROM: u32 = 2 * STEP;
+const BY_COMMITS_FROM: u32 = 4 * STEP;
 const TRUNCATE_FROM: u32 = 16 * STEP;
 
 /// One look at a lock that somebody else has: shorter than an fsync.
@@ -43,6 +47,8 @@ pub struct Checkpointer {
     frames: Arc<AtomicU32>,
     /// The length at which the thread was last woken.
     woken_at: u32,
+    /// The length at which a commit last copied the log itself.
+    copied_at: u32,
 }
 
 impl Checkpointer {
@@ -56,12 +62,25 @@ impl Checkpointer {
         let run = move || run(&conn, &woken, &report);
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
         let thread = thread.map_err(|error| OpenError::file(path, error))?;
-        Ok(Checkpointer { wake: Some(wake), thread: Some(thread), fault, frames, woken_at: 0 })
+        Ok(Checkpointer { wake: Some(wake), thread: Some(thread), fault, frames, woken_at: 0, copied_at: 0 })
     }
 
     /// A write of this thread that the disk did not confirm, if there was one.
     pub fn fault(&self) -> Option<Cause> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the log is so long that the next commit must copy it first.
+    pub fn overdue(&mut self) -> bool {
+        let frames = self.frames.load(Ordering::Relaxed);
+        if frames < self.copied_at {
+            self.copied_at = 0; // The log began anew.
+        }
+        let overdue = frames >= BY_COMMITS_FROM.max(self.copied_at + STEP);
+        if overdue {
+            self.copied_at = frames;
+        }
+        overdue
     }
 
     /// Wakes the thread if the log grew enough since it was last woken.

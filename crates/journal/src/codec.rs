@@ -22,7 +22,7 @@ macro_rules! hold_columns {
 }
 
 /// Reads meta's part that is [`Meta`].
-pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_until_us FROM meta";
+pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us FROM meta";
 /// Reads tenants in order.
 pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us FROM tenants ORDER BY id";
 /// Reads cards in order.
@@ -39,8 +39,7 @@ pub const PAST: &str =
 /// Reads answers, the oldest first.
 pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers ORDER BY number";
 
-const PUT_META: &str =
-    "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_until_us = ?5";
+const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
     "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us) VALUES (?1, ?2, ?3, ?4, ?5)";
@@ -56,12 +55,13 @@ const PUT_PAST: &str = concat!(
     hold_columns!(),
     ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"
 );
-/// One statement for several entries saves a third of the time of one each. `OR FAIL`: the
-/// transaction is rolled back as a whole, so no statement needs to be able to undo itself.
+/// One statement for several entries spares the beginnings and ends of the others: 5 % of a large
+/// batch. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs to be able to undo itself.
 macro_rules! put_entries {
     ($($one:literal)*) => {
         concat!(
-            "INSERT OR FAIL INTO log (seq, at_us, wall_us, actor, lease, format, action, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR FAIL INTO log (seq, at_us, wall_us, actor, lease, format, action, hash) VALUES ",
+            "(?, ?, ?, ?, ?, ?, ?, ?)",
             $($one, "(?, ?, ?, ?, ?, ?, ?, ?)",)*
         )
     };
@@ -120,6 +120,7 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         meta.clock_offset_us,
         signed(meta.next_lease),
         signed(meta.next_epoch.0),
+        signed(meta.grace_from.0),
         signed(meta.grace_until.0)
     ])?;
     Ok(())
@@ -132,7 +133,8 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         clock_offset_us: row.get(1)?,
         next_lease: int(row, 2)?,
         next_epoch: Epoch(int(row, 3)?),
-        grace_until: time(row, 4)?,
+        grace_from: time(row, 4)?,
+        grace_until: time(row, 5)?,
     })
 }
 

@@ -147,10 +147,13 @@ impl Journal {
     /// Runs one transaction: all of `work` is on the disk, or none of it is there.
     pub(crate) fn transact<T>(&mut self, mut work: impl FnMut(&mut Journal) -> Result<T>) -> Result<T, CommitError> {
         self.check_health()?;
+        if self.checkpointer.overdue() {
+            self.copy_wal("PRAGMA wal_checkpoint(PASSIVE)")?;
+        }
         let mut done = self.attempt(&mut work);
         if matches!(done, Err(CommitError::Full(_))) {
             // The write-ahead log may have room of its own, once it can begin anew.
-            self.restart_wal()?;
+            self.copy_wal("PRAGMA wal_checkpoint(RESTART)")?;
             done = self.attempt(&mut work);
         }
         if done.is_ok() {
@@ -169,11 +172,11 @@ impl Journal {
         run(self).map_err(|error| self.failed(&error))
     }
 
-    fn restart_wal(&mut self) -> Result<(), CommitError> {
-        let restarted = self.conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
-        match restarted.map_err(|error| self.failed(&error)) {
+    fn copy_wal(&mut self, sql: &str) -> Result<(), CommitError> {
+        let copied = self.conn.query_row(sql, [], |_| Ok(()));
+        match copied.map_err(|error| self.failed(&error)) {
             Err(lost @ CommitError::Sync(_)) => Err(lost),
-            // No room for that either, or a reader is in the way: the second attempt will tell.
+            // No room for that either, or a reader is in the way: the commit will tell.
             _ => Ok(()),
         }
     }

@@ -25,6 +25,7 @@ CREATE TABLE meta (
     clock_offset_us INTEGER NOT NULL,
     next_lease INTEGER NOT NULL,
     next_epoch INTEGER NOT NULL,
+    grace_from_us INTEGER NOT NULL,
     grace_until_us INTEGER NOT NULL,
     clock_us INTEGER NOT NULL,    -- the greatest time ever committed
     head_seq INTEGER NOT NULL,    -- the last entry of the log, and its hash:
@@ -33,7 +34,7 @@ CREATE TABLE meta (
     base_hash BLOB NOT NULL,
     past_floor INTEGER NOT NULL   -- ended leases below it may be forgotten
 ) STRICT;
-INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0);
+INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0);
 
 CREATE TABLE tenants (
     id INTEGER PRIMARY KEY,

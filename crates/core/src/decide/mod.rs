@@ -100,9 +100,9 @@ impl Turn<'_> {
     }
 
     fn grace(&mut self) {
-        if !self.state.planted(Mutant::NoGrace) {
+        if !self.state.planted(Mutant::NoGrace) && !self.state.rows().leases.is_empty() {
             let until = self.now + self.state.policy().grace;
-            self.emit(Action::Grace { until });
+            self.emit(Action::Grace { from: self.now, until });
         }
     }
 

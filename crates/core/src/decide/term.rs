@@ -18,31 +18,31 @@ impl Turn<'_> {
             let Some(lease) = self.state.pop_due(self.now) else { return };
             let Some(row) = self.state.lease(lease).cloned() else { continue };
             match &row.phase {
-                Phase::Waiting { give_up } => self.waited(lease, *give_up),
+                Phase::Waiting { give_up } => self.waited(&row, *give_up),
                 Phase::Active(hold) => self.held(&row, hold),
                 Phase::Ending(..) => {}
             }
         }
     }
 
-    fn waited(&mut self, lease: LeaseId, give_up: Time) {
+    fn waited(&mut self, lease: &Lease, give_up: Time) {
         // A daemon that was away could not have served the waiter either.
-        match self.not_before(give_up) {
-            Some(later) => self.state.set_due(lease, Some(later)),
-            None => self.end(lease, Reason::WaitOver),
+        match self.not_before(lease.asked, give_up) {
+            Some(later) => self.state.set_due(lease.id, Some(later)),
+            None => self.end(lease.id, Reason::WaitOver),
         }
     }
 
-    /// The later moment at which something due at `at` really is, if it is not now.
-    fn not_before(&self, at: Time) -> Option<Time> {
+    /// The later moment at which something really is due, if it is not now.
+    fn not_before(&self, since: Time, at: Time) -> Option<Time> {
         let late = if self.state.planted(Mutant::ExpireLate) { Span::secs(60) } else { Span::ZERO };
-        let at = at.max(self.state.rows().meta.grace_until) + late;
+        let at = self.state.rows().meta.due(since, at) + late;
         (at > self.now).then_some(at)
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
         let early = self.state.planted(Mutant::ExpireEarly);
-        if let Some(later) = self.not_before(hold.until)
+        if let Some(later) = self.not_before(hold.renewed, hold.until)
             && !early
         {
             let worked = self.state.live(lease.id).is_some_and(|live| live.worked);

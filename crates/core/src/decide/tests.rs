@@ -171,7 +171,7 @@ impl Teller {
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Retire { lease } => writeln!(out, "{now} retire {lease}"),
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
-            Action::Grace { until } => writeln!(out, "{now} grace until {until}"),
+            Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
             Action::Start { .. } | Action::Enrol { .. } | Action::List { .. } => Ok(()),
         }
         .unwrap();
@@ -807,7 +807,6 @@ fn a_restart_ends_nobody_and_a_reboot_ends_holders_only() {
          5s   start boot-2
          8s   tick",
         expect![[r#"
-            0s grace until 60s
             0s queue L1
             0s grant L1 16GiB on 0 epoch 1 until 60s
             1s queue L2

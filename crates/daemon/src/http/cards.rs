@@ -16,7 +16,7 @@ use sublet_wire::Problem;
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
     let by = body::peer(&request)?.caller.clone();
-    let see_all = app.see_all || by.operator;
+    let see_all = app.house().see_all || by.operator;
     let mut cards = app.post.read(move |view| view.cards(&by, see_all)).await?;
     name_strangers(&app, &mut cards).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());

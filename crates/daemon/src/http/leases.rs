@@ -46,12 +46,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
         return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
     }
-    let ttl = app.post.read(|view| view.state.policy().ttl);
-    let ttl = match heard.body.ttl_s {
-        Some(seconds) => Span(seconds.saturating_mul(1_000_000)),
-        None if heard.body.time_s.is_some() => Span::ZERO,
-        None => ttl.await?,
-    };
+    let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
     let ask = ask_of(heard.body, ttl)?;
     Ok(app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?)
 }
@@ -116,7 +111,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 ))]
 pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
     let by = body::peer(&request)?.caller.clone();
-    let see_all = app.see_all;
+    let see_all = app.house().see_all;
     let queue = app.post.read(move |view| {
         let mut queue = view.queue(&by, 256);
         if !see_all {

@@ -23,6 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::{Arc, Mutex, RwLock};
+use sublet_core::units::Span;
 use sublet_journal::Reader;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
 use tokio::sync::watch;
@@ -42,10 +43,25 @@ pub struct App {
     pub trouble: Arc<RwLock<Option<String>>>,
     /// `real` or `scripted`.
     pub kind: &'static str,
-    /// Local users see who is on a card.
-    pub see_all: bool,
+    /// What the configuration says to the face; read anew on reload.
+    pub house: Arc<RwLock<House>>,
     /// The daemon stops.
     pub stopping: watch::Receiver<bool>,
+}
+
+/// What the configuration says to the face.
+#[derive(Clone, Copy, Debug)]
+pub struct House {
+    /// The term of a lease whose ask names none.
+    pub ttl: Span,
+    /// Local users see who is on a card.
+    pub see_all: bool,
+}
+
+impl App {
+    fn house(&self) -> House {
+        *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 
 /// All routes.

@@ -61,7 +61,7 @@ fn on_a_disk_that_is_really_full_the_ballast_carries_releases() {
         return eprintln!("skipped: only root can mount a small disk");
     }
     let mount = tempfile::tempdir().unwrap();
-    let script = "mount -t tmpfs -o size=24m tmpfs \"$1\" || exit 99; exec \"$2\" --exact \"$3\" --nocapture";
+    let script = "mount -t tmpfs -o size=64m tmpfs \"$1\" || exit 99; exec \"$2\" --exact \"$3\" --nocapture";
     let name = "faults::on_a_disk_that_is_really_full_the_ballast_carries_releases";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(mount.path());

@@ -169,7 +169,7 @@ impl World {
             0 => self.act(Action::Enrol { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
             1 => self.act(Action::Serve { card: CardId(1), service: Service::Out { why: "lost".to_owned() } }),
             2 => self.act(Action::Serve { card: CardId(1), service: Service::Draining }),
-            3 => self.act(Action::Grace { until: self.now + Span::secs(30) }),
+            3 => self.act(Action::Grace { from: self.now, until: self.now + Span::secs(30) }),
             _ => {
                 let facts = CardFacts { context: Some(Bytes::mib(500)), ..facts(0) };
                 self.act(Action::List { card: CardId(0), facts });

@@ -27,11 +27,11 @@ fn the_ballast_is_real_bytes_and_can_be_given_up_and_taken_back() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
     let blocks = || fs::metadata(dir.file("ballast")).unwrap().blocks() * 512;
-    assert!(blocks() >= 8 << 20);
+    assert!(blocks() >= 24 << 20);
     journal.give_up_ballast().unwrap();
     assert_eq!(blocks(), 0);
     assert!(journal.restore_ballast().unwrap());
-    assert!(blocks() >= 8 << 20);
+    assert!(blocks() >= 24 << 20);
 }
 
 #[test]

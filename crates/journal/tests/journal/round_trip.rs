@@ -64,6 +64,7 @@ fn extreme_rows() -> Rows {
             clock_offset_us: i64::MIN,
             next_lease: u64::MAX,
             next_epoch: Epoch(u64::MAX),
+            grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
         },
         tenants: vec![

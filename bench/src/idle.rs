@@ -1,0 +1,48 @@
+//! What an idle daemon costs: CPU and memory of it and its worker, with one scripted card and nobody asking.
+
+use crate::figure::{Figure, Outcome, Target, digits};
+use crate::rig::Rig;
+use crate::{proc, service};
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// What a start leaves to do (first readings, lazy set-up) is not idling.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// Watches a daemon do nothing.
+pub fn run(rig: &Rig) -> Result<Outcome> {
+    let folder = rig.fresh("idle")?;
+    let service = service::sublet(rig, &folder, "scripted:1x1TiB")?.ready(&folder)?;
+    std::thread::sleep(SETTLE);
+    let (before, start) = (proc::cpu_of_tree(service.pid())?, Instant::now());
+    std::thread::sleep(rig.idle);
+    let cpu = proc::cpu_of_tree(service.pid())?.saturating_sub(before);
+    let share = 100.0 * cpu.as_secs_f64() / start.elapsed().as_secs_f64();
+    let memory = proc::tree(service.pid()).into_iter().map(proc::memory).collect::<Result<Vec<_>>>()?;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let rss = mib(memory.iter().map(|one| one.rss_bytes).sum());
+    let pss = memory.iter().map(|one| one.pss_bytes).sum::<Option<u64>>().map(mib);
+    let note = match pss {
+        Some(_) => format!("PSS of {} processes; RSS {} MiB", memory.len(), digits(rss)),
+        None => format!("RSS of {} processes, shared pages counted in each", memory.len()),
+    };
+    Ok(Outcome {
+        figures: vec![
+            Figure {
+                what: "CPU of an idle daemon and its worker, share of a core",
+                target: Target::AtMost(0.1),
+                measured: share,
+                unit: "%",
+                note: format!("{} ms in {} s", cpu.as_millis(), rig.idle.as_secs()),
+            },
+            Figure {
+                what: "memory of an idle daemon and its worker",
+                target: Target::AtMost(40.0),
+                measured: pss.unwrap_or(rss),
+                unit: "MiB",
+                note,
+            },
+        ],
+        raw: serde_json::json!({ "cpu_s": cpu.as_secs_f64(), "wall_s": rig.idle.as_secs_f64(), "memory": memory }),
+    })
+}

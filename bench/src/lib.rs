@@ -1,1 +1,0 @@
-//! Measurements, as ratios in one run.

@@ -1,0 +1,157 @@
+//! Measurements, as ratios in one run.
+//!
+//! Every figure is measured beside something that bounds or rivals it (a FastAPI service, one
+//! fdatasync, raw SQLite, gflow's command line), in turns, on the same machine and file system, so
+//! that a slow or shared machine moves both sides. `all` runs every bench and, with `--out`, writes
+//! a Markdown table and the raw numbers.
+//!
+//! A new bench is a file with `pub fn run(rig: &Rig) -> Result<Outcome>` and a line in [`BENCHES`].
+//!
+//! Deliberately absent: a verdict. A missed target is shown, not turned into a failed exit; only a
+//! bench that could not be run fails.
+
+mod cli;
+mod client;
+mod disk;
+mod figure;
+mod grant;
+mod http;
+mod idle;
+mod load;
+mod machine;
+mod peer;
+mod proc;
+mod restart;
+mod rig;
+mod samples;
+mod service;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use figure::{Outcome, Report};
+use rig::Rig;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How a bench is run.
+type Run = fn(&Rig) -> Result<Outcome>;
+
+/// Every bench in the order `all` runs them.
+const BENCHES: &[(&str, Run)] =
+    &[("http", http::run), ("grant", grant::run), ("restart", restart::run), ("idle", idle::run), ("cli", cli::run)];
+
+/// Measures Sublet beside its peers.
+#[derive(Parser)]
+#[command(name = "sublet-bench", version)]
+struct Command {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Every bench, one after the other.
+    All,
+    /// Durable ask + release pairs over HTTP, beside FastAPI + SQLite.
+    Http,
+    /// One unloaded grant, beside one fdatasync.
+    Grant,
+    /// kill -9 to first correct answer with many leases, beside raw SQLite reading the rows.
+    Restart,
+    /// What an idle daemon costs.
+    Idle,
+    /// `sublet run` beside the bare command; `sublet lease` beside gflow's `gbatch`.
+    Cli,
+    /// The load of `http` against a service that already runs; for profiling.
+    Load {
+        /// Where it listens.
+        #[arg(long)]
+        socket: PathBuf,
+    },
+    /// The load of `http` against the FastAPI service alone.
+    Peer,
+}
+
+#[derive(Args)]
+struct Options {
+    /// The binary to measure. Default: target/release/sublet, built if it is not there.
+    #[arg(long, global = true)]
+    sublet: Option<PathBuf>,
+    /// Writes `measurements.md` and `measurements.json` there.
+    #[arg(long, global = true)]
+    out: Option<PathBuf>,
+    /// Rounds in which the two sides take turns.
+    #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// Seconds of load in a round.
+    #[arg(long, global = true, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=60))]
+    seconds: u64,
+    /// Connections of the load.
+    #[arg(long, global = true, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    connections: u32,
+    /// Leases that `restart` prepares.
+    #[arg(long, global = true, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    leases: u32,
+    /// Seconds that `idle` watches.
+    #[arg(long, global = true, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
+    idle_seconds: u64,
+    /// Calls of each kind that `cli` times.
+    #[arg(long, global = true, default_value_t = 100, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    calls: u32,
+}
+
+fn main() -> ExitCode {
+    match measure(Command::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(command: Command) -> Result<ExitCode> {
+    let options = command.options;
+    let rig = Rig {
+        sublet: options.sublet,
+        rounds: options.rounds,
+        load: Duration::from_secs(options.seconds),
+        connections: options.connections as usize,
+        leases: options.leases as usize,
+        idle: Duration::from_secs(options.idle_seconds),
+        calls: options.calls as usize,
+    };
+    let names: Vec<&str> = match command.what {
+        What::All => BENCHES.iter().map(|(name, _)| *name).collect(),
+        What::Http => vec!["http"],
+        What::Grant => vec!["grant"],
+        What::Restart => vec!["restart"],
+        What::Idle => vec!["idle"],
+        What::Cli => vec!["cli"],
+        What::Load { socket } => return shown(&load::pairs(&socket, rig.connections, rig.load)?),
+        What::Peer => return shown(&http::peer_round(&rig, 1)?),
+    };
+    let mut report = Report::new(&rig)?;
+    for name in names {
+        eprintln!("{name} …");
+        let Some((_, run)) = BENCHES.iter().find(|(known, _)| *known == name) else { bail!("no bench `{name}`") };
+        let outcome = run(&rig);
+        if let Err(error) = &outcome {
+            eprintln!("error: {name}: {error:#}");
+        }
+        report.add(name, outcome);
+    }
+    print!("{}", report.markdown());
+    if let Some(folder) = options.out {
+        report.write(&folder).with_context(|| format!("cannot write to `{}`", folder.display()))?;
+    }
+    Ok(if report.all_ran() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn shown(value: &impl serde::Serialize) -> Result<ExitCode> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,56 @@
+//! gflow, the nearest peer with a command line: its daemon on a loopback port, its home in a state folder.
+
+use crate::rig::Rig;
+use crate::service::{self, Service};
+use anyhow::{Context, Result};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// A running `gflowd`.
+pub struct Gflow {
+    folder: PathBuf,
+    bin: PathBuf,
+    _daemon: Service,
+}
+
+impl Gflow {
+    /// Starts the daemon in the foreground on a free port and waits until it listens.
+    pub fn start(rig: &Rig) -> Result<Gflow> {
+        let (folder, bin) = (rig.fresh("gflow")?, service::venv()?.join("bin"));
+        // The port is free at this moment; its default could be somebody's own gflow.
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        std::fs::create_dir_all(folder.join("config/gflow"))?;
+        let config = format!("[daemon]\nhost = \"127.0.0.1\"\nport = {port}\n");
+        std::fs::write(folder.join("config/gflow/gflow.toml"), config)?;
+        let command = at_home(&folder, &bin.join("gflowd"));
+        let mut daemon = Service::spawn(command, &folder, folder.join("unused"))?;
+        daemon
+            .until(&folder, Duration::from_millis(10), |_| TcpStream::connect(("127.0.0.1", port)).is_ok())
+            .context("gflowd did not start")?;
+        Ok(Gflow { folder, bin, _daemon: daemon })
+    }
+
+    /// The call that is nearest to asking for a lease: a share of one GPU, not before tomorrow, so
+    /// that nothing is started while calls are timed.
+    pub fn submit(&self) -> Command {
+        let mut command = at_home(&self.folder, &self.bin.join("gbatch"));
+        command.args(["--gpus", "1", "--gpu-memory", "1G", "--shared", "--begin", "now+12h", "true"]);
+        command
+    }
+}
+
+/// A command of gflow's that sees no files but those in `folder`.
+fn at_home(folder: &Path, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("HOME", folder)
+        .env("XDG_CONFIG_HOME", folder.join("config"))
+        .env("XDG_DATA_HOME", folder.join("data"))
+        .env("XDG_STATE_HOME", folder.join("state"))
+        .env("XDG_RUNTIME_DIR", folder)
+        .env("TMUX_TMPDIR", folder)
+        .current_dir(folder);
+    command
+}

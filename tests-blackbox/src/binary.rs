@@ -1,0 +1,61 @@
+//! Finds the binary under test: the one that was built beside the test itself.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+use std::{env, fs};
+
+/// The `sublet` of the test's own profile, built if it is missing or older than its sources.
+pub fn sublet() -> &'static Path {
+    static SUBLET: OnceLock<PathBuf> = OnceLock::new();
+    SUBLET.get_or_init(|| {
+        let test = env::current_exe().expect("a test knows its own path");
+        // .../target/PROFILE/deps/TEST
+        let profile = test.parent().and_then(Path::parent).expect("a test is built into PROFILE/deps").to_path_buf();
+        let binary = profile.join("sublet");
+        if !fresh(&binary) {
+            build(&profile);
+        }
+        assert!(binary.exists(), "{} is missing: run `cargo build -p sublet`", binary.display());
+        binary
+    })
+}
+
+/// The workspace's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+fn build(profile: &Path) {
+    let name = match profile.file_name().and_then(|name| name.to_str()).expect("a profile has a name") {
+        "debug" => "dev",
+        other => other,
+    };
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root())
+        .args(["build", "--quiet", "--package", "sublet", "--bin", "sublet", "--profile", name, "--target-dir"])
+        .arg(profile.parent().expect("a profile lies in a target directory"))
+        .status()
+        .expect("cargo can be started");
+    assert!(status.success(), "`cargo build --package sublet` failed");
+}
+
+/// Whether no source is newer than the binary.
+fn fresh(binary: &Path) -> bool {
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let Some(built) = modified(binary) else { return false };
+    let mut newest = modified(&root().join("Cargo.lock")).unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut dirs = vec![root().join("crates")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if let Some(time) = modified(&path) {
+                newest = newest.max(time);
+            }
+        }
+    }
+    newest <= built
+}

@@ -1,0 +1,259 @@
+//! A client for HTTP/1.1 over a Unix socket that can also misbehave.
+//!
+//! Written by hand because a well-behaved library cannot send half a header.
+//! Every wait has an end; redirects, compression and TLS are absent.
+
+use crate::wait::{LONG, until};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use sublet_wire::{Lease, PROBLEM_JSON, Problem};
+
+/// Longer than the longest long-poll in these tests.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Asks one question at a time, each on a connection of its own.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+/// What came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// Names in lower case, in order.
+    pub headers: Vec<(String, String)>,
+    /// The body, unframed.
+    pub body: Vec<u8>,
+}
+
+impl Client {
+    /// For the service at `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into() }
+    }
+    /// Where the service is.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+    /// Opens a connection, or fails after a bound.
+    pub fn connect(&self) -> io::Result<Connection> {
+        Connection::open(&self.socket)
+    }
+    /// Asks, and fails if the service is away.
+    pub fn try_send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
+        self.connect()?.send(method, path, headers, body)
+    }
+    /// Asks; a service that is away is a failed test.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        self.try_send(method, path, headers, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+    /// `GET path`.
+    pub fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], b"")
+    }
+    /// `POST path` with JSON.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, &[JSON], body.to_string().as_bytes())
+    }
+    /// `POST path` with JSON and an Idempotency-Key.
+    pub fn post_once(&self, path: &str, key: &str, body: &Value) -> Answer {
+        self.send("POST", path, &[JSON, (sublet_wire::IDEMPOTENCY_KEY, key)], body.to_string().as_bytes())
+    }
+    /// `DELETE path`.
+    pub fn delete(&self, path: &str) -> Answer {
+        self.send("DELETE", path, &[], b"")
+    }
+    /// Asks for a lease that must be granted at once.
+    pub fn grant(&self, ask: &Value) -> Lease {
+        let answer = self.post("/v1/leases", ask);
+        assert_eq!(answer.status, 201, "{ask} was not granted: {answer:?}");
+        answer.read()
+    }
+    /// Asks for a lease that must wait.
+    pub fn queue(&self, ask: &Value) -> Lease {
+        let answer = self.post("/v1/leases", ask);
+        assert_eq!(answer.status, 202, "{ask} does not wait: {answer:?}");
+        answer.read()
+    }
+    /// The lease as it is now.
+    pub fn lease(&self, id: &str) -> Lease {
+        let answer = self.get(&format!("/v1/leases/{id}"));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.read()
+    }
+    /// The lease as soon as it is so.
+    pub fn await_lease(&self, what: &str, id: &str, is_so: impl Fn(&Lease) -> bool) -> Lease {
+        *until(&format!("{id}: {what}"), LONG, || {
+            let lease = Box::new(self.lease(id));
+            if is_so(&lease) { Ok(lease) } else { Err(lease) }
+        })
+    }
+    /// The ids of all leases that have not ended.
+    pub fn live_ids(&self) -> Vec<String> {
+        let leases: sublet_wire::Leases = self.get("/v1/leases").read();
+        leases.leases.into_iter().map(|lease| lease.id).collect()
+    }
+    /// The first card.
+    pub fn card(&self) -> sublet_wire::Card {
+        let cards: sublet_wire::Cards = self.get("/v1/cards").read();
+        cards.cards.into_iter().next().expect("there is a card")
+    }
+}
+
+/// The header of a JSON body.
+pub const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// One connection, kept open between questions.
+pub struct Connection {
+    stream: BufReader<UnixStream>,
+}
+
+impl Connection {
+    fn open(socket: &Path) -> io::Result<Connection> {
+        let stream = connect(socket, Instant::now() + PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Connection { stream: BufReader::new(stream) })
+    }
+    /// Another bound for each read.
+    pub fn patience(&self, patience: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(patience))
+    }
+    /// Asks, and waits for the whole answer.
+    pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
+        let mut bytes = head(method, path, headers);
+        if !body.is_empty() || method == "POST" {
+            bytes.extend(format!("content-length: {}\r\n", body.len()).as_bytes());
+        }
+        bytes.extend(b"\r\n");
+        bytes.extend(body);
+        // A refusal may come, and the connection close, before a large body was taken.
+        let sent = self.raw(&bytes);
+        self.answer().map_err(|error| sent.err().unwrap_or(error))
+    }
+    /// Sends these bytes, whatever they mean.
+    pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+    /// Nothing more will be sent.
+    pub fn finish(&self) -> io::Result<()> {
+        self.stream.get_ref().shutdown(Shutdown::Write)
+    }
+    /// Waits for a whole answer.
+    pub fn answer(&mut self) -> io::Result<Answer> {
+        let (status, headers) = self.head()?;
+        let mut answer = Answer { status, headers, body: Vec::new() };
+        if let Some(length) = answer.header("content-length") {
+            let length: usize = length.parse().map_err(io::Error::other)?;
+            answer.body.resize(length, 0);
+            self.stream.read_exact(&mut answer.body)?;
+        } else if answer.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.chunk()? {
+                answer.body.extend(chunk);
+            }
+        }
+        Ok(answer)
+    }
+    /// Waits for a status and headers.
+    pub fn head(&mut self) -> io::Result<(u16, Vec<(String, String)>)> {
+        let first = self.line()?;
+        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.ok_or_else(|| io::Error::other(format!("not HTTP: `{first}`")))?;
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line()?;
+            match line.split_once(':') {
+                Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.trim().to_owned())),
+                None => return Ok((status, headers)),
+            }
+        }
+    }
+    /// The next piece of a chunked body; none at its end.
+    pub fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let size = usize::from_str_radix(&self.line()?, 16).map_err(io::Error::other)?;
+        let mut chunk = vec![0; size];
+        self.stream.read_exact(&mut chunk)?;
+        self.line()?;
+        Ok((size > 0).then_some(chunk))
+    }
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = Vec::new();
+        self.stream.read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the service closed the connection"));
+        }
+        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+}
+
+/// The start of a request, without the empty line that ends it.
+pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: sublet\r\n");
+    for (name, value) in headers {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text.into_bytes()
+}
+
+/// Connecting blocks without bound where the service does not accept, so this does not block.
+fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let address = SocketAddrUnix::new(socket)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    loop {
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&fd, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(fd);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Answer {
+    /// The first header of this name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
+    }
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+    /// The body as what it should be.
+    pub fn read<T: DeserializeOwned>(&self) -> T {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {} {}", self.status, self.text()))
+    }
+    /// The body of a refusal, which must be whole and agree with itself.
+    pub fn problem(&self) -> Problem {
+        assert!(self.status >= 400, "not a refusal: {} {}", self.status, self.text());
+        let media = self.header("content-type").unwrap_or("none");
+        assert_eq!(media, PROBLEM_JSON, "a refusal is {PROBLEM_JSON}: {} {}", self.status, self.text());
+        let problem: Problem = self.read();
+        let implied = Problem::new(problem.code, "");
+        assert_eq!(problem.status, self.status, "{problem:?}");
+        assert_eq!((problem.status, problem.remedy, &problem.kind), (implied.status, implied.remedy, &implied.kind));
+        assert!(!problem.detail.trim().is_empty(), "{problem:?}");
+        assert_eq!(
+            self.header("retry-after").map(str::to_owned),
+            problem.retry_after_s.map(|seconds| seconds.to_string()),
+            "Retry-After and retry_after_s agree"
+        );
+        problem
+    }
+    /// The stable code of a refusal.
+    pub fn code(&self) -> &'static str {
+        self.problem().code.as_str()
+    }
+}

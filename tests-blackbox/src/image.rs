@@ -1,0 +1,251 @@
+//! A disk as a power cut leaves it.
+//!
+//! The model is that of a journaling file system: a sync of a file keeps its
+//! bytes and the name it was made under; a sync of a directory keeps all names
+//! in it; everything else may be there, be half there or be missing.
+
+use crate::log::{Op, Record};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// What of the changes before the cut reached the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// All of them.
+    All,
+    /// All, but of the last write only its first half.
+    TornLast,
+    /// Only what was synced.
+    Synced,
+    /// What was synced, and of the rest some, as this number has it.
+    Some(u64),
+}
+
+/// Files and directories by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Image {
+    files: BTreeMap<String, Vec<u8>>,
+    dirs: BTreeSet<String>,
+}
+
+#[derive(Default)]
+struct File {
+    now: Vec<u8>,
+    synced: Vec<u8>,
+    /// Changes since the last sync.
+    loose: Vec<Op>,
+}
+
+#[derive(Default)]
+struct Disk {
+    files: Vec<File>,
+    names: BTreeMap<String, usize>,
+    synced_names: BTreeMap<String, usize>,
+    dirs: BTreeSet<String>,
+}
+
+impl Image {
+    /// The disk after these records, with what was kept of them.
+    pub fn after(records: &[Record], kept: Kept) -> Image {
+        let mut disk = Disk::default();
+        let (last, before) = match records.split_last() {
+            Some((last, before)) => (Some(last), before),
+            None => (None, records),
+        };
+        before.iter().for_each(|record| disk.take(record));
+        match (last, kept) {
+            (Some(Record { path, op: Op::Write(offset, bytes), end }), Kept::TornLast) => {
+                let half = Op::Write(*offset, bytes[..bytes.len() / 2].to_vec());
+                disk.take(&Record { path: path.clone(), op: half, end: *end });
+            }
+            (Some(record), _) => disk.take(record),
+            (None, _) => {}
+        }
+        disk.image(kept)
+    }
+    /// Equal images have equal fingerprints.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+    /// Its files.
+    pub fn files(&self) -> &BTreeMap<String, Vec<u8>> {
+        &self.files
+    }
+    /// Writes it into an empty directory. Zeros are left out: a ballast file costs nothing.
+    pub fn write_to(&self, dir: &Path) {
+        for made in &self.dirs {
+            fs::create_dir_all(dir.join(made)).expect("an image's directory can be made");
+        }
+        for (name, bytes) in &self.files {
+            let file = fs::File::create(dir.join(name)).expect("an image's file can be made");
+            file.set_len(bytes.len() as u64).expect("an image's file can be sized");
+            for (number, block) in bytes.chunks(BLOCK).enumerate() {
+                if block.iter().any(|byte| *byte != 0) {
+                    file.write_all_at(block, (number * BLOCK) as u64).expect("an image's file can be written");
+                }
+            }
+        }
+    }
+}
+
+const BLOCK: usize = 1 << 16;
+
+impl Disk {
+    fn take(&mut self, record: &Record) {
+        match &record.op {
+            Op::Mkdir => {
+                self.dirs.insert(record.path.clone());
+            }
+            Op::Unlink => {
+                self.names.remove(&record.path);
+            }
+            Op::Rename(to) => {
+                if let Some(file) = self.names.remove(&record.path) {
+                    self.names.insert(to.clone(), file);
+                }
+            }
+            Op::Sync => self.sync(&record.path),
+            Op::Create => {
+                self.file(&record.path);
+            }
+            change => {
+                let file = self.file(&record.path);
+                apply(&mut self.files[file].now, change);
+                self.files[file].loose.push(change.clone());
+            }
+        }
+    }
+    fn sync(&mut self, path: &str) {
+        if let Some(&file) = self.names.get(path) {
+            let synced = &mut self.files[file];
+            synced.synced.clone_from(&synced.now);
+            synced.loose.clear();
+            self.synced_names.insert(path.to_owned(), file);
+        } else {
+            self.synced_names.retain(|name, _| parent(name) != path);
+            let inside = self.names.iter().filter(|(name, _)| parent(name) == path);
+            self.synced_names.extend(inside.map(|(name, file)| (name.clone(), *file)));
+        }
+    }
+    fn file(&mut self, path: &str) -> usize {
+        *self.names.entry(path.to_owned()).or_insert_with(|| {
+            self.files.push(File::default());
+            self.files.len() - 1
+        })
+    }
+    fn image(self, kept: Kept) -> Image {
+        let names = if kept == Kept::Synced { &self.synced_names } else { &self.names };
+        let mut coin = Coin(match kept {
+            Kept::Some(seed) => seed,
+            _ => 0,
+        });
+        let mut bytes = |file: &File| match kept {
+            Kept::All | Kept::TornLast => file.now.clone(),
+            Kept::Synced => file.synced.clone(),
+            Kept::Some(_) => {
+                let mut bytes = file.synced.clone();
+                file.loose.iter().filter(|_| coin.toss()).for_each(|op| apply(&mut bytes, op));
+                bytes
+            }
+        };
+        let files = names.iter().map(|(name, file)| (name.clone(), bytes(&self.files[*file]))).collect();
+        Image { files, dirs: self.dirs }
+    }
+}
+
+fn parent(name: &str) -> &str {
+    name.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+fn apply(bytes: &mut Vec<u8>, op: &Op) {
+    match op {
+        Op::Write(offset, data) => {
+            let start = usize::try_from(*offset).expect("a test's file is small");
+            let end = start + data.len();
+            if bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            bytes[start..end].copy_from_slice(data);
+        }
+        Op::Truncate(length) => bytes.resize(usize::try_from(*length).expect("a test's file is small"), 0),
+        _ => {}
+    }
+}
+
+/// Chance from a number, the same every time (xorshift64*).
+pub struct Coin(pub u64);
+
+impl Coin {
+    /// The next number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.max(1);
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+    /// Heads.
+    pub fn toss(&mut self) -> bool {
+        self.below(2) == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(ops: &[(&str, Op)]) -> Vec<Record> {
+        let record = |(end, (path, op)): (usize, &(&str, Op))| Record {
+            path: (*path).into(),
+            op: op.clone(),
+            end: end as u64 + 1,
+        };
+        ops.iter().enumerate().map(record).collect()
+    }
+    fn write(offset: u64, text: &str) -> Op {
+        Op::Write(offset, text.into())
+    }
+    fn shown(image: &Image) -> Vec<(String, String)> {
+        image.files.iter().map(|(name, bytes)| (name.clone(), String::from_utf8_lossy(bytes).into_owned())).collect()
+    }
+    fn check(records: &[Record], kept: Kept, files: &[(&str, &str)]) {
+        let files: Vec<_> = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        assert_eq!(shown(&Image::after(records, kept)), files, "{kept:?}");
+    }
+
+    #[test]
+    fn a_cut_keeps_what_was_synced_and_maybe_more() {
+        let records = records(&[
+            ("a", Op::Create),
+            ("a", write(0, "one")),
+            ("a", Op::Sync),
+            ("a", write(3, "two")),
+            ("b", Op::Create),
+            ("b", write(0, "four")),
+        ]);
+        check(&records, Kept::All, &[("a", "onetwo"), ("b", "four")]);
+        check(&records, Kept::TornLast, &[("a", "onetwo"), ("b", "fo")]);
+        check(&records, Kept::Synced, &[("a", "one")]);
+        let some: BTreeSet<_> = (1..50).map(|seed| shown(&Image::after(&records, Kept::Some(seed)))).collect();
+        assert_eq!(some.len(), 4, "each of the two loose writes is there or not");
+    }
+
+    #[test]
+    fn a_name_is_kept_by_a_sync_of_its_directory() {
+        let mut ops = vec![("new", Op::Create), ("new", write(0, "x")), ("new", Op::Sync)];
+        ops.push(("new", Op::Rename("old".into())));
+        check(&records(&ops), Kept::Synced, &[("new", "x")]);
+        ops.push(("", Op::Sync));
+        check(&records(&ops), Kept::Synced, &[("old", "x")]);
+        ops.push(("old", Op::Unlink));
+        check(&records(&ops), Kept::Synced, &[("old", "x")]);
+        check(&records(&ops), Kept::All, &[]);
+        ops.push(("", Op::Sync));
+        check(&records(&ops), Kept::Synced, &[]);
+    }
+}

@@ -1,0 +1,193 @@
+//! The real binary, serving a scripted card from a directory of its own.
+
+use crate::binary::sublet;
+use crate::http::Client;
+use crate::wait::{LONG, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use sublet_wire::Cards;
+use tempfile::TempDir;
+
+/// How to start a service, where it is not as usual.
+#[derive(Default)]
+pub struct Setup {
+    /// A state directory from elsewhere.
+    pub state: Option<PathBuf>,
+    /// The text of a configuration file.
+    pub config: Option<String>,
+    /// Further variables in its environment.
+    pub env: Vec<(String, String)>,
+    /// A program and its arguments that start the service's command line.
+    pub through: Vec<String>,
+}
+
+/// A service that is killed, and its directory removed, when this is dropped.
+pub struct Service {
+    dir: TempDir,
+    setup: Setup,
+    child: Child,
+}
+
+impl Service {
+    /// Starts one as usual.
+    pub fn start() -> Service {
+        Service::start_with(Setup::default())
+    }
+    /// Starts one and waits until it is ready.
+    pub fn start_with(setup: Setup) -> Service {
+        let dir = tempfile::Builder::new().prefix("sublet-").tempdir().expect("a directory can be made");
+        // Other users must reach the socket where a test has other users.
+        open_to_all(dir.path(), 0o711);
+        fs::create_dir(dir.path().join("state")).expect("a directory can be made");
+        if let Some(config) = &setup.config {
+            fs::write(dir.path().join("sublet.toml"), config).expect("the configuration can be written");
+        }
+        let child = spawn(dir.path(), &setup);
+        let mut service = Service { dir, setup, child };
+        service.await_ready();
+        service
+    }
+    /// A client of this service.
+    pub fn client(&self) -> Client {
+        Client::new(self.dir.path().join("s"))
+    }
+    /// The directory with the state, the socket and the log.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+    /// Where its state is.
+    pub fn state_dir(&self) -> PathBuf {
+        self.setup.state.clone().unwrap_or_else(|| self.dir.path().join("state"))
+    }
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+    /// Whether the daemon still runs.
+    pub fn alive(&mut self) -> bool {
+        self.child.try_wait().expect("an own child can be waited for").is_none()
+    }
+    /// kill -9, and nothing else.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("an own child can be killed");
+        self.child.wait().expect("an own child can be waited for");
+    }
+    /// SIGTERM, and its end.
+    pub fn stop(&mut self) -> ExitStatus {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        kill_process(pid, Signal::TERM).expect("an own child can be signalled");
+        until("the daemon stops on SIGTERM", LONG, || self.child.try_wait().ok().flatten().ok_or(()))
+    }
+    /// Starts it anew on the same state and socket, after it ended.
+    pub fn restart(&mut self) {
+        self.child = spawn(self.dir.path(), &self.setup);
+        self.await_ready();
+    }
+    /// What the scripted card shows from the next look on: a list of processes.
+    pub fn script(&self, processes: Value, fault: Value) {
+        let card = json!({"index": 0, "processes": processes, "other_bytes": 0, "fault": fault});
+        let state = self.state_dir();
+        // A look must never meet half a script.
+        fs::write(state.join("scripted.json.new"), json!({"cards": [card]}).to_string()).expect("a script is written");
+        fs::rename(state.join("scripted.json.new"), state.join("scripted.json")).expect("a script is put in place");
+    }
+    /// Runs the command line against this service.
+    pub fn cli(&self, arguments: &[&str]) -> Output {
+        let mut command = bare_command(sublet(), self.dir.path());
+        command.env("SUBLET_SOCKET", self.dir.path().join("s")).args(arguments).stdin(Stdio::null());
+        command.output().expect("the command line can be started")
+    }
+    /// What the daemon said.
+    pub fn log(&self) -> String {
+        log(self.dir.path())
+    }
+
+    fn await_ready(&mut self) {
+        let (client, dir, child) = (self.client(), self.dir.path(), &mut self.child);
+        until("the service is ready", LONG, || {
+            if let Ok(Some(status)) = child.try_wait() {
+                panic!("the daemon ended at once ({status}); it said:\n{}", log(dir));
+            }
+            match client.try_send("GET", "/readyz", &[], b"") {
+                Ok(answer) if answer.status == 200 => Ok(()),
+                Ok(answer) => Err(answer.text()),
+                Err(error) => Err(format!("{error}; it said:\n{}", log(dir))),
+            }
+        });
+        // After a start nothing is promised before the first look at the card.
+        until("the card was looked at", LONG, || {
+            let cards: Cards = client.get("/v1/cards").read();
+            let looked = cards.cards.first().is_some_and(|card| card.unreadable.is_none());
+            if looked { Ok(()) } else { Err(cards) }
+        });
+        if rustix::process::geteuid().is_root() {
+            open_to_all(&self.dir.path().join("s"), 0o666);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may be dead already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+/// A command in an environment without anything of ours.
+pub fn bare_command(program: &Path, home: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", home).current_dir(home);
+    command
+}
+
+/// `sublet serve` as a command that was not started yet.
+pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
+    let mut command = bare_command(sublet(), home);
+    command.args(serve_arguments(state, socket)).stdin(Stdio::null());
+    command
+}
+
+fn serve_arguments(state: &Path, socket: &Path) -> Vec<String> {
+    let path = |path: &Path| path.to_str().expect("test paths are plain").to_owned();
+    let flags = ["serve".into(), "--state-dir".into(), path(state), "--socket".into(), path(socket)];
+    flags.into_iter().chain(["--gpu".into(), "scripted:1x24GiB".into()]).collect()
+}
+
+fn spawn(dir: &Path, setup: &Setup) -> Child {
+    let state = setup.state.clone().unwrap_or_else(|| dir.join("state"));
+    let mut command = match setup.through.split_first() {
+        None => bare_command(sublet(), dir),
+        Some((program, arguments)) => {
+            let mut command = bare_command(Path::new(program), dir);
+            command.args(arguments).arg(sublet());
+            command
+        }
+    };
+    command.args(serve_arguments(&state, &dir.join("s")));
+    if setup.config.is_some() {
+        command.arg("--config").arg(dir.join("sublet.toml"));
+    }
+    let log = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).expect("a log can be opened");
+    command.envs(setup.env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+    command.stdout(log.try_clone().expect("a file can be shared")).stderr(log);
+    command.spawn().expect("the daemon can be started")
+}
+
+fn log(dir: &Path) -> String {
+    let text = fs::read(dir.join("log")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+fn open_to_all(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("an own file's mode can be set");
+}

@@ -1,0 +1,237 @@
+//! Whatever was answered survives a kill at any moment.
+//!
+//! `SUBLET_KILLS=200` kills more often than a test of every day does.
+
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use sublet_blackbox::http::JSON;
+use sublet_blackbox::image::Coin;
+use sublet_blackbox::service::serve_command;
+use sublet_blackbox::{Client, GIB, LONG, MIB, Service, ask, until};
+use sublet_wire::{Lease, LeaseState};
+
+/// How many leases one client keeps at a time: all of them fit on the card.
+const KEPT: usize = 8;
+const CLIENTS: u64 = 4;
+
+/// What a client knows for sure.
+#[derive(Default)]
+struct Known {
+    /// Answered 2xx, and no release was ever sent.
+    held: BTreeMap<String, Lease>,
+    /// Their release was answered 2xx.
+    released: Vec<String>,
+    /// The highest epoch that any answer carried.
+    highest_epoch: u64,
+}
+
+struct Load {
+    stop: AtomicBool,
+    answers: AtomicU64,
+    known: Mutex<Known>,
+}
+
+/// Asks and releases until it is told to stop; a service that is away is asked again.
+fn client_at_work(client: &Client, number: u64, load: &Load) {
+    let mut coin = Coin(number + 1);
+    let mut mine: Vec<String> = Vec::new();
+    let mut asks = 0;
+    while !load.stop.load(Ordering::Relaxed) {
+        if mine.len() >= KEPT || (!mine.is_empty() && coin.below(3) == 0) {
+            let id = mine.swap_remove(coin.below(mine.len() as u64) as usize);
+            release(client, &id, load);
+        } else {
+            asks += 1;
+            mine.extend(ask_once(client, &format!("client-{number}-ask-{asks}"), load));
+        }
+    }
+}
+
+/// Sends one ask with one key until it is answered: it must not make two leases.
+fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
+    let body = ask(384 * MIB, json!({"ttl_s": 3600, "name": key})).to_string();
+    let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key)];
+    let answer = loop {
+        match client.try_send("POST", "/v1/leases", &headers, body.as_bytes()) {
+            Ok(answer) if answer.status < 300 => break answer,
+            Ok(answer) => assert!(["stopping", "key_in_use"].contains(&answer.code()), "{}", answer.text()),
+            Err(_) if load.stop.load(Ordering::Relaxed) => return None,
+            Err(_) => {}
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let lease: Lease = answer.read();
+    let id = lease.id.clone();
+    let mut known = load.known.lock().expect("no client panicked");
+    known.highest_epoch = known.highest_epoch.max(lease.epoch.unwrap_or(0));
+    let twin = known.held.values().find(|held| held.id != id && held.name == lease.name);
+    assert!(twin.is_none(), "one key made two leases: {twin:?} and {lease:?}");
+    known.held.insert(id.clone(), lease);
+    load.answers.fetch_add(1, Ordering::Relaxed);
+    Some(id)
+}
+
+fn release(client: &Client, id: &str, load: &Load) {
+    // From here on nobody can say whether it is still held, until there is an answer.
+    load.known.lock().expect("no client panicked").held.remove(id);
+    let released =
+        client.try_send("DELETE", &format!("/v1/leases/{id}"), &[], b"").is_ok_and(|answer| answer.status == 200);
+    if released {
+        load.known.lock().expect("no client panicked").released.push(id.to_owned());
+        load.answers.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Everything that was known when the daemon died is still so.
+fn assert_nothing_lost(client: &Client, known: &Known) {
+    for lease in known.held.values() {
+        let found = client.lease(&lease.id);
+        assert_eq!((&found.name, &found.tenant), (&lease.name, &lease.tenant), "{found:?}");
+        match lease.state {
+            LeaseState::Active => {
+                assert_eq!((found.state, found.epoch), (LeaseState::Active, lease.epoch), "{found:?}");
+                assert_eq!(found.cards, lease.cards);
+            }
+            _ => assert!(matches!(found.state, LeaseState::Waiting | LeaseState::Active), "{found:?}"),
+        }
+    }
+    for id in &known.released {
+        let answer = client.get(&format!("/v1/leases/{id}"));
+        // What ended long ago may have left the list of what is remembered.
+        if answer.status == 200 {
+            let lease: Lease = answer.read();
+            assert!(matches!(lease.state, LeaseState::Ending | LeaseState::Ended), "{lease:?}");
+        }
+    }
+}
+
+/// A lease that is granted soon: what was just released counts until it was seen gone.
+fn granted(client: &Client, ask: &serde_json::Value) -> Lease {
+    let id = client.post("/v1/leases", ask).read::<Lease>().id;
+    client.await_lease("granted", &id, |lease| lease.state == LeaseState::Active)
+}
+
+#[test]
+fn every_answer_survives_kill_9_in_a_loop_under_load() {
+    let kills: u64 = std::env::var("SUBLET_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(10);
+    let mut service = Service::start();
+    let client = service.client();
+    let mut coin = Coin(7);
+    let mut known = Known::default();
+    for kill in 0..kills {
+        let load = Arc::new(Load { stop: false.into(), answers: 0.into(), known: Mutex::new(known) });
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let (client, load) = (client.clone(), Arc::clone(&load));
+                thread::spawn(move || client_at_work(&client, kill * CLIENTS + number, &load))
+            })
+            .collect();
+        let enough = 20 + coin.below(80);
+        until("the clients are answered", LONG, || {
+            let answers = load.answers.load(Ordering::Relaxed);
+            if answers >= enough { Ok(()) } else { Err(answers) }
+        });
+        service.kill();
+        load.stop.store(true, Ordering::Relaxed);
+        clients.into_iter().for_each(|client| client.join().expect("a client's assertions hold"));
+        let load = Arc::into_inner(load).expect("all clients have stopped");
+        known = load.known.into_inner().expect("no client panicked");
+
+        service.restart();
+        assert_nothing_lost(&client, &known);
+        let fresh = granted(&client, &ask(384 * MIB, json!({})));
+        assert!(fresh.epoch > Some(known.highest_epoch), "epochs grow across a crash: {fresh:?}");
+        known.highest_epoch = fresh.epoch.unwrap_or(0);
+        client.delete(&format!("/v1/leases/{}", fresh.id));
+        // The next clients start with an empty card.
+        for id in std::mem::take(&mut known.held).into_keys() {
+            assert_eq!(client.delete(&format!("/v1/leases/{id}")).status, 200);
+            known.released.push(id);
+        }
+        for id in client.live_ids() {
+            client.delete(&format!("/v1/leases/{id}"));
+        }
+        known.released.drain(..known.released.len().saturating_sub(100));
+    }
+    assert!(service.stop().success(), "SIGTERM ends it in peace");
+    let verify =
+        service.cli(&["journal", "verify", "--state-dir", &service.state_dir().display().to_string(), "--json"]);
+    assert!(verify.status.success(), "{}", String::from_utf8_lossy(&verify.stderr));
+}
+
+#[test]
+fn a_second_daemon_on_the_same_state_refuses_and_names_the_first() {
+    let service = Service::start();
+    let lease = service.client().grant(&ask(GIB, json!({})));
+    let other_socket = service.dir().join("other");
+    refuses(&service, serve_command(service.dir(), &service.state_dir(), &other_socket));
+    assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active);
+    assert!(!other_socket.exists(), "it left no socket behind");
+}
+
+#[test]
+fn a_second_daemon_on_the_same_socket_refuses_and_names_the_first() {
+    let service = Service::start();
+    let lease = service.client().grant(&ask(GIB, json!({})));
+    let other_state = service.dir().join("other");
+    refuses(&service, serve_command(service.dir(), &other_state, &service.dir().join("s")));
+    assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active);
+}
+
+fn refuses(service: &Service, mut second: std::process::Command) {
+    let mut second =
+        second.stderr(fs::File::create(service.dir().join("second")).expect("a file")).spawn().expect("sublet");
+    let status = until("the second daemon gives up", LONG, || second.try_wait().ok().flatten().ok_or("it runs"));
+    let talk = fs::read_to_string(service.dir().join("second")).unwrap_or_default();
+    assert!(!status.success(), "{talk}");
+    assert!(talk.contains(&service.pid().to_string()), "it names process {}: {talk}", service.pid());
+}
+
+#[test]
+fn a_socket_left_by_a_killed_daemon_is_taken_over() {
+    let mut service = Service::start();
+    service.kill();
+    assert!(service.dir().join("s").exists(), "kill -9 leaves the socket behind");
+    service.restart();
+    assert_eq!(service.client().get("/healthz").status, 200);
+}
+
+#[test]
+fn a_corrupt_journal_is_a_clear_error_and_is_left_as_it_was() {
+    let mut service = Service::start();
+    service.client().grant(&ask(GIB, json!({})));
+    assert!(service.stop().success());
+    let journal = database(&service.state_dir());
+    let mut bytes = fs::read(&journal).expect("the journal can be read");
+    let first_page = 100..bytes.len().min(4096);
+    bytes[first_page].fill(0xA5);
+    fs::write(&journal, &bytes).expect("the journal can be written");
+    // A log beside it would mend the page.
+    let log = journal.with_file_name(format!("{}-wal", journal.file_name().unwrap_or_default().display()));
+    if log.exists() {
+        fs::remove_file(log).expect("a file can be removed");
+    }
+
+    let mut command = serve_command(service.dir(), &service.state_dir(), &service.dir().join("s"));
+    let mut child =
+        command.stderr(fs::File::create(service.dir().join("second")).expect("a file")).spawn().expect("sublet");
+    let status = until("the daemon gives up", LONG, || child.try_wait().ok().flatten().ok_or("it runs"));
+    let talk = fs::read_to_string(service.dir().join("second")).unwrap_or_default();
+    assert!(!status.success(), "{talk}");
+    assert!(talk.contains("hint:"), "it says what to do: {talk}");
+    assert_eq!(fs::read(&journal).expect("the journal can be read"), bytes, "nothing was written to it");
+    let verify =
+        service.cli(&["journal", "verify", "--state-dir", &service.state_dir().display().to_string(), "--json"]);
+    assert!(!verify.status.success(), "verify sees it too");
+}
+
+fn database(dir: &std::path::Path) -> std::path::PathBuf {
+    let is_sqlite = |path: &std::path::Path| fs::read(path).is_ok_and(|bytes| bytes.starts_with(b"SQLite format 3"));
+    let mut files = fs::read_dir(dir).expect("the state can be listed").flatten().map(|entry| entry.path());
+    files.find(|path| is_sqlite(path)).expect("the journal is a SQLite file")
+}

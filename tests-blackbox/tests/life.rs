@@ -1,0 +1,329 @@
+//! The life of a lease, seen from outside.
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Client, GIB, LONG, Process, Service, ask, until};
+use sublet_wire::{CardState, Lease, LeaseState, Reason};
+
+fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+    client.await_lease(&format!("{state:?}"), id, |lease| lease.state == state)
+}
+
+fn await_end(client: &Client, id: &str) -> (Lease, Reason) {
+    let lease = client.await_lease("ended", id, |lease| lease.ended.is_some());
+    let reason = lease.ended.as_ref().map(|ended| ended.reason).expect("it ended");
+    (lease, reason)
+}
+
+fn renew(client: &Client, lease: &Lease) {
+    let answer = client.post(&format!("/v1/leases/{}/renew", lease.id), &json!({"epoch": lease.epoch}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+fn bind(client: &Client, lease: &Lease, process: &Process) {
+    let body = json!({"epoch": lease.epoch, "pid": process.pid()});
+    let answer = client.post(&format!("/v1/leases/{}/bind", lease.id), &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(answer.read::<Lease>().pids.contains(&process.pid()), "{}", answer.text());
+}
+
+fn held_s(lease: &Lease) -> f64 {
+    lease.ended.as_ref().expect("it ended").at_unix_s - lease.granted_unix_s.expect("it was granted")
+}
+
+#[test]
+fn an_unused_lease_that_nobody_waits_for_is_extended_and_shown_idle() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({"ttl_s": 2})));
+    assert!(!lease.idle);
+    let idle = client.await_lease("it is shown idle", &lease.id, |lease| lease.idle);
+    assert_eq!((idle.state, idle.epoch), (LeaseState::Active, lease.epoch));
+    assert!(idle.expires_unix_s > lease.expires_unix_s, "it was extended");
+    // A renewal is use: it is idle no longer.
+    renew(&client, &lease);
+    assert!(!client.lease(&lease.id).idle);
+}
+
+#[test]
+fn an_unused_lease_ends_on_time_when_somebody_waits_and_the_next_is_served() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    let waiting = waiter.waiting.expect("it says why");
+    assert_eq!((waiting.place, waiting.place_exact), (1, true));
+    assert!(!waiting.why.is_empty());
+    let served: Lease = client.get(&format!("/v1/leases/{}?wait=60s", waiter.id)).read();
+    assert_eq!(served.state, LeaseState::Active);
+    assert!(served.epoch > lease.epoch);
+    let (lease, reason) = await_end(&client, &lease.id);
+    assert_eq!(reason, Reason::Expired);
+    assert!((2.9..8.0).contains(&held_s(&lease)), "a lease of 3 s was held for {} s", held_s(&lease));
+}
+
+#[test]
+fn a_renewed_lease_stays_while_somebody_waits() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 3})));
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    throughout(Duration::from_secs(10), || renew(&client, &lease));
+    assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting);
+    assert_eq!(client.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
+    await_state(&client, &waiter.id, LeaseState::Active);
+}
+
+#[test]
+fn a_fixed_term_ends_when_it_is_over_also_when_nobody_waits() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({"time_s": 3})));
+    assert!(lease.fixed_term);
+    let (lease, reason) = await_end(&client, &lease.id);
+    assert_eq!(reason, Reason::TermOver);
+    assert!((2.9..8.0).contains(&held_s(&lease)), "a term of 3 s took {} s", held_s(&lease));
+}
+
+#[test]
+fn a_lease_ends_with_its_last_process() {
+    let service = Service::start();
+    let client = service.client();
+    let (first, second) = (Process::idle(), Process::idle());
+    let lease = client.grant(&ask(GIB, json!({"pid": first.pid()})));
+    assert_eq!(lease.pids, [first.pid()]);
+    bind(&client, &lease, &second);
+    first.kill();
+    client.await_lease("the first process is gone from it", &lease.id, |lease| lease.pids == [second.pid()]);
+    assert_eq!(client.lease(&lease.id).state, LeaseState::Active);
+    second.kill();
+    let gone = Instant::now();
+    let (_, reason) = await_end(&client, &lease.id);
+    assert_eq!(reason, Reason::HolderExited);
+    assert!(gone.elapsed() < Duration::from_secs(10), "an exit is noticed at once, not after {:?}", gone.elapsed());
+}
+
+#[test]
+fn an_ask_ends_when_the_process_that_waits_exits() {
+    let service = Service::start();
+    let client = service.client();
+    client.grant(&ask(20 * GIB, json!({})));
+    let process = Process::idle();
+    let waiter = client.queue(&ask(20 * GIB, json!({"pid": process.pid()})));
+    process.kill();
+    assert_eq!(await_end(&client, &waiter.id).1, Reason::HolderExited);
+}
+
+#[test]
+fn expiry_ends_the_claim_and_not_the_process() {
+    let service = Service::start();
+    let client = service.client();
+    let mut process = Process::idle();
+    let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 2})));
+    bind(&client, &lease, &process);
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    assert_eq!(await_end(&client, &lease.id).1, Reason::Expired);
+    await_state(&client, &waiter.id, LeaseState::Active);
+    assert!(process.alive(), "nothing is signalled in observe");
+}
+
+#[test]
+fn bytes_of_a_lease_that_ended_count_for_as_long_as_they_are_seen() {
+    let service = Service::start();
+    let client = service.client();
+    let mut process = Process::idle();
+    let lease = client.grant(&ask(20 * GIB, json!({})));
+    bind(&client, &lease, &process);
+    service.script(json!([{"pid": process.pid(), "bytes": 20 * GIB, "busy": false}]), Value::Null);
+    client.await_lease("its bytes are seen", &lease.id, |lease| lease.seen_bytes == Some(20 * GIB));
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    assert_eq!(client.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
+    throughout(Duration::from_secs(5), || {
+        assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "a holder's word frees nothing");
+    });
+    assert!(process.alive());
+    service.script(json!([]), Value::Null);
+    await_state(&client, &waiter.id, LeaseState::Active);
+}
+
+#[test]
+fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
+    let service = Service::start();
+    let client = service.client();
+    let mut stranger = Process::idle();
+    service.script(json!([{"pid": stranger.pid(), "bytes": 20 * GIB, "busy": true}]), Value::Null);
+    until("the stranger is seen", LONG, || match client.card().loose_bytes {
+        Some(loose) if loose >= 20 * GIB => Ok(()),
+        loose => Err(loose),
+    });
+    let occupant = client.card().occupants.into_iter().find(|occupant| occupant.pid == Some(stranger.pid()));
+    assert_eq!(occupant.expect("the stranger is on the card").state, "stranger");
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    let why = waiter.waiting.expect("it waits").why;
+    let named =
+        ["stranger", "no lease", "without a lease", "nobody has a lease"].iter().any(|words| why.contains(words));
+    assert!(named, "the reason names bytes without a lease: {why}");
+    assert!(stranger.alive(), "nothing is signalled in observe");
+    service.script(json!([]), Value::Null);
+    await_state(&client, &waiter.id, LeaseState::Active);
+}
+
+fn check_fault(fault: &str) {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({"ttl_s": 3})));
+    service.script(json!([]), json!(fault));
+    let sentence = until("the card is unreadable", LONG, || client.card().unreadable.ok_or("it answers")).sentence;
+    assert!(!sentence.is_empty());
+    let card = client.card();
+    assert_eq!((card.promisable_bytes, card.used_bytes), (0, None), "unknown is not zero, and promises nothing");
+    let waiter = client.queue(&ask(GIB, json!({})));
+    throughout(Duration::from_secs(5), || {
+        assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "nothing is granted on an unreadable card");
+        renew(&client, &lease);
+    });
+    assert_eq!((client.lease(&lease.id).state, client.lease(&lease.id).epoch), (LeaseState::Active, lease.epoch));
+    service.script(json!([]), Value::Null);
+    await_state(&client, &waiter.id, LeaseState::Active);
+    assert_eq!(client.lease(&lease.id).epoch, lease.epoch);
+}
+
+#[test]
+fn a_card_whose_driver_hangs_promises_nothing_until_it_answers() {
+    check_fault("hang");
+}
+
+#[test]
+fn a_card_whose_driver_crashes_promises_nothing_until_it_answers() {
+    check_fault("crash");
+}
+
+#[test]
+fn a_card_whose_driver_reports_an_error_promises_nothing_until_it_answers() {
+    check_fault("error");
+}
+
+#[test]
+fn a_restart_touches_no_holder_and_keeps_id_and_epoch() {
+    let mut service = Service::start();
+    let client = service.client();
+    let mut process = Process::idle();
+    let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 600})));
+    bind(&client, &lease, &process);
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    for graceful in [true, false] {
+        if graceful {
+            assert!(service.stop().success(), "SIGTERM ends it in peace");
+        } else {
+            service.kill();
+        }
+        assert!(process.alive(), "the daemon's end is not the holder's");
+        service.restart();
+        let after = client.lease(&lease.id);
+        assert_eq!((after.state, after.epoch), (LeaseState::Active, lease.epoch), "{after:?}");
+        client.await_lease("its process is known again", &lease.id, |lease| lease.pids == [process.pid()]);
+        assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "the place in the queue is kept");
+        assert!(process.alive());
+    }
+    process.kill();
+    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited, "an exit is noticed after a restart too");
+    await_state(&client, &waiter.id, LeaseState::Active);
+}
+
+#[test]
+fn a_process_that_exits_while_the_daemon_is_away_ends_its_lease() {
+    let mut service = Service::start();
+    let client = service.client();
+    let process = Process::idle();
+    let lease = client.grant(&ask(GIB, json!({"pid": process.pid()})));
+    service.kill();
+    process.kill();
+    service.restart();
+    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited);
+}
+
+/// Three TTLs on the CPU before the first kernel.
+fn check_busy(waiters: usize) {
+    let service = Service::start();
+    let client = service.client();
+    let mut process = Process::busy();
+    let lease = client.grant(&ask(20 * GIB, json!({"ttl_s": 2})));
+    bind(&client, &lease, &process);
+    let waiting: Vec<Lease> = (0..waiters).map(|_| client.queue(&ask(20 * GIB, json!({})))).collect();
+    throughout(Duration::from_secs(8), || {
+        let now = client.lease(&lease.id);
+        assert_eq!((now.state, now.epoch), (LeaseState::Active, lease.epoch), "{now:?}");
+        assert!(!now.idle, "work on the CPU is use: {now:?}");
+    });
+    assert!(process.alive());
+    process.kill();
+    assert_eq!(await_end(&client, &lease.id).1, Reason::HolderExited);
+    for waiter in waiting {
+        await_state(&client, &waiter.id, LeaseState::Active);
+    }
+}
+
+#[test]
+fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease() {
+    check_busy(0);
+}
+
+#[test]
+fn a_job_that_works_on_the_cpu_for_three_ttls_keeps_its_lease_while_somebody_waits() {
+    check_busy(1);
+}
+
+#[test]
+fn a_draining_card_runs_empty_and_serves_again_when_cleared() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({})));
+    let uuid = client.card().uuid;
+    let answer = client.send("POST", &format!("/v1/cards/{uuid}/drain"), &[], b"");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(client.card().state, CardState::Draining);
+    assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "who is there stays");
+    let waiter = client.queue(&ask(GIB, json!({})));
+    let answer = client.send("POST", &format!("/v1/cards/{uuid}/clear"), &[], b"");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    await_state(&client, &waiter.id, LeaseState::Active);
+    let unknown = client.send("POST", "/v1/cards/GPU-0/drain", &[], b"");
+    assert_eq!(unknown.code(), "no_such_card");
+}
+
+#[test]
+fn what_was_held_is_charged_once_and_survives_a_restart() {
+    let mut service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(2 * GIB, json!({"time_s": 2})));
+    let (lease, _) = await_end(&client, &lease.id);
+    let charged = |client: &Client| {
+        let usage: sublet_wire::Usage = client.get("/v1/usage?by=lease").read();
+        let row = usage.rows.into_iter().find(|row| row.lease.as_deref() == Some(lease.id.as_str()));
+        row.expect("an ended lease has a row").gib_seconds
+    };
+    let before = charged(&client);
+    let held = 2.0 * held_s(&lease);
+    assert!((before - held).abs() < 1.0, "2 GiB for {} s, but charged {before} GiB·s", held_s(&lease));
+    service.kill();
+    service.restart();
+    assert!((charged(&client) - before).abs() < 1e-6, "a restart charges nothing twice");
+}
+
+#[test]
+fn a_command_runs_under_a_lease_and_its_exit_code_comes_back() {
+    let service = Service::start();
+    let script = r#"echo "$CUDA_VISIBLE_DEVICES $SUBLET_LEASE $SUBLET_EPOCH"; exit 7"#;
+    let output = service.cli(&["run", "--vram", "4G", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words: Vec<&str> = printed.split_whitespace().collect();
+    assert!(matches!(words[..], ["0", id, epoch] if id.starts_with('L') && epoch.parse::<u64>().is_ok()), "{printed}");
+    until("its lease ended with it", LONG, || match service.client().live_ids() {
+        ids if ids.is_empty() => Ok(()),
+        ids => Err(ids),
+    });
+    let missing = service.cli(&["run", "--vram", "4G", "--", "no-such-command"]);
+    assert_eq!(missing.status.code(), Some(127), "{}", String::from_utf8_lossy(&missing.stderr));
+}

@@ -1,0 +1,169 @@
+//! What one user cannot learn of another, nor do to another.
+//!
+//! These need root, which alone can be several users; elsewhere they say that
+//! they were skipped.
+
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use serde_json::json;
+use std::thread;
+use sublet_blackbox::{Answer, Client, GIB, Process, Service, ask};
+use sublet_wire::{Cards, Lease, LeaseState, Leases};
+
+const ALICE: u32 = 12345;
+const BOB: u32 = 12346;
+
+/// Two ordinary users and a service that belongs to neither.
+fn two_users(test: &str) -> Option<Service> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: {test} needs root to be two users");
+        return None;
+    }
+    Some(Service::start())
+}
+
+/// What `what` gives when this user does it. On Linux a user is a matter of
+/// the thread, and so are the credentials that the other end of a socket sees.
+fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            set_thread_groups(&[]).expect("root can leave its groups");
+            set_thread_res_gid(group, group, group).expect("root can change its group");
+            set_thread_res_uid(user, user, user).expect("root can become anybody");
+            what()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// An answer without what differs between any two answers.
+fn comparable(answer: &Answer, id: &str) -> (u16, Vec<(String, String)>, String) {
+    let headers = answer.headers.iter().filter(|(name, _)| name != "date").cloned().collect();
+    (answer.status, headers, answer.text().replace(id, "ID"))
+}
+
+#[test]
+fn anothers_lease_answers_exactly_like_one_that_does_not_exist() {
+    let Some(service) = two_users("anothers_lease_answers_exactly_like_one_that_does_not_exist") else { return };
+    let client = service.client();
+    let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({"name": "secret plan"}))));
+    let ended = as_user(ALICE, || {
+        let ended = client.grant(&ask(GIB, json!({})));
+        client.delete(&format!("/v1/leases/{}", ended.id));
+        ended
+    });
+    let mut sleeper = Process::idle_of(BOB);
+    for theirs in [&lease, &ended] {
+        // As long as a real one, so that nothing but existence differs.
+        let missing = format!("L{}", "9".repeat(theirs.id.len() - 1));
+        let epoch = theirs.epoch.expect("it was granted");
+        let requests = [
+            ("GET", "", String::new()),
+            ("GET", "?wait=1s", String::new()),
+            ("GET", "/explain", String::new()),
+            ("DELETE", "", String::new()),
+            ("DELETE", "?epoch=1", String::new()),
+            ("POST", "/renew", json!({ "epoch": epoch }).to_string()),
+            ("POST", "/renew", json!({"epoch": 0}).to_string()),
+            ("POST", "/bind", json!({"epoch": epoch, "pid": sleeper.pid()}).to_string()),
+            ("POST", "/bind", json!({"epoch": epoch, "pid": 1}).to_string()),
+            ("POST", "/renew", "nonsense".into()),
+            ("POST", "/nothing", String::new()),
+        ];
+        for (method, rest, body) in requests {
+            let ask_about = |id: &str| {
+                let headers = [sublet_blackbox::http::JSON];
+                as_user(BOB, || client.send(method, &format!("/v1/leases/{id}{rest}"), &headers, body.as_bytes()))
+            };
+            let (real, none) = (ask_about(&theirs.id), ask_about(&missing));
+            assert!(real.status >= 400, "{method} {rest}: {real:?}");
+            assert_eq!(comparable(&real, &theirs.id), comparable(&none, &missing), "{method} {rest} {body}");
+        }
+    }
+    assert!(sleeper.alive());
+    let after = as_user(ALICE, || client.lease(&lease.id));
+    assert_eq!((after.state, after.epoch, after.pids), (LeaseState::Active, lease.epoch, vec![]));
+}
+
+#[test]
+fn who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not() {
+    let Some(service) = two_users("who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not") else { return };
+    let client = service.client();
+    let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({"name": "secret plan"}))));
+    let seen_by = |uid: u32| {
+        as_user(uid, || {
+            let leases: Leases = client.get("/v1/leases").read();
+            let cards: Cards = client.get("/v1/cards").read();
+            (leases.leases.len(), cards.cards[0].occupants[0].lease.clone(), cards.cards[0].occupants[0].reserved_bytes)
+        })
+    };
+    assert_eq!(seen_by(ALICE), (1, Some(lease.id.clone()), Some(GIB)));
+    assert_eq!(seen_by(BOB), (0, None, Some(GIB)));
+    for path in ["/v1/leases", "/v1/cards", "/v1/usage?by=lease", "/v1/usage", "/v1/audit"] {
+        let answer = as_user(BOB, || client.get(path));
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert!(!answer.text().contains("secret plan"), "{path} tells: {}", answer.text());
+        assert!(!answer.text().contains(&format!("\"{}\"", lease.id)), "{path} tells: {}", answer.text());
+    }
+    let waiting = as_user(BOB, || client.queue(&ask(24 * GIB - 300 * sublet_blackbox::MIB, json!({}))));
+    let why = as_user(BOB, || client.get(&format!("/v1/leases/{}/explain", waiting.id)));
+    assert_eq!(why.status, 200);
+    assert!(
+        !why.text().contains("secret plan") && !why.text().contains(&format!("\"{}\"", lease.id)),
+        "{}",
+        why.text()
+    );
+}
+
+#[test]
+fn a_process_of_another_user_cannot_be_bound() {
+    let Some(service) = two_users("a_process_of_another_user_cannot_be_bound") else { return };
+    let client = service.client();
+    let mut alices = Process::idle_of(ALICE);
+    let bobs = Process::idle_of(BOB);
+    let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
+    let bind = |pid: u32| as_user(ALICE, || bind(&client, &lease, pid));
+    for pid in [bobs.pid(), std::process::id(), service.pid(), 1, 2] {
+        assert_eq!(bind(pid).code(), "not_your_process", "process {pid}");
+        let asked = as_user(ALICE, || client.post("/v1/leases", &ask(GIB, json!({ "pid": pid }))));
+        assert_eq!(asked.code(), "not_your_process", "process {pid} in an ask");
+    }
+    assert_eq!(as_user(ALICE, || client.live_ids()), std::slice::from_ref(&lease.id));
+    let bound = bind(alices.pid());
+    assert_eq!(bound.status, 200, "one's own can be bound: {}", bound.text());
+    assert!(alices.alive());
+}
+
+fn bind(client: &Client, lease: &Lease, pid: u32) -> Answer {
+    client.post(&format!("/v1/leases/{}/bind", lease.id), &json!({"epoch": lease.epoch, "pid": pid}))
+}
+
+#[test]
+fn an_idempotency_key_belongs_to_its_user() {
+    let Some(service) = two_users("an_idempotency_key_belongs_to_its_user") else { return };
+    let client = service.client();
+    let asked_by = |uid, bytes| as_user(uid, || client.post_once("/v1/leases", "the-same-key", &ask(bytes, json!({}))));
+    let alices: Lease = asked_by(ALICE, GIB).read();
+    let bobs = asked_by(BOB, 2 * GIB);
+    assert_eq!(bobs.status, 201, "{}", bobs.text());
+    assert_ne!(bobs.read::<Lease>().id, alices.id);
+    assert_eq!(asked_by(ALICE, GIB).read::<Lease>().id, alices.id);
+}
+
+#[test]
+fn only_an_operator_drains_a_card_or_ends_anothers_lease() {
+    let Some(service) = two_users("only_an_operator_drains_a_card_or_ends_anothers_lease") else { return };
+    let client = service.client();
+    let uuid = client.card().uuid;
+    for call in ["drain", "clear"] {
+        let path = format!("/v1/cards/{uuid}/{call}");
+        assert_eq!(as_user(ALICE, || client.send("POST", &path, &[], b"")).code(), "denied");
+    }
+    let lease = as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
+    assert_eq!(client.lease(&lease.id).id, lease.id, "an operator sees everybody's");
+    let answer = client.delete(&format!("/v1/leases/{}", lease.id));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let ended = as_user(ALICE, || client.lease(&lease.id)).ended.expect("it ended");
+    assert_eq!(ended.reason, sublet_wire::Reason::Revoked);
+}

@@ -1,0 +1,85 @@
+//! Dependencies go one way: who may know whom.
+//!
+//! ```text
+//!   core   wire          know nobody
+//!   journal  host        know core
+//!   daemon               knows core, journal, host, wire
+//!   sublet (the CLI)     knows wire, and starts daemon
+//!   sim, bench, blackbox, xtask   may know all, and nobody knows them
+//! ```
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Whom a package of this workspace may depend on.
+enum MayKnow {
+    /// These only.
+    Only(&'static [&'static str]),
+    /// All of them.
+    Anybody,
+}
+
+const RULES: [(&str, MayKnow); 10] = [
+    ("sublet-core", MayKnow::Only(&[])),
+    ("sublet-wire", MayKnow::Only(&[])),
+    ("sublet-journal", MayKnow::Only(&["sublet-core"])),
+    ("sublet-host", MayKnow::Only(&["sublet-core"])),
+    ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon"])),
+    ("sublet-sim", MayKnow::Anybody),
+    ("sublet-bench", MayKnow::Anybody),
+    ("sublet-blackbox", MayKnow::Anybody),
+    ("xtask", MayKnow::Anybody),
+];
+
+/// One sentence for each dependency that goes the wrong way.
+pub fn violations(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("`cargo metadata` lists no packages")?;
+    let own: BTreeSet<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    let mut found = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().context("a package has no name")?;
+        let Some((_, rule)) = RULES.iter().find(|(ruled, _)| *ruled == name) else {
+            found.push(format!("package `{name}` has no rule: say in xtask/src/direction.rs whom it may know"));
+            continue;
+        };
+        let MayKnow::Only(allowed) = rule else { continue };
+        let dependencies = package["dependencies"].as_array().context("a package has no list of dependencies")?;
+        let known: BTreeSet<&str> = dependencies.iter().filter_map(|dependency| dependency["name"].as_str()).collect();
+        for wrong in known.into_iter().filter(|known| own.contains(known) && !allowed.contains(known)) {
+            let rule = if allowed.is_empty() { "nobody".into() } else { allowed.join(", ") };
+            found.push(format!("`{name}` depends on `{wrong}`, but may know only: {rule}"));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_dependency_the_wrong_way_is_named_with_its_rule() {
+        let metadata = json!({"packages": [
+            {"name": "sublet-core", "dependencies": [{"name": "serde"}, {"name": "sublet-wire"}]},
+            {"name": "sublet-wire", "dependencies": []},
+            {"name": "sublet-journal", "dependencies": [{"name": "sublet-core"}]},
+            {"name": "sublet-sim", "dependencies": [{"name": "sublet-journal"}]},
+            {"name": "sublet-new", "dependencies": []},
+        ]});
+        assert_eq!(
+            violations(&metadata).unwrap(),
+            [
+                "`sublet-core` depends on `sublet-wire`, but may know only: nobody",
+                "package `sublet-new` has no rule: say in xtask/src/direction.rs whom it may know",
+            ]
+        );
+    }
+
+    #[test]
+    fn this_workspace_keeps_the_direction() {
+        assert_eq!(violations(&crate::workspace::own_packages().unwrap()).unwrap(), Vec::<String>::new());
+    }
+}

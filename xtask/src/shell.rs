@@ -1,0 +1,75 @@
+//! Other programs, started so that a failure says which one it was.
+
+use anyhow::{Context, Result, bail};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// One program with its arguments.
+pub struct Run {
+    command: Command,
+}
+
+/// A program by name or path.
+pub fn program(name: impl AsRef<OsStr>) -> Run {
+    Run { command: Command::new(name) }
+}
+
+/// The cargo that runs this chore, in the workspace's root.
+pub fn cargo<const N: usize>(arguments: [&str; N]) -> Run {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    program(cargo).args(arguments).dir(&crate::workspace::root())
+}
+
+impl Run {
+    /// Further arguments.
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Run {
+        self.command.args(arguments);
+        self
+    }
+    /// Where it runs.
+    pub fn dir(mut self, dir: &Path) -> Run {
+        self.command.current_dir(dir);
+        self
+    }
+    /// One more variable in its environment.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Run {
+        self.command.env(name, value);
+        self
+    }
+    /// Runs it on this terminal; failing is an error.
+    pub fn run(mut self) -> Result<()> {
+        let shown = self.shown();
+        eprintln!("$ {shown}");
+        let status = self.command.status().with_context(|| format!("`{shown}` could not be started"))?;
+        if !status.success() {
+            bail!("`{shown}` failed ({status})");
+        }
+        Ok(())
+    }
+    /// Runs it and takes what it prints; failing is an error.
+    pub fn output(mut self) -> Result<String> {
+        let shown = self.shown();
+        let output = self
+            .command
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("`{shown}` could not be started"))?;
+        if !output.status.success() {
+            bail!("`{shown}` failed ({})", output.status);
+        }
+        String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed something that is not UTF-8"))
+    }
+    /// Whether it runs and succeeds; prints nothing.
+    pub fn works(mut self) -> bool {
+        let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        quiet.status().is_ok_and(|status| status.success())
+    }
+    /// As a person would type it: where cargo lies is of no interest.
+    fn shown(&self) -> String {
+        let program = Path::new(self.command.get_program());
+        let program = if program.ends_with("cargo") { OsStr::new("cargo") } else { program.as_os_str() };
+        let words = std::iter::once(program).chain(self.command.get_args());
+        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+}
