@@ -176,6 +176,9 @@ impl State {
                 let (tenant, place) = (row.tenant, self.place_of(row));
                 self.queue.insert(tenant, place);
                 self.lives.insert(*lease, Live::default());
+                if let Action::Queue { root: Some(root), .. } = action {
+                    self.add_member(*lease, *root);
+                }
                 self.set_due(*lease, self.first_due(&self.rows.leases[lease]));
             }
             Action::Grant { lease, .. } => {
@@ -192,11 +195,7 @@ impl State {
                 }
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
-            Action::Bind { lease, .. } => {
-                if let Some(live) = self.lives.get_mut(lease) {
-                    live.worked = true;
-                }
-            }
+            Action::Bind { lease, process } => self.add_member(*lease, *process),
             Action::End { lease, .. } => {
                 self.set_due(*lease, None);
                 match self.rows.leases.get(lease).and_then(Lease::hold) {
@@ -228,6 +227,16 @@ impl State {
         let load = &mut self.loads[lease.tenant.0 as usize];
         load.leases += 1;
         load.vram = load.vram + reserved(hold);
+    }
+
+    /// A process that was just bound lives, and what it did so far counts as work.
+    fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.worked = true;
+            if *self.owners.entry(process).or_insert(lease) == lease && !live.members.contains(&process) {
+                live.members.push(process);
+            }
+        }
     }
 
     fn drop_live(&mut self, lease: LeaseId) {

@@ -4,7 +4,9 @@ use super::Refused;
 use crate::mail::Key;
 use crate::peer::Peer;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,12 +81,15 @@ fn key_of(value: &[u8]) -> Result<String, Refused> {
 }
 
 async fn read(body: Body) -> Result<axum::body::Bytes, Refused> {
+    let too_large = || Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", BODY_MAX >> 10)).into();
+    // Who announces too much need not send it.
+    if body.size_hint().lower() > BODY_MAX as u64 {
+        return Err(too_large());
+    }
     let read = axum::body::to_bytes(body, BODY_MAX);
     match tokio::time::timeout(BODY_TIME, read).await {
         Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) if is_too_large(&error) => {
-            Err(Problem::new(Code::TooLarge, format!("the body is larger than {} KiB", BODY_MAX >> 10)).into())
-        }
+        Ok(Err(error)) if is_too_large(&error) => Err(too_large()),
         Ok(Err(_)) => Err(Problem::new(Code::BadRequest, "the body did not arrive whole").into()),
         Err(_) => Err(Problem::new(Code::TooSlow, "the body did not arrive in time").into()),
     }
@@ -101,7 +106,21 @@ fn is_too_large(error: &axum::Error) -> bool {
     false
 }
 
-/// Reads a lease's id from a path. What is no id is no lease.
+/// The one variable part of a path.
+pub struct Name(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Name, Refused> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Name(name)),
+            Err(_) => Err(Problem::new(Code::BadRequest, "the path is not readable as UTF-8").into()),
+        }
+    }
+}
+
+/// Reads a lease's id. What is no id is no lease.
 pub fn lease_id(text: &str) -> Result<LeaseId, Refused> {
     text.parse().map_err(|_| Problem::new(Code::NoSuchLease, "no such lease").into())
 }

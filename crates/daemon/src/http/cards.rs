@@ -1,10 +1,10 @@
 //! Cards over HTTP.
 
-use super::body;
+use super::body::{self, Name};
 use super::{App, Refused};
 use crate::mail::Reply;
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use sublet_core::event::Event;
 use sublet_wire as wire;
 use sublet_wire::Problem;
@@ -57,7 +57,7 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>) {
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn drain(State(app): State<App>, Path(card): Path<String>, request: Request) -> Result<Reply, Refused> {
+pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::Drained { by, card }, heard.key).await?)
@@ -78,7 +78,7 @@ pub async fn drain(State(app): State<App>, Path(card): Path<String>, request: Re
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn clear(State(app): State<App>, Path(card): Path<String>, request: Request) -> Result<Reply, Refused> {
+pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)

@@ -1,12 +1,12 @@
 //! Leases over HTTP.
 
-use super::body::{self, lease_id};
+use super::body::{self, Name, lease_id};
 use super::{App, Refused};
 use crate::mail::{Mail, Reply, Watch};
 use crate::view;
 use crate::words;
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
 use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
@@ -140,11 +140,7 @@ struct ShowQuery {
     (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn show(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Result<Json<wire::Lease>, Refused> {
+pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> Result<Json<wire::Lease>, Refused> {
     let by = body::peer(&request)?.caller.clone();
     let query: ShowQuery = body::query(&request)?;
     let id = lease_id(&id)?;
@@ -220,7 +216,7 @@ fn no_such_lease() -> Refused {
 ))]
 pub async fn explain(
     State(app): State<App>,
-    Path(id): Path<String>,
+    Name(id): Name,
     request: Request,
 ) -> Result<Json<wire::Explanation>, Refused> {
     let by = body::peer(&request)?.caller.clone();
@@ -251,7 +247,7 @@ pub async fn explain(
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn renew(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Renew>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -276,7 +272,7 @@ pub async fn renew(State(app): State<App>, Path(id): Path<String>, request: Requ
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn bind(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Bind>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
@@ -314,7 +310,7 @@ struct ReleaseQuery {
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn release(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Reply, Refused> {
+pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let query: ReleaseQuery = body::query(&request)?;
     let heard = body::empty(request).await?;
     let lease = lease_id(&id)?;
