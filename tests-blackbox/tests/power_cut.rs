@@ -121,11 +121,19 @@ struct Images {
     seen: Mutex<HashMap<u64, Listing>>,
 }
 
+/// What is compared of a lease, in a listing of the journal as in the daemon's.
+#[derive(Clone, Debug, serde::Deserialize)]
+struct Row {
+    id: String,
+    state: LeaseState,
+    epoch: Option<u64>,
+}
+
 /// What the command line says about an image: nothing, if there is no whole journal in it.
 #[derive(Clone, Debug)]
 enum Listing {
     NoJournal(String),
-    Leases(BTreeMap<String, Lease>),
+    Leases(BTreeMap<String, Row>),
 }
 
 impl Images {
@@ -169,10 +177,10 @@ fn list(image: &Image, dir: &Path) -> Listing {
 }
 
 /// `{"leases": [...]}` or a bare list of them.
-fn leases(json: &[u8]) -> BTreeMap<String, Lease> {
+fn leases(json: &[u8]) -> BTreeMap<String, Row> {
     let mut value: Value = serde_json::from_slice(json).expect("`journal leases --json` prints JSON");
     let list = if value.is_object() { value["leases"].take() } else { value };
-    let leases: Vec<Lease> = serde_json::from_value(list).expect("a list of leases");
+    let leases: Vec<Row> = serde_json::from_value(list).expect("a list of leases");
     leases.into_iter().map(|lease| (lease.id.clone(), lease)).collect()
 }
 
@@ -205,7 +213,8 @@ fn daemon_starts(records: &[Record], told: &[Told]) {
         let service = Service::start_with(Setup { state: Some(dir.path().to_path_buf()), ..Setup::default() });
         let client = service.client();
         let all: sublet_wire::Leases = client.get("/v1/leases").read();
-        let leases = all.leases.into_iter().map(|lease| (lease.id.clone(), lease)).collect();
+        let row = |lease: Lease| Row { id: lease.id, state: lease.state, epoch: lease.epoch };
+        let leases = all.leases.into_iter().map(|lease| (lease.id.clone(), row(lease))).collect();
         let cut = format!("daemon after {} changes, kept {kept:?}", records.len());
         assert_holds(&Listing::Leases(leases), told, end, &cut);
         let highest = told.iter().filter(|told| told.granted_at <= end).filter_map(|told| told.lease.epoch).max();

@@ -72,9 +72,9 @@ async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
 }
 
 fn key_of(value: &[u8]) -> Result<String, Refused> {
-    let plain = !value.is_empty() && value.len() <= KEY_MAX && value.iter().all(|byte| (0x21..0x7f).contains(byte));
+    let plain = !value.is_empty() && value.len() <= KEY_MAX && value.iter().all(|byte| (0x20..0x7f).contains(byte));
     if !plain {
-        let detail = format!("`Idempotency-Key` must be 1 to {KEY_MAX} printable ASCII characters without spaces");
+        let detail = format!("`Idempotency-Key` must be 1 to {KEY_MAX} printable ASCII characters");
         return Err(Problem::new(Code::BadRequest, detail).into());
     }
     Ok(String::from_utf8_lossy(value).into_owned())

@@ -45,7 +45,7 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>) {
 /// Lets a card run empty: nothing new lands there.
 #[utoipa::path(post, path = "/v1/cards/{uuid}/drain", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
     (status = 200, description = "the card", body = wire::Card),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
@@ -66,7 +66,7 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 /// Puts a card back into service.
 #[utoipa::path(post, path = "/v1/cards/{uuid}/clear", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
     (status = 200, description = "the card", body = wire::Card),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),

@@ -25,7 +25,7 @@ const LIST_MAX: usize = 1_000;
 
 /// Asks for a lease.
 #[utoipa::path(post, path = "/v1/leases", tag = "leases", request_body = wire::Ask,
-    params(("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$")),
     responses(
     (status = 201, description = "granted", body = wire::Lease),
     (status = 202, description = "waiting: its place, why, and an estimate", body = wire::Lease),
@@ -235,7 +235,7 @@ pub async fn explain(
 /// seen whether it is used; there this only tells how long it lasts.
 #[utoipa::path(post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
@@ -259,7 +259,7 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 /// Binds a process of the caller's to a lease; its descendants belong to it.
 #[utoipa::path(post, path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
@@ -298,7 +298,7 @@ struct ReleaseQuery {
 #[utoipa::path(delete, path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]+$"),
+    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
     (status = 200, description = "the lease, over", body = wire::Lease),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
