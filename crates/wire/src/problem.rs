@@ -70,12 +70,15 @@ macro_rules! codes {
         /// Every way a request can be refused: a closed set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-        pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+        #[serde(rename_all = "snake_case")]
+        pub enum Code { $($(#[$doc])* $name,)* }
         impl Code {
             /// As it stands in JSON.
             pub const fn as_str(self) -> &'static str { match self { $(Code::$name => $text,)* } }
             /// The HTTP status it comes with.
             pub const fn status(self) -> u16 { match self { $(Code::$name => $status,)* } }
+            /// All of them.
+            pub const ALL: &[Code] = &[$(Code::$name,)*];
             /// What to do about it.
             pub const fn remedy(self) -> Remedy { match self { $(Code::$name => Remedy::$remedy,)* } }
         }
@@ -135,4 +138,16 @@ codes! {
     Stopping = "stopping", 503, Retry;
     /// This is not built yet.
     NotBuilt = "not_built", 501, Stop;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_spelt_alike_in_json_and_in_the_type() {
+        for code in Code::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+        }
+    }
 }

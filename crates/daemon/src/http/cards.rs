@@ -10,7 +10,7 @@ use sublet_wire as wire;
 use sublet_wire::Problem;
 
 /// All managed cards, and who is on them.
-#[utoipa::path(get, path = "/v1/cards", tag = "cards", responses(
+#[utoipa::path(get, operation_id = "list_cards", path = "/v1/cards", tag = "cards", responses(
     (status = 200, description = "the cards", body = wire::Cards),
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -43,7 +43,7 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>) {
 }
 
 /// Lets a card run empty: nothing new lands there.
-#[utoipa::path(post, path = "/v1/cards/{uuid}/drain", tag = "cards", params(
+#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
     ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
@@ -64,7 +64,7 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 }
 
 /// Puts a card back into service.
-#[utoipa::path(post, path = "/v1/cards/{uuid}/clear", tag = "cards", params(
+#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
     ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(

@@ -19,7 +19,7 @@ const CHUNK: usize = 256;
 
 /// What is decided, as it becomes durable. `id` is the audit line's number; give it
 /// back as Last-Event-ID to go on from there.
-#[utoipa::path(get, path = "/v1/events", tag = "records",
+#[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
     params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one")), responses(
     (status = 200, description = "audit lines; an event `gap` where lines are gone", body = String, content_type = "text/event-stream"),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),

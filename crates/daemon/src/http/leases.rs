@@ -24,7 +24,7 @@ const WAIT_MAX_S: u64 = 60;
 const LIST_MAX: usize = 1_000;
 
 /// Asks for a lease.
-#[utoipa::path(post, path = "/v1/leases", tag = "leases", request_body = wire::Ask,
+#[utoipa::path(post, operation_id = "ask", path = "/v1/leases", tag = "leases", request_body = wire::Ask,
     params(("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$")),
     responses(
     (status = 201, description = "granted", body = wire::Lease),
@@ -92,7 +92,7 @@ struct ListQuery {
 }
 
 /// The caller's leases that have not ended; everybody's for an operator who asks for all.
-#[utoipa::path(get, path = "/v1/leases", tag = "leases",
+#[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
     params(("all" = Option<bool>, Query, description = "everybody's (operators)")), responses(
     (status = 200, description = "the leases", body = wire::Leases),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
@@ -105,7 +105,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 }
 
 /// Everybody who waits, in order of service; others' without their ids and names.
-#[utoipa::path(get, path = "/v1/queue", tag = "leases", responses(
+#[utoipa::path(get, operation_id = "list_queue", path = "/v1/queue", tag = "leases", responses(
     (status = 200, description = "the waiters", body = wire::Leases),
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -130,7 +130,7 @@ struct ShowQuery {
 }
 
 /// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended).
-#[utoipa::path(get, path = "/v1/leases/{id}", tag = "leases", params(
+#[utoipa::path(get, operation_id = "show_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
     ("for" = Option<String>, Query, description = "`end`: wait until it ended", pattern = "^end$"),
@@ -208,7 +208,7 @@ fn no_such_lease() -> Refused {
 }
 
 /// Why a lease is where it is.
-#[utoipa::path(get, path = "/v1/leases/{id}/explain", tag = "leases",
+#[utoipa::path(get, operation_id = "explain_lease", path = "/v1/leases/{id}/explain", tag = "leases",
     params(("id" = String, Path, description = "the lease", example = "L1")), responses(
     (status = 200, description = "why", body = wire::Explanation),
     (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
@@ -233,7 +233,7 @@ pub async fn explain(
 
 /// Goes on with a lease that no process is bound to. Of one with processes it is
 /// seen whether it is used; there this only tells how long it lasts.
-#[utoipa::path(post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
+#[utoipa::path(post, operation_id = "renew_lease", path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
@@ -257,7 +257,7 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 }
 
 /// Binds a process of the caller's to a lease; its descendants belong to it.
-#[utoipa::path(post, path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
+#[utoipa::path(post, operation_id = "bind_lease", path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
 ), responses(
@@ -295,7 +295,7 @@ struct ReleaseQuery {
 }
 
 /// Gives a lease back, or leaves the queue. Its bytes count until the card was seen again.
-#[utoipa::path(delete, path = "/v1/leases/{id}", tag = "leases", params(
+#[utoipa::path(delete, operation_id = "release_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
     ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),

@@ -44,7 +44,7 @@ struct UsageQuery {
 }
 
 /// What was charged: granted time, and VRAM times time.
-#[utoipa::path(get, path = "/v1/usage", tag = "records",
+#[utoipa::path(get, operation_id = "usage", path = "/v1/usage", tag = "records",
     params(("by" = Option<wire::UsageBy>, Query, description = "one row for each")), responses(
     (status = 200, description = "the caller's usage (an operator's view: everybody's)", body = wire::Usage),
     (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
@@ -89,7 +89,7 @@ struct AuditQuery {
 }
 
 /// What was decided, oldest first: the caller's own leases (an operator's view: everything).
-#[utoipa::path(get, path = "/v1/audit", tag = "records", params(
+#[utoipa::path(get, operation_id = "audit", path = "/v1/audit", tag = "records", params(
     ("after" = Option<u64>, Query, description = "lines after this number"),
     ("limit" = Option<usize>, Query, description = "at most so many lines", minimum = 1, maximum = 1000),
     ("lease" = Option<String>, Query, description = "only of this lease"),
@@ -107,6 +107,9 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
     if limit == 0 || limit > PAGE_MAX {
         let detail = format!("`limit` must be 1 to {PAGE_MAX}");
         return Err(Problem::new(wire::Code::BadRequest, detail).into());
+    }
+    if i64::try_from(query.after).is_err() {
+        return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
     let sieve = Sieve::of(&app, by, lease).await?;
     Ok(Json(history(&app, move |reader| sieve.page(reader, query.after, limit)).await?))
