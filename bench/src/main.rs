@@ -21,10 +21,14 @@ mod load;
 mod machine;
 mod peer;
 mod proc;
+mod queue;
+mod raw;
 mod restart;
 mod rig;
 mod samples;
 mod service;
+mod sim;
+mod turn;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -38,8 +42,16 @@ use std::time::Duration;
 type Run = fn(&Rig) -> Result<Outcome>;
 
 /// Every bench in the order `all` runs them.
-const BENCHES: &[(&str, Run)] =
-    &[("http", http::run), ("grant", grant::run), ("restart", restart::run), ("idle", idle::run), ("cli", cli::run)];
+const BENCHES: &[(&str, Run)] = &[
+    ("http", http::run),
+    ("grant", grant::run),
+    ("loop", turn::run),
+    ("queue", queue::run),
+    ("restart", restart::run),
+    ("idle", idle::run),
+    ("cli", cli::run),
+    ("sim", sim::run),
+];
 
 /// Measures Sublet beside its peers.
 #[derive(Parser)]
@@ -59,6 +71,12 @@ enum What {
     Http,
     /// One unloaded grant, beside one fdatasync.
     Grant,
+    /// The loop without HTTP, beside raw SQLite writing the same rows.
+    Loop,
+    /// The head of a million waiters, and what an ask costs there.
+    Queue,
+    /// Events a second of the simulation with its checker on.
+    Sim,
     /// kill -9 to first correct answer with many leases, beside raw SQLite reading the rows.
     Restart,
     /// What an idle daemon costs.
@@ -128,6 +146,9 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::All => BENCHES.iter().map(|(name, _)| *name).collect(),
         What::Http => vec!["http"],
         What::Grant => vec!["grant"],
+        What::Loop => vec!["loop"],
+        What::Queue => vec!["queue"],
+        What::Sim => vec!["sim"],
         What::Restart => vec!["restart"],
         What::Idle => vec!["idle"],
         What::Cli => vec!["cli"],

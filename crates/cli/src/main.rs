@@ -1,2 +1,76 @@
-//! The one binary.
-fn main() {}
+//! The one binary: every command of `sublet`, and the daemon.
+//!
+//! [`args`] reads the command line, [`commands`] has a file for each command,
+//! [`client`] speaks to the daemon, [`hold`] gets and keeps leases for commands.
+//! Only [`daemon`] knows the daemon's own crate.
+//!
+//! Absent on purpose: any decision about leases, and any async runtime on the way of a
+//! client, whose start must cost next to nothing.
+
+mod args;
+mod client;
+mod commands;
+mod daemon;
+mod failure;
+mod hold;
+mod output;
+mod place;
+#[cfg(test)]
+mod sample;
+mod table;
+mod text;
+
+use args::{Cli, Command};
+use failure::Failure;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use sublet_wire::exit;
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    // The daemon starts its workers this way; a person never does.
+    if args.get(1).is_some_and(|first| first == "worker") {
+        let rest: Vec<String> = args[2..].iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        return daemon::worker(&rest);
+    }
+    let cli = match args::parse(args) {
+        Ok(cli) => cli,
+        Err(code) => return ExitCode::from(code),
+    };
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.tell(cli.globals.json);
+            ExitCode::from(failure.exit())
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let globals = &cli.globals;
+    match &cli.command {
+        None => commands::status::run(globals),
+        Some(Command::Run(args)) => commands::run::run(globals, args),
+        Some(Command::Lease(args)) => commands::lease::run(globals, args),
+        Some(Command::Ps(args)) => commands::ps::run(globals, args),
+        Some(Command::Queue) => commands::queue::run(globals),
+        Some(Command::Explain(args)) => commands::explain::run(globals, args),
+        Some(Command::Cards(args)) => commands::cards::run(globals, args),
+        Some(Command::End(args)) => commands::end::run(globals, args),
+        Some(Command::Usage(args)) => commands::usage::run(globals, args),
+        Some(Command::Audit(args)) => commands::audit::run(globals, args),
+        Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
+        Some(Command::Serve(args)) => commands::serve::run(globals, args),
+        Some(Command::Journal(args)) => commands::journal::run(globals, args),
+        Some(Command::Completions(args)) => commands::completions::run(args),
+        Some(Command::Man(args)) => commands::man::run(args),
+        Some(Command::Openapi) => print_text(&daemon::openapi()),
+        Some(Command::Reference) => print_text(&commands::reference::markdown()),
+    }
+}
+
+fn print_text(text: &str) -> Result<u8, Failure> {
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    output::print(&format!("{text}{end}"))?;
+    Ok(exit::OK)
+}

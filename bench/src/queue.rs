@@ -1,0 +1,161 @@
+//! The head of a queue of a million: how long it takes to find, whether it is the right one, and
+//! how the cost of an ask grows.
+
+use crate::figure::{Figure, Outcome, Target, digits};
+use crate::rig::Rig;
+use crate::samples::{Samples, median};
+use anyhow::{Result, ensure};
+use std::time::Instant;
+use sublet_core::ask::{Ask, Exclusivity, Term, Tier, Vram};
+use sublet_core::event::{Caller, Event};
+use sublet_core::ids::LeaseId;
+use sublet_core::policy::{Caps, Policy};
+use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::rows::{Phase, Rows};
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::{State, decide};
+
+const WAITERS: usize = 1_000_000;
+/// Where the cost of an ask is first measured.
+const FEW: usize = 10_000;
+const SAMPLES: usize = 10_000;
+
+/// A full card, a million waiters of a thousand tenants.
+pub fn run(_: &Rig) -> Result<Outcome> {
+    let mut world = World::new();
+    let few = world.fill(FEW);
+    let many = world.fill(WAITERS);
+    let heads = world.heads();
+    let growth = few.1 / few.0;
+    let growth_many = many.1 / few.1;
+    // log(n) grows by this much from one length to the other; an ask is also asked more of the caches.
+    let logs = (WAITERS as f64).ln() / (FEW as f64).ln();
+    let brute = world.serve_and_compare()?;
+    Ok(Outcome {
+        figures: vec![
+            Figure {
+                what: "the head of 1,000,000 waiting: p99 to find it",
+                target: Target::AtMost(10.0),
+                measured: heads.p99_us,
+                unit: "µs",
+                note: format!("p50 {} µs; the next {brute} in the order of brute force", digits(heads.p50_us)),
+            },
+            Figure {
+                what: "cost of an ask at 1,000,000 waiting, beside at 10,000",
+                target: Target::AtMost(2.0 * logs),
+                measured: growth_many,
+                unit: "×",
+                note: format!(
+                    "{} and {} µs; log n grows {} ×, and the state outgrows the caches; 0 to 10,000: {} ×",
+                    digits(many.1),
+                    digits(few.1),
+                    digits(logs),
+                    digits(growth)
+                ),
+            },
+        ],
+        raw: serde_json::json!({ "ask_us_first_and_last_at_10k": few, "at_1m": many, "head": heads }),
+    })
+}
+
+struct World {
+    state: State,
+    now: Time,
+    asked: usize,
+}
+
+fn ask(number: usize) -> Ask {
+    Ask {
+        vram: Vram::Bytes(Bytes::gib(20)),
+        gpus: 1,
+        term: Term::Renewed(Span::secs(300)),
+        tier: [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][number % 4],
+        priority: (number % 21) as i8 - 10,
+        exclusivity: Exclusivity::Shared,
+        on: None,
+        name: None,
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let caps = Caps { places: u32::MAX, ..Caps::default() };
+        let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
+        let mut world = World { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
+        let facts = CardFacts {
+            uuid: "GPU-0".to_owned(),
+            index: 0,
+            name: "a card".to_owned(),
+            total: Bytes::gib(24),
+            display: false,
+            context: None,
+            unusable: None,
+        };
+        decide(&mut world.state, world.now, Event::Listed(vec![facts]));
+        world.look();
+        world
+    }
+
+    fn look(&mut self) {
+        self.now = self.now + Span(2);
+        let reading = Reading::Used(Used { free: Bytes::gib(24), processes: Vec::new(), coarse: false });
+        let observation = Observation { begun: self.now, reading };
+        decide(&mut self.state, self.now, Event::Observed { card: "GPU-0".to_owned(), observation });
+    }
+
+    /// Asks until so many wait; the median cost of the first and of the last asks, in µs.
+    fn fill(&mut self, until: usize) -> (f64, f64) {
+        let mut costs = Vec::with_capacity(until - self.asked);
+        while self.asked < until {
+            // Spread over a day, so that head starts reorder them.
+            self.now = self.now + Span(86_400);
+            let by = Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), operator: false };
+            let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
+            let begun = Instant::now();
+            decide(&mut self.state, self.now, event);
+            costs.push(begun.elapsed().as_secs_f64() * 1e6);
+            self.asked += 1;
+        }
+        let some = SAMPLES.min(costs.len() / 4).max(1);
+        (median(costs[..some].iter().copied()), median(costs[costs.len() - some..].iter().copied()))
+    }
+
+    /// How long it takes to look at the head.
+    fn heads(&mut self) -> crate::samples::Quantiles {
+        let mut found = Samples::with_capacity(SAMPLES);
+        for _ in 0..SAMPLES {
+            let begun = Instant::now();
+            let head = std::hint::black_box(&self.state).queue().first();
+            found.push(begun.elapsed());
+            std::hint::black_box(head);
+        }
+        found.quantiles()
+    }
+
+    /// Serves some and compares with sorting everybody.
+    fn serve_and_compare(&mut self) -> Result<usize> {
+        const SOME: usize = 500;
+        let head_start = &self.state.policy().head_start;
+        let mut all: Vec<(i64, LeaseId)> = self
+            .state
+            .rows()
+            .leases
+            .values()
+            .filter(|lease| matches!(lease.phase, Phase::Waiting { .. }))
+            .map(|lease| (head_start.rank(&lease.ask, lease.asked), lease.id))
+            .collect();
+        all.sort_unstable();
+        let operator = Caller { tenant: "uid:0".to_owned(), operator: true };
+        for (_, expected) in all.iter().take(SOME) {
+            let held = self.state.room(sublet_core::ids::CardId(0)).claims().keys().next().copied();
+            if let Some(lease) = held {
+                self.now = self.now + Span(2);
+                decide(&mut self.state, self.now, Event::Released { by: operator.clone(), lease, epoch: None });
+            }
+            self.look();
+            let held = self.state.room(sublet_core::ids::CardId(0)).claims().keys().next().copied();
+            ensure!(held == Some(*expected), "served {held:?}, brute force says {expected}");
+        }
+        Ok(SOME)
+    }
+}

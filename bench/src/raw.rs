@@ -1,0 +1,167 @@
+//! Raw SQLite writing the rows of a batch, with nothing left to work out: what the journal is
+//! measured beside. Same tables, same durability, same plan of checkpoints.
+
+use anyhow::{Context, Result};
+use rusqlite::{Connection, params};
+use std::path::Path;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+use sublet_core::rows::{Hold, Phase};
+use sublet_journal::Batch;
+
+/// Pages in 4 MiB of write-ahead log, as in the journal.
+const STEP: i32 = 1018;
+
+/// A batch whose every value is ready to be bound.
+pub struct Ready {
+    batch: Batch,
+    lines: Vec<(String, [u8; 32])>,
+    leases: Vec<[String; 3]>,
+    past: Vec<String>,
+}
+
+impl Ready {
+    /// Works out ahead of time whatever is not SQLite's work.
+    pub fn of(batch: Batch) -> Result<Ready> {
+        let line = |json: String| {
+            let hash = *blake3::hash(json.as_bytes()).as_bytes();
+            (json, hash)
+        };
+        let entries = batch.entries.iter().map(|entry| serde_json::to_string(&entry.action).map(line));
+        let lines = entries.collect::<Result<_, _>>()?;
+        let mut leases = Vec::new();
+        for lease in &batch.leases {
+            let finish = match &lease.phase {
+                Phase::Ending(_, finish) => serde_json::to_string(finish)?,
+                _ => String::new(),
+            };
+            leases.push([serde_json::to_string(&lease.ask)?, serde_json::to_string(&lease.roots)?, finish]);
+        }
+        let past = batch.past.iter().map(|ended| serde_json::to_string(&ended.ask)).collect::<Result<_, _>>()?;
+        Ok(Ready { batch, lines, leases, past })
+    }
+}
+
+/// A database with the journal's tables.
+pub struct Raw {
+    conn: Connection,
+    seq: i64,
+}
+
+impl Raw {
+    /// Makes one with the tables of the journal at `like`.
+    pub fn make(like: &Path, path: &Path) -> Result<Raw> {
+        let ours = Connection::open(like)?;
+        let mut conn = Connection::open(path)?;
+        conn.busy_handler(Some(wait))?;
+        conn.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0")?;
+        let mut find = ours.prepare("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")?;
+        for sql in find.query_map([], |row| row.get::<_, String>(0))? {
+            conn.execute_batch(&sql?)?;
+        }
+        conn.execute_batch("INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0)")?;
+        let wake = checkpoints(path)?;
+        let mut woken_at = 0;
+        conn.wal_hook(Some(move |_: &mut _, frames| {
+            if frames < woken_at {
+                woken_at = 0;
+            }
+            if frames >= woken_at + STEP && wake.try_send(frames).is_ok() {
+                woken_at = frames;
+            }
+            Ok(())
+        }))?;
+        Ok(Raw { conn, seq: 0 })
+    }
+
+    /// Writes the rows of a batch in one transaction.
+    pub fn commit(&mut self, ready: &Ready) -> Result<()> {
+        let batch = &ready.batch;
+        let conn = &self.conn;
+        conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let mut log = conn.prepare_cached("INSERT INTO log VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7)")?;
+        for (entry, (json, hash)) in batch.entries.iter().zip(&ready.lines) {
+            self.seq += 1;
+            let lease = entry.action.lease().map(|id| id.0 as i64);
+            log.execute(params![self.seq, entry.at.0 as i64, entry.wall_us as i64, &*entry.actor, lease, json, hash])?;
+        }
+        put_leases(conn, ready)?;
+        put_past(conn, ready)?;
+        if let Some(meta) = &batch.meta {
+            conn.prepare_cached("UPDATE meta SET next_lease = ?1, next_epoch = ?2, grace_until_us = 0")?
+                .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
+        }
+        let mut tenant = conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5)")?;
+        for (id, row) in &batch.tenants {
+            tenant.execute(params![id.0, row.name, row.leases as i64, row.card_us as i64, row.byte_us.to_string()])?;
+        }
+        let hash = ready.lines.last().map_or([0; 32], |line| line.1);
+        conn.prepare_cached("UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3")?.execute(params![
+            batch.at.0 as i64,
+            self.seq,
+            hash
+        ])?;
+        conn.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+}
+
+fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
+    let mut put = conn.prepare_cached(
+        "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, finish, vram, epoch, granted_us, \
+         renewed_us, until_us, idle, cards) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, '[0]')",
+    )?;
+    for (lease, [ask, roots, finish]) in ready.batch.leases.iter().zip(&ready.leases) {
+        let phase = if finish.is_empty() { "active" } else { "ending" };
+        let finish = (!finish.is_empty()).then_some(finish);
+        let (id, tenant, asked) = (lease.id.0 as i64, lease.tenant.0, lease.asked.0 as i64);
+        let hold = lease.hold().context("a lease that waits: the card is too small for this bench")?;
+        let [vram, epoch, granted, renewed, until] = numbers(hold);
+        let idle = hold.idle;
+        put.execute(params![id, tenant, asked, ask, roots, phase, finish, vram, epoch, granted, renewed, until, idle])?;
+    }
+    let mut gone = conn.prepare_cached("DELETE FROM leases WHERE id = ?1")?;
+    for id in &ready.batch.gone {
+        gone.execute([id.0 as i64])?;
+    }
+    Ok(())
+}
+
+fn put_past(conn: &Connection, ready: &Ready) -> Result<()> {
+    let mut put = conn.prepare_cached(
+        "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]')",
+    )?;
+    for (ended, ask) in ready.batch.past.iter().zip(&ready.past) {
+        let hold = ended.hold.as_ref().context("a lease that was never granted")?;
+        let [vram, epoch, granted, renewed, until] = numbers(hold);
+        let (id, asked, at) = (ended.id.0 as i64, ended.asked.0 as i64, ended.finish.at.0 as i64);
+        put.execute(params![id, ended.tenant.0, asked, ask, at, vram, epoch, granted, renewed, until, hold.idle])?;
+    }
+    Ok(())
+}
+
+fn numbers(hold: &Hold) -> [i64; 5] {
+    [hold.vram.0, hold.epoch.0, hold.granted.0, hold.renewed.0, hold.until.0].map(|n| n as i64)
+}
+
+fn wait(looks: i32) -> bool {
+    std::thread::sleep(Duration::from_micros(200));
+    looks < 25_000
+}
+
+/// Checkpoints on a thread of their own, as the journal's are.
+fn checkpoints(path: &Path) -> Result<SyncSender<i32>> {
+    let mut conn = Connection::open(path)?;
+    conn.busy_handler(Some(wait))?;
+    let (wake, woken) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        for frames in woken {
+            // A reader in the way is tried again at the next step.
+            let _ = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+            if frames > 2 * STEP {
+                let _ = conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+            }
+        }
+    });
+    Ok(wake)
+}

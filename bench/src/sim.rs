@@ -1,0 +1,31 @@
+//! How fast the simulation goes, with its checker on, on one core.
+
+use crate::figure::{Figure, Outcome, Target};
+use crate::rig::Rig;
+use anyhow::Result;
+use std::time::{Duration, Instant};
+use sublet_sim::run::{Options, run as simulate};
+
+/// Long enough for many kinds of worlds.
+const TIME: Duration = Duration::from_secs(10);
+
+/// Runs seeds until the time is up.
+pub fn run(_: &Rig) -> Result<Outcome> {
+    let begun = Instant::now();
+    let (mut seeds, mut events) = (0, 0);
+    while begun.elapsed() < TIME {
+        seeds += 1;
+        events += simulate(seeds, Options::default()).map_err(|failure| anyhow::anyhow!("{failure}"))?.events;
+    }
+    let rate = events as f64 / begun.elapsed().as_secs_f64();
+    Ok(Outcome {
+        figures: vec![Figure {
+            what: "simulation, events a second on one core with the checker on",
+            target: Target::AtLeast(200_000.0),
+            measured: rate,
+            unit: "/s",
+            note: format!("{seeds} seeds, {events} events"),
+        }],
+        raw: serde_json::json!({ "seeds": seeds, "events": events }),
+    })
+}

@@ -1,0 +1,146 @@
+//! The loop without HTTP, beside raw SQLite writing the same rows in batches of the same size.
+//!
+//! Ours is the daemon's engine and its journal as the daemon runs them: one thread decides and
+//! closes batches, another commits, and while one batch syncs the next is decided. A batch has so
+//! many asks, as many releases of the asks before, and a look at the card that retires those.
+
+use crate::figure::{Figure, Outcome, Target, digits};
+use crate::raw::{Raw, Ready};
+use crate::rig::Rig;
+use crate::samples::median;
+use anyhow::{Context, Result, ensure};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Instant;
+use sublet_core::ask::{Ask, Exclusivity, Term, Tier, Vram};
+use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::ids::LeaseId;
+use sublet_core::policy::Policy;
+use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::rows::Rows;
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_daemon::engine::Engine;
+use sublet_daemon::journal::{Batch, Journal};
+
+/// What 64 connections put into one batch.
+const SIZE: usize = 64;
+/// Batches in one turn.
+const BATCHES: usize = 200;
+
+/// Ours and raw in turns.
+pub fn run(rig: &Rig) -> Result<Outcome> {
+    let folder = rig.fresh("loop")?;
+    let (journal, _) = Journal::open(&folder.join("state"))?;
+    let mut raw = Raw::make(&folder.join("state/journal.db"), &folder.join("raw.db"))?;
+    let (mut ours, mut twin) = (World::new(), World::new());
+    let mut journal = Some(journal);
+    let mut rates = Vec::new();
+    for _ in 0..rig.rounds.max(3) {
+        let begun = Instant::now();
+        journal = Some(turn(&mut ours, journal.take().context("the journal came back")?)?);
+        let ours_s = begun.elapsed().as_secs_f64();
+        let ready: Vec<Ready> = (0..BATCHES).map(|_| twin.batch().and_then(Ready::of)).collect::<Result<_>>()?;
+        let begun = Instant::now();
+        for batch in &ready {
+            raw.commit(batch)?;
+        }
+        rates.push((ours_s, begun.elapsed().as_secs_f64()));
+    }
+    let pairs = (SIZE * BATCHES) as f64;
+    let ratio = median(rates.iter().map(|(ours, raw)| raw / ours));
+    let rate = |side: fn(&(f64, f64)) -> f64| pairs / median(rates.iter().map(side));
+    let (ours_rate, raw_rate) = (rate(|r| r.0), rate(|r| r.1));
+    Ok(Outcome {
+        figures: vec![Figure {
+            what: "the loop without HTTP: durable ask + release pairs, beside raw SQLite writing the same rows",
+            target: Target::AtLeast(0.8),
+            measured: ratio,
+            unit: "×",
+            note: format!("{} beside {} pairs/s in batches of {SIZE}", digits(ours_rate), digits(raw_rate)),
+        }],
+        raw: serde_json::json!({ "batch": SIZE, "batches": BATCHES, "seconds_ours_raw": rates }),
+    })
+}
+
+/// Decides so many batches while a second thread commits them.
+fn turn(world: &mut World, mut journal: Journal) -> Result<Journal> {
+    let (orders, inbox) = sync_channel::<Batch>(0);
+    let writer = std::thread::spawn(move || -> Result<Journal> {
+        for batch in inbox {
+            journal.commit(&batch)?;
+        }
+        Ok(journal)
+    });
+    for _ in 0..BATCHES {
+        if orders.send(world.batch()?).is_err() {
+            break;
+        }
+    }
+    drop(orders);
+    writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
+}
+
+/// Tenants that ask and give back, in the same order every time.
+struct World {
+    engine: Engine<()>,
+    now: Time,
+    by: Caller,
+    actor: Arc<str>,
+    held: Vec<LeaseId>,
+}
+
+impl World {
+    fn new() -> World {
+        let by = Caller { tenant: "uid:1000".to_owned(), operator: false };
+        let engine = Engine::new(Rows::default(), Policy::default());
+        let mut world = World { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
+        let facts = CardFacts {
+            uuid: "GPU-0".to_owned(),
+            index: 0,
+            name: "a large card".to_owned(),
+            total: Bytes::gib(1 << 16),
+            display: false,
+            context: None,
+            unusable: None,
+        };
+        world.take(Event::Listed(vec![facts]));
+        world.look();
+        world
+    }
+
+    fn take(&mut self, event: Event) -> Answer {
+        self.now = self.now + Span(7);
+        self.engine.take(self.now, 1_700_000_000_000_000 + self.now.0, &self.actor, event).answer
+    }
+
+    fn look(&mut self) {
+        let free = Bytes::gib(1 << 16);
+        let reading = Reading::Used(Used { free, processes: Vec::new(), coarse: false });
+        let observation = Observation { begun: self.now + Span(1), reading };
+        self.take(Event::Observed { card: "GPU-0".to_owned(), observation });
+    }
+
+    fn batch(&mut self) -> Result<Batch> {
+        for lease in std::mem::take(&mut self.held) {
+            self.take(Event::Released { by: self.by.clone(), lease, epoch: None });
+        }
+        self.look();
+        for _ in 0..SIZE {
+            let ask = Ask {
+                vram: Vram::Bytes(Bytes::gib(1)),
+                gpus: 1,
+                term: Term::Renewed(Span::secs(300)),
+                tier: Tier::Batch,
+                priority: 0,
+                exclusivity: Exclusivity::Shared,
+                on: None,
+                name: None,
+            };
+            let answer = self.take(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
+            let Answer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
+            ensure!(self.engine.state().lease(lease).is_some_and(|l| l.hold().is_some()), "{lease} waits");
+            self.held.push(lease);
+        }
+        Ok(self.engine.close(self.now).0)
+    }
+}

@@ -1,0 +1,224 @@
+//! The command line as a whole: global flags, the commands, and errors in it.
+
+use crate::commands::{audit, cards, completions, doctor, end, explain, journal, lease, man, ps, run, serve, usage};
+use crate::failure::Failure;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use sublet_wire::exit;
+
+/// Commands and flags of DESIGN that this release does not have.
+const LATER: [&str; 16] = [
+    "park",
+    "resume",
+    "top",
+    "session",
+    "attach",
+    "wrap",
+    "enforce",
+    "token",
+    "soft",
+    "replay",
+    "--accept-smaller",
+    "--preempt",
+    "--signal",
+    "--requeue",
+    "--may-lose",
+    "renew",
+];
+
+/// Share a few GPUs by short leases
+#[derive(Parser, Clone, Debug)]
+#[command(name = "sublet", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    pub globals: Globals,
+    /// What to do; the status if nothing is said.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+const AFTER_HELP: &str = "\
+Without a command: the status. Data goes to stdout, talk to stderr. Sizes are binary: 10G, 10GB
+and 10GiB are the same.
+
+Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 lease lost, or no room; 77 not allowed;
+124 the wait was over; with `run`, the command's own.
+
+Start here:
+  sublet doctor                              what works on this machine, and what does not
+  sublet run --vram 10G -- python train.py   run something on a card";
+
+/// Flags that every command takes.
+#[derive(Args, Clone, Debug)]
+pub struct Globals {
+    /// The daemon's socket [default: SUBLET_SOCKET, /run/sublet/sublet.sock, or the one in XDG_RUNTIME_DIR]
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print JSON, with a version, for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl Globals {
+    /// The socket, if one was given.
+    pub fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+}
+
+/// The commands.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    Run(run::RunArgs),
+    Lease(lease::LeaseArgs),
+    Ps(ps::PsArgs),
+    /// Show who waits, in order of service, and why
+    Queue,
+    Explain(explain::ExplainArgs),
+    #[command(visible_alias = "gpus")]
+    Cards(cards::CardsArgs),
+    #[command(visible_aliases = ["cancel", "release"])]
+    End(end::EndArgs),
+    Usage(usage::UsageArgs),
+    Audit(audit::AuditArgs),
+    Doctor(doctor::DoctorArgs),
+    Serve(serve::ServeArgs),
+    Journal(journal::JournalArgs),
+    Completions(completions::CompletionsArgs),
+    #[command(hide = true)]
+    Man(man::ManArgs),
+    /// Print the API's description
+    #[command(hide = true)]
+    Openapi,
+    /// Print this command line's reference
+    #[command(hide = true)]
+    Reference,
+}
+
+/// A lease's id as people type it: `L7`, `l7` or `7`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName(u64);
+
+impl FromStr for LeaseName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<LeaseName, String> {
+        let digits = text.strip_prefix(['L', 'l']).unwrap_or(text);
+        let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
+        number.map(LeaseName).ok_or_else(|| {
+            format!("`{text}` is not a lease\nhint: leases are called L1, L2, …; `sublet ps` lists yours")
+        })
+    }
+}
+
+impl fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "L{}", self.0)
+    }
+}
+
+/// Reads the command line. An error in it, or a wish for help, is told here and gives the exit code.
+pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Cli, u8> {
+    Cli::try_parse_from(args).map_err(|error| {
+        if let Some(later) = not_yet(&error) {
+            later.tell(false);
+            return later.exit();
+        }
+        // Whoever closed stderr does not want to know.
+        let _ = error.print();
+        if error.use_stderr() { exit::USAGE } else { exit::OK }
+    })
+}
+
+/// Something that a later release will have.
+fn not_yet(error: &clap::Error) -> Option<Failure> {
+    let kind = match error.kind() {
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        _ => return None,
+    };
+    let Some(ContextValue::String(what)) = error.get(kind) else { return None };
+    let name = what.split(['=', ' ']).next().unwrap_or(what);
+    let name = LATER.into_iter().find(|later| *later == name)?;
+    Some(Failure::usage(format!("`{name}` is not in this release")).hint("`sublet help` lists what is"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use expect_test::expect;
+
+    fn error(line: &str) -> clap::Error {
+        Cli::try_parse_from(line.split_whitespace()).unwrap_err()
+    }
+
+    #[test]
+    fn the_definitions_make_sense() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_comes_later_is_said_to_come_later() {
+        expect![[r#"
+            `park` is not in this release
+            hint: `sublet help` lists what is"#]]
+        .assert_eq(&not_yet(&error("sublet park L7")).unwrap().to_string());
+        for line in ["sublet top", "sublet run --preempt park -- true", "sublet run --requeue=3 -- true"] {
+            assert!(not_yet(&error(line)).is_some(), "{line}");
+        }
+        for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {
+            assert!(not_yet(&error(line)).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn senseless_values_are_refused_with_what_to_write() {
+        expect![[r#"
+            error: invalid value '16' for '--vram <SIZE>': size `16` has no unit
+            hint: write a number and K, M, G or T (powers of 1024), such as 16G or 1.5GiB
+
+            For more information, try '--help'.
+        "#]]
+        .assert_eq(&error("sublet run --vram 16 -- true").to_string());
+        expect![[r#"
+            error: invalid value 'x' for '<LEASE>...': `x` is not a lease
+            hint: leases are called L1, L2, …; `sublet ps` lists yours
+
+            For more information, try '--help'.
+        "#]]
+        .assert_eq(&error("sublet end x").to_string());
+        for line in [
+            "sublet run --vram 0G -- true",
+            "sublet run --gpus 0 -- true",
+            "sublet run --gpus 65 -- true",
+            "sublet run --priority 11 -- true",
+            "sublet run --time 4 -- true",
+            "sublet run --time 4h --ttl 5m -- true",
+            "sublet run --wait 4h --no-wait -- true",
+            "sublet run --tier fast -- true",
+            "sublet end L+7",
+            "sublet end",
+        ] {
+            assert_eq!(error(line).exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_lease_may_be_typed_as_a_number() {
+        for text in ["L7", "l7", "7"] {
+            assert_eq!(text.parse(), Ok(LeaseName(7)));
+        }
+        assert_eq!(LeaseName(7).to_string(), "L7");
+    }
+
+    #[test]
+    fn a_command_needs_no_dashes_and_keeps_its_own() {
+        for line in ["sublet run --vram 1G python -u --json x", "sublet run --vram 1G -- python -u --json x"] {
+            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+            assert!(!cli.globals.json, "{line}");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! One HTTP/1.1 request and its answer, over any byte stream.
+//!
+//! Just what the daemon's API needs: a connection for each request, bodies of
+//! known length, chunked, or up to the end. No redirects, no compression, no TLS.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use sublet_wire::{IDEMPOTENCY_KEY, PROBLEM_JSON};
+
+/// The daemon's heads are a few hundred bytes.
+const HEAD_MAX: usize = 64 << 10;
+/// A hundred thousand leases are some 60 MB of JSON.
+const BODY_MAX: usize = 256 << 20;
+/// More than the daemon ever sends.
+const HEADERS_MAX: usize = 64;
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// `GET`, `POST` or `DELETE`.
+    pub method: &'a str,
+    /// Path and query.
+    pub target: &'a str,
+    /// Makes it safe to send again.
+    pub key: Option<&'a str>,
+    /// JSON.
+    pub body: Option<&'a [u8]>,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Response {
+    /// 200, 404, …
+    pub status: u16,
+    /// The body is a problem.
+    pub is_problem: bool,
+    /// All of the body.
+    pub body: Vec<u8>,
+}
+
+/// Sends a request and reads the whole answer.
+pub fn exchange(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::Result<Response> {
+    stream.write_all(&encode(request))?;
+    let mut input = Input { stream, buffer: Vec::new() };
+    loop {
+        let head = input.head()?;
+        // 100 Continue and its like announce the answer; they are not it.
+        if head.status >= 200 {
+            let body = input.body(&head.length)?;
+            return Ok(Response { status: head.status, is_problem: head.is_problem, body });
+        }
+    }
+}
+
+fn encode(request: &Request<'_>) -> Vec<u8> {
+    let mut head = format!("{} {} HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\n", request.method, request.target);
+    if let Some(key) = request.key {
+        // Writing to a string cannot fail.
+        let _ = write!(head, "{IDEMPOTENCY_KEY}: {key}\r\n");
+    }
+    if let Some(body) = request.body {
+        let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    }
+    head.push_str("\r\n");
+    let mut bytes = head.into_bytes();
+    bytes.extend_from_slice(request.body.unwrap_or_default());
+    bytes
+}
+
+struct Head {
+    status: u16,
+    is_problem: bool,
+    length: Length,
+}
+
+enum Length {
+    Known(usize),
+    Chunked,
+    UntilClosed,
+}
+
+struct Input<'a, S> {
+    stream: &'a mut S,
+    /// Read and not yet used.
+    buffer: Vec<u8>,
+}
+
+impl<S: Read> Input<'_, S> {
+    /// Reads some more; the end of the stream is an error here.
+    fn more(&mut self) -> io::Result<()> {
+        match self.fill()? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection closed in the middle of an answer")),
+            _ => Ok(()),
+        }
+    }
+
+    fn fill(&mut self) -> io::Result<usize> {
+        let mut piece = [0; 16 << 10];
+        loop {
+            match self.stream.read(&mut piece) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(n) => {
+                    self.buffer.extend_from_slice(&piece[..n]);
+                    return Ok(n);
+                }
+            }
+        }
+    }
+
+    fn head(&mut self) -> io::Result<Head> {
+        loop {
+            if let Some((head, used)) = parse_head(&self.buffer)? {
+                self.buffer.drain(..used);
+                return Ok(head);
+            }
+            if self.buffer.len() > HEAD_MAX {
+                return Err(invalid("the head of the answer is too long"));
+            }
+            self.more()?;
+        }
+    }
+
+    fn body(mut self, length: &Length) -> io::Result<Vec<u8>> {
+        match length {
+            Length::Known(n) => self.exactly(*n),
+            Length::Chunked => self.chunks(),
+            Length::UntilClosed => {
+                while self.fill()? > 0 {
+                    check_body(self.buffer.len())?;
+                }
+                Ok(self.buffer)
+            }
+        }
+    }
+
+    fn exactly(&mut self, n: usize) -> io::Result<Vec<u8>> {
+        check_body(n)?;
+        while self.buffer.len() < n {
+            self.more()?;
+        }
+        Ok(self.buffer.drain(..n).collect())
+    }
+
+    fn chunks(&mut self) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let size = self.chunk_size()?;
+            check_body(body.len().saturating_add(size))?;
+            if size == 0 {
+                // Trailers are of no interest, and the connection is used once.
+                return Ok(body);
+            }
+            body.append(&mut self.exactly(size)?);
+            if self.exactly(2)? != b"\r\n" {
+                return Err(invalid("a chunk of the answer does not end where it should"));
+            }
+        }
+    }
+
+    fn chunk_size(&mut self) -> io::Result<usize> {
+        loop {
+            match httparse::parse_chunk_size(&self.buffer) {
+                Ok(httparse::Status::Complete((used, size))) => {
+                    self.buffer.drain(..used);
+                    return usize::try_from(size).map_err(|_| invalid("a chunk of the answer is too long"));
+                }
+                Ok(httparse::Status::Partial) => self.more()?,
+                Err(_) => return Err(invalid("a chunk of the answer has no length")),
+            }
+        }
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut response = httparse::Response::new(&mut headers);
+    let used = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(used)) => used,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(invalid(&format!("the answer is not HTTP ({error})"))),
+    };
+    let find = |name: &str| {
+        let header = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok().map(str::trim)
+    };
+    let status = response.code.unwrap_or_default();
+    let length = match (find("transfer-encoding"), find("content-length")) {
+        _ if status < 200 || status == 204 => Length::Known(0),
+        (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => Length::Chunked,
+        (_, Some(n)) => Length::Known(n.parse().map_err(|_| invalid("the answer has an absurd length"))?),
+        _ => Length::UntilClosed,
+    };
+    let is_problem = find("content-type").is_some_and(|kind| kind.starts_with(PROBLEM_JSON));
+    Ok(Some((Head { status, is_problem, length }, used)))
+}
+
+fn check_body(length: usize) -> io::Result<()> {
+    if length > BODY_MAX { Err(invalid("the answer is too long")) } else { Ok(()) }
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+
+    /// Answers in pieces, and keeps what was sent.
+    struct Script {
+        answer: Vec<u8>,
+        sent: Vec<u8>,
+        piece: usize,
+    }
+    impl Read for Script {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let n = self.piece.min(self.answer.len()).min(into.len());
+            into[..n].copy_from_slice(&self.answer[..n]);
+            self.answer.drain(..n);
+            Ok(n)
+        }
+    }
+    impl Write for Script {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.sent.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn check(answer: &str, expected: &Expect) {
+        // However the bytes arrive, the answer is the same.
+        for piece in [1, 7, 4096] {
+            let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
+            let request = Request { method: "GET", target: "/v1/cards", key: None, body: None };
+            let got = match exchange(&mut stream, &request) {
+                Ok(r) => format!("{} problem={} {:?}", r.status, r.is_problem, String::from_utf8_lossy(&r.body)),
+                Err(error) => format!("{error}"),
+            };
+            expected.assert_eq(&got);
+        }
+    }
+
+    #[test]
+    fn a_request_is_written_as_http() {
+        let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
+        let request = Request { method: "POST", target: "/v1/leases", key: Some("k1"), body: Some(b"{}") };
+        exchange(&mut stream, &request).unwrap();
+        expect![[r#""POST /v1/leases HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\nidempotency-key: k1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}""#]]
+        .assert_eq(&format!("{:?}", String::from_utf8(stream.sent).unwrap()));
+    }
+
+    #[test]
+    fn bodies_end_where_they_say() {
+        check("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhellomore", &expect![[r#"200 problem=false "hello""#]]);
+        check(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n",
+            &expect![[r#"200 problem=false "hello world""#]],
+        );
+        check("HTTP/1.1 200 OK\r\n\r\nto the end", &expect![[r#"200 problem=false "to the end""#]]);
+        check("HTTP/1.1 204 No Content\r\n\r\n", &expect![[r#"204 problem=false """#]]);
+        check(
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}",
+            &expect![[r#"201 problem=false "{}""#]],
+        );
+    }
+
+    #[test]
+    fn a_problem_is_known_by_its_media_type() {
+        check(
+            "HTTP/1.1 404 x\r\ncontent-type: application/problem+json; charset=utf-8\r\ncontent-length: 2\r\n\r\n{}",
+            &expect![[r#"404 problem=true "{}""#]],
+        );
+    }
+
+    #[test]
+    fn cut_and_senseless_answers_are_errors() {
+        check("", &expect!["the connection closed in the middle of an answer"]);
+        check(
+            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhel",
+            &expect!["the connection closed in the middle of an answer"],
+        );
+        check("SSH-2.0-OpenSSH\r\n\r\n", &expect!["the answer is not HTTP (invalid HTTP version)"]);
+        check("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", &expect!["the answer has an absurd length"]);
+        check(
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+            &expect!["a chunk of the answer has no length"],
+        );
+        check(
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nabcd\r\n",
+            &expect!["a chunk of the answer does not end where it should"],
+        );
+    }
+}

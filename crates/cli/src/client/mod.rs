@@ -1,0 +1,252 @@
+//! The daemon's API as typed calls, blocking, over its Unix socket.
+//!
+//! A start of the program must cost next to nothing, so there is no runtime here:
+//! one connection for each call. Every POST carries an Idempotency-Key and can be
+//! sent again when the daemon restarts under it.
+
+mod http;
+
+use crate::failure::Failure;
+use crate::place::{self, Candidates};
+use http::{Request, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use sublet_wire::{Ask, Bind, Code, Lease, Problem, exit};
+
+/// The daemon answers in milliseconds; a disk that stalls takes seconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// What a long poll may take beyond the time it asked for.
+const POLL_SLACK: Duration = Duration::from_secs(15);
+/// Long enough for a daemon to be stopped and started again.
+pub const RESTART: Duration = Duration::from_secs(30);
+/// The first pause between two tries; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Where a daemon answers.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+    /// The connection that showed it, for the first call.
+    first: Arc<Mutex<Option<UnixStream>>>,
+}
+
+/// Why a call brought no answer of the kind that was wanted.
+#[derive(Debug)]
+pub enum CallError {
+    /// Nobody listens there, or not any more.
+    Gone(io::Error),
+    /// A refusal.
+    Refused(Problem),
+    /// An answer that is not of this API.
+    Senseless(String),
+}
+
+/// What a long poll waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Not waiting any more.
+    Granted,
+    /// Ending or ended.
+    Ended,
+}
+
+impl Client {
+    /// Finds the daemon: the first place where somebody listens.
+    pub fn open(given: Option<&Path>) -> Result<Client, Failure> {
+        let candidates = place::sockets(given);
+        let mut denied = None;
+        for socket in candidates.paths() {
+            match UnixStream::connect(socket) {
+                Ok(stream) => return Ok(Client::at(place::absolute(socket), Some(stream))),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = denied.or(Some(socket)),
+                Err(_) => {}
+            }
+        }
+        Err(match denied {
+            Some(socket) => not_allowed(socket),
+            None => nobody(&candidates),
+        })
+    }
+
+    fn at(socket: PathBuf, first: Option<UnixStream>) -> Client {
+        Client { socket, first: Arc::new(Mutex::new(first)) }
+    }
+
+    /// Its socket, as an absolute path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A GET of a path and query.
+    pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
+        let request = Request { method: "GET", target, key: None, body: None };
+        self.call(&request, ANSWER_WITHIN).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// A POST that is sent again if the daemon restarts under it.
+    fn post(&self, target: &str, body: Option<&impl Serialize>, patience: Duration) -> Result<Response, CallError> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| CallError::Senseless(error.to_string()))?;
+        let key = random_key().map_err(CallError::Gone)?;
+        let request = Request { method: "POST", target, key: Some(&key), body: body.as_deref() };
+        patiently(patience, || self.call(&request, ANSWER_WITHIN))
+    }
+
+    /// Asks for a lease.
+    pub fn ask(&self, ask: &Ask) -> Result<Lease, Failure> {
+        self.post("/v1/leases", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Makes a process and its descendants holders of a lease.
+    pub fn bind(&self, lease: &str, bind: &Bind, patience: Duration) -> Result<(), CallError> {
+        self.post(&format!("/v1/leases/{lease}/bind"), Some(bind), patience).map(drop)
+    }
+
+    /// Does something to a card.
+    pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
+        let target = format!("/v1/cards/{uuid}/{verb}");
+        self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
+    }
+
+    /// Gives a lease back, or leaves the queue. The lease as it ended, if the daemon tells.
+    pub fn release(&self, lease: &str, epoch: Option<u64>, patience: Duration) -> Result<Option<Lease>, CallError> {
+        let target = match epoch {
+            Some(epoch) => format!("/v1/leases/{lease}?epoch={epoch}"),
+            None => format!("/v1/leases/{lease}"),
+        };
+        let key = random_key().map_err(CallError::Gone)?;
+        let request = Request { method: "DELETE", target: &target, key: Some(&key), body: None };
+        let response = patiently(patience, || self.call(&request, ANSWER_WITHIN))?;
+        if response.body.is_empty() { Ok(None) } else { decode(response).map(Some) }
+    }
+
+    /// The lease when it got there, or as it is after `wait`.
+    pub fn poll(&self, lease: &str, wait: Duration, until: Until) -> Result<Lease, CallError> {
+        let until = match until {
+            Until::Granted => "",
+            Until::Ended => "&for=end",
+        };
+        let target = format!("/v1/leases/{lease}?wait={}s{until}", wait.as_secs());
+        let request = Request { method: "GET", target: &target, key: None, body: None };
+        self.call(&request, wait + POLL_SLACK).and_then(decode)
+    }
+
+    /// What to say about a call that failed.
+    pub fn failure(&self, error: CallError) -> Failure {
+        match error {
+            CallError::Refused(problem) => problem.into(),
+            CallError::Senseless(why) => {
+                Failure::new(exit::FAILURE, format!("{} answered something else: {why}", self.socket.display()))
+                    .hint("is another program listening there, or a daemon of another version?")
+            }
+            CallError::Gone(error) if is_timeout(&error) => {
+                let waited = sublet_wire::span::show(ANSWER_WITHIN.as_secs_f64());
+                Failure::new(exit::NO_DAEMON, format!("{} did not answer within {waited}", self.socket.display()))
+                    .hint("look at the daemon's log; its disk may be stalled")
+            }
+            CallError::Gone(_) => Failure::no_daemon(&self.socket),
+        }
+    }
+
+    fn call(&self, request: &Request<'_>, within: Duration) -> Result<Response, CallError> {
+        let exchange = || {
+            let first = self.first.lock().ok().and_then(|mut first| first.take());
+            let mut stream = first.map_or_else(|| UnixStream::connect(&self.socket), Ok)?;
+            stream.set_read_timeout(Some(within))?;
+            stream.set_write_timeout(Some(within))?;
+            http::exchange(&mut stream, request)
+        };
+        let response = exchange().map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => CallError::Senseless(error.to_string()),
+            _ => CallError::Gone(error),
+        })?;
+        match response.status {
+            200..300 => Ok(response),
+            status => Err(refusal(status, &response)),
+        }
+    }
+}
+
+/// Who listens on the other side of a socket: process and user.
+pub fn peer(socket: &Path) -> Option<(u32, u32)> {
+    let stream = UnixStream::connect(socket).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    u32::try_from(peer.pid.as_raw_pid()).ok().map(|pid| (pid, peer.uid.as_raw()))
+}
+
+fn refusal(status: u16, response: &Response) -> CallError {
+    let problem = response.is_problem.then(|| serde_json::from_slice(&response.body).ok()).flatten();
+    problem.map_or_else(|| CallError::Senseless(format!("status {status} without a problem")), CallError::Refused)
+}
+
+fn decode<T: DeserializeOwned>(response: Response) -> Result<T, CallError> {
+    serde_json::from_slice(&response.body).map_err(|error| CallError::Senseless(error.to_string()))
+}
+
+/// Tries again, for so long, as long as it looks like a daemon that restarts.
+fn patiently<T>(patience: Duration, mut once: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
+    let deadline = Instant::now() + patience;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match once() {
+            Err(error) if error.may_pass() && Instant::now() + pause < deadline => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+impl CallError {
+    /// The same call may be answered if it is sent again soon.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            CallError::Gone(error) => !is_timeout(error),
+            CallError::Refused(problem) => {
+                matches!(problem.code, Code::Stopping | Code::KeyInUse | Code::JournalFailed | Code::TooBusy)
+            }
+            CallError::Senseless(_) => false,
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn random_key() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+fn not_allowed(socket: &Path) -> Failure {
+    Failure::new(exit::DENIED, format!("you may not connect to {}", socket.display()))
+        .hint("ask whoever runs the daemon to let you use its socket (often: membership in a group)")
+}
+
+fn nobody(candidates: &Candidates) -> Failure {
+    let failure = Failure::no_daemon(candidates.first());
+    match candidates.others() {
+        [] => failure,
+        others => {
+            let others: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
+            let message =
+                format!("no daemon answers at {}, nor at {}", candidates.first().display(), others.join(", "));
+            Failure::new(exit::NO_DAEMON, message)
+                .hint("start one with `sublet serve`, or `cargo xtask up` in a checkout")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

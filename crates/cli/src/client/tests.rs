@@ -1,0 +1,78 @@
+//! The client against a socket that answers from a script.
+
+use super::*;
+use expect_test::expect;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+
+/// Answers one connection after the other; an empty answer hangs up.
+fn daemon(answers: Vec<&'static str>) -> (tempfile::TempDir, Client, thread::JoinHandle<Vec<String>>) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let thread = thread::spawn(move || {
+        let serve = |answer: &str| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = vec![0; 4096];
+            let n = stream.read(&mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&request[..n]).into_owned()
+        };
+        answers.into_iter().map(serve).collect()
+    });
+    (dir, Client::at(socket, None), thread)
+}
+
+#[test]
+fn nobody_listening_is_said_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let failure = Client::open(Some(&socket)).unwrap_err();
+    assert_eq!(failure.exit(), exit::NO_DAEMON);
+    expect![[r#"
+        no daemon answers at DIR/s
+        hint: start one with `sublet serve`, or `cargo xtask up` in a checkout"#]]
+    .assert_eq(&failure.to_string().replace(&dir.path().display().to_string(), "DIR"));
+}
+
+#[test]
+fn a_problem_becomes_a_failure_with_its_code() {
+    let body = r#"{"type":"about:sublet/denied","status":403,"code":"denied","detail":"only an operator may do this","remedy":"stop"}"#;
+    let answer = format!(
+        "HTTP/1.1 403 x\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (_dir, client, thread) = daemon(vec![answer.leak()]);
+    let failure = client.card("GPU-1", "drain").unwrap_err();
+    assert_eq!((failure.exit(), failure.code()), (exit::DENIED, Some(Code::Denied)));
+    assert_eq!(failure.to_string(), "only an operator may do this");
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_post_is_sent_again_with_its_key_when_the_daemon_restarts() {
+    let (_dir, client, thread) = daemon(vec!["", "", "HTTP/1.1 204 x\r\n\r\n"]);
+    client.bind("L1", &Bind { epoch: 1, pid: 1 }, RESTART).unwrap();
+    let sent = thread.join().unwrap();
+    assert!(sent[0].contains("idempotency-key: "), "{}", sent[0]);
+    assert_eq!(sent[0], sent[1]);
+    assert_eq!(sent[1], sent[2]);
+}
+
+#[test]
+fn another_program_on_the_socket_is_not_taken_for_the_daemon() {
+    let (dir, client, thread) = daemon(vec!["SSH-2.0-OpenSSH_9.2\r\n"]);
+    let failure = client.get::<sublet_wire::Cards>("/v1/cards").unwrap_err();
+    expect![[r#"
+        DIR/s answered something else: the answer is not HTTP (invalid HTTP version)
+        hint: is another program listening there, or a daemon of another version?"#]]
+    .assert_eq(&failure.to_string().replace(&dir.path().display().to_string(), "DIR"));
+    thread.join().unwrap();
+}
+
+#[test]
+fn keys_differ() {
+    let (one, two) = (random_key().unwrap(), random_key().unwrap());
+    assert_eq!(one.len(), 32);
+    assert_ne!(one, two);
+}

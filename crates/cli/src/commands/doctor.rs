@@ -1,0 +1,186 @@
+//! `sublet doctor`: what works on this machine, what does not, and why.
+//!
+//! Works without a daemon: then it says what a daemon would find. Nothing is loaded
+//! into this process; a broken driver library cannot break the doctor.
+
+mod card;
+mod machine;
+
+use crate::args::Globals;
+use crate::client::{self, Client};
+use crate::failure::Failure;
+use crate::output;
+use crate::table::plain;
+use clap::Args;
+use serde::Serialize;
+use sublet_wire::{Card, CardState, Cards, Health, exit};
+
+/// Say what works on this machine, what does not, and why
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Exit codes: 0 leases can be granted; 1 they cannot.")]
+pub struct DoctorArgs {}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub what: String,
+    /// How it is.
+    pub state: State,
+    /// What that means.
+    pub sentence: String,
+}
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Something is lost without it.
+    Less,
+    /// It does not work.
+    Bad,
+}
+
+impl Check {
+    fn new(what: impl Into<String>, state: State, sentence: impl Into<String>) -> Check {
+        Check { what: what.into(), state, sentence: sentence.into() }
+    }
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+struct Findings {
+    checks: Vec<Check>,
+    can_grant: bool,
+    verdict: String,
+}
+
+/// Looks at everything.
+pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
+    let findings = look(globals);
+    if globals.json {
+        output::json(&findings)?;
+    } else {
+        output::print(&render(&findings))?;
+    }
+    Ok(if findings.can_grant { exit::OK } else { exit::FAILURE })
+}
+
+fn look(globals: &Globals) -> Findings {
+    let mut checks = Vec::new();
+    let mut cards = None;
+    let mut daemon_pid = None;
+    match Client::open(globals.socket()) {
+        Ok(client) => {
+            daemon_pid = client::peer(client.socket()).map(|(pid, _)| pid).filter(|pid| *pid > 0);
+            checks.push(daemon(&client, daemon_pid));
+            match client.get::<Cards>("/v1/cards") {
+                Ok(found) => cards = Some(found),
+                Err(failure) => checks.push(Check::new("cards", State::Bad, failure.to_string())),
+            }
+        }
+        Err(failure) => checks.push(Check::new("daemon", State::Bad, failure.to_string())),
+    }
+    let is_scripted = cards.as_ref().is_some_and(|cards| cards.kind != "real");
+    checks.extend(machine::checks(daemon_pid, is_scripted));
+    if let Some(cards) = &cards {
+        checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
+        checks.extend(cards.cards.iter().flat_map(card::checks));
+    }
+    let (can_grant, verdict) = verdict(cards.as_ref());
+    Findings { checks, can_grant, verdict }
+}
+
+fn daemon(client: &Client, pid: Option<u32>) -> Check {
+    let process = pid.map_or_else(String::new, |pid| format!(", process {pid}"));
+    match client.get::<Health>("/readyz") {
+        Ok(health) => {
+            let at = client.socket().display();
+            Check::new("daemon", State::Ok, format!("version {} answers at {at}{process}", health.version))
+        }
+        Err(failure) => Check::new("daemon", State::Bad, format!("not ready: {failure}")),
+    }
+}
+
+fn verdict(cards: Option<&Cards>) -> (bool, String) {
+    let Some(cards) = cards else { return (false, "no lease can be granted: no daemon answers".into()) };
+    let works = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
+    let (all, good) = (cards.cards.len(), cards.cards.iter().filter(works).count());
+    let kind = if cards.kind == "real" { "" } else { " (scripted: nothing is computed)" };
+    match (all, good) {
+        (0, _) => (false, "no lease can be granted: there are no cards".into()),
+        (_, 0) => (false, format!("no lease can be granted: none of {all} cards can be used now")),
+        (1, 1) => (true, format!("leases can be granted on the one card{kind}")),
+        (all, good) => (true, format!("leases can be granted on {good} of {all} cards{kind}")),
+    }
+}
+
+fn render(findings: &Findings) -> String {
+    let width = findings.checks.iter().map(|check| check.what.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for check in &findings.checks {
+        let state = match check.state {
+            State::Ok => "ok  ",
+            State::Less => "less",
+            State::Bad => "bad ",
+        };
+        let mut lines = check.sentence.lines();
+        text.push_str(&format!("{:<width$}  {state}  {}\n", check.what, plain(lines.next().unwrap_or_default())));
+        lines.for_each(|line| text.push_str(&format!("{:<width$}        {}\n", "", plain(line))));
+    }
+    format!("{text}\n{}\n", findings.verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::expect;
+
+    #[test]
+    fn findings_line_up_and_end_with_a_verdict() {
+        let cards = sample::cards();
+        let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
+        checks.push(Check::new("cards", State::Bad, "no answer\nhint: look at its log"));
+        checks.extend(cards.cards.iter().flat_map(card::checks));
+        let (can_grant, verdict) = verdict(Some(&cards));
+        expect![[r#"
+            daemon          ok    version 0.1.0 answers at /run/sublet/sublet.sock
+            cards           bad   no answer
+                                  hint: look at its log
+            card 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
+            card 0 grant    ok    26 GiB of 40 GiB free to lease
+            card 0 bytes    ok    the driver tells bytes per process
+            card 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
+            card 0 exits    ok    the end of a holder's last process is noticed at once
+            card 0 park     less  not in this release: a waiter waits until a holder's term ends
+            card 0 enforce  less  not in this release: observe only, nothing is signalled
+            card 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
+            card 1 grant    bad   draining: an operator lets it run empty
+                                  hint: put it back with `sublet cards clear 1`
+            card 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
+            card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
+            card 1 exits    ok    the end of a holder's last process is noticed at once
+            card 1 park     less  not in this release: a waiter waits until a holder's term ends
+            card 1 enforce  less  not in this release: observe only, nothing is signalled
+            card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
+            card 2 grant    bad   the card did not answer; no new leases there until it does
+            card 2 bytes    less  unknown while the card does not answer
+            card 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
+            card 2 exits    ok    the end of a holder's last process is noticed at once
+            card 2 park     less  not in this release: a waiter waits until a holder's term ends
+            card 2 enforce  less  not in this release: observe only, nothing is signalled
+
+            leases can be granted on 1 of 3 cards
+        "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }));
+    }
+
+    #[test]
+    fn without_cards_the_verdict_is_no() {
+        let none = Cards { cards: vec![], kind: "real".into(), trouble: None };
+        assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no cards".into()));
+        assert_eq!(verdict(None), (false, "no lease can be granted: no daemon answers".into()));
+    }
+}

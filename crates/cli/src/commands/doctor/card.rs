@@ -1,0 +1,63 @@
+//! What can be done with one card.
+
+use super::{Check, State};
+use sublet_wire::{Card, CardState, size};
+
+/// All about one card.
+pub fn checks(card: &Card) -> Vec<Check> {
+    let name = |what: &str| format!("card {} {what}", card.index);
+    vec![
+        Check::new(format!("card {}", card.index), State::Ok, format!("{}, {}", card.name, card.uuid)),
+        grant(card, name("grant")),
+        processes(card, name("bytes")),
+        context(card, name("context")),
+        Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
+        Check::new(name("park"), State::Less, "not in this release: a waiter waits until a holder's term ends"),
+        Check::new(name("enforce"), State::Less, "not in this release: observe only, nothing is signalled"),
+    ]
+}
+
+fn grant(card: &Card, name: String) -> Check {
+    if let (Some(unreadable), CardState::InService) = (&card.unreadable, card.state) {
+        return Check::new(name, State::Bad, unreadable.sentence.clone());
+    }
+    let why = |fallback: &str| card.state_why.clone().unwrap_or_else(|| fallback.into());
+    let put_back = format!("hint: put it back with `sublet cards clear {}`", card.index);
+    match card.state {
+        CardState::InService => {
+            let (free, total) = (size::show(card.promisable_bytes), size::show(card.total_bytes));
+            Check::new(name, State::Ok, format!("{free} of {total} free to lease"))
+        }
+        CardState::Draining => Check::new(name, State::Bad, format!("draining: {}\n{put_back}", why("by an operator"))),
+        CardState::OutOfService => {
+            Check::new(name, State::Bad, format!("out of service: {}\n{put_back}", why("it could not be trusted")))
+        }
+        CardState::Unusable => Check::new(name, State::Bad, why("it cannot be leased as it is set up")),
+        CardState::Missing => Check::new(name, State::Bad, why("it was there once and is not now")),
+    }
+}
+
+fn processes(card: &Card, name: String) -> Check {
+    if card.unreadable.is_some() {
+        Check::new(name, State::Less, "unknown while the card does not answer")
+    } else if card.coarse {
+        let sentence = "the driver does not tell bytes per process (coarse): room is what is used or promised, \
+                        whichever is more, and peaks are unknown";
+        Check::new(name, State::Less, sentence)
+    } else {
+        Check::new(name, State::Ok, "the driver tells bytes per process")
+    }
+}
+
+fn context(card: &Card, name: String) -> Check {
+    match card.context_bytes {
+        Some(bytes) => {
+            Check::new(name, State::Ok, format!("a CUDA context takes {}; smaller asks are refused", size::show(bytes)))
+        }
+        None => Check::new(
+            name,
+            State::Less,
+            "what a CUDA context takes was not measured: asks too small to start are granted",
+        ),
+    }
+}

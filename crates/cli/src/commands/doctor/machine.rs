@@ -1,0 +1,140 @@
+//! The machine: kernel, driver, library, capabilities, cgroups.
+
+use super::{Check, State};
+use crate::hold::scope;
+use rustix::fs::{Access, access};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// NVIDIA's management library.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// Where it is when the linker's cache cannot be asked.
+const LIBRARY_DIRS: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
+/// Name, bit, what is lost without it.
+const CAPABILITIES: [(&str, u32, &str); 4] = [
+    ("CAP_KILL", 5, "processes of other users cannot be signalled (needed by enforcement only)"),
+    (
+        "CAP_SYS_PTRACE",
+        19,
+        "the environment and device files of other users' processes cannot be read: a process that left its tree is a stranger",
+    ),
+    ("CAP_NET_ADMIN", 12, "process starts and exits are seen by looking, not told by the kernel"),
+    ("CAP_DAC_READ_SEARCH", 2, "cgroups and logs that only root may read are not seen"),
+];
+
+/// Everything about the machine.
+pub fn checks(daemon: Option<u32>, is_scripted: bool) -> Vec<Check> {
+    let mut checks = vec![kernel(), driver(is_scripted), library(is_scripted), cgroup()];
+    checks.extend(capabilities(daemon));
+    checks
+}
+
+fn kernel() -> Check {
+    let name = rustix::system::uname();
+    let (system, release) = (name.sysname().to_string_lossy(), name.release().to_string_lossy());
+    if Path::new("/dev/dxg").exists() {
+        return Check::new(
+            "kernel",
+            State::Less,
+            format!("{system} {release} (WSL): the driver tells no bytes per process"),
+        );
+    }
+    Check::new("kernel", State::Ok, format!("{system} {release}"))
+}
+
+fn driver(is_scripted: bool) -> Check {
+    match fs::read_to_string("/proc/driver/nvidia/version") {
+        Ok(text) => Check::new("driver", State::Ok, text.lines().next().unwrap_or_default().trim().to_owned()),
+        Err(_) => {
+            Check::new("driver", absent(is_scripted), "no NVIDIA kernel module: /proc/driver/nvidia/version is missing")
+        }
+    }
+}
+
+fn library(is_scripted: bool) -> Check {
+    match find_library() {
+        Some(path) => Check::new("library", State::Ok, path.display().to_string()),
+        None => {
+            let sentence =
+                format!("{LIBRARY} was not found\nhint: it comes with the driver; in a container it must be passed in");
+            Check::new("library", absent(is_scripted), sentence)
+        }
+    }
+}
+
+/// Scripted cards need neither driver nor library.
+fn absent(is_scripted: bool) -> State {
+    if is_scripted { State::Less } else { State::Bad }
+}
+
+/// Asks the linker's cache; nothing is loaded.
+fn find_library() -> Option<PathBuf> {
+    let ldconfig = ["/sbin/ldconfig", "/usr/sbin/ldconfig"].into_iter().find(|path| Path::new(path).exists());
+    let listed = ldconfig.and_then(|path| Command::new(path).arg("-p").output().ok());
+    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let in_cache = listed.lines().find(|line| line.trim().starts_with(LIBRARY)).and_then(|line| line.split_once("=> "));
+    let cached = in_cache.map(|(_, path)| PathBuf::from(path.trim()));
+    cached.or_else(|| LIBRARY_DIRS.into_iter().map(|dir| Path::new(dir).join(LIBRARY)).find(|path| path.exists()))
+}
+
+fn cgroup() -> Check {
+    match scope::own_directory() {
+        None => {
+            Check::new("cgroup", State::Less, "no cgroup v2 here: holders are known by descent and environment only")
+        }
+        Some(dir)
+            if access(&dir, Access::WRITE_OK).is_ok() && access(dir.join("cgroup.procs"), Access::WRITE_OK).is_ok() =>
+        {
+            Check::new("cgroup", State::Ok, format!("`sublet run` makes one for each command below {}", dir.display()))
+        }
+        Some(dir) => {
+            let sentence =
+                format!("{} cannot be written: holders are known by descent and environment only", dir.display());
+            Check::new("cgroup", State::Less, sentence)
+        }
+    }
+}
+
+fn capabilities(daemon: Option<u32>) -> Vec<Check> {
+    let of_daemon = daemon.and_then(|pid| effective(&pid.to_string())).map(|mask| (mask, "the daemon"));
+    let Some((mask, who)) = of_daemon.or_else(|| effective("self").map(|mask| (mask, "a daemon started as you")))
+    else {
+        return vec![Check::new("capabilities", State::Less, "they cannot be read from /proc")];
+    };
+    let check = |(name, bit, lost): (&str, u32, &str)| match mask >> bit & 1 {
+        1 => Check::new(name, State::Ok, format!("{who} has it")),
+        _ => Check::new(name, State::Less, format!("{who} does not have it: {lost}")),
+    };
+    CAPABILITIES.into_iter().map(check).collect()
+}
+
+fn effective(pid: &str) -> Option<u64> {
+    parse_effective(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_effective(status: &str) -> Option<u64> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_the_mask() {
+        assert_eq!(parse_effective("Name:\tx\nCapEff:\t000000000000002a\n"), Some(0x2a));
+        assert_eq!(parse_effective("Name:\tx\n"), None);
+        assert!(effective("self").is_some());
+    }
+
+    #[test]
+    fn every_check_of_this_machine_has_words() {
+        for check in checks(None, true) {
+            assert!(!check.sentence.is_empty(), "{}", check.what);
+            assert_ne!(check.state, State::Bad, "scripted cards need nothing: {}", check.sentence);
+        }
+    }
+}

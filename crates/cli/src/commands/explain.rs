@@ -1,0 +1,194 @@
+//! `sublet explain`: why a lease waits, who is ahead, what would have to end.
+
+use crate::args::{Globals, LeaseName};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::hold::line;
+use crate::output;
+use crate::table::Table;
+use crate::text;
+use clap::Args;
+use std::fmt::Write as _;
+use sublet_wire::{Ahead, Blocker, CardWhy, Explanation, Lease, exit, size, span};
+
+/// Say why a lease waits: who is ahead, what would have to end
+#[derive(Args, Clone, Debug)]
+pub struct ExplainArgs {
+    /// Its id, such as L7
+    lease: LeaseName,
+}
+
+/// Explains it.
+pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let found = client.get(&format!("/v1/leases/{}/explain", args.lease));
+    let explanation: Explanation = found.map_err(|failure| failure.about(&args.lease))?;
+    if globals.json {
+        output::json(&explanation)?;
+    } else {
+        output::print(&render(&explanation))?;
+    }
+    Ok(exit::OK)
+}
+
+fn render(explanation: &Explanation) -> String {
+    let mut sections = vec![format!("{}\n{}\n", heading(explanation), asked(&explanation.lease))];
+    if !explanation.ahead.is_empty() {
+        sections.push(ahead(&explanation.ahead));
+    }
+    sections.extend(explanation.cards.iter().map(card));
+    sections.join("\n")
+}
+
+fn heading(explanation: &Explanation) -> String {
+    let lease = &explanation.lease;
+    match (&lease.waiting, &lease.ended) {
+        (Some(_), _) => line::waiting(lease),
+        // The sentence about an end names the lease itself.
+        (None, Some(_)) => explanation.summary.clone(),
+        (None, None) => format!("{}: {}", lease.id, explanation.summary),
+    }
+}
+
+fn asked(lease: &Lease) -> String {
+    let what = text::wish(lease.asked_vram_bytes, lease.gpus);
+    let mut line = format!("asked: {what}, {}", text::tier(lease.tier));
+    if lease.priority != 0 {
+        // Writing to a string cannot fail.
+        let _ = write!(line, ", priority {}", lease.priority);
+    }
+    if lease.exclusivity != sublet_wire::Exclusivity::Shared {
+        let _ = write!(line, ", {}", text::exclusivity(lease.exclusivity));
+    }
+    if lease.fixed_term {
+        let _ = write!(line, ", for {}", span::show(lease.ttl_s as f64));
+    }
+    line
+}
+
+fn ahead(ahead: &[Ahead]) -> String {
+    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED"]);
+    for waiter in ahead {
+        table.row([
+            text::or_none(waiter.id.as_deref()),
+            waiter.user.clone(),
+            text::vram(waiter.vram_bytes),
+            waiter.gpus.to_string(),
+            text::tier(waiter.tier).into(),
+            span::show(waiter.waited_s),
+        ]);
+    }
+    format!("served before it:\n{}", table.show("  "))
+}
+
+fn card(card: &CardWhy) -> String {
+    let would_do = || format!("card {} would do; others are served first", card.index);
+    let obstacle = card.obstacle.clone().unwrap_or_else(would_do);
+    let mut text = format!("{obstacle}\n  {} free to lease", size::show(card.promisable_bytes));
+    match card.loose_bytes {
+        Some(0) => text.push('\n'),
+        // Writing to a string cannot fail.
+        Some(loose) => _ = writeln!(text, ", {} used without a lease", size::show(loose)),
+        None => text.push_str("; what is used without a lease is unknown\n"),
+    }
+    if !card.blockers.is_empty() {
+        text.push_str(&blockers(&card.blockers));
+    }
+    text
+}
+
+fn blockers(blockers: &[Blocker]) -> String {
+    let mut table = Table::new(&["LEASE", "USER", ">HOLDS", ">ENDS WITHIN"]);
+    for blocker in blockers {
+        table.row([
+            text::or_none(blocker.id.as_deref()),
+            blocker.user.clone(),
+            size::show(blocker.counted_bytes),
+            span::show(blocker.ends_by_s),
+        ]);
+    }
+    table.show("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::expect;
+    use sublet_wire::{Exclusivity, Tier, Vram};
+
+    fn sample() -> Explanation {
+        let ahead = Ahead {
+            id: None,
+            user: "ana".into(),
+            tier: Tier::Batch,
+            vram_bytes: Vram::Bytes(16 << 30),
+            gpus: 2,
+            waited_s: 300.0,
+        };
+        let first = CardWhy {
+            index: 0,
+            uuid: "GPU-0a".into(),
+            promisable_bytes: 26 << 30,
+            loose_bytes: Some(3 << 30),
+            obstacle: Some("card 0 has leases on it, and this ask is for a whole card".into()),
+            blockers: vec![Blocker {
+                id: Some("L7".into()),
+                user: "ana".into(),
+                counted_bytes: 10 << 30,
+                ends_by_s: 1500.0,
+            }],
+        };
+        let second = CardWhy { index: 1, loose_bytes: None, obstacle: None, blockers: vec![], ..first.clone() };
+        Explanation {
+            lease: sample::waiting(),
+            summary: "card 0 is not empty".into(),
+            ahead: vec![ahead],
+            cards: vec![first, second],
+        }
+    }
+
+    #[test]
+    fn a_wait_is_explained_card_by_card() {
+        expect![[r#"
+            L8 waits, place 2, starts within 25 min: card 0 is not empty
+            asked: a whole card, interactive
+
+            served before it:
+              LEASE  USER    VRAM  CARDS  TIER   WAITED
+              -      ana   16 GiB      2  batch   5 min
+
+            card 0 has leases on it, and this ask is for a whole card
+              26 GiB free to lease, 3 GiB used without a lease
+              LEASE  USER   HOLDS  ENDS WITHIN
+              L7     ana   10 GiB       25 min
+
+            card 1 would do; others are served first
+              26 GiB free to lease; what is used without a lease is unknown
+        "#]]
+        .assert_eq(&render(&sample()));
+    }
+
+    #[test]
+    fn who_does_not_wait_is_told_so() {
+        let explanation =
+            Explanation { lease: sample::lease(), summary: "it is active".into(), ahead: vec![], cards: vec![] };
+        expect![[r#"
+            L7: it is active
+            asked: 10 GiB, batch
+        "#]]
+        .assert_eq(&render(&explanation));
+    }
+
+    #[test]
+    fn what_was_asked_is_said_where_it_is_unusual() {
+        let lease = Lease {
+            priority: -3,
+            exclusivity: Exclusivity::DeviceExclusive,
+            fixed_term: true,
+            ..sample::two_card_lease()
+        };
+        expect!["asked: 10 GiB on each of 2 cards, batch, priority -3, no other lease on its cards, for 5 min"]
+            .assert_eq(&asked(&lease));
+    }
+}

@@ -1,0 +1,174 @@
+//! `sublet journal`: the files of a state directory, without the daemon.
+
+use super::serve::no_home;
+use crate::args::Globals;
+use crate::daemon::{self, Held, Verified};
+use crate::failure::Failure;
+use crate::output;
+use crate::place;
+use crate::table::Table;
+use crate::text;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::path::PathBuf;
+use sublet_wire::exit;
+
+/// Check, copy or read the journal's files; works beside a running daemon
+#[derive(Args, Clone, Debug)]
+pub struct JournalArgs {
+    #[command(subcommand)]
+    verb: Verb,
+    /// The daemon's state directory, or a backup [default: as for `serve`]
+    #[arg(long, global = true, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+/// What to do with it.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Verb {
+    /// Check the file, the hash chain, and that the log explains the rows
+    Verify,
+    /// Copy it to a new file, whole and ready to be used
+    Backup {
+        /// The file to make
+        to: PathBuf,
+    },
+    /// List the leases in it that have not ended
+    Leases,
+}
+
+/// Does it.
+pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
+    let dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
+    match &args.verb {
+        Verb::Verify => verify(globals, &daemon::verify(&dir)?),
+        Verb::Backup { to } => {
+            daemon::backup(&dir, to)?;
+            eprintln!("copied the journal to {}", to.display());
+            Ok(exit::OK)
+        }
+        Verb::Leases => leases(globals, &daemon::leases(&dir)?),
+    }
+}
+
+fn verify(globals: &Globals, found: &Verified) -> Result<u8, Failure> {
+    if globals.json {
+        output::json(found)?;
+    } else {
+        output::print(&render(found))?;
+    }
+    Ok(if found.findings.is_empty() { exit::OK } else { exit::FAILURE })
+}
+
+fn render(found: &Verified) -> String {
+    let mut text: String = found.findings.iter().map(|finding| format!("wrong: {finding}\n")).collect();
+    text.push_str(&format!(
+        "{}; {}, {} in the past\nhead {} {}\n",
+        if found.last_seq < found.first_seq {
+            "no log lines".into()
+        } else {
+            format!("log lines {} to {}", found.first_seq, found.last_seq)
+        },
+        text::count(found.leases, "live lease"),
+        found.past + found.past_unchecked,
+        found.last_seq,
+        found.head,
+    ));
+    text.push_str(&match found.findings.len() as u64 {
+        0 => "the journal is whole\n".into(),
+        n => format!("the journal is NOT whole: {}\n", text::count(n, "finding")),
+    });
+    text
+}
+
+/// What `--json` prints for the leases.
+#[derive(Serialize)]
+struct Rows<'a> {
+    leases: &'a [Held],
+}
+
+fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
+    if globals.json {
+        output::json(&Rows { leases })?;
+    } else if leases.is_empty() {
+        eprintln!("no leases");
+    } else {
+        output::print(&list(leases))?;
+    }
+    Ok(exit::OK)
+}
+
+fn list(leases: &[Held]) -> String {
+    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "CARDS", ">VRAM", ">EPOCH"]);
+    for lease in leases {
+        let cards: Vec<String> = lease.cards.iter().map(u32::to_string).collect();
+        table.row([
+            lease.id.clone(),
+            lease.tenant.clone(),
+            text::or_none(lease.name.as_deref()),
+            lease.state.clone(),
+            text::or_none(Some(&cards.join(","))),
+            text::bytes(lease.vram_bytes),
+            lease.epoch.map_or_else(|| text::NONE.into(), |epoch| epoch.to_string()),
+        ]);
+    }
+    table.show("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn whole() -> Verified {
+        Verified {
+            findings: vec![],
+            first_seq: 1,
+            last_seq: 42,
+            head: "ab12".into(),
+            leases: 1,
+            past: 7,
+            past_unchecked: 0,
+        }
+    }
+
+    #[test]
+    fn a_whole_journal_is_said_to_be_so() {
+        expect![[r#"
+            log lines 1 to 42; 1 live lease, 7 in the past
+            head 42 ab12
+            the journal is whole
+        "#]]
+        .assert_eq(&render(&whole()));
+    }
+
+    #[test]
+    fn what_is_wrong_comes_first() {
+        let found = Verified { findings: vec!["line 7 does not continue the chain".into()], ..whole() };
+        expect![[r#"
+            wrong: line 7 does not continue the chain
+            log lines 1 to 42; 1 live lease, 7 in the past
+            head 42 ab12
+            the journal is NOT whole: 1 finding
+        "#]]
+        .assert_eq(&render(&found));
+    }
+
+    #[test]
+    fn rows_are_listed_as_they_are() {
+        let held = Held {
+            id: "L7".into(),
+            tenant: "uid:1000".into(),
+            name: None,
+            state: "active".into(),
+            cards: vec![0, 1],
+            vram_bytes: Some(10 << 30),
+            epoch: Some(12),
+        };
+        expect![[r#"
+            LEASE  TENANT    NAME  STATE   CARDS    VRAM  EPOCH
+            L7     uid:1000  -     active  0,1    10 GiB     12
+        "#]]
+        .assert_eq(&list(&[held]));
+    }
+}

@@ -1,0 +1,111 @@
+//! `sublet lease`: a lease for this shell, as lines to evaluate.
+
+use super::run::by_signal;
+use crate::args::Globals;
+use crate::client::{Client, RESTART};
+use crate::failure::{Failure, tell_hint};
+use crate::hold::ask::AskArgs;
+use crate::hold::environment;
+use crate::hold::events;
+use crate::hold::shell;
+use crate::hold::wait::{self, Outcome};
+use crate::output;
+use clap::{Args, ValueEnum};
+use std::io::{self, IsTerminal};
+use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
+
+/// Take a lease for this shell and print its environment for `eval`
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct LeaseArgs {
+    #[command(flatten)]
+    ask: AskArgs,
+    /// Bind it to no process: it ends when it is not renewed, or by `sublet end`
+    #[arg(long)]
+    detach: bool,
+    /// For which shell the lines are
+    #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh)]
+    shell: ShellArg,
+}
+
+const AFTER_HELP: &str = "\
+The lease holds while this shell lives and what is started from it uses the card; `exit` or
+`sublet end` gives it back.
+
+Examples:
+  eval \"$(sublet lease --vram 4G)\"                  sh, bash, zsh
+  sublet lease --vram 4G --shell fish | source      fish";
+
+/// `--shell`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShellArg {
+    /// sh, bash, zsh, ksh, dash
+    Sh,
+    /// fish
+    Fish,
+}
+
+/// Takes a lease and prints what the shell should know.
+pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let shell = (!args.detach).then(shell::pid);
+    let lease = match obtain(&client, &args.ask, shell)? {
+        Outcome::Granted(lease) => *lease,
+        Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
+    };
+    if globals.json {
+        output::json(&lease)?;
+        return Ok(exit::OK);
+    }
+    let before = environment::seen_before();
+    match environment::variables(&lease, args.ask.visible, client.socket(), before.as_deref()) {
+        Ok(variables) => print(&variables, args.shell)?,
+        Err(failure) => {
+            // The lease is of no use here; if nobody answers it ends unused.
+            let _ = client.release(&lease.id, lease.epoch, RESTART);
+            return Err(failure);
+        }
+    }
+    say(&lease, args.detach);
+    Ok(exit::OK)
+}
+
+/// Where there is room, one request does it. Where there is none, this process waits for
+/// the shell: killed, it leaves the queue, and nobody gets a lease that nobody knows of.
+fn obtain(client: &Client, args: &AskArgs, shell: Option<u32>) -> Result<Outcome, Failure> {
+    let ask = args.ask(shell);
+    let Some(shell) = shell else { return queue(client, &ask) };
+    match client.ask(&Ask { wait_s: Some(0), ..ask.clone() }) {
+        Ok(lease) if lease.state == LeaseState::Active => return Ok(Outcome::Granted(Box::new(lease))),
+        Err(failure) if failure.code() != Some(Code::NoRoom) || ask.wait_s == Some(0) => return Err(failure),
+        Ok(_) | Err(_) => {}
+    }
+    let outcome = queue(client, &Ask { pid: Some(std::process::id()), ..ask })?;
+    if let Outcome::Granted(lease) = &outcome {
+        let bind = Bind { epoch: lease.epoch.unwrap_or(0), pid: shell };
+        client.bind(&lease.id, &bind, RESTART).map_err(|error| client.failure(error))?;
+    }
+    Ok(outcome)
+}
+
+fn queue(client: &Client, ask: &Ask) -> Result<Outcome, Failure> {
+    let (sender, receiver) = events::listen()?;
+    wait::obtain(client, ask, &sender, &receiver)
+}
+
+fn print(variables: &environment::Variables, shell: ShellArg) -> Result<(), Failure> {
+    output::print(&match shell {
+        ShellArg::Sh => environment::for_sh(variables),
+        ShellArg::Fish => environment::for_fish(variables),
+    })
+}
+
+fn say(lease: &Lease, detach: bool) {
+    if detach {
+        let ttl = span::show(lease.ttl_s as f64);
+        eprintln!("{} is bound to no process: it ends {ttl} after its last renewal if somebody waits", lease.id);
+        tell_hint(&format!("give it back with `sublet end {}`", lease.id));
+    } else if io::stdout().is_terminal() {
+        tell_hint("to use it in this shell: eval \"$(sublet lease …)\"");
+    }
+}

@@ -1,0 +1,18 @@
+//! One file for each command: its flags, what it does, how it looks.
+
+pub mod audit;
+pub mod cards;
+pub mod completions;
+pub mod doctor;
+pub mod end;
+pub mod explain;
+pub mod journal;
+pub mod lease;
+pub mod man;
+pub mod ps;
+pub mod queue;
+pub mod reference;
+pub mod run;
+pub mod serve;
+pub mod status;
+pub mod usage;

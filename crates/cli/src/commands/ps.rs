@@ -1,0 +1,124 @@
+//! `sublet ps`: leases that have not ended.
+
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+use crate::text;
+use clap::Args;
+use sublet_wire::{Lease, LeaseState, Leases, exit};
+
+/// List your leases
+#[derive(Args, Clone, Debug)]
+pub struct PsArgs {
+    /// Everybody's (operators only)
+    #[arg(short, long)]
+    all: bool,
+}
+
+/// Lists them.
+pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let leases: Leases = client.get(if args.all { "/v1/leases?all=true" } else { "/v1/leases" })?;
+    if globals.json {
+        output::json(&leases)?;
+    } else if leases.leases.is_empty() {
+        eprintln!("no leases");
+    } else {
+        output::print(&render(&leases, args.all))?;
+    }
+    if leases.more {
+        eprintln!("there are more than are listed here");
+    }
+    Ok(exit::OK)
+}
+
+fn render(leases: &Leases, with_user: bool) -> String {
+    let user: &[&'static str] = if with_user { &["USER"] } else { &[] };
+    let rest = ["NAME", "STATE", "CARDS", ">VRAM", ">SEEN", "TIER", ">LEFT", "PIDS"];
+    let headers: Vec<&'static str> = ["LEASE"].iter().chain(user).chain(&rest).copied().collect();
+    let mut table = Table::new(&headers);
+    for lease in &leases.leases {
+        let mut row = vec![lease.id.clone()];
+        if with_user {
+            row.push(lease.user.clone());
+        }
+        row.extend(cells(lease));
+        table.row(row);
+    }
+    table.show("")
+}
+
+fn cells(lease: &Lease) -> [String; 8] {
+    let vram = lease.vram_bytes.map_or_else(|| text::vram(lease.asked_vram_bytes), |bytes| text::bytes(Some(bytes)));
+    [
+        text::or_none(lease.name.as_deref()),
+        state(lease),
+        cards(lease),
+        vram,
+        text::bytes(lease.seen_bytes),
+        text::tier(lease.tier).into(),
+        text::seconds(lease.remaining_s),
+        pids(&lease.pids),
+    ]
+}
+
+fn state(lease: &Lease) -> String {
+    let state = text::lease_state(lease.state);
+    match (&lease.waiting, lease.state) {
+        (Some(waiting), _) => format!("{state}, place {}", waiting.place),
+        (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
+        _ => state.into(),
+    }
+}
+
+fn cards(lease: &Lease) -> String {
+    if lease.card_indices.is_empty() {
+        return if lease.gpus == 1 { text::NONE.into() } else { format!("any {}", lease.gpus) };
+    }
+    let list: Vec<String> = lease.card_indices.iter().map(u32::to_string).collect();
+    list.join(",")
+}
+
+/// A holder can have thousands of processes; the first few say whose they are.
+fn pids(pids: &[u32]) -> String {
+    let shown: Vec<String> = pids.iter().take(3).map(u32::to_string).collect();
+    match (shown.is_empty(), pids.len() - shown.len()) {
+        (true, _) => text::NONE.into(),
+        (false, 0) => shown.join(","),
+        (false, more) => format!("{} +{more}", shown.join(",")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::expect;
+
+    #[test]
+    fn leases_are_listed_with_state_and_room() {
+        let idle = Lease { idle: true, id: "L5".into(), name: None, pids: (1..9).collect(), ..sample::lease() };
+        let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting()], more: false };
+        expect![[r#"
+            LEASE  NAME   STATE             CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     train  active            0      10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L5     -      active, idle      0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
+            L8     -      waiting, place 2  -       whole        -  interactive      -  -
+        "#]]
+        .assert_eq(&render(&leases, false));
+    }
+
+    #[test]
+    fn an_operator_sees_whose_they_are() {
+        let gang = Lease { gpus: 2, ..sample::waiting() };
+        let leases = Leases { leases: vec![sample::two_card_lease(), gang], more: false };
+        expect![[r#"
+            LEASE  USER  NAME   STATE             CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     ana   train  active            2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L8     ben   -      waiting, place 2  any 2   whole        -  interactive      -  -
+        "#]]
+        .assert_eq(&render(&leases, true));
+    }
+}

@@ -1,0 +1,67 @@
+//! `sublet queue`: who waits, in order of service, and why.
+
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+use crate::text;
+use sublet_wire::{Lease, Leases, exit};
+
+/// Lists who waits.
+pub fn run(globals: &Globals) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let queue: Leases = client.get("/v1/queue")?;
+    if globals.json {
+        output::json(&queue)?;
+    } else if queue.leases.is_empty() {
+        eprintln!("nobody waits");
+    } else {
+        output::print(&render(&queue, text::now_unix_s()))?;
+    }
+    if queue.more {
+        eprintln!("there are more than are listed here");
+    }
+    Ok(exit::OK)
+}
+
+fn render(queue: &Leases, now_unix_s: f64) -> String {
+    let headers = [">PLACE", "LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", ">STARTS WITHIN", "WHY"];
+    let mut table = Table::new(&headers);
+    for (n, lease) in queue.leases.iter().enumerate() {
+        table.row(cells(n, lease, now_unix_s));
+    }
+    table.show("")
+}
+
+fn cells(n: usize, lease: &Lease, now_unix_s: f64) -> [String; 9] {
+    let waiting = lease.waiting.as_ref();
+    [
+        waiting.map_or(n as u64 + 1, |waiting| waiting.place).to_string(),
+        lease.id.clone(),
+        lease.user.clone(),
+        text::vram(lease.asked_vram_bytes),
+        lease.gpus.to_string(),
+        text::tier(lease.tier).into(),
+        text::since(Some(lease.asked_unix_s), now_unix_s),
+        text::seconds(waiting.and_then(|waiting| waiting.estimate_s)),
+        text::or_none(waiting.map(|waiting| waiting.why.as_str())),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::expect;
+
+    #[test]
+    fn the_queue_is_shown_in_order_of_service() {
+        expect![[r#"
+            PLACE  LEASE  USER    VRAM  CARDS  TIER         WAITED  STARTS WITHIN  WHY
+                1  -      ana   16 GiB      2  batch         5 min              -  card 0 has 4 GiB of 16 GiB
+                2  L8     ben    whole      1  interactive    30 s         25 min  card 0 is not empty
+        "#]]
+        .assert_eq(&render(&sample::queue(), sample::NOW));
+    }
+}

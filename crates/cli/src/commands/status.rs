@@ -1,0 +1,118 @@
+//! `sublet` alone: the cards, who is on them, the queue in short.
+
+use super::cards::{occupants, overview};
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::{Failure, tell_hint};
+use crate::output;
+use crate::text;
+use serde::Serialize;
+use sublet_wire::{Card, CardState, Cards, Lease, Leases, exit, span};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Status<'a> {
+    kind: &'a str,
+    cards: &'a [Card],
+    queue: &'a [Lease],
+}
+
+/// Prints it.
+pub fn run(globals: &Globals) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let cards: Cards = client.get("/v1/cards")?;
+    let queue: Leases = client.get("/v1/queue")?;
+    if globals.json {
+        output::json(&Status { kind: &cards.kind, cards: &cards.cards, queue: &queue.leases })?;
+        return Ok(exit::OK);
+    }
+    output::print(&render(&cards, &queue, text::now_unix_s()))?;
+    tell_hint(&hint(&cards, &queue));
+    Ok(exit::OK)
+}
+
+fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
+    let mut sections = vec![overview(cards)];
+    sections.extend(occupants(cards, now_unix_s));
+    sections.push(waiting(queue));
+    if cards.kind != "real" {
+        sections.push(format!("these cards are {}: nothing is computed on them\n", cards.kind));
+    }
+    sections.join("\n")
+}
+
+fn waiting(queue: &Leases) -> String {
+    let Some(first) = queue.leases.first() else { return "nobody waits\n".into() };
+    let more = if queue.more { " or more" } else { "" };
+    let n = queue.leases.len();
+    let wait = if n == 1 { "waits" } else { "wait" };
+    let asks = text::wish(first.asked_vram_bytes, first.gpus);
+    let start = first.waiting.as_ref().and_then(|waiting| waiting.estimate_s);
+    let start = start.map_or_else(String::new, |s| format!(", starts within {}", span::show(s)));
+    format!("{n}{more} {wait}; next: {} ({asks}, {}){start}\n", first.user, text::tier(first.tier))
+}
+
+fn hint(cards: &Cards, queue: &Leases) -> String {
+    let usable = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
+    match cards.cards.iter().filter(usable).map(|card| card.promisable_bytes).max() {
+        None => "no lease can be granted now; `sublet doctor` says why".into(),
+        Some(_) if !queue.leases.is_empty() => "`sublet queue` shows who waits and why".into(),
+        Some(room) => match room >> 30 {
+            0 => "`sublet run -- COMMAND` waits for room and runs a command".into(),
+            gib => format!("`sublet run --vram {}G -- COMMAND` runs a command on a card", gib.min(8)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::expect;
+
+    #[test]
+    fn the_status_says_who_is_where_and_who_waits() {
+        expect![[r#"
+            CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
+            0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
+            1     NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
+            2     NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the card did not answer; no new leases there until it does
+
+            CARD  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
+            0     ana   L7       batch  active    10 GiB  7.8 GiB  60 s
+            0     -     pid 991  -      stranger       -    3 GiB     -
+
+            2 wait; next: ana (16 GiB on each of 2 cards, batch)
+        "#]].assert_eq(&render(&sample::cards(), &sample::queue(), sample::NOW));
+        expect!["`sublet queue` shows who waits and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
+    }
+
+    #[test]
+    fn an_empty_host_is_short() {
+        let mut cards = sample::cards();
+        cards.kind = "scripted".into();
+        cards.cards.truncate(1);
+        cards.cards[0].occupants.clear();
+        let queue = Leases { leases: vec![], more: false };
+        expect![[r#"
+            CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
+            0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
+
+            nobody waits
+
+            these cards are scripted: nothing is computed on them
+        "#]]
+        .assert_eq(&render(&cards, &queue, sample::NOW));
+        expect!["`sublet run --vram 8G -- COMMAND` runs a command on a card"].assert_eq(&hint(&cards, &queue));
+        cards.cards.clear();
+        expect![[r#"
+            no cards
+
+            nobody waits
+
+            these cards are scripted: nothing is computed on them
+        "#]]
+        .assert_eq(&render(&cards, &queue, sample::NOW));
+        expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&cards, &queue));
+    }
+}

@@ -1,0 +1,126 @@
+//! `sublet usage`: what was leased, added up.
+
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+use crate::text;
+use clap::{Args, ValueEnum};
+use sublet_wire::{Usage, UsageBy, exit, span};
+
+/// Add up what was leased
+#[derive(Args, Clone, Debug)]
+pub struct UsageArgs {
+    /// One row for each
+    #[arg(long, value_enum, default_value_t = ByArg::Tenant)]
+    by: ByArg,
+}
+
+/// `--by`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ByArg {
+    /// Each user
+    Tenant,
+    /// Each lease, the newest first
+    Lease,
+}
+
+/// Adds it up.
+pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let usage: Usage = client.get(match args.by {
+        ByArg::Tenant => "/v1/usage?by=tenant",
+        ByArg::Lease => "/v1/usage?by=lease",
+    })?;
+    if globals.json {
+        output::json(&usage)?;
+    } else if usage.rows.is_empty() {
+        eprintln!("nothing was leased yet");
+    } else {
+        output::print(&render(&usage))?;
+    }
+    Ok(exit::OK)
+}
+
+fn render(usage: &Usage) -> String {
+    match usage.by {
+        UsageBy::Tenant => by_tenant(usage),
+        UsageBy::Lease => by_lease(usage),
+    }
+}
+
+fn by_tenant(usage: &Usage) -> String {
+    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS"]);
+    for row in &usage.rows {
+        let time = span::show(row.card_seconds);
+        table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds)]);
+    }
+    table.show("")
+}
+
+fn by_lease(usage: &Usage) -> String {
+    let mut table = Table::new(&["LEASE", "NAME", "USER", ">CARD TIME", ">GIB HOURS", ">PEAK"]);
+    for row in &usage.rows {
+        table.row([
+            text::or_none(row.lease.as_deref()),
+            text::or_none(row.name.as_deref()),
+            row.user.clone(),
+            span::show(row.card_seconds),
+            gib_hours(row.gib_seconds),
+            text::bytes(row.peak_bytes),
+        ]);
+    }
+    table.show("")
+}
+
+fn gib_hours(gib_seconds: f64) -> String {
+    format!("{:.2}", gib_seconds / 3600.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use sublet_wire::UsageRow;
+
+    fn rows() -> Vec<UsageRow> {
+        let ana = UsageRow {
+            tenant: "uid:1000".into(),
+            user: "ana".into(),
+            lease: Some("L7".into()),
+            name: Some("train".into()),
+            leases: 12,
+            card_seconds: 9000.0,
+            gib_seconds: 90_000.0,
+            peak_bytes: Some(8 << 30),
+        };
+        let ben = UsageRow {
+            user: "ben".into(),
+            lease: Some("L8".into()),
+            name: None,
+            leases: 1,
+            card_seconds: 42.0,
+            gib_seconds: 3.0,
+            peak_bytes: None,
+            ..ana.clone()
+        };
+        vec![ana, ben]
+    }
+
+    #[test]
+    fn usage_adds_up_by_user_or_lease() {
+        expect![[r#"
+            USER  LEASES   CARD TIME  GIB HOURS
+            ana       12  2 h 30 min      25.00
+            ben        1        42 s       0.00
+        "#]]
+        .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows() }));
+        expect![[r#"
+            LEASE  NAME   USER   CARD TIME  GIB HOURS   PEAK
+            L7     train  ana   2 h 30 min      25.00  8 GiB
+            L8     -      ben         42 s       0.00      -
+        "#]]
+        .assert_eq(&render(&Usage { by: UsageBy::Lease, rows: rows() }));
+    }
+}

@@ -1,0 +1,122 @@
+//! The one place that knows the daemon's crate: starting it, and its files.
+//!
+//! Everything else in this crate speaks HTTP.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use sublet_daemon::journal::{self, OpenError};
+use sublet_wire::exit;
+
+/// What checking a journal found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verified {
+    /// What is wrong, a sentence each.
+    pub findings: Vec<String>,
+    /// The first line of the log.
+    pub first_seq: u64,
+    /// The last line of the log.
+    pub last_seq: u64,
+    /// The chain's value at the last line, in hex.
+    pub head: String,
+    /// Leases that have not ended.
+    pub leases: u64,
+    /// Ended leases that the log explains.
+    pub past: u64,
+    /// Ended leases that are older than the log.
+    pub past_unchecked: u64,
+}
+
+/// A lease in a journal.
+#[derive(Clone, Debug, Serialize)]
+pub struct Held {
+    /// Its id.
+    pub id: String,
+    /// Who asked.
+    pub tenant: String,
+    /// What its owner calls it.
+    pub name: Option<String>,
+    /// `waiting`, `active` or `ending`.
+    pub state: String,
+    /// Its cards' indices.
+    pub cards: Vec<u32>,
+    /// What is reserved on each.
+    pub vram_bytes: Option<u64>,
+    /// Its epoch.
+    pub epoch: Option<u64>,
+}
+
+/// Serves until it is told to stop.
+pub fn serve(state_dir: PathBuf, socket: PathBuf, gpu: Option<String>, config: Option<PathBuf>) -> Result<(), Failure> {
+    let options = sublet_daemon::Options { state_dir, socket, gpu, config };
+    sublet_daemon::serve(options)
+        .map_err(|error| Failure::new(error.exit_code(), chain(&error)).maybe_hint(error.hint()))
+}
+
+/// What runs in a worker process.
+pub fn worker(args: &[String]) -> ExitCode {
+    sublet_daemon::worker(args)
+}
+
+/// The API's description.
+pub fn openapi() -> String {
+    sublet_daemon::openapi()
+}
+
+/// Checks a journal.
+pub fn verify(at: &Path) -> Result<Verified, Failure> {
+    let report = journal::verify(at).map_err(|error| cannot_open(&error))?;
+    Ok(Verified {
+        head: report.head.iter().map(|byte| format!("{byte:02x}")).collect(),
+        findings: report.findings,
+        first_seq: report.first_seq,
+        last_seq: report.last_seq,
+        leases: report.leases,
+        past: report.past,
+        past_unchecked: report.past_unchecked,
+    })
+}
+
+/// Copies a journal to a new file.
+pub fn backup(at: &Path, to: &Path) -> Result<(), Failure> {
+    journal::backup(at, to).map_err(|error| cannot_open(&error))
+}
+
+/// The leases in a journal that have not ended.
+pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
+    let rows = journal::live(at).map_err(|error| cannot_open(&error))?;
+    let held = rows.leases.values().map(|lease| Held {
+        id: lease.id.to_string(),
+        tenant: rows.tenants.get(lease.tenant.0 as usize).map_or_else(String::new, |tenant| tenant.name.clone()),
+        name: lease.ask.name.clone(),
+        state: state(&serde_json::to_value(&lease.phase).unwrap_or_default()),
+        cards: lease.hold().map_or_else(Vec::new, |hold| {
+            hold.cards.iter().filter_map(|id| rows.cards.get(usize::from(id.0))).map(|card| card.facts.index).collect()
+        }),
+        vram_bytes: lease.hold().map(|hold| hold.vram.0),
+        epoch: lease.hold().map(|hold| hold.epoch.0),
+    });
+    Ok(held.collect())
+}
+
+/// A phase is written as an object with one key, its name.
+fn state(phase: &Value) -> String {
+    phase.as_object().and_then(|object| object.keys().next().cloned()).unwrap_or_default()
+}
+
+fn cannot_open(error: &OpenError) -> Failure {
+    Failure::new(exit::FAILURE, chain(error)).maybe_hint(error.hint())
+}
+
+/// An error and its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,123 @@
+//! What a command says when it fails: one sentence, a hint, an exit code.
+//!
+//! Printed once, at the edge, by [`Failure::tell`]; nothing else in this crate
+//! writes `error:`.
+
+use std::fmt;
+use std::path::Path;
+use sublet_wire::{Code, Problem, exit};
+
+/// Why a command did not do what it was told.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    exit: u8,
+    code: Option<Code>,
+}
+
+impl Failure {
+    /// A failure with an exit code of its own.
+    pub fn new(exit: u8, message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: None, exit, code: None }
+    }
+    /// The command line makes no sense.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(exit::USAGE, message)
+    }
+    /// With the next step.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+    /// With the next step, if there is one.
+    pub fn maybe_hint(mut self, hint: Option<String>) -> Failure {
+        self.hint = hint;
+        self
+    }
+    /// With what it is about in front.
+    pub fn about(mut self, what: impl fmt::Display) -> Failure {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+    /// Nobody listens where a daemon should.
+    pub fn no_daemon(socket: &Path) -> Failure {
+        Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}", socket.display()))
+            .hint("start one with `sublet serve`, or `cargo xtask up` in a checkout")
+    }
+    /// The code of the problem it came from.
+    pub fn code(&self) -> Option<Code> {
+        self.code
+    }
+    /// What the process should exit with.
+    pub fn exit(&self) -> u8 {
+        self.exit
+    }
+    /// Says it on stderr, for a person or as JSON for a program.
+    pub fn tell(&self, json: bool) {
+        if json {
+            let error = serde_json::json!({
+                "code": self.code, "detail": self.message, "hint": self.hint, "exit": self.exit,
+            });
+            eprintln!("{}", serde_json::json!({ "version": sublet_wire::VERSION, "error": error }));
+            return;
+        }
+        anstream::eprintln!("\x1b[1;31merror:\x1b[0m {}", self.message);
+        if let Some(hint) = &self.hint {
+            tell_hint(hint);
+        }
+    }
+}
+
+/// Says a next step on stderr.
+pub fn tell_hint(hint: &str) {
+    anstream::eprintln!("\x1b[1;36mhint:\x1b[0m {hint}");
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Failure {
+        let hint = problem.hint.or_else(|| retry_hint(problem.retry_after_s));
+        Failure { message: problem.detail, hint, exit: exit::of(problem.code), code: Some(problem.code) }
+    }
+}
+
+fn retry_hint(after_s: Option<u64>) -> Option<String> {
+    after_s.map(|s| format!("try again in {}", sublet_wire::span::show(s as f64)))
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\nhint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn a_problem_keeps_its_words_and_gets_its_exit_code() {
+        let problem = Problem::new(Code::NoRoom, "no card has 16 GiB free (largest: 9 GiB on card 1)")
+            .hint("ask for 8 GiB, or wait: 2 leases are ahead");
+        let failure = Failure::from(problem);
+        assert_eq!(failure.exit(), exit::LEASE_LOST);
+        expect![[r#"
+            no card has 16 GiB free (largest: 9 GiB on card 1)
+            hint: ask for 8 GiB, or wait: 2 leases are ahead"#]]
+        .assert_eq(&failure.to_string());
+    }
+
+    #[test]
+    fn a_problem_without_a_hint_says_when_to_try_again() {
+        let failure = Failure::from(Problem::new(Code::QueueFull, "the queue is full").retry_after(30));
+        expect![[r#"
+            the queue is full
+            hint: try again in 30 s"#]]
+        .assert_eq(&failure.to_string());
+    }
+}

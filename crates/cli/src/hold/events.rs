@@ -1,0 +1,96 @@
+//! Everything that can happen while a lease is awaited or held, as one stream.
+//!
+//! Signals become events on a thread of their own, so that whoever waits for the
+//! daemon or for a child has one place to look. A signal that was ignored when the
+//! program started stays ignored (`nohup`, jobs in the background).
+
+use crate::failure::Failure;
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::{Cause, Origin};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::{fs, io, thread};
+use sublet_wire::{Lease, exit};
+
+/// Signals that are passed on to the command.
+const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
+
+/// Something happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A signal came.
+    Signal(Signal),
+    /// The lease as the daemon tells it now.
+    Told(Box<Lease>),
+    /// The daemon does not answer now; somebody keeps trying.
+    Silent,
+    /// The daemon refused to tell.
+    Refused(Failure),
+}
+
+/// A signal, and whether everybody in front of the terminal got it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// From the kernel (Ctrl-C, a resized window): the command got it by itself.
+    pub from_terminal: bool,
+}
+
+/// Begins to listen to signals.
+pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
+    let (sender, receiver) = channel();
+    let ignored = ignored_signals();
+    let wanted = PASSED_ON.into_iter().filter(|n| !is_in(ignored, *n)).chain([SIGCHLD]);
+    let signals = SignalsInfo::<WithOrigin>::new(wanted).map_err(cannot_listen)?;
+    let to = sender.clone();
+    let tell = move |mut signals: SignalsInfo<WithOrigin>| {
+        for origin in signals.forever() {
+            // Nobody listens any more: the program is on its way out.
+            if to.send(Event::Signal(Signal::from(origin))).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(move || tell(signals)).map_err(cannot_listen)?;
+    Ok((sender, receiver))
+}
+
+fn cannot_listen(error: io::Error) -> Failure {
+    Failure::new(exit::FAILURE, format!("signals cannot be listened to: {error}"))
+}
+
+impl From<Origin> for Signal {
+    fn from(origin: Origin) -> Signal {
+        Signal { number: origin.signal, from_terminal: matches!(origin.cause, Cause::Kernel) }
+    }
+}
+
+/// The mask of signals that this process ignores.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse_ignored(&status).unwrap_or(0)
+}
+
+fn parse_ignored(status: &str) -> Option<u64> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
+}
+
+fn is_in(mask: u64, signal: i32) -> bool {
+    mask >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nohup_ignores_is_seen() {
+        let mask = parse_ignored("Name:\tx\nSigIgn:\t0000000000001001\n").unwrap();
+        assert!(is_in(mask, SIGHUP));
+        assert!(!is_in(mask, SIGINT));
+        assert_eq!(parse_ignored("Name:\tx\n"), None);
+    }
+}

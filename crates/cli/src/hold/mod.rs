@@ -1,0 +1,12 @@
+//! Getting a lease and keeping a command on it: what `run` and `lease` share.
+
+pub mod ask;
+pub mod child;
+pub mod environment;
+pub mod events;
+pub mod leftover;
+pub mod line;
+pub mod scope;
+pub mod shell;
+pub mod wait;
+pub mod watch;

@@ -1,0 +1,153 @@
+//! From a wish to a granted lease: ask, wait in the queue, say how it goes.
+//!
+//! ```text
+//! ask ──201──► granted
+//!  └──202──► waiting ──poll──► granted
+//!               │ └──────────► over: 124 (wait over) or 75
+//!               └─Ctrl-C─────► given up: 130
+//! ```
+//! A daemon that restarts meanwhile keeps the place in the queue, so a poll that
+//! finds nobody is tried again until somebody presses Ctrl-C.
+
+use super::events::{Event, Signal};
+use super::line::{self, Line};
+use crate::client::{Client, Until};
+use crate::failure::{Failure, tell_hint};
+use crate::table::plain;
+use crate::text;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+use sublet_wire::{Ask, Lease, LeaseState, Reason, exit, span};
+
+/// How old the line may get while somebody looks at it.
+const WATCHED_POLL: Duration = Duration::from_secs(2);
+/// How old it may get in a log.
+const UNWATCHED_POLL: Duration = Duration::from_secs(15);
+/// Between two tries while no daemon answers.
+const SILENT_PAUSE: Duration = Duration::from_millis(500);
+/// Who gives up should not be kept waiting for a daemon.
+const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
+
+/// How a wait ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The lease is active.
+    Granted(Box<Lease>),
+    /// A signal ended the wait; the place in the queue is given up.
+    GivenUp(Signal),
+}
+
+/// Asks, and waits until the lease is active.
+pub fn obtain(
+    client: &Client,
+    ask: &Ask,
+    sender: &Sender<Event>,
+    receiver: &Receiver<Event>,
+) -> Result<Outcome, Failure> {
+    let lease = client.ask(ask)?;
+    if lease.state != LeaseState::Waiting {
+        return settled(lease);
+    }
+    let mut line = Line::new();
+    show(&mut line, &lease);
+    poll(client, &lease.id, line.is_watched(), sender);
+    let outcome = follow(client, &lease.id, &mut line, receiver);
+    line.clear();
+    if let Ok(Outcome::Granted(granted)) = &outcome {
+        say_granted(granted);
+    }
+    outcome
+}
+
+/// Handles events until the wait is over.
+fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>) -> Result<Outcome, Failure> {
+    for event in receiver {
+        match event {
+            Event::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
+            Event::Told(lease) => return settled(*lease),
+            Event::Silent => line.set(&format!("{id} waits; no daemon answers now, still trying"), "silent"),
+            Event::Refused(failure) => return Err(failure),
+            Event::Signal(signal) if matches!(signal.number, SIGINT | SIGTERM | SIGHUP | SIGQUIT) => {
+                line.clear();
+                return give_up(client, id, signal);
+            }
+            Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
+            Event::Signal(_) => {}
+        }
+    }
+    Err(Failure::new(exit::FAILURE, "nothing can be heard of the lease any more"))
+}
+
+fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
+    match client.release(id, None, GIVE_UP_WITHIN) {
+        Ok(_) => eprintln!("{id} left the queue"),
+        Err(error) if error.may_pass() => {
+            eprintln!("no daemon answers; {id} leaves the queue when the daemon sees that this process ended");
+        }
+        Err(error) => client.failure(error).tell(false),
+    }
+    Ok(Outcome::GivenUp(signal))
+}
+
+/// A lease that does not wait any more.
+fn settled(lease: Lease) -> Result<Outcome, Failure> {
+    let code = match (lease.state, &lease.ended) {
+        (LeaseState::Active, _) => return Ok(Outcome::Granted(Box::new(lease))),
+        (_, Some(ended)) if ended.reason == Reason::WaitOver => exit::WAIT_OVER,
+        _ => exit::LEASE_LOST,
+    };
+    Err(Failure::new(code, sentence(&lease)))
+}
+
+/// How it ended, in the daemon's words, which name the lease.
+fn sentence(lease: &Lease) -> String {
+    lease.ended.as_ref().map_or_else(|| format!("lease {} ended", lease.id), |ended| plain(&ended.sentence))
+}
+
+fn show(line: &mut Line, lease: &Lease) {
+    line.set(&line::waiting(lease), &line::news(lease));
+}
+
+fn say_granted(lease: &Lease) {
+    let waited = lease.granted_unix_s.map_or(0.0, |granted| granted - lease.asked_unix_s);
+    eprintln!(
+        "{} starts: {} on {}, after {}",
+        lease.id,
+        text::bytes(lease.vram_bytes),
+        text::cards(&lease.card_indices),
+        span::show(waited)
+    );
+}
+
+/// Polls on a thread of its own until the lease does not wait any more.
+fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
+    let (client, id, sender) = (client.clone(), id.to_owned(), sender.clone());
+    let wait = if watched { WATCHED_POLL } else { UNWATCHED_POLL };
+    thread::spawn(move || {
+        loop {
+            let event = match client.poll(&id, wait, Until::Granted) {
+                Ok(lease) => Event::Told(Box::new(lease)),
+                Err(error) if error.may_pass() => {
+                    thread::sleep(SILENT_PAUSE);
+                    Event::Silent
+                }
+                Err(error) => Event::Refused(client.failure(error)),
+            };
+            let last = match &event {
+                Event::Told(lease) => lease.state != LeaseState::Waiting,
+                event => matches!(event, Event::Refused(_)),
+            };
+            if sender.send(event).is_err() || last {
+                return;
+            }
+        }
+    });
+}
+
+/// Tells whose lease ended under a running command what that means.
+pub fn say_lost(lease: &Lease) {
+    eprintln!("{}", sentence(lease));
+    tell_hint("the command goes on, but its room on the card may be given to others");
+}

@@ -1,0 +1,68 @@
+//! What goes to stdout: text for people, or JSON with a version for programs.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::io::{self, Write};
+use sublet_wire::{VERSION, exit};
+
+/// The API's JSON with the version that scripts can rely on.
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    version: u32,
+    #[serde(flatten)]
+    data: &'a T,
+}
+
+/// Prints data as one JSON object.
+pub fn json(data: &impl Serialize) -> Result<(), Failure> {
+    print(&(versioned(data, Layout::Pretty)? + "\n"))
+}
+
+/// Prints data as JSON on one line.
+pub fn json_line(data: &impl Serialize) -> Result<(), Failure> {
+    print(&(versioned(data, Layout::OneLine)? + "\n"))
+}
+
+#[derive(Clone, Copy)]
+enum Layout {
+    Pretty,
+    OneLine,
+}
+
+fn versioned(data: &impl Serialize, layout: Layout) -> Result<String, Failure> {
+    let object = Versioned { version: VERSION, data };
+    let text = match layout {
+        Layout::Pretty => serde_json::to_string_pretty(&object),
+        Layout::OneLine => serde_json::to_string(&object),
+    };
+    text.map_err(|error| Failure::new(exit::FAILURE, format!("the answer could not be written as JSON: {error}")))
+}
+
+/// Prints text as it is.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        // Whoever read it has seen enough (`sublet audit | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(i32::from(exit::OK)),
+        Err(error) => Err(Failure::new(exit::FAILURE, format!("stdout cannot be written: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn json_carries_its_version() {
+        expect![[r#"
+            {
+              "version": 1,
+              "cards": 2
+            }"#]]
+        .assert_eq(&versioned(&serde_json::json!({"cards": 2}), Layout::Pretty).unwrap());
+        expect![[r#"{"version":1,"cards":2}"#]]
+            .assert_eq(&versioned(&serde_json::json!({"cards": 2}), Layout::OneLine).unwrap());
+    }
+}

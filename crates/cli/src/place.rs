@@ -1,0 +1,105 @@
+//! Where things are: the daemon's socket, its state directory.
+//!
+//! Only names are made here; nothing is created.
+
+use std::env;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Where a system service listens.
+const SYSTEM_SOCKET: &str = "/run/sublet/sublet.sock";
+/// Where a system service keeps its state.
+const SYSTEM_STATE: &str = "/var/lib/sublet";
+
+/// Places where a daemon may listen, the likeliest first.
+#[derive(Debug)]
+pub struct Candidates(Vec<PathBuf>);
+
+impl Candidates {
+    /// All of them.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.0
+    }
+    /// The likeliest.
+    pub fn first(&self) -> &Path {
+        &self.0[0]
+    }
+    /// The rest.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.0[1..]
+    }
+}
+
+/// Where to look for a daemon: where the caller says, and otherwise in the usual places.
+pub fn sockets(given: Option<&Path>) -> Candidates {
+    if let Some(path) = given.map(Path::to_owned).or_else(|| variable("SUBLET_SOCKET")) {
+        return Candidates(vec![path]);
+    }
+    let mut paths = vec![PathBuf::from(SYSTEM_SOCKET)];
+    paths.extend(runtime_dir().map(|dir| dir.join("sublet/sublet.sock")));
+    // Anybody can make a directory in /tmp first: only one's own is looked at.
+    let own = temporary_dir();
+    if own.metadata().is_ok_and(|found| found.uid() == uid()) {
+        paths.extend([own.join("sublet.sock"), own.join("sublet/sublet.sock")].into_iter().filter(|p| p.exists()));
+    }
+    Candidates(paths)
+}
+
+/// Where `serve` listens unless it is told otherwise.
+pub fn own_socket(given: Option<&Path>) -> PathBuf {
+    match given.map(Path::to_owned).or_else(|| variable("SUBLET_SOCKET")) {
+        Some(path) => path,
+        None if uid() == 0 => SYSTEM_SOCKET.into(),
+        None => runtime_dir().map_or_else(|| temporary_dir().join("sublet.sock"), |dir| dir.join("sublet/sublet.sock")),
+    }
+}
+
+/// Where the state is unless somebody says otherwise; `None` without a home.
+pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
+    match given {
+        Some(path) => Some(path.to_owned()),
+        None if uid() == 0 => Some(SYSTEM_STATE.into()),
+        None => variable("XDG_STATE_HOME")
+            .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+            .map(|dir| dir.join("sublet")),
+    }
+}
+
+/// The same place, wherever somebody changes to.
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn runtime_dir() -> Option<PathBuf> {
+    variable("XDG_RUNTIME_DIR")
+}
+
+fn temporary_dir() -> PathBuf {
+    PathBuf::from(format!("/tmp/sublet-{}", uid()))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_given_socket_is_the_only_candidate() {
+        let candidates = sockets(Some(Path::new("/x/s")));
+        assert_eq!(candidates.first(), Path::new("/x/s"));
+        assert_eq!(candidates.others(), [] as [PathBuf; 0]);
+        assert_eq!(own_socket(Some(Path::new("/x/s"))), Path::new("/x/s"));
+    }
+
+    #[test]
+    fn a_given_state_directory_is_taken_as_it_is() {
+        assert_eq!(state_dir(Some(Path::new("d"))), Some(PathBuf::from("d")));
+    }
+}

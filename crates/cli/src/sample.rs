@@ -1,0 +1,168 @@
+//! Fixed values for tests of what people see.
+
+use sublet_wire::{
+    Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Tier, Unreadable, Vram, Waiting,
+};
+
+/// The moment at which the tests look.
+pub const NOW: f64 = 1_700_000_000.0;
+
+/// Ana's training, held for a minute.
+pub fn lease() -> Lease {
+    Lease {
+        id: "L7".into(),
+        state: LeaseState::Active,
+        tenant: "uid:1000".into(),
+        user: "ana".into(),
+        name: Some("train".into()),
+        asked_vram_bytes: Vram::Bytes(10 << 30),
+        vram_bytes: Some(10 << 30),
+        gpus: 1,
+        cards: vec!["GPU-0a".into()],
+        card_indices: vec![0],
+        tier: Tier::Batch,
+        priority: 0,
+        exclusivity: Exclusivity::Shared,
+        epoch: Some(12),
+        ttl_s: 300,
+        fixed_term: false,
+        asked_unix_s: NOW - 90.0,
+        granted_unix_s: Some(NOW - 60.0),
+        expires_unix_s: Some(NOW + 240.0),
+        remaining_s: Some(240.0),
+        idle: false,
+        pids: vec![4312, 4313],
+        seen_bytes: Some((78 << 30) / 10),
+        peak_bytes: Some(8 << 30),
+        waiting: None,
+        ended: None,
+    }
+}
+
+/// The same on two cards.
+pub fn two_card_lease() -> Lease {
+    Lease { gpus: 2, cards: vec!["GPU-2c".into(), "GPU-3d".into()], card_indices: vec![2, 3], ..lease() }
+}
+
+/// Ben, who waits for a whole card.
+pub fn waiting() -> Lease {
+    Lease {
+        id: "L8".into(),
+        state: LeaseState::Waiting,
+        tenant: "uid:1001".into(),
+        user: "ben".into(),
+        name: None,
+        asked_vram_bytes: Vram::Whole,
+        vram_bytes: None,
+        cards: vec![],
+        card_indices: vec![],
+        tier: Tier::Interactive,
+        epoch: None,
+        asked_unix_s: NOW - 30.0,
+        granted_unix_s: None,
+        expires_unix_s: None,
+        remaining_s: None,
+        pids: vec![],
+        seen_bytes: None,
+        peak_bytes: None,
+        waiting: Some(Waiting {
+            place: 2,
+            place_exact: true,
+            why: "card 0 is not empty".into(),
+            estimate_s: Some(1500.0),
+        }),
+        ..lease()
+    }
+}
+
+/// A queue in which Ben's own lease is second.
+pub fn queue() -> Leases {
+    let first = Lease {
+        id: "-".into(),
+        user: "ana".into(),
+        asked_vram_bytes: Vram::Bytes(16 << 30),
+        gpus: 2,
+        tier: Tier::Batch,
+        asked_unix_s: NOW - 300.0,
+        waiting: Some(Waiting {
+            place: 1,
+            place_exact: true,
+            why: "card 0 has 4 GiB of 16 GiB".into(),
+            estimate_s: None,
+        }),
+        ..waiting()
+    };
+    Leases { leases: vec![first, waiting()], more: false }
+}
+
+/// Three cards: shared, empty, unreadable.
+pub fn cards() -> Cards {
+    let first = Card {
+        index: 0,
+        uuid: "GPU-0a".into(),
+        name: "NVIDIA A100-SXM4-40GB".into(),
+        state: CardState::InService,
+        state_why: None,
+        unreadable: None,
+        total_bytes: 40 << 30,
+        used_bytes: Some(11 << 30),
+        loose_bytes: Some(3 << 30),
+        committed_bytes: Some(14 << 30),
+        promisable_bytes: 26 << 30,
+        context_bytes: Some(420 << 20),
+        coarse: false,
+        occupants: vec![holder(), stranger()],
+    };
+    let empty = Card {
+        index: 1,
+        uuid: "GPU-1b".into(),
+        state: CardState::Draining,
+        state_why: Some("an operator lets it run empty".into()),
+        used_bytes: Some(0),
+        loose_bytes: Some(0),
+        committed_bytes: Some(256 << 20),
+        promisable_bytes: 0,
+        context_bytes: None,
+        coarse: true,
+        occupants: vec![],
+        ..first.clone()
+    };
+    let silent = Card {
+        index: 2,
+        uuid: "GPU-2c".into(),
+        state: CardState::InService,
+        state_why: None,
+        unreadable: Some(Unreadable { sentence: "the card did not answer; no new leases there until it does".into() }),
+        used_bytes: None,
+        loose_bytes: None,
+        committed_bytes: None,
+        ..empty.clone()
+    };
+    Cards { cards: vec![first, empty, silent], kind: "real".into(), trouble: None }
+}
+
+fn holder() -> Occupant {
+    Occupant {
+        lease: Some("L7".into()),
+        pid: None,
+        user: Some("ana".into()),
+        tier: Some(Tier::Batch),
+        state: "active".into(),
+        reserved_bytes: Some(10 << 30),
+        seen_bytes: Some((78 << 30) / 10),
+        since_unix_s: Some(NOW - 60.0),
+    }
+}
+
+fn stranger() -> Occupant {
+    Occupant {
+        lease: None,
+        pid: Some(991),
+        user: None,
+        tier: None,
+        state: "stranger".into(),
+        reserved_bytes: None,
+        seen_bytes: Some(3 << 30),
+        since_unix_s: None,
+    }
+}

@@ -1,0 +1,101 @@
+//! Values as people read them: the same words in every table and sentence.
+
+use sublet_wire::{CardState, Exclusivity, LeaseState, Tier, Vram, size, span};
+
+/// What stands where there is nothing to say.
+pub const NONE: &str = "-";
+
+/// `16 GiB`, or `whole`.
+pub fn vram(vram: Vram) -> String {
+    match vram {
+        Vram::Bytes(bytes) => size::show(bytes),
+        Vram::Whole => "whole".into(),
+    }
+}
+
+/// What is asked for in all: `16 GiB`, `2 whole cards`.
+pub fn wish(vram: Vram, gpus: u32) -> String {
+    match (vram, gpus) {
+        (Vram::Bytes(bytes), 1) => size::show(bytes),
+        (Vram::Bytes(bytes), n) => format!("{} on each of {n} cards", size::show(bytes)),
+        (Vram::Whole, 1) => "a whole card".into(),
+        (Vram::Whole, n) => format!("{n} whole cards"),
+    }
+}
+
+/// `16 GiB`, or `-` if nobody knows.
+pub fn bytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| NONE.into(), size::show)
+}
+
+/// `5 min`, or `-` if nobody knows.
+pub fn seconds(seconds: Option<f64>) -> String {
+    seconds.map_or_else(|| NONE.into(), span::show)
+}
+
+/// How long ago, or `-` if nobody knows.
+pub fn since(unix_s: Option<f64>, now_unix_s: f64) -> String {
+    seconds(unix_s.map(|then| now_unix_s - then))
+}
+
+/// A text, or `-`.
+pub fn or_none(text: Option<&str>) -> String {
+    text.filter(|text| !text.is_empty()).unwrap_or(NONE).to_owned()
+}
+
+/// As it is typed after `--tier`.
+pub fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Interactive => "interactive",
+        Tier::Batch => "batch",
+        Tier::Spot => "spot",
+    }
+}
+
+/// Whom it shares its card with.
+pub fn exclusivity(exclusivity: Exclusivity) -> &'static str {
+    match exclusivity {
+        Exclusivity::Shared => "shared",
+        Exclusivity::SessionExclusive => "no other user on its cards",
+        Exclusivity::DeviceExclusive => "no other lease on its cards",
+    }
+}
+
+/// Where a lease is in its life.
+pub fn lease_state(state: LeaseState) -> &'static str {
+    match state {
+        LeaseState::Waiting => "waiting",
+        LeaseState::Active => "active",
+        LeaseState::Ending => "ending",
+        LeaseState::Ended => "ended",
+    }
+}
+
+/// Whether a card is in service.
+pub fn card_state(state: CardState) -> &'static str {
+    match state {
+        CardState::InService => "in service",
+        CardState::Draining => "draining",
+        CardState::OutOfService => "out of service",
+        CardState::Unusable => "unusable",
+        CardState::Missing => "missing",
+    }
+}
+
+/// `card 0`, `cards 0, 1`.
+pub fn cards(indices: &[u32]) -> String {
+    let list: Vec<String> = indices.iter().map(u32::to_string).collect();
+    let noun = if list.len() == 1 { "card" } else { "cards" };
+    format!("{noun} {}", list.join(", "))
+}
+
+/// `1 lease`, `2 leases`.
+pub fn count(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+/// The wall clock, for how long ago something was.
+pub fn now_unix_s() -> f64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}
