@@ -153,6 +153,13 @@ pub enum Refusal {
     Ended,
     /// The lease was not granted yet.
     StillWaiting,
+    /// A renewed lease may not go longer without showing life than others must wait for it.
+    TtlTooLong {
+        /// The longest that is allowed.
+        longest: Span,
+    },
+    /// More processes are bound to the lease than may be.
+    TooManyProcesses,
     /// No card was ever seen on this host.
     NoCards,
     /// Not one of the cards that would do is large enough, or there are too few.
@@ -205,6 +212,8 @@ impl fmt::Display for Refusal {
             }
             Refusal::Ended => f.write_str("the lease has ended"),
             Refusal::StillWaiting => f.write_str("the lease was not granted yet"),
+            Refusal::TtlTooLong { longest } => write!(f, "a lease that use renews may last {longest} at a time here"),
+            Refusal::TooManyProcesses => f.write_str("as many processes as may be are bound to the lease"),
             Refusal::NoCards => f.write_str("no card has been seen on this host"),
             Refusal::NeverFits { largest: None, .. } => f.write_str("no card here is the one that `on` names"),
             Refusal::NeverFits { largest: Some(largest), cards } => {

@@ -4,24 +4,16 @@
 //! made for the first few waiters only.
 
 use crate::ask::{Term, Vram};
-use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, held_by_own_caps, whole_least};
+use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, held_by, whole_least};
 use crate::ids::{CardId, LeaseId};
 use crate::room::Closed;
 use crate::rows::{Hold, Lease, Phase, Service};
 use crate::state::State;
 use crate::units::{Bytes, Time};
+use std::collections::BTreeMap;
 
 /// Counting a waiter's place stops here.
 pub const PLACE_MAX: usize = 256;
-
-/// Where a waiter stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// 1 is next.
-    pub place: usize,
-    /// False: at least that far back.
-    pub exact: bool,
-}
 
 /// What keeps a waiter off a card now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,12 +45,6 @@ pub enum Obstacle {
     Claimed,
 }
 
-/// Where this waiter stands.
-pub fn standing(state: &State, lease: LeaseId) -> Standing {
-    let ahead = state.queue().iter().take(PLACE_MAX).take_while(|(id, _)| *id != lease).count();
-    Standing { place: ahead + 1, exact: ahead < PLACE_MAX }
-}
-
 /// Waiters served before this one, first first.
 pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
     let before = state.queue().iter().take_while(|(id, _)| *id != lease).take(LOOK_AHEAD);
@@ -67,7 +53,7 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
 
 /// Whether only its own tenant's caps hold it.
 pub fn own_caps(state: &State, lease: &Lease) -> bool {
-    held_by_own_caps(state, lease)
+    held_by(state, lease).is_some()
 }
 
 /// What keeps this waiter off this card.
@@ -128,23 +114,26 @@ fn ends_by(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Time {
     }
 }
 
-/// When a waiter should start at the latest, if the first few in the queue are
-/// served in turn and everybody ahead holds as long as it may. `None`: too far
-/// back, or nothing that is known to end makes the room.
-pub fn estimate(state: &State, lease: LeaseId, now: Time) -> Option<Time> {
+/// When each of the first few waiters should start at the latest, if they are
+/// served in turn and everybody ahead holds as long as it may. Who is not in it
+/// is too far back, or nothing that is known to end makes its room.
+pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
+    let mut starts = BTreeMap::new();
     for (id, _) in state.queue().iter().take(LOOK_AHEAD) {
-        let waiter = state.lease(id)?;
-        if id != lease && held_by_own_caps(state, waiter) {
-            continue;
+        let Some(waiter) = state.lease(id).filter(|waiter| held_by(state, waiter).is_none()) else { continue };
+        match plan.place(state, waiter) {
+            Some(at) => drop(starts.insert(id, at)),
+            // Nobody can say when this one starts, nor what is left for those behind it.
+            None => break,
         }
-        let start = plan.place(state, waiter);
-        if id == lease {
-            return start;
-        }
-        start?;
     }
-    None
+    starts
+}
+
+/// Where each of the first waiters stands: 1 is next.
+pub fn places(state: &State) -> BTreeMap<LeaseId, usize> {
+    state.queue().iter().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
 }
 
 /// Cards as they empty over time.

@@ -233,8 +233,10 @@ impl State {
     fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(live) = self.lives.get_mut(&lease) {
             live.worked = true;
-            if *self.owners.entry(process).or_insert(lease) == lease && !live.members.contains(&process) {
-                live.members.push(process);
+            let mut members = live.members.clone();
+            if !members.contains(&process) {
+                members.push(process);
+                self.set_members(lease, members);
             }
         }
     }
@@ -242,7 +244,9 @@ impl State {
     fn drop_live(&mut self, lease: LeaseId) {
         self.set_due(lease, None);
         for process in self.lives.remove(&lease).unwrap_or_default().members {
-            self.owners.remove(&process);
+            if self.owners.get(&process) == Some(&lease) {
+                self.owners.remove(&process);
+            }
         }
     }
 
@@ -268,11 +272,19 @@ impl State {
 
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
-        for process in std::mem::take(&mut live.members) {
-            self.owners.remove(&process);
+        for process in std::mem::replace(&mut live.members, processes.clone()) {
+            if self.owners.get(&process) == Some(&lease) {
+                self.owners.remove(&process);
+            }
         }
-        // A process belongs to whom it was first seen with.
-        live.members = processes.into_iter().filter(|p| *self.owners.entry(*p).or_insert(lease) == lease).collect();
+        // A process belongs to whom it was last seen with.
+        for process in processes {
+            if let Some(before) = self.owners.insert(process, lease).filter(|before| *before != lease)
+                && let Some(other) = self.lives.get_mut(&before)
+            {
+                other.members.retain(|member| *member != process);
+            }
+        }
     }
 
     pub(crate) fn set_worked(&mut self, lease: LeaseId) {

@@ -1,8 +1,9 @@
 //! An ask arrives: refused with a reason, or put in its place in the queue.
 
 use super::Turn;
+use super::serve::least_wish;
 use crate::action::Action;
-use crate::ask::{Ask, On, Vram};
+use crate::ask::{Ask, On, Term, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
@@ -32,10 +33,15 @@ impl Turn<'_> {
         ask.check().map_err(Refusal::BadAsk)?;
         could_ever_fit(self.state, ask)?;
         let caps = self.state.policy().caps_for(&by.tenant);
-        if let (Some(cap), Vram::Bytes(vram)) = (caps.vram, ask.vram)
-            && Bytes(vram.0.saturating_mul(u64::from(ask.gpus))) > cap
+        if let Some(cap) = caps.vram
+            && least_wish(self.state, ask) > cap
         {
             return Err(Refusal::OverCap { cap });
+        }
+        let policy = self.state.policy();
+        let longest = policy.hold_cap.max(policy.ttl);
+        if matches!(ask.term, Term::Renewed(ttl) if ttl > longest) {
+            return Err(Refusal::TtlTooLong { longest });
         }
         if self.state.disk_full {
             return Err(Refusal::DiskFull);

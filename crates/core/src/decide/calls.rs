@@ -29,9 +29,13 @@ impl Turn<'_> {
             Ok(held) => held,
             Err(refusal) => return Answer::Refused(refusal),
         };
-        if !row.roots.contains(&process) && row.roots.len() < ROOTS_MAX {
-            self.emit(Action::Bind { lease, process });
+        if row.roots.contains(&process) {
+            return Answer::Lease(lease);
         }
+        if row.roots.len() >= ROOTS_MAX {
+            return Answer::Refused(Refusal::TooManyProcesses);
+        }
+        self.emit(Action::Bind { lease, process });
         Answer::Lease(lease)
     }
 
@@ -94,6 +98,12 @@ impl Turn<'_> {
 
     pub(super) fn clear(&mut self, by: &Caller, uuid: &str) -> Answer {
         let answer = self.set_service(by, uuid, Service::In);
+        // A card that is gone cannot be seen again: the operator's word is all there is.
+        if let (Answer::Done, Some(card)) = (&answer, self.state.card(uuid))
+            && !self.state.is_listed(card)
+        {
+            self.retire(card, self.now);
+        }
         self.serve();
         answer
     }

@@ -116,6 +116,16 @@ impl Turn<'_> {
             for lease in held {
                 self.end(lease, Reason::HostRebooted);
             }
+            self.forget_last_boot();
+        }
+    }
+
+    /// No byte on any card outlives a boot.
+    fn forget_last_boot(&mut self) {
+        let ending = |lease: &&Lease| matches!(lease.phase, Phase::Ending(..));
+        let ending: Vec<LeaseId> = self.state.rows().leases.values().filter(ending).map(|l| l.id).collect();
+        for lease in ending {
+            self.emit(Action::Retire { lease });
         }
     }
 

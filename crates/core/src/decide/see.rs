@@ -52,7 +52,7 @@ impl Turn<'_> {
     }
 
     /// Ended leases whose cards were all seen after their end count no more.
-    fn retire(&mut self, card: CardId, begun: Time) {
+    pub(super) fn retire(&mut self, card: CardId, begun: Time) {
         let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
             Some(Phase::Ending(_, finish)) => finish.at < begun,
             _ => false,

@@ -7,13 +7,15 @@
 use super::Turn;
 use super::admit::would_do;
 use crate::action::Action;
-use crate::ask::{Ask, Vram};
-use crate::ids::{CardId, Epoch, LeaseId, TenantId};
+use crate::ask::{Ask, Exclusivity, Vram};
+use crate::explain::blockers;
+use crate::ids::{CardId, Epoch, LeaseId};
 use crate::mutant::Mutant;
 use crate::queue::Cursor;
 use crate::rows::Lease;
 use crate::state::State;
 use crate::units::{Bytes, Time};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// So many waiters are looked at for one event; more would cost time and help few.
@@ -35,13 +37,17 @@ impl Turn<'_> {
         while looked < LOOK_AHEAD && claimed.len() < all {
             let Some((place, tenant)) = cursor.next(self.state.queue()) else { break };
             let Some(lease) = self.state.lease(place.1) else { break };
-            if held_by_own_caps(self.state, lease) {
-                continue;
-            }
-            looked += 1;
-            match fit(self.state, lease, &claimed, self.now) {
-                Some((cards, vram)) => self.grant(place.1, cards, vram),
-                None => claimed.extend(soonest(self.state, lease, &claimed, self.now)),
+            match held_by(self.state, lease) {
+                Some(Caps::Now) => continue,
+                // A cap was lowered under it: it waits, but those behind it need not.
+                Some(Caps::Always) => looked += 1,
+                None => {
+                    looked += 1;
+                    match fit(self.state, lease, &claimed, self.now) {
+                        Some((cards, vram)) => self.grant(place.1, cards, vram),
+                        None => claimed.extend(soonest(self.state, lease, &claimed, self.now)),
+                    }
+                }
             }
             cursor.go_on(self.state.queue(), place, tenant);
         }
@@ -58,21 +64,43 @@ impl Turn<'_> {
     }
 }
 
-/// Whether a waiter's own tenant has all it may have.
-pub(crate) fn held_by_own_caps(state: &State, lease: &Lease) -> bool {
-    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
-    let load = state.load(lease.tenant);
-    let wish = match lease.ask.vram {
-        Vram::Bytes(vram) => Bytes(vram.0.saturating_mul(u64::from(lease.ask.gpus))),
-        // Known only once a card is found; at the least a share of the smallest.
-        Vram::Whole => smallest_whole(state, &lease.ask),
-    };
-    caps.leases.is_some_and(|cap| load.leases >= cap) || caps.vram.is_some_and(|cap| load.vram + wish > cap)
+/// How its own tenant's caps hold a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caps {
+    /// Until another lease of the tenant ends.
+    Now,
+    /// Whatever ends: it asks for more than the tenant may have.
+    Always,
 }
 
-fn smallest_whole(state: &State, ask: &Ask) -> Bytes {
-    let sizes = state.cards().filter(|c| would_do(state, ask, *c)).map(|c| state.room(c).largest_ever());
-    Bytes(sizes.min().unwrap_or_default().0.saturating_mul(u64::from(ask.gpus)))
+/// Whether a waiter's own tenant has all it may have.
+pub(crate) fn held_by(state: &State, lease: &Lease) -> Option<Caps> {
+    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
+    let load = state.load(lease.tenant);
+    let wish = least_wish(state, &lease.ask);
+    if caps.leases == Some(0) || caps.vram.is_some_and(|cap| wish > cap) {
+        return Some(Caps::Always);
+    }
+    let full = caps.leases.is_some_and(|cap| load.leases >= cap) || caps.vram.is_some_and(|cap| load.vram + wish > cap);
+    full.then_some(Caps::Now)
+}
+
+/// The least an ask would put on the books: of a whole card that is known only once one is found.
+pub(crate) fn least_wish(state: &State, ask: &Ask) -> Bytes {
+    let each = match ask.vram {
+        Vram::Bytes(vram) => vram,
+        Vram::Whole => {
+            let cards = state.cards().filter(|card| would_do(state, ask, *card));
+            cards.map(|card| whole_least(state, card)).min().unwrap_or_default()
+        }
+    };
+    Bytes(each.0.saturating_mul(u64::from(ask.gpus)))
+}
+
+fn within_caps(state: &State, lease: &Lease, vram: Bytes) -> bool {
+    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
+    let wish = Bytes(vram.0.saturating_mul(u64::from(lease.ask.gpus)));
+    caps.vram.is_none_or(|cap| state.load(lease.tenant).vram + wish <= cap)
 }
 
 /// Cards on which the waiter could start now, and what it would get of each:
@@ -93,6 +121,9 @@ fn fit(state: &State, lease: &Lease, taken: &BTreeSet<CardId>, now: Time) -> Opt
         Vram::Bytes(vram) => vram,
         Vram::Whole => fitting.iter().map(|(room, _)| *room).min()?,
     };
+    if !within_caps(state, lease, vram) {
+        return None;
+    }
     let mut cards: Vec<CardId> = fitting.into_iter().map(|(_, card)| card).collect();
     cards.sort();
     Some((cards, vram))
@@ -126,21 +157,65 @@ pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
     sized && state.in_service(card) && would_do(state, ask, card)
 }
 
-/// The cards a waiter that does not fit waits for: the emptiest that would do.
+/// The cards a waiter that does not fit waits for: those that leases give back first.
+/// None, if the end of every lease would not be enough: cards are not kept idle for what
+/// strangers, a drain or a fault prevent.
 fn soonest(state: &State, lease: &Lease, taken: &BTreeSet<CardId>, now: Time) -> Vec<CardId> {
-    let mut open: Vec<(std::cmp::Reverse<Bytes>, CardId)> = state
-        .cards()
-        .filter(|card| !taken.contains(card) && eligible(state, &lease.ask, *card))
-        .map(|card| (std::cmp::Reverse(state.promisable(card, now)), card))
-        .collect();
-    open.sort();
-    open.into_iter().take(usize::from(lease.ask.gpus)).map(|(_, card)| card).collect()
+    let wanted = usize::from(lease.ask.gpus);
+    let able: Vec<CardId> = state.cards().filter(|card| could_hold(state, lease, *card)).collect();
+    if able.len() < wanted {
+        return Vec::new();
+    }
+    let mut open: Vec<CardId> = able.into_iter().filter(|card| !taken.contains(card)).collect();
+    if open.len() > wanted {
+        open.sort_by_cached_key(|card| {
+            (frees_at(state, lease, *card, now), Reverse(state.promisable(*card, now)), *card)
+        });
+        open.truncate(wanted);
+    }
+    open
+}
+
+/// Whether the waiter could start on this card if every lease there ended.
+fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
+    let room = state.room(card);
+    let need = match lease.ask.vram {
+        Vram::Bytes(vram) => vram,
+        Vram::Whole => whole_least(state, card),
+    };
+    let alone = lease.ask.exclusivity == Exclusivity::Shared || room.strangers() == 0;
+    eligible(state, &lease.ask, card) && alone && need <= room.largest_ever().less(room.loose().unwrap_or_default())
+}
+
+/// When leases will have given back enough of a card for this waiter.
+fn frees_at(state: &State, lease: &Lease, card: CardId, now: Time) -> Time {
+    let ends = blockers(state, card, now);
+    let last = ends.last().map_or(now, |(at, _, _)| *at);
+    match lease.ask.vram {
+        Vram::Bytes(need) if !state.excludes(card, lease.tenant, lease.ask.exclusivity) => {
+            let mut room = state.promisable(card, now);
+            let enough = ends.iter().find(|(_, _, counted)| {
+                room = room + *counted;
+                room >= need
+            });
+            enough.map_or(last, |(at, _, _)| *at)
+        }
+        _ => last,
+    }
 }
 
 /// Whether somebody near the head of the queue could use one of these cards.
 pub(crate) fn wanted(state: &State, cards: &[CardId]) -> bool {
-    let waiter = |(lease, _): (LeaseId, TenantId)| {
-        state.lease(lease).is_some_and(|row| cards.iter().any(|card| eligible(state, &row.ask, *card)))
-    };
-    state.queue().iter().take(LOOK_AHEAD).any(waiter)
+    let mut cursor = Cursor::default();
+    for _ in 0..LOOK_AHEAD {
+        let Some((place, tenant)) = cursor.next(state.queue()) else { return false };
+        let Some(lease) = state.lease(place.1) else { return false };
+        // Who is held by its own caps has no use for anybody's room.
+        match held_by(state, lease) {
+            Some(Caps::Now) => continue,
+            None if cards.iter().any(|card| eligible(state, &lease.ask, *card)) => return true,
+            _ => cursor.go_on(state.queue(), place, tenant),
+        }
+    }
+    false
 }

@@ -46,7 +46,8 @@ impl Turn<'_> {
             && !early
         {
             let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
-            let renewed = worked && self.state.renewal_point(lease, hold) <= self.now && self.prolong(lease, hold);
+            let renews = worked && !lease.fixed() && self.state.renewal_point(lease, hold) <= self.now;
+            let renewed = renews && self.prolong(lease, hold);
             if !renewed {
                 self.state.set_due(lease.id, Some(later));
             }

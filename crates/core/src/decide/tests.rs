@@ -112,6 +112,9 @@ impl Teller {
                 Event::Bound { by: by(owner), lease: row.id, epoch, process: process(id) }
             }
             ["alive", id] => Event::Members { lease: lease(id), processes: vec![process(id)] },
+            ["alive", id, more @ ..] => {
+                Event::Members { lease: lease(id), processes: more.iter().map(|name| process(name)).collect() }
+            }
             ["worked", id] => Event::Worked { lease: lease(id) },
             ["gone", id] => Event::Gone { lease: lease(id) },
             ["release", id, who] => Event::Released { by: by(who), lease: lease(id), epoch: None },
@@ -413,16 +416,16 @@ fn bytes_of_strangers_count_and_so_do_promises_not_yet_used() {
         expect![[r#"
             0s queue L1
             1s queue L2
+            1s grant L2 13GiB on 0 epoch 1 until 61s
             2s queue L3
             2s end L3 (WaitOver)
-            2s refuse: there is no room now (largest possible: 13.8GiB)
+            2s refuse: there is no room now (largest possible: 768MiB)
             4s queue L4
             4s end L4 (WaitOver)
-            4s refuse: there is no room now (largest possible: 11.8GiB)
-            5s grant L1 14GiB on 0 epoch 1 until 65s
+            4s refuse: there is no room now (largest possible: 0B)
             6s queue L5
             6s end L5 (WaitOver)
-            6s refuse: there is no room now (largest possible: 9.8GiB)
+            6s refuse: there is no room now (largest possible: 10.8GiB)
         "#]],
     );
 }
@@ -813,7 +816,7 @@ fn a_restart_ends_nobody_and_a_reboot_ends_holders_only() {
             3s grace until 63s
             5s grace until 65s
             5s end L1 (HostRebooted)
-            6s retire L1
+            5s retire L1
             6s grant L2 16GiB on 0 epoch 2 until 66s
         "#]],
     );
@@ -887,6 +890,190 @@ fn who_would_wait_no_longer_leaves_the_queue() {
             0s grant L1 20GiB on 0 epoch 1 until 60s
             1s queue L2
             31s end L2 (WaitOver)
+        "#]],
+    );
+}
+
+#[test]
+fn a_fixed_term_gets_no_second_one_from_a_grace() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 16G time=30s
+         1s   bind L1
+         1s   alive L1
+         29s  awoke
+         95s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16GiB on 0 epoch 1 until 30s
+            1s bind L1
+            29s grace until 89s
+            89s end L1 (TermOver)
+            90s retire L1
+        "#]],
+    );
+}
+
+#[test]
+fn what_cannot_start_keeps_no_card_idle() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   drain 1 root
+         1s   ask gang 20G gpus=2
+         2s   ask bob 1G
+         3s   clear 1 root
+         4s   ask eve 1G wait=0s",
+        expect![[r#"
+            0s card 1 Draining
+            1s queue L1
+            2s queue L2
+            2s grant L2 1GiB on 0 epoch 1 until 62s
+            3s card 1 In
+            3s grant L1 20GiB on 0+1 epoch 2 until 63s
+            4s queue L3
+            4s grant L3 1GiB on 0 epoch 3 until 64s
+        "#]],
+    );
+    check(
+        "0s   cards 24G
+         0s   card 0 stray=8G
+         1s   ask big whole
+         1s   ask own 4G private
+         2s   ask bob 1G",
+        expect![[r#"
+            1s queue L1
+            1s queue L2
+            2s queue L3
+            2s grant L3 1GiB on 0 epoch 1 until 62s
+        "#]],
+    );
+}
+
+#[test]
+fn a_large_ask_claims_the_card_that_is_free_first() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 14G on=0 time=3000s
+         0s   ask bob 12G on=1
+         0s   ask bob 11G on=1
+         1s   ask big 20G
+         2s   ask eve 4G
+         3s   release L3 bob
+         5s   ask fay 4G
+         6s   release L2 bob
+         8s   tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 14GiB on 0 epoch 1 until 3000s
+            0s queue L2
+            0s grant L2 12GiB on 1 epoch 2 until 60s
+            0s queue L3
+            0s grant L3 11GiB on 1 epoch 3 until 60s
+            1s queue L4
+            2s queue L5
+            2s grant L5 4GiB on 0 epoch 4 until 62s
+            3s end L3 (Released)
+            4s retire L3
+            5s queue L6
+            5s grant L6 4GiB on 0 epoch 5 until 65s
+            6s end L2 (Released)
+            7s retire L2
+            7s grant L4 20GiB on 1 epoch 6 until 67s
+        "#]],
+    );
+}
+
+#[test]
+fn caps_hold_whole_cards_and_nobody_elses_lease() {
+    let mut policy = Policy::default();
+    policy.caps_of.insert("cap".into(), Caps { vram: Some(Bytes::gib(16)), leases: Some(1), places: 9 });
+    check_with(
+        policy,
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask cap whole
+         0s   ask cap 8G
+         1s   ask ann 8G
+         2s   ask cap 8G
+         130s tick",
+        expect![[r#"
+            0s refuse: you may hold 16GiB at a time, and this asks for more
+            0s queue L1
+            0s grant L1 8GiB on 0 epoch 1 until 60s
+            1s queue L2
+            1s grant L2 8GiB on 0 epoch 2 until 61s
+            2s queue L3
+            60s renew L1 until 120s (idle)
+            61s renew L2 until 121s (idle)
+            120s renew L1 until 180s (idle)
+            121s renew L2 until 181s (idle)
+        "#]],
+    );
+}
+
+#[test]
+fn a_ttl_is_no_longer_than_others_must_wait() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 8G ttl=3600s
+         0s   ask ann 8G ttl=1800s",
+        expect![[r#"
+            0s refuse: a lease that use renews may last 1800s at a time here
+            0s queue L1
+            0s grant L1 8GiB on 0 epoch 1 until 1800s
+        "#]],
+    );
+}
+
+#[test]
+fn a_process_belongs_to_the_lease_it_was_last_seen_with() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 4G
+         0s   ask ann 4G
+         1s   bind L2
+         1s   alive L2
+         2s   alive L1 L2
+         2s   gone L2
+         3s   card 0 L2=8G
+         4s   ask bob 12G wait=0s",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 4GiB on 0 epoch 1 until 60s
+            0s queue L2
+            0s grant L2 4GiB on 0 epoch 2 until 60s
+            1s bind L2
+            2s end L2 (HolderExited)
+            3s retire L2
+            4s queue L3
+            4s grant L3 12GiB on 0 epoch 3 until 64s
+        "#]],
+    );
+}
+
+#[test]
+fn a_card_that_is_gone_is_given_up_when_an_operator_clears_it() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 4G
+         1s   card 0 lost
+         5s   cards
+         6s   clear 0 root",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 4GiB on 0 epoch 1 until 60s
+            2s card 0 Out { why: "the driver lost it" }
+            2s end L1 (DeviceLost)
+            6s card 0 In
+            6s retire L1
         "#]],
     );
 }
