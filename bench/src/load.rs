@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 /// 512 MiB a lease (more than a context takes): 64 connections hold 32 GiB at most.
 const ASK: &str = r#"{"vram_bytes":536870912,"tier":"batch"}"#;
-/// The same for leases that must outlive a long preparation: a day.
-const LONG_ASK: &str = r#"{"vram_bytes":536870912,"tier":"batch","ttl_s":86400}"#;
+/// The same for leases that must outlive a long preparation: a day at a fixed term.
+const LONG_ASK: &str = r#"{"vram_bytes":536870912,"tier":"batch","time_s":86400}"#;
 /// Load that is sent before the clock starts: caches, allocators, prepared statements.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Without any answer for so long, the service hangs.

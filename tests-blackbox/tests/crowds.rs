@@ -172,7 +172,7 @@ fn a_crowd_of_long_polls_is_answered_or_refused_and_delays_nobody() {
 fn a_full_queue_refuses_with_a_time_to_come_back_and_keeps_who_is_in_it() {
     let service = Service::start();
     let client = service.client();
-    client.grant(&ask(20 * GIB, json!({"ttl_s": 3600})));
+    client.grant(&ask(20 * GIB, json!({"ttl_s": 1800})));
     let first = client.queue(&ask(20 * GIB, json!({"name": "first"})));
     let mut connection = client.connect().expect("the service accepts");
     let body = ask(20 * GIB, json!({})).to_string();

@@ -54,7 +54,7 @@ fn client_at_work(client: &Client, number: u64, load: &Load) {
 
 /// Sends one ask with one key until it is answered: it must not make two leases.
 fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
-    let body = ask(384 * MIB, json!({"ttl_s": 3600, "name": key})).to_string();
+    let body = ask(384 * MIB, json!({"ttl_s": 1800, "name": key})).to_string();
     let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key)];
     let answer = loop {
         match client.try_send("POST", "/v1/leases", &headers, body.as_bytes()) {

@@ -52,8 +52,8 @@ fn on_a_full_disk_reads_releases_and_expiries_go_on_and_asks_come_back_with_room
     let disk = PathBuf::from(format!("/proc/{}/root{}", service.pid(), mount.path().display()));
     assert!(disk.join("state").is_dir(), "the daemon's disk is reachable");
 
-    let kept = client.grant(&ask(GIB, json!({"ttl_s": 3600})));
-    let released = client.grant(&ask(GIB, json!({"ttl_s": 3600})));
+    let kept = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    let released = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
     let expiring = client.grant(&ask(18 * GIB, json!({"ttl_s": 20})));
     let waiter = client.queue(&ask(20 * GIB, json!({})));
 

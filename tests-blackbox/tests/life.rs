@@ -172,7 +172,7 @@ fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
 fn check_fault(fault: &str) {
     let service = Service::start();
     let client = service.client();
-    let lease = client.grant(&ask(GIB, json!({"ttl_s": 3})));
+    let lease = client.grant(&ask(GIB, json!({"ttl_s": 60})));
     service.script(json!([]), json!(fault));
     let sentence = until("the card is unreadable", LONG, || client.card().unreadable.ok_or("it answers")).sentence;
     assert!(!sentence.is_empty());

@@ -93,7 +93,7 @@ fn work(client: &Client, log: &Path) -> Vec<Told> {
     let recorded = || fs::metadata(log).expect("there is a log").len();
     let mut told: Vec<Told> = Vec::new();
     for number in 0..ASKS {
-        let body = ask(384 * MIB, json!({"ttl_s": 3600, "name": format!("ask {number}")}));
+        let body = ask(384 * MIB, json!({"ttl_s": 1800, "name": format!("ask {number}")}));
         let answer = client.post_once("/v1/leases", &format!("key {number}"), &body);
         assert!(answer.status < 300, "{}", answer.text());
         told.push(Told { lease: answer.read(), granted_at: recorded(), release_sent_at: None, released_at: None });

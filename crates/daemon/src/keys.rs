@@ -2,17 +2,20 @@
 //! happens twice.
 
 use crate::mail::{Key, Reply};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use sublet_wire::{Code, Problem};
 
 /// Keys remembered at a time; older ones are forgotten first.
-pub const KEYS_MAX: usize = 20_000;
+pub const KEYS_MAX: usize = 100_000;
+/// Keys remembered of one tenant, so that nobody makes others' be forgotten.
+const KEYS_OF_TENANT: usize = 2_000;
 
 /// Keys that were used.
 #[derive(Default)]
 pub struct Keys {
     known: HashMap<(String, String), Used>,
-    order: VecDeque<(String, String)>,
+    order: BTreeMap<String, VecDeque<(u64, String)>>,
+    number: u64,
     open: Vec<(String, String)>,
     syncing: Vec<(String, String)>,
 }
@@ -59,12 +62,28 @@ impl Keys {
     }
 
     fn insert(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, durable: bool) {
-        let name = (tenant, key);
-        self.known.insert(name.clone(), Used { fingerprint, reply, durable });
-        self.order.push_back(name);
-        while self.order.len() > KEYS_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.known.remove(&oldest);
+        self.number += 1;
+        let line = self.order.entry(tenant.clone()).or_default();
+        line.push_back((self.number, key.clone()));
+        if line.len() > KEYS_OF_TENANT {
+            self.forget_oldest(&tenant);
+        }
+        self.known.insert((tenant, key), Used { fingerprint, reply, durable });
+        if self.known.len() > KEYS_MAX {
+            let first = |line: &VecDeque<(u64, String)>| line.front().map_or(u64::MAX, |(number, _)| *number);
+            if let Some(tenant) = self.order.iter().min_by_key(|(_, line)| first(line)).map(|(t, _)| t.clone()) {
+                self.forget_oldest(&tenant);
+            }
+        }
+    }
+
+    fn forget_oldest(&mut self, tenant: &str) {
+        if let Some(line) = self.order.get_mut(tenant) {
+            if let Some((_, key)) = line.pop_front() {
+                self.known.remove(&(tenant.to_owned(), key));
+            }
+            if line.is_empty() {
+                self.order.remove(tenant);
             }
         }
     }
@@ -89,6 +108,9 @@ impl Keys {
         self.syncing.clear();
         self.known.retain(|_, used| used.durable);
         let known = &self.known;
-        self.order.retain(|name| known.contains_key(name));
+        for (tenant, line) in &mut self.order {
+            line.retain(|(_, key)| known.contains_key(&(tenant.clone(), key.clone())));
+        }
+        self.order.retain(|_, line| !line.is_empty());
     }
 }

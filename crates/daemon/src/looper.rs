@@ -25,20 +25,22 @@ use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{Observation, Reading, Unreadable};
+use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::rows::{Ended, Phase};
-use sublet_host::Sight;
 use sublet_host::clock::{self, Clock};
+use sublet_host::{Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
 use sublet_wire::{Code, Problem};
 use tokio::sync::oneshot;
 
 /// The loop ticks at least this often, so that a longer gap is a stall.
 const TICK: Duration = Duration::from_secs(2);
-/// Mail dealt with before the disk and the timers get their turn.
-const MAIL_AT_ONCE: usize = 512;
+/// Mail is dealt with for so long before the disk and the timers get their turn.
+const TURN: Duration = Duration::from_millis(2);
 /// How often a full disk is looked at again.
 const FULL_AGAIN: Duration = Duration::from_secs(5);
+/// How long nothing is decided when not even the ballast was enough.
+const STUCK: Duration = Duration::from_secs(1);
 /// A longer suspend is told to core.
 const SUSPEND_US: u64 = 10_000_000;
 
@@ -58,6 +60,10 @@ pub struct Parts {
     pub names: Names,
     /// Why the driver lists no cards, if it does not.
     pub trouble: Arc<RwLock<Option<String>>>,
+    /// The hands.
+    pub host: Arc<Host>,
+    /// This boot.
+    pub boot: String,
 }
 
 /// The loop.
@@ -74,8 +80,20 @@ pub struct Loop {
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
-    full_since: Option<Instant>,
+    full: Option<Full>,
     own: Arc<str>,
+    host: Arc<Host>,
+    boot: String,
+    /// What the driver listed before the state was rebuilt.
+    listed: Vec<CardFacts>,
+}
+
+/// The disk is full.
+struct Full {
+    /// When its room is looked at again.
+    again: Instant,
+    /// Not even the ballast was enough: nothing is decided until then.
+    stuck_until: Option<Instant>,
 }
 
 impl Loop {
@@ -94,8 +112,11 @@ impl Loop {
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
-            full_since: None,
+            full: None,
             own: Arc::from("sublet"),
+            host: parts.host,
+            boot: parts.boot,
+            listed: Vec::new(),
         };
         this.load_keys(&parts.loaded);
         this
@@ -112,7 +133,8 @@ impl Loop {
     }
 
     /// Tells core that the daemon started, and the eyes whom to watch.
-    pub fn start(&mut self, boot: String) {
+    pub fn start(&mut self) {
+        let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
         // Wall-clock microseconds: above whatever was handed out before a backup was taken.
         let epoch_floor = sublet_core::ids::Epoch(wall_us());
@@ -137,7 +159,8 @@ impl Loop {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            for _ in 0..MAIL_AT_ONCE {
+            let turn = Instant::now();
+            while turn.elapsed() < TURN {
                 match self.mail.try_recv() {
                     Ok(mail) => self.open(mail),
                     Err(_) => break,
@@ -155,7 +178,20 @@ impl Loop {
         }
     }
 
+    fn stuck(&self) -> bool {
+        self.full.as_ref().is_some_and(|full| full.stuck_until.is_some())
+    }
+
     fn tick(&mut self) {
+        if let Some(full) = &mut self.full
+            && full.stuck_until.is_some_and(|until| Instant::now() >= until)
+        {
+            full.stuck_until = None;
+            self.begin_again();
+        }
+        if self.stuck() {
+            return;
+        }
         let suspended = suspended_us();
         if suspended.saturating_sub(self.suspended_us) > SUSPEND_US {
             self.take(Event::Awoke);
@@ -165,8 +201,10 @@ impl Loop {
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
             self.take(Event::Ticked);
         }
-        if self.full_since.is_some_and(|since| since.elapsed() > FULL_AGAIN) {
-            self.full_since = Some(Instant::now());
+        if let Some(full) = &mut self.full
+            && Instant::now() >= full.again
+        {
+            full.again = Instant::now() + FULL_AGAIN;
             self.order(Order::TryBallast);
         }
     }
@@ -176,6 +214,10 @@ impl Loop {
             return;
         }
         let (batch, held) = self.engine.close(self.clock.now());
+        if batch.is_empty() {
+            // All that was seen is durable already.
+            return held.into_iter().for_each(|held| held.release(&self.host));
+        }
         self.keys.close();
         self.syncing = true;
         self.order(Order::Commit(Box::new(batch), held));
@@ -188,7 +230,9 @@ impl Loop {
 
     fn open(&mut self, mail: Mail) {
         match mail {
-            Mail::Call(call) => self.call(call),
+            Mail::Call(call) if self.stuck() => refuse(call.reply),
+            Mail::Saw(_) if self.stuck() => {}
+            Mail::Call(call) => self.call(call, true),
             Mail::Read(read) => {
                 let release = read(&self.view());
                 self.engine.hold(Held::Run(release));
@@ -198,13 +242,16 @@ impl Loop {
             Mail::Synced(Synced::Done) => {
                 self.syncing = false;
                 self.keys.settle();
+                if let Some(full) = &mut self.full {
+                    full.stuck_until = None;
+                }
             }
             Mail::Synced(Synced::Failed { error, loaded, held }) => {
                 self.syncing = false;
                 self.start_over(*loaded, held, &crate::writer::chain(&error));
             }
             Mail::DiskFreed => {
-                self.full_since = None;
+                self.full = None;
                 tracing::info!("the disk has room again: leases are granted");
                 self.take(Event::DiskFreed);
             }
@@ -217,19 +264,21 @@ impl Loop {
     }
 
     fn view(&self) -> View<'_> {
-        View { state: self.engine.state(), now: self.clock.now(), wall_us: wall_us(), names: &self.names }
+        View::new(self.engine.state(), self.clock.now(), wall_us(), &self.names)
     }
 
     // ---- requests ----------------------------------------------------------
 
-    fn call(&mut self, call: Call) {
+    /// A release is tried `again` after a full disk, once.
+    fn call(&mut self, call: Call, again: bool) {
         let Call { by, event, key, reply: to } = call;
         if let Some(key) = &key
             && let Seen::Answered(reply) = self.keys.look_up(&by.tenant, key)
         {
             return self.engine.hold(Held::Reply { reply, to, again: None });
         }
-        let again = matches!(event, Event::Released { .. }).then(|| Box::new((by.clone(), event.clone(), key.clone())));
+        let again = (again && matches!(event, Event::Released { .. }))
+            .then(|| Box::new((by.clone(), event.clone(), key.clone())));
         let actor: Arc<str> = Arc::from(by.tenant.as_str());
         let asked = matches!(event, Event::Asked { .. });
         let card = match &event {
@@ -385,8 +434,17 @@ impl Loop {
             Sight::Observed { uuid, observation } => self.take(Event::Observed { card: uuid, observation }),
             Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
-            Sight::Gone { lease } => self.take(Event::Gone { lease }),
+            Sight::Gone { lease } => self.see_gone(lease),
         }
+    }
+
+    /// The eyes judged the roots they knew: one bound meanwhile may live.
+    fn see_gone(&mut self, lease: LeaseId) {
+        let roots = self.engine.state().lease(lease).map(|row| row.roots.clone()).unwrap_or_default();
+        if roots.into_iter().any(process::is_running) {
+            return self.watch_roots(lease);
+        }
+        self.take(Event::Gone { lease });
     }
 
     fn set_trouble(&self, trouble: Option<String>) {
@@ -412,26 +470,43 @@ impl Loop {
     /// refusal; releases are tried once more, in the room the ballast left.
     fn start_over(&mut self, loaded: Loaded, failed: Vec<Held>, why: &str) {
         tracing::warn!("the state was rebuilt from the disk: {why}");
-        let listed = self.engine.state().listed_facts();
+        let mut listed = self.engine.state().listed_facts();
+        if listed.is_empty() {
+            listed = std::mem::take(&mut self.listed);
+        }
         let (_, open) = self.engine.close(self.clock.now());
         self.engine = Engine::new(loaded.rows, self.policy.clone());
         self.keys.forget_undurable();
-        self.full_since = Some(Instant::now());
+        self.listed = listed;
+        let now = Instant::now();
+        // The second time in a row there is no ballast left to give up.
+        let stuck_until = self.full.is_some().then_some(now + STUCK);
+        self.full = Some(Full { again: now + FULL_AGAIN, stuck_until });
         self.take(Event::DiskFilled);
-        self.take(Event::Listed(listed));
-        self.watch_all();
-        self.engine.hold(Held::Errand(Errand::Look));
+        if stuck_until.is_none() {
+            self.begin_again();
+        }
         for held in failed.into_iter().chain(open) {
             match held {
-                Held::Reply { to, again: Some(again), .. } => {
+                Held::Reply { to, again: Some(again), .. } if stuck_until.is_none() => {
                     let (by, event, key) = *again;
-                    self.call(Call { by, event, key, reply: to });
+                    self.call(Call { by, event, key, reply: to }, false);
                 }
                 Held::Reply { to, .. } => refuse(to),
-                // A reader whose channel closes looks again; an errand is derived anew.
+                // A reader whose channel closes is told to look again; an errand is derived anew.
                 Held::Run(_) | Held::Errand(_) => {}
             }
         }
+    }
+
+    /// What a start tells: it may have been in what was lost.
+    fn begin_again(&mut self) {
+        self.start();
+        let listed = std::mem::take(&mut self.listed);
+        if !listed.is_empty() {
+            self.take(Event::Listed(listed));
+        }
+        self.engine.hold(Held::Errand(Errand::Look));
     }
 }
 
@@ -459,16 +534,21 @@ fn suspended_us() -> u64 {
 #[derive(Clone)]
 pub struct Post(pub Sender<Mail>);
 
-/// The loop is gone: the daemon stops.
-#[derive(Debug)]
-pub struct LoopGone;
+/// No answer will come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopGone {
+    /// The daemon stops.
+    Stopping,
+    /// The state was rebuilt from the disk under the question.
+    Rebuilt,
+}
 
 impl Post {
     /// Sends a request and awaits its durable answer.
     pub async fn call(&self, by: Caller, event: Event, key: Option<Key>) -> Result<Reply, LoopGone> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Mail::Call(Call { by, event, key, reply })).map_err(|_| LoopGone)?;
-        answer.await.map_err(|_| LoopGone)
+        self.0.send(Mail::Call(Call { by, event, key, reply })).map_err(|_| LoopGone::Stopping)?;
+        answer.await.map_err(|_| LoopGone::Stopping)
     }
 
     /// Looks at the state; what was seen is durable when this returns.
@@ -481,7 +561,7 @@ impl Post {
             let seen = look(view);
             Box::new(move || drop(reply.send(seen))) as crate::mail::Release
         };
-        self.0.send(Mail::Read(Box::new(read))).map_err(|_| LoopGone)?;
-        answer.await.map_err(|_| LoopGone)
+        self.0.send(Mail::Read(Box::new(read))).map_err(|_| LoopGone::Stopping)?;
+        answer.await.map_err(|_| LoopGone::Rebuilt)
     }
 }

@@ -28,8 +28,10 @@ impl Names {
         if self.known(uid).is_some() {
             return;
         }
-        let name = uzers::get_user_by_uid(uid).map(|user| user.name().to_string_lossy().into_owned());
-        if let (Some(name), Ok(mut names)) = (name, self.0.write()) {
+        // A user without a name is not looked up again with every connection.
+        let name = uzers::get_user_by_uid(uid)
+            .map_or_else(|| tenant_of(uid), |user| user.name().to_string_lossy().into_owned());
+        if let Ok(mut names) = self.0.write() {
             names.insert(uid, name);
         }
     }

@@ -1,7 +1,6 @@
 //! Who is at the other end of a connection: the kernel says, not the caller.
 
 use crate::names::{Names, tenant_of};
-use std::path::Path;
 use std::sync::Arc;
 use sublet_core::event::Caller;
 use sublet_core::ids::ProcKey;
@@ -35,11 +34,11 @@ impl Peer {
         let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
         names.look_up(uid);
         let in_group = |gid: u32| cred.gid() == gid || pid.is_some_and(|pid| has_group(pid, gid));
+        let same_pids = pid.is_some_and(same_pids);
         // Root in a container is not root here: it must share our namespaces.
-        let operator = (uid == 0 && pid.is_some_and(|pid| same_namespace(pid, "user") && same_namespace(pid, "pid")))
+        let operator = (uid == 0 && same_pids && pid.is_some_and(same_users))
             || (uid == operators.own_uid && uid != 0)
             || operators.gid.is_some_and(in_group);
-        let same_pids = pid.is_some_and(|pid| same_namespace(pid, "pid"));
         Arc::new(Peer { caller: Caller { tenant: tenant_of(uid), operator }, uid, same_pids })
     }
 
@@ -59,14 +58,24 @@ impl Peer {
     }
 }
 
-/// Unknown is not the same.
-fn same_namespace(pid: u32, kind: &str) -> bool {
-    let link = |who: &str| std::fs::read_link(Path::new("/proc").join(who).join("ns").join(kind)).ok();
-    link("self").is_some_and(|ours| link(&pid.to_string()) == Some(ours))
+/// Whether a process is in our pid namespace: then it has one pid, and not one for each
+/// namespace down to its own. (Namespace links would tell too, but only to who may trace it.)
+fn same_pids(pid: u32) -> bool {
+    status_field(pid, "NSpid:").split_whitespace().count() == 1
+}
+
+/// Whether user ids mean the same to a process as to us. Unknown is not the same.
+fn same_users(pid: u32) -> bool {
+    let map = |who: &str| std::fs::read_to_string(format!("/proc/{who}/uid_map")).ok();
+    map("self").is_some_and(|ours| map(&pid.to_string()) == Some(ours))
 }
 
 fn has_group(pid: u32, gid: u32) -> bool {
+    status_field(pid, "Groups:").split_whitespace().any(|group| group.parse() == Ok(gid))
+}
+
+/// A field of `/proc/PID/status`, which everybody may read; empty if it cannot be.
+fn status_field(pid: u32, field: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    groups.split_whitespace().any(|group| group.parse() == Ok(gid))
+    status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().to_owned()
 }

@@ -8,7 +8,7 @@ use crate::names::Names;
 use crate::peer::Operators;
 use crate::writer;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
@@ -63,6 +63,18 @@ pub enum ServeError {
         /// Who answers there.
         pid: Option<i32>,
     },
+    /// Another daemon leases the cards of this host.
+    #[error("another daemon{} leases the cards of this host", pid.map_or(String::new(), |pid| format!(" (process {pid})")))]
+    CardsTaken {
+        /// Which.
+        pid: Option<i32>,
+    },
+    /// There is something else where the socket should be.
+    #[error("`{}` is there, and is no socket", socket.display())]
+    NotASocket {
+        /// Where.
+        socket: PathBuf,
+    },
     /// The socket cannot be made.
     #[error("cannot listen on `{}`", socket.display())]
     Socket {
@@ -89,6 +101,8 @@ impl ServeError {
                     .to_owned(),
             ),
             ServeError::OtherKind(_) => Some("use another `--state-dir` for the other kind of cards".to_owned()),
+            ServeError::CardsTaken { .. } => Some("stop it first: two would promise the same memory".to_owned()),
+            ServeError::NotASocket { .. } => Some("choose another `--socket`; the file was left as it is".to_owned()),
             ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
             ServeError::Socket { .. } => Some("choose a `--socket` in a directory you may write to".to_owned()),
             ServeError::Config(ConfigError::Wrong { .. }) => Some("docs/configuration.md lists every key".to_owned()),
@@ -114,6 +128,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         return Err(ServeError::NoDevice);
     }
     raise_descriptor_limit();
+    let _cards = if gpu.kind() == GpuKind::Real { Some(own_the_cards()?) } else { None };
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     check_kind(&loaded, gpu.kind())?;
     let listener = listen(&options.socket)?;
@@ -125,9 +140,26 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .map_err(ServeError::System)?;
     let result = run(&options, settled, gpu, journal, loaded, listener, &runtime);
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-    // Only ours: a successor may have made its own by now.
-    let _ = std::fs::remove_file(&options.socket);
     result
+}
+
+/// One daemon decides about this host's cards: two would promise the same bytes. The name is the
+/// kernel's, and goes with the process.
+fn own_the_cards() -> Result<std::os::unix::net::UnixListener, ServeError> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    let name = SocketAddr::from_abstract_name("sublet/cards").map_err(ServeError::System)?;
+    UnixListener::bind_addr(&name).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            let stream = StdUnixStream::connect_addr(&name).ok();
+            ServeError::CardsTaken { pid: stream.as_ref().and_then(peer_pid) }
+        }
+        _ => ServeError::System(error),
+    })
+}
+
+fn peer_pid(stream: &StdUnixStream) -> Option<i32> {
+    rustix::net::sockopt::socket_peercred(stream).ok().map(|cred| cred.pid.as_raw_pid())
 }
 
 fn run(
@@ -164,12 +196,14 @@ fn run(
         orders,
         names: names.clone(),
         trouble: Arc::clone(&trouble),
+        host: Arc::clone(&host),
+        boot,
     };
     let back = mail.clone();
     let hands = Arc::clone(&host);
     let writer = spawn("sublet-writer", move || writer::run(journal, order_inbox, back, hands, synced_tx))?;
     let mut the_loop = Loop::new(parts);
-    the_loop.start(boot);
+    the_loop.start();
     let looper = spawn("sublet-loop", move || the_loop.run())?;
 
     let post = Post(mail.clone());
@@ -204,6 +238,8 @@ fn run(
         Ok::<(), ServeError>(())
     })?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // While the journal is still locked, so that no successor has made its own yet.
+    let _ = std::fs::remove_file(&options.socket);
     // The loop writes what is open, then goes; its orders end, and so does the writer.
     drop(mail.send(Mail::Stop));
     let _ = looper.join();
@@ -305,15 +341,16 @@ fn check_kind(loaded: &Loaded, kind: GpuKind) -> Result<(), ServeError> {
 fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
     if let Ok(stream) = StdUnixStream::connect(socket) {
-        let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_pid());
-        return Err(ServeError::Taken { socket: socket.to_owned(), pid });
+        return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer_pid(&stream) });
     }
     if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
-    match std::fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
+    if let Ok(found) = std::fs::symlink_metadata(socket) {
+        if !found.file_type().is_socket() {
+            return Err(ServeError::NotASocket { socket: socket.to_owned() });
+        }
+        std::fs::remove_file(socket).map_err(failed)?;
     }
     let listener = std::os::unix::net::UnixListener::bind(socket).map_err(failed)?;
     // Anybody on this host may ask; the kernel says who it is.

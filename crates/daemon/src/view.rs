@@ -3,10 +3,12 @@
 
 use crate::names::Names;
 use crate::words;
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use sublet_core::ask::{self, Ask};
 use sublet_core::event::Caller;
 use sublet_core::explain;
-use sublet_core::ids::{CardId, TenantId};
+use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::state::State;
@@ -23,9 +25,35 @@ pub struct View<'a> {
     pub wall_us: u64,
     /// Names for people.
     pub names: &'a Names,
+    /// The queue, counted and planned once however many waiters are shown.
+    line: OnceCell<Line>,
+}
+
+struct Line {
+    places: BTreeMap<LeaseId, usize>,
+    starts: BTreeMap<LeaseId, Time>,
+}
+
+/// What is shown instead of a name where each sees only itself.
+const SOMEBODY: &str = "somebody";
+/// Processes of a lease that are listed.
+const PIDS_MAX: usize = 64;
+
+impl<'a> View<'a> {
+    /// A look at this moment.
+    pub fn new(state: &'a State, now: Time, wall_us: u64, names: &'a Names) -> View<'a> {
+        View { state, now, wall_us, names, line: OnceCell::new() }
+    }
 }
 
 impl View<'_> {
+    fn line(&self) -> &Line {
+        self.line.get_or_init(|| Line {
+            places: explain::places(self.state),
+            starts: explain::estimates(self.state, self.now),
+        })
+    }
+
     /// A moment as Unix seconds.
     pub fn unix_s(&self, at: Time) -> f64 {
         unix_s(self.wall_us, self.now, at)
@@ -41,7 +69,8 @@ impl View<'_> {
         let tenant = self.state.tenant_name(lease.tenant).to_owned();
         let mut shown = plain(&lease.ask, lease.id.to_string(), tenant, self.names);
         shown.asked_unix_s = self.unix_s(lease.asked);
-        shown.pids = live.map_or(Vec::new(), |live| live.members.iter().map(|process| process.pid).collect());
+        shown.pids =
+            live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(lease)),
@@ -81,13 +110,13 @@ impl View<'_> {
     }
 
     fn waiting(&self, lease: &Lease) -> wire::Waiting {
-        let standing = explain::standing(self.state, lease.id);
-        let estimate = explain::estimate(self.state, lease.id, self.now);
+        let known = self.line().places.get(&lease.id).copied();
+        let place = known.unwrap_or(explain::PLACE_MAX + 1);
         wire::Waiting {
-            place: standing.place as u64,
-            place_exact: standing.exact,
-            why: words::why_waiting(self.state, lease, standing.place, self.now),
-            estimate_s: estimate.map(|at| at.since(self.now).as_secs_f64()),
+            place: place as u64,
+            place_exact: known.is_some(),
+            why: words::why_waiting(self.state, lease, place, self.now),
+            estimate_s: self.line().starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
         }
     }
 
@@ -130,7 +159,7 @@ impl View<'_> {
     }
 
     /// Why a lease is where it is.
-    pub fn explain(&self, by: &Caller, lease: &Lease) -> wire::Explanation {
+    pub fn explain(&self, by: &Caller, lease: &Lease, see_all: bool) -> wire::Explanation {
         let shown = self.lease(lease);
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
@@ -143,16 +172,20 @@ impl View<'_> {
         let cards = if waits { self.state.cards().collect() } else { Vec::new() };
         wire::Explanation {
             summary,
-            ahead: ahead.into_iter().map(|other| self.ahead(by, other)).collect(),
-            cards: cards.into_iter().map(|card| self.card_why(by, lease, card)).collect(),
+            ahead: ahead.into_iter().map(|other| self.ahead(by, other, see_all)).collect(),
+            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all)).collect(),
             lease: shown,
         }
     }
 
-    fn ahead(&self, by: &Caller, lease: &Lease) -> wire::Ahead {
+    fn user_for(&self, by: &Caller, lease: &Lease, see_all: bool) -> String {
+        if see_all || self.mine(by, lease.tenant) { self.user(lease.tenant) } else { SOMEBODY.to_owned() }
+    }
+
+    fn ahead(&self, by: &Caller, lease: &Lease, see_all: bool) -> wire::Ahead {
         wire::Ahead {
             id: self.id_for(by, lease),
-            user: self.user(lease.tenant),
+            user: self.user_for(by, lease, see_all),
             tier: tier(lease.ask.tier),
             vram_bytes: vram(lease.ask.vram),
             gpus: lease.ask.gpus.into(),
@@ -160,7 +193,7 @@ impl View<'_> {
         }
     }
 
-    fn card_why(&self, by: &Caller, lease: &Lease, card: CardId) -> wire::CardWhy {
+    fn card_why(&self, by: &Caller, lease: &Lease, card: CardId, see_all: bool) -> wire::CardWhy {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
         let blockers = explain::blockers(self.state, card, self.now);
@@ -175,7 +208,7 @@ impl View<'_> {
                 .take(64)
                 .map(|(at, other, counted)| wire::Blocker {
                     id: self.id_for(by, other),
-                    user: self.user(other.tenant),
+                    user: self.user_for(by, other, see_all),
                     counted_bytes: counted.0,
                     ends_by_s: at.since(self.now).as_secs_f64(),
                 })

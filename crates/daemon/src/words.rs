@@ -10,6 +10,7 @@ use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::state::State;
 use sublet_core::units::Time;
 use sublet_wire::size::show;
+use sublet_wire::span;
 use sublet_wire::{Code, Problem};
 
 /// How a lease ended, and what to do next.
@@ -132,6 +133,12 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop: another holder has the lease now"),
         Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("ask for a new lease"),
         Refusal::StillWaiting => Problem::new(Code::LeaseNotActive, detail).hint("wait until it is active"),
+        Refusal::TtlTooLong { .. } => {
+            Problem::new(Code::BadValue, detail).hint("give `time_s` (`--time`) for a longer fixed term")
+        }
+        Refusal::TooManyProcesses => {
+            Problem::new(Code::TooManyProcesses, detail).hint("bind a parent: its descendants belong to it")
+        }
         Refusal::NoCards => Problem::new(Code::NoCards, detail).hint("run `sublet doctor` to see why"),
         Refusal::NeverFits { .. } => Problem::new(Code::NeverFits, detail).hint("ask for less, or for another card"),
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
@@ -161,6 +168,10 @@ fn detail(refusal: &Refusal) -> String {
         Refusal::BelowContext { context } => {
             format!("a CUDA context alone takes {} on the card, and a lease includes it", show(context.0))
         }
+        Refusal::TtlTooLong { longest } => format!(
+            "a lease that use renews may last {} at a time here, as long as others must wait for it",
+            span::show(longest.as_secs_f64())
+        ),
         Refusal::OverCap { cap } => format!("you may hold {} at a time, and this asks for more", show(cap.0)),
         Refusal::NoRoom { largest } => {
             format!("there is no room now (largest lease that one card could give: {})", show(largest.0))

@@ -24,8 +24,8 @@ mod keep {
     pub const PAST: u64 = 1_000_000;
     /// Stored answers.
     pub const ANSWERS: u64 = super::super::keys::KEYS_MAX as u64;
-    /// Housekeeping once in so many commits.
-    pub const EVERY: u64 = 4_096;
+    /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
+    pub const EVERY: usize = 512;
     /// Stored answers live a day.
     pub const ANSWERS_US: u64 = 86_400_000_000;
 }
@@ -38,10 +38,11 @@ pub fn run(
     host: Arc<Host>,
     synced: watch::Sender<u64>,
 ) {
-    let mut commits: u64 = 0;
+    let mut lines = 0;
     for order in orders {
         match order {
             Order::Commit(batch, held) => {
+                let written = batch.entries.len() + batch.answers.len();
                 let done = match journal.commit(&batch) {
                     Ok(seq) => {
                         synced.send_replace(seq);
@@ -53,8 +54,9 @@ pub fn run(
                 if mail.send(Mail::Synced(done)).is_err() {
                     return;
                 }
-                commits += 1;
-                if commits.is_multiple_of(keep::EVERY) {
+                lines += written;
+                if lines >= keep::EVERY {
+                    lines = 0;
                     tidy(&mut journal);
                 }
             }

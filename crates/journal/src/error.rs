@@ -163,6 +163,9 @@ impl OpenError {
     pub(crate) fn sqlite(path: &Path, error: &rusqlite::Error) -> OpenError {
         let path = path.to_owned();
         let source = Cause::new(error);
+        if matches!(error.sqlite_error().map(|e| e.extended_code), Some(code) if ROOM_TO_OPEN.contains(&code)) {
+            return OpenError::Full { path };
+        }
         match error.sqlite_error().map(|e| e.extended_code & 0xff) {
             // Where a journal was set up, a file without the right beginning is what became of it.
             Some(ffi::SQLITE_NOTADB) if path.with_file_name(place::BALLAST).exists() => {
@@ -181,6 +184,10 @@ impl OpenError {
         OpenError::File { path: path.to_owned(), source: Cause::new(error) }
     }
 }
+
+/// What SQLite says when it cannot make or lengthen a file it needs to open a database. The
+/// system's own word is lost by then; on a disk with room these do not happen.
+const ROOM_TO_OPEN: [i32; 3] = [ffi::SQLITE_IOERR_SHMSIZE, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_SHMMAP];
 
 /// A batch was not committed. Nothing of it may be acknowledged.
 #[derive(Debug, thiserror::Error)]

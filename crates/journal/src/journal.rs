@@ -65,16 +65,26 @@ impl Journal {
         let lock = Lock::take(dir)?;
         place::check_not_lost(dir)?;
         let path = dir.join(place::DATABASE);
-        place::make_private(&path)?;
-        let mut conn = connect::writer(&path)?;
-        let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(&path, &error))?;
-        let checkpointer = Checkpointer::start(&mut conn, &path)?;
         let ballast = Ballast::of(dir);
+        place::make_private(&path)?;
+        let opened = match Journal::connect(&path) {
+            // This is what the ballast is for.
+            Err(OpenError::Full { .. }) if ballast.give_up().is_ok() => Journal::connect(&path),
+            opened => opened,
+        };
+        let (conn, loaded, marks, checkpointer) = opened?;
         // Too little room for it is no reason not to start.
         let _ = ballast.restore();
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
         let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
         Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, health }, loaded))
+    }
+
+    fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
+        let mut conn = connect::writer(path)?;
+        let (loaded, marks) = read::load(&conn).map_err(|error| OpenError::sqlite(path, &error))?;
+        let checkpointer = Checkpointer::start(&mut conn, path)?;
+        Ok((conn, loaded, marks, checkpointer))
     }
 
     /// Writes a batch. When this returns `Ok`, all of it is on the disk; the number is that of

@@ -118,6 +118,8 @@ codes! {
     NoRoom = "no_room", 409, Retry;
     /// The ask is above what this tenant may hold.
     OverCap = "over_cap", 403, Stop;
+    /// As many processes as may be are bound to the lease.
+    TooManyProcesses = "too_many_processes", 409, Stop;
     /// The queue, or this tenant's part of it, is full.
     QueueFull = "queue_full", 429, Retry;
     /// Too many connections or waits.

@@ -65,7 +65,8 @@ async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
     let key = key.map(|key| {
         let mut hash = blake3::Hasher::new();
         hash.update(parts.method.as_str().as_bytes()).update(b" ");
-        hash.update(parts.uri.path().as_bytes()).update(b"\n").update(&body);
+        let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+        hash.update(target.as_bytes()).update(b"\n").update(&body);
         Key { key, fingerprint: *hash.finalize().as_bytes() }
     });
     Ok(Heard { peer, body, key })

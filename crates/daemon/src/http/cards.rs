@@ -15,27 +15,34 @@ use sublet_wire::Problem;
     (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
-    let by = body::peer(&request)?.caller.clone();
+    let peer = body::peer(&request)?;
+    let (by, uid) = (peer.caller.clone(), peer.uid);
     let see_all = app.house().see_all || by.operator;
     let mut cards = app.post.read(move |view| view.cards(&by, see_all)).await?;
-    name_strangers(&app, &mut cards).await;
+    name_strangers(&app, &mut cards, (!see_all).then_some(uid)).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), trouble }))
 }
 
-/// Whose a stranger is, as far as the host tells: read here, never by the loop.
-async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>) {
+/// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
+/// only itself, strangers of others are left out.
+async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, only: Option<u32>) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
     let names = app.names.clone();
     let mut shown = std::mem::take(cards);
     let named = tokio::task::spawn_blocking(move || {
-        for occupant in shown.iter_mut().flat_map(|card| &mut card.occupants) {
-            if let Some(uid) = occupant.pid.and_then(|pid| sublet_host::process::uid(pid).ok()) {
-                names.look_up(uid);
-                occupant.user = Some(names.of(&crate::names::tenant_of(uid)));
-            }
+        for card in &mut shown {
+            card.occupants.retain_mut(|occupant| {
+                let Some(pid) = occupant.pid else { return true };
+                let uid = sublet_host::process::uid(pid).ok();
+                if let Some(uid) = uid {
+                    names.look_up(uid);
+                    occupant.user = Some(names.of(&crate::names::tenant_of(uid)));
+                }
+                only.is_none() || uid == only
+            });
         }
         shown
     });

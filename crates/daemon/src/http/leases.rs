@@ -42,10 +42,10 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     let heard = body::json::<wire::Ask>(request).await?;
     let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
     let by = heard.peer.caller.clone();
-    let wait = heard.body.wait_s.map(Span::secs);
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
         return Err(Problem::new(Code::BadValue, "`wait_s` must be at most 7 days").into());
     }
+    let wait = heard.body.wait_s.map(Span::secs);
     let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
     let ask = ask_of(heard.body, ttl)?;
     Ok(app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?)
@@ -170,7 +170,7 @@ async fn await_change(
 ) -> Result<Option<wire::Lease>, Refused> {
     let (reply, answer) = oneshot::channel();
     let watch = Watch { by: by.clone(), lease, for_end, reply };
-    app.post.0.send(Mail::Watch(watch)).map_err(|_| crate::looper::LoopGone)?;
+    app.post.0.send(Mail::Watch(watch)).map_err(|_| crate::looper::LoopGone::Stopping)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
         answer = tokio::time::timeout(wait, answer) => match answer {
@@ -178,7 +178,7 @@ async fn await_change(
             // Time is up, or the state was rebuilt under us: look again.
             Ok(Err(_)) | Err(_) => Ok(None),
         },
-        _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone.into()),
+        _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone::Stopping.into()),
     }
 }
 
@@ -194,7 +194,7 @@ async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease,
         Ok(reader) => reader.ended(id),
         Err(_) => Ok(None),
     });
-    let past = past.await.map_err(|_| crate::looper::LoopGone)??;
+    let past = past.await.map_err(|_| crate::looper::LoopGone::Stopping)??;
     let Some(past) = past else { return Err(no_such_lease()) };
     let seen = app.post.read(move |view| {
         let own = view.state.tenant_name(past.tenant) == by.tenant;
@@ -222,7 +222,10 @@ pub async fn explain(
     let by = body::peer(&request)?.caller.clone();
     let id = lease_id(&id)?;
     let caller = by.clone();
-    let found = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease)));
+    let see_all = app.house().see_all;
+    let found = app
+        .post
+        .read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease, see_all)));
     if let Some(explanation) = found.await? {
         return Ok(Json(explanation));
     }

@@ -97,8 +97,13 @@ impl From<Problem> for Refused {
 }
 
 impl From<LoopGone> for Refused {
-    fn from(_: LoopGone) -> Refused {
-        Refused(Problem::new(Code::Stopping, "the daemon is stopping").retry_after(5))
+    fn from(gone: LoopGone) -> Refused {
+        Refused(match gone {
+            LoopGone::Stopping => Problem::new(Code::Stopping, "the daemon is stopping").retry_after(5),
+            LoopGone::Rebuilt => {
+                Problem::new(Code::JournalFailed, "the state was just rebuilt from the disk; look again").retry_after(1)
+            }
+        })
     }
 }
 

@@ -20,6 +20,8 @@ use sublet_wire::Problem;
 const USAGE_MAX: usize = 1_000;
 /// Lines in one page of the trail.
 pub const PAGE_MAX: usize = 1_000;
+/// Leases remembered as one's own or not; beyond it they are looked up again.
+const MINE_MAX: usize = 100_000;
 /// Lines read for one page: a tenant's own may be few among many.
 const SCAN_MAX: usize = 20_000;
 
@@ -33,7 +35,7 @@ pub async fn history<T: Send + 'static>(
         let reader = reader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         read(&reader)
     });
-    Ok(read.await.map_err(|_| crate::looper::LoopGone)??)
+    Ok(read.await.map_err(|_| crate::looper::LoopGone::Stopping)??)
 }
 
 #[derive(Deserialize)]
@@ -126,13 +128,13 @@ pub struct Sieve {
 impl Sieve {
     /// A sieve for one caller.
     pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<Sieve, Refused> {
-        let name = by.tenant.clone();
+        let (name, operator) = (by.tenant.clone(), by.operator);
         let (tenant, mine) = app
             .post
             .read(move |view| {
                 let tenant = view.state.tenant(&name);
-                let live = view.state.rows().leases.values();
-                (tenant, live.map(|lease| (lease.id, Some(lease.tenant) == tenant)).collect())
+                let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
+                (tenant, if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() })
             })
             .await?;
         Ok(Sieve { by, tenant, lease, mine })
@@ -182,6 +184,9 @@ impl Sieve {
             _ => reader.ended(lease)?.map(|ended| ended.tenant),
         };
         let mine = tenant.is_some() && tenant == self.tenant;
+        if self.mine.len() >= MINE_MAX {
+            self.mine.clear();
+        }
         self.mine.insert(lease, mine);
         Ok(mine)
     }

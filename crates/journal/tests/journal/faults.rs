@@ -78,6 +78,7 @@ fn on_a_disk_that_is_really_full_the_ballast_carries_releases() {
 }
 
 fn on_a_small_disk(disk: &Path) {
+    a_start_on_a_full_disk(disk);
     let dir = disk.join("state");
     let (mut journal, _) = Journal::open(&dir).unwrap();
     let mut world = World::new(1);
@@ -94,9 +95,28 @@ fn on_a_small_disk(disk: &Path) {
     }
     assert!(!journal.restore_ballast().unwrap(), "there is no room for it yet");
     drop(journal);
-    let (_, loaded) = Journal::open(&dir).unwrap();
+    let (journal, loaded) = Journal::open(&dir).unwrap();
     assert_eq!(loaded.rows, world.rows);
     assert!(verify(&dir).unwrap().is_clean());
+}
+
+/// Everything but the ballast is full when the next daemon starts.
+fn a_start_on_a_full_disk(disk: &Path) {
+    let dir = disk.join("early");
+    let mut world = World::new(3);
+    let (mut journal, _) = Journal::open(&dir).unwrap();
+    world.lease();
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    let mut filler = fs::File::create(disk.join("filler")).unwrap();
+    while std::io::Write::write(&mut filler, &[0; 4096]).is_ok_and(|n| n > 0) {}
+    let (mut journal, loaded) = Journal::open(&dir).unwrap();
+    assert_eq!(loaded.rows, world.rows);
+    world.lease();
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    fs::remove_file(disk.join("filler")).unwrap();
+    fs::remove_dir_all(dir).unwrap();
 }
 
 /// A journal with some content, closed.
