@@ -5,12 +5,13 @@
 #
 # SUBLET is the binary; the transcript goes to OUT/real-card.txt. Needs python3 with torch. Starts
 # and ends its own daemon and its own holders, in a directory of its own; takes about two minutes.
+# (The card's own usage with no process on it is the driver's; it shows as bytes without a lease.)
 set -u
 sublet=$(realpath "$1")
 out=$(realpath "$2")
 here=$(mktemp -d)
 export SUBLET_SOCKET=$here/s
-exec > >(tee "$out/real-card.txt") 2>&1
+exec > "$out/real-card.txt" 2>&1
 
 say() { printf '\n## %s\n' "$*"; }
 try() { printf '$ sublet %s\n' "$*"; "$sublet" "$@"; local code=$?; [ $code = 0 ] || echo "(exit $code)"; }
@@ -21,11 +22,14 @@ serve() {
         "$sublet" cards 2>/dev/null | grep -q "in service" && return
         sleep 0.2
     done
-    echo "the daemon did not get ready"; cat "$here/log"; exit 1
+    echo "the daemon did not get ready"
+    cat "$here/log"
+    exit 1
 }
 finish() {
-    for pid in ${stranger:-} ${first:-} ${second:-} ${left:-} ${daemon:-}; do kill "$pid" 2>/dev/null; done
-    wait 2>/dev/null
+    for pid in ${stranger:-} ${first:-} ${second:-} ${left:-} ${daemon:-}; do
+        kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null
+    done
     rm -rf "$here"
 }
 trap finish EXIT

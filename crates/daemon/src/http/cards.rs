@@ -1,18 +1,18 @@
 //! Cards over HTTP.
 
 use super::body::{self, Name};
+use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
 use axum::Json;
 use axum::extract::{Request, State};
 use sublet_core::event::Event;
 use sublet_wire as wire;
-use sublet_wire::Problem;
 
 /// All managed cards, and who is on them.
 #[utoipa::path(get, operation_id = "list_cards", path = "/v1/cards", tag = "cards", responses(
     (status = 200, description = "the cards", body = wire::Cards),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
     let peer = body::peer(&request)?;
@@ -52,17 +52,10 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, only: Option<u32
 /// Lets a card run empty: nothing new lands there.
 #[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
+    Repeat,
 ), responses(
     (status = 200, description = "the card", body = wire::Card),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 403, description = "not an operator", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such card", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;
@@ -73,17 +66,10 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 /// Puts a card back into service.
 #[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", params(
     ("uuid" = String, Path, description = "the card"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
+    Repeat,
 ), responses(
     (status = 200, description = "the card", body = wire::Card),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 403, description = "not an operator", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such card", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::empty(request).await?;

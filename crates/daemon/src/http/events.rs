@@ -6,6 +6,7 @@
 
 use super::body;
 use super::records::{Sieve, history, shown};
+use super::shared::OnRead;
 use super::{App, Refused};
 use axum::extract::{Request, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -22,8 +23,7 @@ const CHUNK: usize = 256;
 #[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
     params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one")), responses(
     (status = 200, description = "audit lines; an event `gap` where lines are gone", body = String, content_type = "text/event-stream"),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn stream(
     State(app): State<App>,

@@ -1,6 +1,7 @@
 //! Leases over HTTP.
 
 use super::body::{self, Name, lease_id};
+use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Mail, Reply, Watch};
 use crate::view;
@@ -25,18 +26,11 @@ const LIST_MAX: usize = 1_000;
 
 /// Asks for a lease.
 #[utoipa::path(post, operation_id = "ask", path = "/v1/leases", tag = "leases", request_body = wire::Ask,
-    params(("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$")),
+    params(Repeat),
     responses(
     (status = 201, description = "granted", body = wire::Lease),
     (status = 202, description = "waiting: its place, why, and an estimate", body = wire::Lease),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 403, description = "more than you may have", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "no room now, or the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "a value makes no sense, or could never be", body = Problem, content_type = "application/problem+json"),
-    (status = 429, description = "the queue is full", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "no cards, or stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Ask>(request).await?;
@@ -95,8 +89,7 @@ struct ListQuery {
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
     params(("all" = Option<bool>, Query, description = "everybody's (operators)")), responses(
     (status = 200, description = "the leases", body = wire::Leases),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
     let by = body::peer(&request)?.caller.clone();
@@ -107,7 +100,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 /// Everybody who waits, in order of service; others' without their ids and names.
 #[utoipa::path(get, operation_id = "list_queue", path = "/v1/queue", tag = "leases", responses(
     (status = 200, description = "the waiters", body = wire::Leases),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
     let by = body::peer(&request)?.caller.clone();
@@ -136,9 +129,7 @@ struct ShowQuery {
     ("for" = Option<String>, Query, description = "`end`: wait until it ended", pattern = "^end$"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> Result<Json<wire::Lease>, Refused> {
     let by = body::peer(&request)?.caller.clone();
@@ -211,8 +202,7 @@ fn no_such_lease() -> Refused {
 #[utoipa::path(get, operation_id = "explain_lease", path = "/v1/leases/{id}/explain", tag = "leases",
     params(("id" = String, Path, description = "the lease", example = "L1")), responses(
     (status = 200, description = "why", body = wire::Explanation),
-    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn explain(
     State(app): State<App>,
@@ -238,17 +228,10 @@ pub async fn explain(
 /// seen whether it is used; there this only tells how long it lasts.
 #[utoipa::path(post, operation_id = "renew_lease", path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
+    Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "fenced, still waiting, or the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "the lease has ended", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Renew>(request).await?;
@@ -262,18 +245,10 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 /// Binds a process of the caller's to a lease; its descendants belong to it.
 #[utoipa::path(post, operation_id = "bind_lease", path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
+    Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 403, description = "not your process", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "fenced, still waiting, or the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "the lease has ended", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Bind>(request).await?;
@@ -301,17 +276,10 @@ struct ReleaseQuery {
 #[utoipa::path(delete, operation_id = "release_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
-    ("Idempotency-Key" = Option<String>, Header, description = "makes the call safe to send again", min_length = 1, max_length = 128, pattern = "^[!-~]([ -~]*[!-~])?$"),
+    Repeat,
 ), responses(
     (status = 200, description = "the lease, over", body = wire::Lease),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such lease, or not yours", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "fenced, or the key is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "it had ended before", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "too large", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "the key was used for something else", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "the disk is full", body = Problem, content_type = "application/problem+json"),
+    OnCall,
 ))]
 pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let query: ReleaseQuery = body::query(&request)?;

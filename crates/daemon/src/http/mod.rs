@@ -10,10 +10,12 @@ mod leases;
 mod openapi;
 mod records;
 mod server;
+mod shared;
 
 pub use openapi::document;
 pub use server::{Limits, serve};
 
+use self::shared::OnRead;
 use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
 use crate::names::Names;
@@ -147,7 +149,7 @@ fn status(text: &str) -> Health {
 /// Whether the process lives and its loop turns.
 #[utoipa::path(get, path = "/healthz", tag = "service", responses(
     (status = 200, description = "the loop turns", body = Health),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
     app.post.read(|_| ()).await?;
@@ -157,7 +159,7 @@ pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>)
 /// Whether asks can be granted: the driver lists cards and the disk has room.
 #[utoipa::path(get, path = "/readyz", tag = "service", responses(
     (status = 200, description = "asks are taken", body = Health),
-    (status = 503, description = "not now, and why", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
     let (listed, full) = app.post.read(|view| (!view.state.listed_facts().is_empty(), view.state.disk_full())).await?;

@@ -18,6 +18,7 @@ use utoipa::OpenApi;
         leases::queue, cards::list, cards::drain, cards::clear, records::usage, records::audit, events::stream,
         super::health, super::ready,
     ),
+    components(schemas(sublet_wire::Problem, sublet_wire::Code, sublet_wire::Remedy)),
     tags(
         (name = "leases", description = "ask, wait, hold, give back"),
         (name = "cards", description = "what there is"),

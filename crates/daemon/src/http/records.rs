@@ -1,6 +1,7 @@
 //! Usage and the audit trail over HTTP.
 
 use super::body;
+use super::shared::OnRead;
 use super::{App, Refused};
 use crate::view;
 use crate::words;
@@ -49,8 +50,7 @@ struct UsageQuery {
 #[utoipa::path(get, operation_id = "usage", path = "/v1/usage", tag = "records",
     params(("by" = Option<wire::UsageBy>, Query, description = "one row for each")), responses(
     (status = 200, description = "the caller's usage (an operator's view: everybody's)", body = wire::Usage),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire::Usage>, Refused> {
     let by = body::peer(&request)?.caller.clone();
@@ -97,9 +97,7 @@ struct AuditQuery {
     ("lease" = Option<String>, Query, description = "only of this lease"),
 ), responses(
     (status = 200, description = "a page of the trail", body = wire::AuditPage),
-    (status = 400, description = "not readable", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "no such lease", body = Problem, content_type = "application/problem+json"),
-    (status = 503, description = "stopping", body = Problem, content_type = "application/problem+json"),
+    OnRead,
 ))]
 pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire::AuditPage>, Refused> {
     let by = body::peer(&request)?.caller.clone();

@@ -1,0 +1,68 @@
+//! What the descriptions of many calls have in common.
+
+use std::collections::BTreeMap;
+use sublet_wire::{PROBLEM_JSON, Problem};
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, Required, Response, ResponseBuilder};
+use utoipa::{IntoParams, IntoResponses, ToSchema};
+
+/// How a look can be refused.
+pub struct OnRead;
+
+/// How a call that may change something can be refused.
+pub struct OnCall;
+
+/// The header that makes a call safe to send again.
+pub struct Repeat;
+
+impl IntoResponses for OnRead {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        refusals(&[
+            (400, "the request cannot be read"),
+            (404, "there is no such thing, or it is not yours"),
+            (503, "not now: the daemon stops, or has no cards"),
+        ])
+    }
+}
+
+impl IntoResponses for OnCall {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        refusals(&[
+            (400, "the request cannot be read"),
+            (403, "you may not, or not that much"),
+            (404, "there is no such thing, or it is not yours"),
+            (408, "the body did not arrive in time"),
+            (409, "not as things are: fenced, still waiting, no room now, or the key is in use"),
+            (410, "the lease has ended"),
+            (413, "the body is too large"),
+            (422, "a value makes no sense, could never be met, or the key was used for something else"),
+            (429, "the queue is full"),
+            (503, "not now: the daemon stops, or has no cards"),
+            (507, "the disk is full"),
+        ])
+    }
+}
+
+fn refusals(known: &[(u16, &str)]) -> BTreeMap<String, RefOr<Response>> {
+    let problem = || ContentBuilder::new().schema(Some(Ref::from_schema_name(Problem::name()))).build();
+    let response = |text: &str| ResponseBuilder::new().description(text).content(PROBLEM_JSON, problem()).build();
+    known.iter().map(|(status, text)| (status.to_string(), RefOr::T(response(text)))).collect()
+}
+
+impl IntoParams for Repeat {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let schema = ObjectBuilder::new()
+            .schema_type(SchemaType::Type(Type::String))
+            .min_length(Some(1))
+            .max_length(Some(128))
+            .pattern(Some("^[!-~]([ -~]*[!-~])?$"));
+        let parameter = ParameterBuilder::new()
+            .name("Idempotency-Key")
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some("makes the call safe to send again"))
+            .schema(Some(schema));
+        vec![parameter.build()]
+    }
+}
