@@ -8,7 +8,7 @@
 //! ```
 
 use crate::ask::Exclusivity;
-use crate::ids::{LeaseId, TenantId};
+use crate::ids::{LeaseId, ProcKey, TenantId};
 use crate::reading::{Observation, Reading, Unreadable};
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
@@ -45,7 +45,6 @@ pub struct Room {
     session_exclusive: u32,
     device_exclusive: u32,
     observed: Observation,
-    strangers: u32,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
     present: BTreeMap<LeaseId, Bytes>,
 }
@@ -72,7 +71,6 @@ impl Room {
             session_exclusive: 0,
             device_exclusive: 0,
             observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
-            strangers: 0,
             present: BTreeMap::new(),
         }
     }
@@ -110,18 +108,13 @@ impl Room {
     }
 
     /// Takes in a look at the card; `owner` says whose a process is.
-    pub fn observe(&mut self, observation: Observation, owner: impl Fn(&crate::ids::ProcKey) -> Option<LeaseId>) {
+    pub fn observe(&mut self, observation: Observation, owner: impl Fn(&ProcKey) -> Option<LeaseId>) {
         if let Reading::Used(used) = &observation.reading {
             let mut seen: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
-            self.strangers = 0;
             for resident in &used.processes {
-                match owner(&resident.process).filter(|lease| self.claims.contains_key(lease)) {
-                    Some(lease) => {
-                        let sum = seen.entry(lease).or_default();
-                        *sum = *sum + resident.bytes.unwrap_or(Bytes::ZERO);
-                    }
-                    None if resident.graphics => {}
-                    None => self.strangers += 1,
+                if let Some(lease) = owner(&resident.process).filter(|lease| self.claims.contains_key(lease)) {
+                    let sum = seen.entry(lease).or_default();
+                    *sum = *sum + resident.bytes.unwrap_or(Bytes::ZERO);
                 }
             }
             let before = std::mem::replace(&mut self.present, seen.clone());
@@ -164,9 +157,11 @@ impl Room {
     pub fn present(&self) -> &BTreeMap<LeaseId, Bytes> {
         &self.present
     }
-    /// Compute processes of nobody's lease, at the last look.
-    pub fn strangers(&self) -> u32 {
-        self.strangers
+    /// Compute processes of the last look that belong to no lease on the books here, as far as is known now.
+    pub fn strangers(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
+        let Reading::Used(used) = &self.observed.reading else { return 0 };
+        let ours = |process| owner(process).is_some_and(|lease| self.claims.contains_key(&lease));
+        used.processes.iter().filter(|resident| !resident.graphics && !ours(&resident.process)).count()
     }
 
     /// Whether the last look still counts.
@@ -214,12 +209,12 @@ impl Room {
     }
 
     /// Whether somebody's exclusivity keeps `tenant` off the card, or its own wish does.
-    pub fn excludes(&self, tenant: TenantId, wish: Exclusivity) -> bool {
+    pub fn excludes(&self, tenant: TenantId, wish: Exclusivity, strangers: impl Fn() -> usize) -> bool {
         let others = || self.claims.values().any(|claim| claim.tenant != tenant);
         match wish {
             _ if self.device_exclusive > 0 => true,
-            Exclusivity::Device => !self.claims.is_empty() || self.strangers > 0,
-            Exclusivity::Session => others() || self.strangers > 0,
+            Exclusivity::Device => !self.claims.is_empty() || strangers() > 0,
+            Exclusivity::Session => others() || strangers() > 0,
             Exclusivity::Shared => self.session_exclusive > 0 && others(),
         }
     }

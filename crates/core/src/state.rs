@@ -414,6 +414,10 @@ impl State {
     pub fn ending_on(&self, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
         self.ending[card.0 as usize].iter().copied()
     }
+    /// Compute processes on a card that belong to no lease there.
+    pub fn strangers(&self, card: CardId) -> usize {
+        self.room(card).strangers(|process| self.owner(process))
+    }
     /// Whether the driver lists the card now.
     pub fn is_listed(&self, card: CardId) -> bool {
         self.listed.contains(&card)
@@ -466,7 +470,7 @@ impl State {
     }
 
     pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
-        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish)
+        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
     }
 }
 

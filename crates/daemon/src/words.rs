@@ -65,7 +65,7 @@ pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obsta
         Obstacle::Missing => format!("the driver does not list card {index} now"),
         Obstacle::Closed(Closed::Stale) => format!("card {index} has not answered for two periods"),
         Obstacle::Closed(Closed::Unreadable(why)) => unreadable(index, why),
-        Obstacle::Exclusive if state.room(card).strangers() > 0 => {
+        Obstacle::Exclusive if state.strangers(card) > 0 => {
             format!("card {index} must be had alone, and strangers are on it")
         }
         Obstacle::Exclusive => format!("card {index} is held exclusively, or would have to be"),

@@ -1,1 +1,33 @@
-//! Seeded simulation with faults, and the checker of the rules.
+//! One seed drives a whole world through the lease service, and separate code
+//! checks the rules after every step.
+//!
+//! ```text
+//!  Rng ─► Sim ── events ──► Engine (core + open batch) ── batch ──► Disk
+//!          │  world, eyes, clock, faults     │ actions, answers        │ rows, log
+//!          └───────────► Checker ◄───────────┴─────────────────────────┘
+//! ```
+//!
+//! [`sim`] is the loop and the faults; [`world`] the truth about cards and
+//! processes; [`jobs`] what people do; [`eyes`] what a driver would say of it;
+//! [`disk`] what a journal would keep. [`checker`] keeps its own books from
+//! events and actions alone, and never asks core what it would have answered.
+//! [`run`] turns a seed into a verdict, with the last steps as a story;
+//! [`mutants`] proves that the checker would notice.
+//!
+//! No clock, no threads, no files, no order of a hash map: the same seed is the
+//! same run, on every machine.
+
+pub mod checker;
+pub mod daemon;
+pub mod disk;
+pub mod eyes;
+pub mod faults;
+pub mod jobs;
+pub mod mutants;
+pub mod rng;
+pub mod run;
+pub mod shape;
+pub mod sim;
+pub mod story;
+pub mod timers;
+pub mod world;

@@ -87,13 +87,16 @@ fn could_ever_fit(state: &State, ask: &Ask) -> Result<(), Refusal> {
         Vram::Bytes(vram) => vram <= state.room(**card).largest_ever(),
         Vram::Whole => true,
     };
-    if named.iter().filter(large_enough).count() < usize::from(ask.gpus) {
+    let large: Vec<CardId> = named.iter().filter(large_enough).copied().collect();
+    if large.len() < usize::from(ask.gpus) {
         return never(Some(largest));
     }
     let Vram::Bytes(vram) = ask.vram else { return Ok(()) };
     let context = |card: &CardId| state.rows().cards[card.0 as usize].facts.context.unwrap_or_default();
-    match named.iter().map(context).min() {
-        Some(context) if context > vram => Err(Refusal::BelowContext { context }),
+    let mut contexts: Vec<Bytes> = large.iter().map(context).collect();
+    contexts.sort();
+    match contexts.get(usize::from(ask.gpus) - 1) {
+        Some(context) if *context > vram => Err(Refusal::BelowContext { context: *context }),
         _ => Ok(()),
     }
 }

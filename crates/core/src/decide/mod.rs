@@ -92,7 +92,8 @@ impl Turn<'_> {
 
     /// A daemon that was away must not blame its holders for it.
     fn mind_the_gap(&mut self, event: &Event) {
-        let away = self.state.heard.is_some_and(|heard| self.now.since(heard) > STALL);
+        // A state that was just read from the disk has heard nothing: it was away.
+        let away = self.state.heard.is_none_or(|heard| self.now.since(heard) > STALL);
         self.state.heard = Some(self.now);
         if away && !matches!(event, Event::Started { .. }) {
             self.grace();

@@ -34,6 +34,7 @@ impl Turn<'_> {
         let mut claimed = BTreeSet::new();
         let all = self.state.cards().filter(|card| self.state.in_service(*card)).count();
         let mut looked = 0;
+        let mut hopeless = false;
         while looked < LOOK_AHEAD && claimed.len() < all {
             let Some((place, tenant)) = cursor.next(self.state.queue()) else { break };
             let Some(lease) = self.state.lease(place.1) else { break };
@@ -44,8 +45,19 @@ impl Turn<'_> {
                 None => {
                     looked += 1;
                     match fit(self.state, lease, &claimed, self.now) {
-                        Some((cards, vram)) => self.grant(place.1, cards, vram),
-                        None => claimed.extend(soonest(self.state, lease, &claimed, self.now)),
+                        Some((cards, vram)) => {
+                            self.grant(place.1, cards, vram);
+                            if std::mem::take(&mut hopeless) {
+                                // A process on a card may have become somebody's: who had no hope may have now.
+                                (cursor, claimed) = (Cursor::default(), BTreeSet::new());
+                                continue;
+                            }
+                        }
+                        None => {
+                            let cards = soonest(self.state, lease, &claimed, self.now);
+                            hopeless |= cards.is_empty();
+                            claimed.extend(cards);
+                        }
                     }
                 }
             }
@@ -85,16 +97,26 @@ pub(crate) fn held_by(state: &State, lease: &Lease) -> Option<Caps> {
     full.then_some(Caps::Now)
 }
 
-/// The least an ask would put on the books: of a whole card that is known only once one is found.
+/// The least an ask would put on the books. How much a whole card is shows only once one is found;
+/// all of the smallest that would be enough of them is what must be allowed for.
 pub(crate) fn least_wish(state: &State, ask: &Ask) -> Bytes {
     let each = match ask.vram {
         Vram::Bytes(vram) => vram,
         Vram::Whole => {
             let cards = state.cards().filter(|card| would_do(state, ask, *card));
-            cards.map(|card| whole_least(state, card)).min().unwrap_or_default()
+            let mut sizes: Vec<Bytes> = cards.map(|card| state.room(card).largest_ever()).collect();
+            sizes.sort();
+            sizes.get(usize::from(ask.gpus).max(1) - 1).copied().unwrap_or_default()
         }
     };
     Bytes(each.0.saturating_mul(u64::from(ask.gpus)))
+}
+
+/// Whether its tenant may ever hold so much of a whole card.
+fn whole_is_allowed(state: &State, lease: &Lease, card: CardId) -> bool {
+    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
+    let all = state.room(card).largest_ever().0.saturating_mul(u64::from(lease.ask.gpus));
+    caps.vram.is_none_or(|cap| all <= cap.0)
 }
 
 fn within_caps(state: &State, lease: &Lease, vram: Bytes) -> bool {
@@ -137,7 +159,10 @@ pub(crate) fn fits_on(state: &State, lease: &Lease, card: CardId, now: Time) -> 
     let room = state.promisable(card, now);
     let enough = match lease.ask.vram {
         Vram::Bytes(vram) => vram <= room,
-        Vram::Whole => state.room(card).claims().is_empty() && room >= whole_least(state, card),
+        Vram::Whole => {
+            let empty = state.room(card).claims().is_empty();
+            empty && room >= whole_least(state, card) && whole_is_allowed(state, lease, card)
+        }
     };
     enough.then_some(room)
 }
@@ -183,8 +208,12 @@ fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
         Vram::Bytes(vram) => vram,
         Vram::Whole => whole_least(state, card),
     };
-    let alone = lease.ask.exclusivity == Exclusivity::Shared || room.strangers() == 0;
-    eligible(state, &lease.ask, card) && alone && need <= room.largest_ever().less(room.loose().unwrap_or_default())
+    let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
+    let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
+    eligible(state, &lease.ask, card)
+        && allowed
+        && alone
+        && need <= room.largest_ever().less(room.loose().unwrap_or_default())
 }
 
 /// When leases will have given back enough of a card for this waiter.

@@ -42,18 +42,16 @@ impl Turn<'_> {
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
         let early = self.state.planted(Mutant::ExpireEarly);
-        if let Some(later) = self.not_before(hold.renewed, hold.until)
-            && !early
-        {
-            let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
-            let renews = worked && !lease.fixed() && self.state.renewal_point(lease, hold) <= self.now;
-            let renewed = renews && self.prolong(lease, hold);
-            if !renewed {
-                self.state.set_due(lease.id, Some(later));
-            }
+        let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
+        let renews = worked && !lease.fixed() && self.state.renewal_point(lease, hold) <= self.now;
+        // Work counts even when the daemon looks late, after the expiry.
+        if !early && renews && self.prolong(lease, hold) {
             return;
         }
-        self.expire(lease, hold);
+        match self.not_before(hold.renewed, hold.until) {
+            Some(later) if !early => self.state.set_due(lease.id, Some(later)),
+            _ => self.expire(lease, hold),
+        }
     }
 
     fn expire(&mut self, lease: &Lease, hold: &Hold) {

@@ -1077,3 +1077,25 @@ fn a_card_that_is_gone_is_given_up_when_an_operator_clears_it() {
         "#]],
     );
 }
+
+#[test]
+fn a_busy_holder_is_renewed_even_when_the_daemon_looks_late() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 16G ttl=6s
+         0s   bind L1
+         1s   ask bob 16G
+         3s   worked L1
+         9s   stall
+         9s   tick
+         10s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16GiB on 0 epoch 1 until 6s
+            0s bind L1
+            1s queue L2
+            9s renew L1 until 15s
+        "#]],
+    );
+}

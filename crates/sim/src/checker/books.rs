@@ -1,0 +1,498 @@
+//! The checker's own books: leases, cards, tenants, from events and actions alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use sublet_core::ask::{Ask, On, Term, Tier, Vram};
+use sublet_core::event::Event;
+use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
+use sublet_core::policy::Policy;
+use sublet_core::reading::{CardFacts, Reading, Used};
+use sublet_core::rows::{Phase, Rows, Service};
+use sublet_core::units::{Bytes, Span, Time};
+
+/// A gap between events that counts as an absence.
+const ABSENCE: Span = Span::secs(10);
+
+/// A lease on the checker's books.
+#[derive(Clone, Debug)]
+pub struct Book {
+    /// Whose.
+    pub tenant: usize,
+    /// What was asked.
+    pub ask: Ask,
+    /// When.
+    pub asked: Time,
+    /// Whether a process is bound to it.
+    pub bound: bool,
+    /// Whether it was seen to work since it was last renewed.
+    pub worked: bool,
+    /// Where it is.
+    pub at: At,
+}
+
+/// Where a lease is.
+#[derive(Clone, Debug)]
+pub enum At {
+    /// In the queue, at most until then.
+    Waiting(Time),
+    /// With its holder.
+    Held(Held),
+    /// Over since then; the cards of the mask were not seen since.
+    Ending(Held, Time, u64),
+}
+
+/// What was granted.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// On these cards.
+    pub cards: Vec<usize>,
+    /// So much of each.
+    pub vram: Bytes,
+    /// The number to show.
+    pub epoch: Epoch,
+    /// When.
+    pub granted: Time,
+    /// When last renewed.
+    pub renewed: Time,
+    /// Until then, unless renewed.
+    pub until: Time,
+}
+
+impl Book {
+    /// What was granted, while it counts.
+    pub fn held(&self) -> Option<&Held> {
+        match &self.at {
+            At::Waiting(_) => None,
+            At::Held(held) | At::Ending(held, ..) => Some(held),
+        }
+    }
+
+    /// Whether its term is fixed.
+    pub fn fixed(&self) -> bool {
+        matches!(self.ask.term, Term::Fixed(_))
+    }
+
+    /// When its present term, or its wait, began.
+    pub fn since(&self) -> Time {
+        self.held().map_or(self.asked, |held| held.renewed)
+    }
+
+    /// When something happens to it by itself.
+    fn due(&self) -> Option<Time> {
+        match &self.at {
+            At::Waiting(give_up) => Some(*give_up),
+            At::Held(held) => Some(held.until),
+            At::Ending(..) => None,
+        }
+    }
+}
+
+/// A card on the checker's books.
+#[derive(Debug)]
+pub struct CardBook {
+    /// What it is.
+    pub facts: CardFacts,
+    /// Its name in lower case.
+    pub model: String,
+    /// An operator, or the service itself, has not taken it out.
+    pub serving: bool,
+    /// The driver lists it.
+    pub listed: bool,
+    /// When the last look that counts began.
+    pub begun: Time,
+    /// What it gave.
+    pub look: Look,
+    /// Bytes seen with a lease's processes, by lease.
+    pub seen: Vec<(LeaseId, Bytes)>,
+    /// Compute processes that were there.
+    pub residents: Vec<ProcKey>,
+    /// Leases on it, with what is reserved for each.
+    pub claims: BTreeMap<LeaseId, Bytes>,
+    /// The sum of that.
+    pub reserved: Bytes,
+    /// Those of them that are over.
+    pub ending: BTreeSet<LeaseId>,
+}
+
+/// What a look gave, without the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing.
+    Blind,
+    /// The driver said that the card is lost.
+    Lost,
+    /// The card answered.
+    Free(Bytes),
+    /// The card answered, without bytes per process.
+    Coarse(Bytes),
+}
+
+/// A tenant on the checker's books.
+#[derive(Debug)]
+pub struct TenantBook {
+    /// Its name.
+    pub name: String,
+    /// Leases granted and not retired.
+    pub leases: u32,
+    /// Bytes of those.
+    pub vram: Bytes,
+    /// Its waiters.
+    pub waiting: usize,
+}
+
+/// All books.
+#[derive(Debug)]
+pub struct Books {
+    /// The rules of the house.
+    pub policy: Policy,
+    /// Leases that are not history.
+    pub leases: BTreeMap<LeaseId, Book>,
+    /// Tenants by number.
+    pub tenants: Vec<TenantBook>,
+    /// Cards by number.
+    pub cards: Vec<CardBook>,
+    /// Waiters by rank and arrival.
+    pub queue: BTreeSet<(i64, LeaseId)>,
+    /// What comes due by itself, and when.
+    pub due: BTreeSet<(Time, LeaseId)>,
+    /// Whose a process is.
+    pub owners: BTreeMap<ProcKey, LeaseId>,
+    /// The processes of each lease.
+    pub members: BTreeMap<LeaseId, Vec<ProcKey>>,
+    /// The next lease has at least this number.
+    pub next_lease: u64,
+    /// The next grant has at least this epoch.
+    pub next_epoch: u64,
+    /// What began until then …
+    pub grace_from: Time,
+    /// … does not expire before this.
+    pub grace_until: Time,
+    /// The boot.
+    pub boot: String,
+    /// When the last event was taken in; `None`: the daemon was away.
+    pub heard: Option<Time>,
+    /// The daemon was away just before the present event.
+    pub absent: bool,
+    /// The daemon was told that the disk is full.
+    pub disk_full: bool,
+    /// The last few leases that became history.
+    pub gone: Vec<LeaseId>,
+}
+
+impl Books {
+    /// Empty books.
+    pub fn new(policy: Policy) -> Books {
+        Books {
+            policy,
+            leases: BTreeMap::new(),
+            tenants: Vec::new(),
+            cards: Vec::new(),
+            queue: BTreeSet::new(),
+            due: BTreeSet::new(),
+            owners: BTreeMap::new(),
+            members: BTreeMap::new(),
+            next_lease: 1,
+            next_epoch: 1,
+            grace_from: Time::ZERO,
+            grace_until: Time::ZERO,
+            boot: String::new(),
+            heard: None,
+            absent: true,
+            disk_full: false,
+            gone: Vec::new(),
+        }
+    }
+
+    /// The books after a start: what the disk has, and nothing seen.
+    pub fn from_rows(policy: Policy, rows: &Rows) -> Books {
+        let mut books = Books::new(policy);
+        books.next_lease = rows.meta.next_lease;
+        books.next_epoch = rows.meta.next_epoch.0;
+        (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
+        books.boot.clone_from(&rows.meta.boot);
+        for card in &rows.cards {
+            books.put_card(books.cards.len(), &card.facts);
+            books.serve(books.cards.len() - 1, &card.service);
+        }
+        for tenant in &rows.tenants {
+            books.enrol(&tenant.name);
+        }
+        for row in rows.leases.values() {
+            let held = |hold: &sublet_core::rows::Hold| Held {
+                cards: hold.cards.iter().map(|card| usize::from(card.0)).collect(),
+                vram: hold.vram,
+                epoch: hold.epoch,
+                granted: hold.granted,
+                renewed: hold.renewed,
+                until: hold.until,
+            };
+            let at = match &row.phase {
+                Phase::Waiting { give_up } => At::Waiting(*give_up),
+                Phase::Active(hold) => At::Held(held(hold)),
+                Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.cards)),
+            };
+            let bound = !row.roots.is_empty();
+            let (tenant, ask, asked) = (row.tenant.0 as usize, row.ask.clone(), row.asked);
+            // What is not known counts as work.
+            books.insert(row.id, Book { tenant, ask, asked, bound, worked: bound, at });
+        }
+        books
+    }
+
+    /// Notes whether the daemon was away, and the grace that follows from it.
+    pub fn mind_the_gap(&mut self, now: Time, event: &Event) {
+        let away = self.heard.is_none_or(|heard| now.since(heard) > ABSENCE);
+        self.heard = Some(now);
+        self.absent = away || matches!(event, Event::Awoke | Event::Started { .. });
+        if self.absent && !self.leases.is_empty() {
+            self.grace_from = now;
+            self.grace_until = self.grace_until.max(now + self.policy.grace);
+        }
+    }
+
+    /// Whether something that began at `since` is protected now.
+    pub fn in_grace(&self, now: Time, since: Time) -> bool {
+        since <= self.grace_from && now < self.grace_until
+    }
+
+    /// The moment a waiter queues by.
+    pub fn rank(&self, ask: &Ask, asked: Time) -> i64 {
+        let start = &self.policy.head_start;
+        let tier = match ask.tier {
+            Tier::Interactive => start.interactive,
+            Tier::Batch => start.batch,
+            Tier::Spot => start.spot,
+        };
+        asked.0 as i64 - tier.0 as i64 - i64::from(ask.priority) * start.priority.0 as i64
+    }
+
+    // ---- leases ------------------------------------------------------------
+
+    /// Puts a lease on the books.
+    pub fn insert(&mut self, lease: LeaseId, book: Book) {
+        if let Some(due) = book.due() {
+            self.due.insert((due, lease));
+        }
+        match &book.at {
+            At::Waiting(_) => {
+                self.queue.insert((self.rank(&book.ask, book.asked), lease));
+                self.tenants[book.tenant].waiting += 1;
+            }
+            At::Held(held) | At::Ending(held, ..) => {
+                for card in &held.cards {
+                    let card = &mut self.cards[*card];
+                    card.claims.insert(lease, held.vram);
+                    if let At::Ending(..) = &book.at {
+                        card.ending.insert(lease);
+                    }
+                    card.reserved = card.reserved + held.vram;
+                }
+                let tenant = &mut self.tenants[book.tenant];
+                tenant.leases += 1;
+                tenant.vram = tenant.vram + Bytes(held.vram.0 * held.cards.len() as u64);
+            }
+        }
+        self.leases.insert(lease, book);
+    }
+
+    /// Takes a lease off the books.
+    pub fn remove(&mut self, lease: LeaseId) -> Option<Book> {
+        let book = self.leases.remove(&lease)?;
+        if let Some(due) = book.due() {
+            self.due.remove(&(due, lease));
+        }
+        match &book.at {
+            At::Waiting(_) => {
+                self.queue.remove(&(self.rank(&book.ask, book.asked), lease));
+                self.tenants[book.tenant].waiting -= 1;
+            }
+            At::Held(held) | At::Ending(held, ..) => {
+                for card in &held.cards {
+                    let card = &mut self.cards[*card];
+                    card.claims.remove(&lease);
+                    card.ending.remove(&lease);
+                    card.reserved = card.reserved.less(held.vram);
+                }
+                let tenant = &mut self.tenants[book.tenant];
+                tenant.leases -= 1;
+                tenant.vram = tenant.vram.less(Bytes(held.vram.0 * held.cards.len() as u64));
+            }
+        }
+        Some(book)
+    }
+
+    /// A lease is history: nothing of it is kept but its number, for a while.
+    pub fn forget(&mut self, lease: LeaseId) {
+        self.disown(lease);
+        if self.gone.len() == 64 {
+            self.gone.clear();
+        }
+        self.gone.push(lease);
+    }
+
+    /// A holder keeps its lease until another time.
+    pub fn set_until(&mut self, lease: LeaseId, at: Time, until: Time) {
+        if let Some(Book { at: At::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
+            self.due.remove(&(held.until, lease));
+            self.due.insert((until, lease));
+            (held.renewed, held.until, *worked) = (at, until, false);
+        }
+    }
+
+    // ---- tenants and cards -------------------------------------------------
+
+    /// A tenant asks for the first time.
+    pub fn enrol(&mut self, name: &str) {
+        self.tenants.push(TenantBook { name: name.to_owned(), leases: 0, vram: Bytes::ZERO, waiting: 0 });
+    }
+
+    /// A card's facts.
+    pub fn put_card(&mut self, number: usize, facts: &CardFacts) {
+        match self.cards.get_mut(number) {
+            Some(card) => card.facts = facts.clone(),
+            None => self.cards.push(CardBook {
+                model: facts.name.to_lowercase(),
+                facts: facts.clone(),
+                serving: true,
+                listed: false,
+                begun: Time::ZERO,
+                look: Look::Blind,
+                seen: Vec::new(),
+                residents: Vec::new(),
+                claims: BTreeMap::new(),
+                reserved: Bytes::ZERO,
+                ending: BTreeSet::new(),
+            }),
+        }
+    }
+
+    /// A card goes into service or out of it.
+    pub fn serve(&mut self, number: usize, service: &Service) {
+        self.cards[number].serving = *service == Service::In;
+    }
+
+    /// A card's number.
+    pub fn card(&self, uuid: &str) -> Option<usize> {
+        self.cards.iter().position(|card| card.facts.uuid == uuid)
+    }
+
+    /// A process was bound to a lease, and what it did so far counts as work.
+    pub fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(book) = self.leases.get_mut(&lease) {
+            (book.bound, book.worked) = (true, true);
+            self.own(lease, process);
+        }
+    }
+
+    /// These are a lease's processes; each belongs to whom it was last seen with.
+    pub fn set_members(&mut self, lease: LeaseId, processes: &[ProcKey]) {
+        if self.leases.contains_key(&lease) {
+            self.disown(lease);
+            processes.iter().for_each(|process| self.own(lease, *process));
+        }
+    }
+
+    fn own(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(before) = self.owners.insert(process, lease)
+            && let Some(members) = self.members.get_mut(&before)
+        {
+            members.retain(|member| *member != process);
+        }
+        self.members.entry(lease).or_default().push(process);
+    }
+
+    fn disown(&mut self, lease: LeaseId) {
+        for process in self.members.remove(&lease).unwrap_or_default() {
+            self.owners.remove(&process);
+        }
+    }
+
+    /// A look at a card was delivered.
+    pub fn observe(&mut self, number: usize, begun: Time, reading: &Reading) {
+        let card = &mut self.cards[number];
+        if begun < card.begun {
+            return;
+        }
+        card.begun = begun;
+        match reading {
+            Reading::Unreadable(why) => {
+                let lost = *why == sublet_core::reading::Unreadable::Lost;
+                card.look = if lost { Look::Lost } else { Look::Blind };
+            }
+            Reading::Used(used) => {
+                card.look = if used.coarse { Look::Coarse(used.free) } else { Look::Free(used.free) };
+                self.attribute(number, used);
+                self.seen_again(number, begun);
+            }
+        }
+    }
+
+    fn attribute(&mut self, number: usize, used: &Used) {
+        let card = &mut self.cards[number];
+        card.seen.clear();
+        card.residents.clear();
+        for resident in &used.processes {
+            if !resident.graphics {
+                card.residents.push(resident.process);
+            }
+            let bytes = resident.bytes.unwrap_or_default();
+            if let Some(lease) = self.owners.get(&resident.process).filter(|lease| card.claims.contains_key(lease)) {
+                match card.seen.iter_mut().find(|(id, _)| id == lease) {
+                    Some((_, sum)) => *sum = *sum + bytes,
+                    None => card.seen.push((*lease, bytes)),
+                }
+            }
+        }
+    }
+
+    /// What ended before then does not count on this card any more.
+    pub fn seen_again(&mut self, number: usize, begun: Time) {
+        for lease in &self.cards[number].ending {
+            if let Some(Book { at: At::Ending(_, ended, unseen), .. }) = self.leases.get_mut(lease)
+                && *ended < begun
+            {
+                *unseen &= !(1 << number);
+            }
+        }
+    }
+
+    // ---- asks and cards ----------------------------------------------------
+
+    /// Memory left alone on a card.
+    pub fn margin(&self, card: &CardBook) -> Bytes {
+        if card.facts.display { self.policy.margin_display } else { self.policy.margin }
+    }
+
+    /// The most that a lease could have of a card.
+    pub fn largest(&self, card: &CardBook) -> Bytes {
+        card.facts.total.less(self.margin(card))
+    }
+
+    /// Whether the card is one of those the ask names.
+    pub fn named(&self, ask: &Ask, card: &CardBook) -> bool {
+        match &ask.on {
+            None => true,
+            Some(On::Index(index)) => card.facts.index == *index,
+            Some(On::Uuid(uuid)) => card.facts.uuid == *uuid,
+            Some(On::Model(part)) => card.model.contains(&part.to_lowercase()),
+        }
+    }
+
+    /// Whether a lease may land there at all.
+    pub fn open(&self, card: &CardBook) -> bool {
+        card.serving && card.listed && card.facts.unusable.is_none()
+    }
+
+    /// Whether the ask could start on the card if that were empty.
+    pub fn eligible(&self, ask: &Ask, card: &CardBook) -> bool {
+        let sized = match ask.vram {
+            Vram::Whole => true,
+            Vram::Bytes(vram) => vram <= self.largest(card) && card.facts.context.is_none_or(|least| least <= vram),
+        };
+        sized && self.open(card) && self.named(ask, card)
+    }
+}
+
+/// Cards as bits.
+pub fn mask(cards: &[CardId]) -> u64 {
+    cards.iter().fold(0, |mask, card| mask | 1 << card.0)
+}

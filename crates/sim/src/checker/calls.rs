@@ -1,0 +1,245 @@
+//! What an event is, and what must be answered to it: rules 7, 18 and 19.
+
+use super::books::{At, Book, Books};
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::event::{Answer, Caller, Event, Refusal};
+use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::policy::Renewal;
+use sublet_core::units::{Span, Time};
+
+/// An event, as far as the checker needs it once core has it.
+#[derive(Debug)]
+pub enum Cause {
+    /// The daemon started; in a new boot or not; with this floor.
+    Started(bool, u64),
+    /// An ask: whose, whether it would wait, and whether there was a place for it.
+    Asked {
+        /// The name it was asked under.
+        tenant: String,
+        /// Now or never.
+        impatient: bool,
+        /// The queue had a place for it.
+        place: bool,
+    },
+    /// A call about a lease.
+    Call(Word, LeaseId, Expect),
+    /// A card was drained or cleared, with what must be answered.
+    Service(Answer),
+    /// These cards are listed, by UUID.
+    Listed(Vec<String>),
+    /// A card was looked at; it was lost for the second time.
+    Observed(Option<usize>, bool),
+    /// A holder worked; it must be renewed by that.
+    Worked(LeaseId, bool),
+    /// A holder's last process exited.
+    Gone(LeaseId),
+    /// Time passed.
+    Ticked,
+    /// Something else.
+    Other,
+}
+
+/// What was said about a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// It goes on.
+    Renew,
+    /// A process belongs to it.
+    Bind,
+    /// It is given back.
+    Release,
+    /// An operator takes it.
+    Revoke,
+}
+
+/// What must be answered to a call about a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// This refusal, and nothing changes.
+    Refusal(Refusal),
+    /// Yes; and it must be renewed by it.
+    Yes(bool),
+}
+
+impl Books {
+    /// Takes in an event before core does.
+    pub fn cause(&mut self, now: Time, event: &Event) -> Cause {
+        match event {
+            Event::Started { boot, epoch_floor, .. } => {
+                let rebooted = !self.boot.is_empty() && self.boot != *boot;
+                self.boot.clone_from(boot);
+                Cause::Started(rebooted, epoch_floor.0)
+            }
+            Event::Asked { by, wait, .. } => Cause::Asked {
+                tenant: by.tenant.clone(),
+                impatient: *wait == Some(Span::ZERO),
+                place: self.has_place(&by.tenant),
+            },
+            Event::Renewed { by, lease, epoch } => self.call(now, by, Word::Renew, *lease, Some(*epoch)),
+            Event::Bound { by, lease, epoch, .. } => self.call(now, by, Word::Bind, *lease, Some(*epoch)),
+            Event::Released { by, lease, epoch } => {
+                let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
+                self.call(now, by, if own { Word::Release } else { Word::Revoke }, *lease, *epoch)
+            }
+            Event::Drained { by, card } => Cause::Service(self.service(by, card)),
+            Event::Cleared { by, card } => {
+                let answer = self.service(by, card);
+                // A card that is gone is not seen again: the operator's word is all there is.
+                if let Some(number) = self.card(card).filter(|n| answer == Answer::Done && !self.cards[*n].listed) {
+                    self.seen_again(number, now);
+                }
+                Cause::Service(answer)
+            }
+            Event::Listed(cards) => Cause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
+            Event::Observed { card, observation } => {
+                let card = self.card(card);
+                let lost = |books: &Books| card.is_some_and(|n| books.cards[n].look == super::books::Look::Lost);
+                let before = lost(self);
+                let counts = card.is_some_and(|n| observation.begun >= self.cards[n].begun);
+                if let Some(number) = card {
+                    self.observe(number, observation.begun, &observation.reading);
+                }
+                Cause::Observed(card, counts && before && lost(self))
+            }
+            Event::Members { lease, processes } => {
+                self.set_members(*lease, processes);
+                Cause::Other
+            }
+            Event::Worked { lease } => self.worked(now, *lease),
+            Event::Gone { lease } => {
+                self.set_members(*lease, &[]);
+                Cause::Gone(*lease)
+            }
+            Event::Configured(policy) => {
+                self.policy = policy.clone();
+                self.queue = self.requeued();
+                Cause::Other
+            }
+            Event::DiskFilled => {
+                self.disk_full = true;
+                Cause::Other
+            }
+            Event::DiskFreed => {
+                self.disk_full = false;
+                Cause::Other
+            }
+            Event::Awoke => Cause::Other,
+            Event::Ticked => Cause::Ticked,
+        }
+    }
+
+    fn requeued(&self) -> std::collections::BTreeSet<(i64, LeaseId)> {
+        let waiting = self.queue.iter().filter_map(|(_, lease)| self.leases.get(lease).map(|book| (lease, book)));
+        waiting.map(|(lease, book)| (self.rank(&book.ask, book.asked), *lease)).collect()
+    }
+
+    fn has_place(&self, name: &str) -> bool {
+        let own = self.tenants.iter().find(|tenant| tenant.name == name).map_or(0, |tenant| tenant.waiting);
+        own < self.policy.caps_for(name).places as usize && self.queue.len() < self.policy.queue_max
+    }
+
+    fn call(&self, now: Time, by: &Caller, word: Word, lease: LeaseId, epoch: Option<Epoch>) -> Cause {
+        let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
+        let releases = matches!(word, Word::Release | Word::Revoke);
+        let expect = match self.leases.get(&lease).filter(visible) {
+            None => Expect::Refusal(Refusal::NoSuchLease),
+            Some(Book { at: At::Waiting(_), .. }) if !releases => Expect::Refusal(Refusal::StillWaiting),
+            Some(Book { at: At::Ending(..), .. }) if !releases => Expect::Refusal(Refusal::Ended),
+            Some(book) => match (&book.at, epoch) {
+                (At::Held(held), Some(given)) if given != held.epoch => {
+                    Expect::Refusal(Refusal::Fenced { given, current: held.epoch })
+                }
+                (At::Held(held), _) => {
+                    let longer = now + book.ask.term.span() > held.until;
+                    let renews = word == Word::Renew && !book.bound && !book.fixed() && longer && self.queue.is_empty();
+                    Expect::Yes(renews)
+                }
+                _ => Expect::Yes(false),
+            },
+        };
+        Cause::Call(word, lease, expect)
+    }
+
+    fn service(&self, by: &Caller, card: &str) -> Answer {
+        match self.card(card) {
+            _ if !by.operator => Answer::Refused(Refusal::NotOperator),
+            None => Answer::Refused(Refusal::NoSuchCard),
+            Some(_) => Answer::Done,
+        }
+    }
+
+    fn worked(&mut self, now: Time, lease: LeaseId) -> Cause {
+        let nobody_waits = self.queue.is_empty();
+        let (_, surely) = self.renewal_window(lease);
+        let Some(book) = self.leases.get_mut(&lease) else { return Cause::Worked(lease, false) };
+        book.worked = true;
+        let due = match &book.at {
+            At::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
+            _ => false,
+        };
+        Cause::Worked(lease, due && !book.fixed() && nobody_waits)
+    }
+
+    /// How long after its last renewal a used lease may be renewed, and surely is.
+    pub fn renewal_window(&self, lease: LeaseId) -> (Span, Span) {
+        let Some(book) = self.leases.get(&lease) else { return (Span::ZERO, Span::ZERO) };
+        let term = book.ask.term.span();
+        match self.policy.renewal {
+            Renewal::At { percent, jitter } => {
+                let (percent, jitter) = (u64::from(percent), u64::from(jitter));
+                (term.percent(percent - jitter), term.percent(percent + jitter))
+            }
+            Renewal::Below { percent } => {
+                let at = term.percent(100 - u64::from(percent));
+                (at, at)
+            }
+            Renewal::Every(span) => {
+                let at = span.min(term.percent(90));
+                (at, at)
+            }
+        }
+    }
+
+    /// Whether the answer is what the books say.
+    pub fn answered(&self, cause: &Cause, answer: &Answer, actions: &[Action]) -> Verdict {
+        let idle = || actions.iter().all(|action| matches!(action, Action::Grace { .. }));
+        match cause {
+            Cause::Call(word, lease, Expect::Refusal(refusal)) => {
+                let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
+                let right = *answer == Answer::Refused(refusal.clone());
+                must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
+                must(rule, idle(), || format!("{word:?} {lease} is refused, and yet {actions:?}"))
+            }
+            Cause::Call(word, lease, Expect::Yes(renews)) => {
+                must(0, *answer == Answer::Lease(*lease), || format!("{word:?} {lease} is answered {answer:?}"))?;
+                let renewed = |action: &Action| matches!(action, Action::Renew { .. });
+                must(8, !renews || actions.iter().any(renewed), || format!("{lease} was not renewed by its word"))
+            }
+            Cause::Service(right) => {
+                must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
+                must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
+            }
+            Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
+            _ => Ok(()),
+        }
+    }
+
+    fn asked(&self, impatient: bool, place: bool, answer: &Answer, actions: &[Action]) -> Verdict {
+        let queued = actions.iter().find_map(|action| match action {
+            Action::Queue { lease, .. } => Some(*lease),
+            _ => None,
+        });
+        must(19, place || queued.is_none(), || format!("{queued:?} was queued beyond the bounds"))?;
+        must(11, !self.disk_full || queued.is_none(), || format!("{queued:?} was queued on a full disk"))?;
+        match (answer, queued) {
+            (Answer::Lease(told), Some(queued)) => must(0, *told == queued, || format!("{told} was told for {queued}")),
+            (Answer::Refused(_), None) => Ok(()),
+            (Answer::Refused(Refusal::NoRoom { .. }), Some(queued)) if impatient => {
+                let over = |action: &Action| matches!(action, Action::End { lease, .. } if *lease == queued);
+                must(10, actions.iter().any(over), || format!("{queued} was refused and stays"))
+            }
+            _ => must(10, false, || format!("an ask was answered {answer:?} with {actions:?}")),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Now and then everything is compared: the books, the state, the disk.
+
+use super::books::{At, Book, Books};
+use super::{Checker, Verdict, must};
+use crate::disk::Disk;
+use sublet_core::State;
+use sublet_core::explain;
+use sublet_core::ids::{CardId, LeaseId};
+use sublet_core::rows::{Lease, Phase};
+use sublet_core::units::Time;
+
+impl Checker {
+    /// Compares all there is.
+    pub fn cross_check(&mut self, now: Time, state: &State, disk: &Disk) -> Verdict {
+        self.check_disk(disk)?;
+        self.forget_told(disk)?;
+        self.books.check_leases(state)?;
+        self.books.check_cards(now, state)?;
+        self.books.check_sizes(state)?;
+        explained(now, state);
+        Ok(())
+    }
+}
+
+impl Books {
+    fn check_leases(&self, state: &State) -> Verdict {
+        let rows = &state.rows().leases;
+        must(0, rows.len() == self.leases.len(), || {
+            format!("the state has {} leases, the books {}", rows.len(), self.leases.len())
+        })?;
+        for (id, book) in &self.leases {
+            let row = rows.get(id);
+            must(0, row.is_some_and(|row| same(row, book)), || format!("{id} is {row:?}, and on the books {book:?}"))?;
+        }
+        let queue = state.queue().len();
+        must(19, queue == self.queue.len(), || format!("{queue} in the queue, {} on the books", self.queue.len()))?;
+        let meta = &state.rows().meta;
+        let right = (meta.grace_from, meta.grace_until) == (self.grace_from, self.grace_until);
+        must(8, right, || {
+            format!("{meta:?}, and on the books a grace from {} to {}", self.grace_from, self.grace_until)
+        })
+    }
+
+    fn check_cards(&self, now: Time, state: &State) -> Verdict {
+        for (number, card) in self.cards.iter().enumerate() {
+            let (theirs, own) = (state.promisable(CardId(number as u16), now), self.promisable(card, now));
+            must(1, theirs == own, || format!("card {number} can promise {theirs}, and by the books {own}"))?;
+            let claims = state.room(CardId(number as u16)).claims();
+            must(1, claims.keys().eq(card.claims.keys()), || format!("card {number} has claims {claims:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// What ended leaves nothing behind.
+    fn check_sizes(&self, state: &State) -> Verdict {
+        let left = self.gone.iter().find(|lease| state.live(**lease).is_some());
+        must(19, left.is_none(), || format!("{left:?} is over, and something of it is kept"))?;
+        let missing = self.leases.keys().find(|lease| state.live(**lease).is_none());
+        must(19, missing.is_none(), || format!("nothing is known of {missing:?}"))?;
+        for (number, tenant) in self.tenants.iter().enumerate() {
+            let load = state.load(sublet_core::ids::TenantId(number as u32));
+            must(14, load.leases == tenant.leases && load.vram == tenant.vram, || {
+                format!("{} has {load:?} on its account, by the books {tenant:?}", tenant.name)
+            })?;
+        }
+        let wrong = self.owners.iter().find(|(process, lease)| state.owner(process) != Some(**lease));
+        must(0, wrong.is_none(), || format!("process and owner {wrong:?} differ"))
+    }
+}
+
+fn same(row: &Lease, book: &Book) -> bool {
+    let tenant = row.tenant.0 as usize == book.tenant;
+    tenant
+        && match (&row.phase, &book.at) {
+            (Phase::Waiting { give_up }, At::Waiting(at)) => give_up == at,
+            (Phase::Active(hold), At::Held(held)) | (Phase::Ending(hold, _), At::Ending(held, ..)) => {
+                (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
+            }
+            _ => false,
+        }
+}
+
+/// Asking why must work at any time.
+fn explained(now: Time, state: &State) {
+    let _ = explain::places(state);
+    let _ = explain::estimates(state, now);
+    let first: Vec<LeaseId> = state.queue().iter().take(3).map(|(lease, _)| lease).collect();
+    for lease in first {
+        let _ = explain::ahead(state, lease);
+        if let Some(row) = state.lease(lease) {
+            state.cards().for_each(|card| drop(explain::obstacle(state, row, card, now)));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What is on the disk: rules 10, 11, 14 and 15.
+
+use super::books::{At, Books};
+use super::{Checker, Verdict, must};
+use crate::disk::Disk;
+use std::collections::{BTreeMap, VecDeque};
+use sublet_core::action::Action;
+use sublet_core::ids::{LeaseId, TenantId};
+use sublet_core::rows::{Lease, Phase};
+use sublet_core::units::Time;
+use sublet_journal::Batch;
+
+/// Every so many batches all rows are compared, not only those that were touched.
+const FULL_EVERY: u64 = 500;
+
+/// What was told about a lease; it must be found again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fact {
+    lease: LeaseId,
+    /// The epoch it was granted with, and until when.
+    granted: Option<(u64, Time)>,
+    ended: bool,
+}
+
+/// A fact decided and not durable yet.
+#[derive(Debug)]
+struct Decided {
+    kind: &'static str,
+    lease: Option<LeaseId>,
+    charge: Option<(usize, u64, u128)>,
+}
+
+/// What the checker knows of the disk.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    pending: VecDeque<Decided>,
+    durable_seq: u64,
+    last_at: Time,
+    batches: u64,
+    /// Charged, by tenant: leases, card·µs, byte·µs.
+    meter: Vec<(u64, u64, u128)>,
+    told: BTreeMap<LeaseId, Fact>,
+    sync_failed: bool,
+}
+
+impl Ledger {
+    /// Something was decided; the books have it already.
+    pub fn decided(&mut self, action: &Action, books: &Books) {
+        let charge = match action {
+            Action::End { lease, .. } => books.leases.get(lease).and_then(|book| match &book.at {
+                At::Ending(held, ended, _) => {
+                    let card_us = (ended.0 - held.granted.0) * held.cards.len() as u64;
+                    Some((book.tenant, card_us, u128::from(card_us) * u128::from(held.vram.0)))
+                }
+                _ => None,
+            }),
+            _ => None,
+        };
+        self.pending.push_back(Decided { kind: action.kind(), lease: action.lease(), charge });
+    }
+
+    fn charge(&mut self, (tenant, card_us, byte_us): (usize, u64, u128)) {
+        if self.meter.len() <= tenant {
+            self.meter.resize(tenant + 1, (0, 0, 0));
+        }
+        let (leases, card_sum, byte_sum) = &mut self.meter[tenant];
+        *leases += 1;
+        *card_sum += card_us;
+        *byte_sum += byte_us;
+    }
+
+    /// The entries are those that were decided, in that order.
+    fn check_entries(&mut self, batch: &Batch) -> Verdict {
+        for entry in &batch.entries {
+            let decided = self.pending.pop_front();
+            let same = |d: &Decided| d.kind == entry.action.kind() && d.lease == entry.action.lease();
+            must(15, decided.as_ref().is_some_and(same), || {
+                format!("the log has {:?} where {decided:?} was decided", entry.action)
+            })?;
+            must(15, entry.at >= self.last_at, || format!("the log goes back from {} to {}", self.last_at, entry.at))?;
+            self.last_at = entry.at;
+            if let Some(charge) = decided.and_then(|decided| decided.charge) {
+                self.charge(charge);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_meter(&self, disk: &Disk, tenant: TenantId) -> Verdict {
+        let own = self.meter.get(tenant.0 as usize).copied().unwrap_or_default();
+        let row = disk.rows.tenants.get(tenant.0 as usize);
+        let theirs = row.map(|row| (row.leases, row.card_us, row.byte_us)).unwrap_or_default();
+        must(14, own == theirs, || format!("{tenant} was charged {theirs:?}, and the meter has {own:?}"))
+    }
+}
+
+impl Checker {
+    /// What a caller is told about a lease now.
+    pub fn fact(&self, lease: LeaseId) -> Option<Fact> {
+        let book = self.books.leases.get(&lease)?;
+        let granted = book.held().map(|held| (held.epoch.0, held.until));
+        Some(Fact { lease, granted, ended: matches!(book.at, At::Ending(..)) })
+    }
+
+    /// An answer left that depends on the first `seq` entries.
+    pub fn acked(&mut self, seq: u64, fact: Option<Fact>) -> Verdict {
+        must(11, !self.ledger.sync_failed, || format!("{fact:?} was told after a failed sync"))?;
+        let durable = self.ledger.durable_seq;
+        must(10, seq <= durable, || format!("{fact:?} was told at entry {seq}, and the disk has {durable}"))?;
+        if let Some(fact) = fact {
+            self.ledger.told.insert(fact.lease, fact);
+        }
+        Ok(())
+    }
+
+    /// The disk did not confirm a write.
+    pub fn sync_failed(&mut self) {
+        self.ledger.sync_failed = true;
+    }
+
+    /// A batch is on the disk, whole.
+    pub fn committed(&mut self, batch: &Batch, disk: &Disk) -> Verdict {
+        self.ledger.check_entries(batch)?;
+        self.ledger.durable_seq += batch.entries.len() as u64;
+        self.ledger.batches += 1;
+        let (seq, durable) = (disk.seq, self.ledger.durable_seq);
+        must(15, seq == durable, || format!("the log has {seq} entries, and {durable} were written"))?;
+        check_touched(batch, disk)?;
+        for (tenant, _) in &batch.tenants {
+            self.ledger.check_meter(disk, *tenant)?;
+        }
+        if self.ledger.batches.is_multiple_of(FULL_EVERY) { self.check_disk(disk) } else { Ok(()) }
+    }
+
+    /// Folding the log gives the rows; the meter agrees.
+    pub fn check_disk(&self, disk: &Disk) -> Verdict {
+        must(15, disk.fold == disk.rows, || {
+            let lease = disk.fold.leases.iter().find(|(id, lease)| disk.rows.leases.get(id) != Some(lease));
+            format!("folding the log does not give the rows; first differing lease in the log: {lease:?}")
+        })?;
+        (0..disk.rows.tenants.len() as u32).try_for_each(|tenant| self.ledger.check_meter(disk, TenantId(tenant)))
+    }
+
+    /// A daemon starts from the disk: everything that was told must be there.
+    pub fn restarted(&mut self, disk: &Disk) -> Verdict {
+        self.ledger.sync_failed = false;
+        self.rebuilt(disk)
+    }
+
+    /// The state was dropped and read from the disk again.
+    pub fn rebuilt(&mut self, disk: &Disk) -> Verdict {
+        self.ledger.pending.clear();
+        self.check_disk(disk)?;
+        self.check_told(disk)?;
+        let policy = self.books.policy.clone();
+        self.books = Books::from_rows(policy, &disk.rows);
+        Ok(())
+    }
+
+    fn check_told(&mut self, disk: &Disk) -> Verdict {
+        for fact in self.ledger.told.values() {
+            must(10, kept(fact, disk), || {
+                format!("{fact:?} was told, and the disk has {:?}", disk.rows.leases.get(&fact.lease))
+            })?;
+        }
+        // What is history stays history.
+        self.ledger.told.retain(|lease, _| disk.rows.leases.contains_key(lease));
+        Ok(())
+    }
+
+    /// Whether a told fact may be forgotten is decided at restarts; this bounds the memory of long calm runs.
+    pub fn forget_told(&mut self, disk: &Disk) -> Verdict {
+        if self.ledger.told.len() > 4 * disk.rows.leases.len() + 1_000 { self.check_told(disk) } else { Ok(()) }
+    }
+}
+
+/// Whether what was told is on the disk, or something later is.
+fn kept(fact: &Fact, disk: &Disk) -> bool {
+    let Some(row) = disk.rows.leases.get(&fact.lease) else {
+        let oldest = disk.past.first_key_value().map_or(u64::MAX, |(id, _)| *id);
+        return match disk.past.get(&fact.lease.0) {
+            Some(epoch) => fact.granted.is_none_or(|(told, _)| *epoch == Some(told)),
+            None => fact.lease.0 < oldest && disk.past.len() > 1_000,
+        };
+    };
+    match (&row.phase, fact.granted) {
+        (_, None) => true,
+        (Phase::Waiting { .. }, Some(_)) => false,
+        (Phase::Active(hold), Some((epoch, until))) => !fact.ended && hold.epoch.0 == epoch && hold.until >= until,
+        (Phase::Ending(hold, _), Some((epoch, _))) => hold.epoch.0 == epoch,
+    }
+}
+
+/// Every row that a batch touched, by image or by entry, is what folding gives.
+fn check_touched(batch: &Batch, disk: &Disk) -> Verdict {
+    let images = batch.leases.iter().map(|lease| lease.id).chain(batch.gone.iter().copied());
+    let entries = batch.entries.iter().filter_map(|entry| entry.action.lease());
+    for lease in images.chain(entries) {
+        let (row, folded): (Option<&Lease>, _) = (disk.rows.leases.get(&lease), disk.fold.leases.get(&lease));
+        must(15, row == folded, || format!("the row of {lease} is {row:?}, and its log gives {folded:?}"))?;
+    }
+    for (tenant, row) in &batch.tenants {
+        let folded = disk.fold.tenants.get(tenant.0 as usize);
+        must(15, Some(row) == folded, || format!("the row of {tenant} is {row:?}, and its log gives {folded:?}"))?;
+    }
+    for (card, row) in &batch.cards {
+        let folded = disk.fold.cards.get(usize::from(card.0));
+        must(15, Some(row) == folded, || format!("the row of card {card} is {row:?}, and its log gives {folded:?}"))?;
+    }
+    let (meta, folded) = (&disk.rows.meta, &disk.fold.meta);
+    must(15, meta == folded, || format!("the counters are {meta:?}, and the log gives {folded:?}"))
+}

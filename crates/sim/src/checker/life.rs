@@ -1,0 +1,166 @@
+//! One action after the other: whether it may happen now, and then the books have it.
+//!
+//! Every kind of action is matched here. None of them reaches a process: this
+//! release signals nobody (rule 20).
+
+use super::books::{At, Book, Books, Held};
+use super::calls::{Cause, Expect, Word};
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::ids::LeaseId;
+use sublet_core::rows::Reason;
+use sublet_core::units::Time;
+
+impl Books {
+    /// Checks an action and takes it in.
+    pub fn act(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+        if let Cause::Listed(uuids) = cause
+            && !matches!(action, Action::List { .. } | Action::Grace { .. })
+        {
+            self.set_listed(uuids);
+        }
+        match action {
+            Action::Start { boot, epoch_floor, .. } => {
+                must(17, matches!(cause, Cause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
+                self.next_epoch = self.next_epoch.max(epoch_floor.0);
+                Ok(())
+            }
+            Action::Grace { from, until } => {
+                let right = *from == now && *until == now + self.policy.grace;
+                must(8, self.absent && right, || format!("{action:?} for no absence, or of a wrong length"))
+            }
+            Action::Enrol { tenant, name } => {
+                let fits = matches!(cause, Cause::Asked { tenant: by, .. } if by == name);
+                must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
+                self.enrol(name);
+                Ok(())
+            }
+            Action::List { card, facts } => {
+                must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
+                self.put_card(usize::from(card.0), facts);
+                Ok(())
+            }
+            Action::Serve { card, service } => {
+                let fits = match cause {
+                    Cause::Service(_) => true,
+                    Cause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
+                    _ => false,
+                };
+                must(0, fits, || format!("{action:?} after {cause:?}"))?;
+                self.serve(usize::from(card.0), service);
+                Ok(())
+            }
+            Action::Queue { lease, tenant, ask, at, give_up, root } => {
+                let fits = matches!(cause, Cause::Asked { .. }) && *at == now && *give_up >= now;
+                must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
+                self.next_lease = lease.0 + 1;
+                let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
+                self.insert(*lease, Book { tenant, ask: ask.clone(), asked: now, bound, worked: false, at });
+                if let Some(root) = root {
+                    self.add_member(*lease, *root);
+                }
+                must(9, self.satisfiable(tenant, ask), || format!("{lease} waits for what can never be: {ask:?}"))
+            }
+            Action::Grant { lease, cards, vram, epoch, at, until } => {
+                must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
+                let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
+                let held = Held { cards, vram: *vram, epoch: *epoch, granted: now, renewed: now, until: *until };
+                self.grant(now, *lease, held)
+            }
+            Action::Renew { lease, at, until, idle } => {
+                self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
+                self.set_until(*lease, now, *until);
+                Ok(())
+            }
+            Action::Bind { lease, process } => {
+                let fits = matches!(cause, Cause::Call(Word::Bind, of, Expect::Yes(_)) if of == lease);
+                must(7, fits, || format!("{action:?} after {cause:?}"))?;
+                self.add_member(*lease, *process);
+                Ok(())
+            }
+            Action::End { lease, reason, at, .. } => {
+                must(14, *at == now, || format!("{lease} ends at {at}, and it is {now}"))?;
+                self.check_end(now, cause, *lease, *reason)?;
+                self.end(now, *lease);
+                Ok(())
+            }
+            Action::Retire { lease } => self.retire(*lease, matches!(cause, Cause::Started(true, _))),
+        }
+    }
+
+    /// These cards are listed, and no others.
+    pub fn set_listed(&mut self, uuids: &[String]) {
+        for card in &mut self.cards {
+            card.listed = uuids.contains(&card.facts.uuid);
+        }
+    }
+
+    fn grant(&mut self, now: Time, lease: LeaseId, held: Held) -> Verdict {
+        must(11, !self.disk_full, || format!("{lease} is granted on a full disk"))?;
+        let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
+            return must(1, false, || format!("{lease} is granted and did not wait"));
+        };
+        must(7, held.epoch.0 >= self.next_epoch, || {
+            format!("{lease} is granted with epoch {}, and {} was next", held.epoch, self.next_epoch)
+        })?;
+        let term = now + book.ask.term.span();
+        must(8, held.until == term, || format!("{lease} is granted until {}, not {term}", held.until))?;
+        self.check_room(now, lease, book, &held.cards, held.vram)?;
+        self.check_order(now, lease, self.rank(&book.ask, book.asked), &held.cards)?;
+        self.next_epoch = held.epoch.0 + 1;
+        if let Some(book) = self.remove(lease) {
+            self.insert(lease, Book { at: At::Held(held), ..book });
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, now: Time, lease: LeaseId) {
+        let Some(book) = self.remove(lease) else { return };
+        match book.at {
+            At::Waiting(_) => self.forget(lease),
+            At::Held(held) => {
+                let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
+                self.insert(lease, Book { at: At::Ending(held, now, unseen), ..book });
+            }
+            At::Ending(..) => self.insert(lease, book),
+        }
+    }
+
+    fn retire(&mut self, lease: LeaseId, rebooted: bool) -> Verdict {
+        match self.leases.get(&lease).map(|book| &book.at) {
+            // No byte outlives a boot.
+            Some(At::Ending(_, _, unseen)) if *unseen == 0 || rebooted => {
+                self.remove(lease);
+                self.forget(lease);
+                Ok(())
+            }
+            Some(At::Ending(_, ended, unseen)) => {
+                must(4, false, || format!("{lease}, over since {ended}, is retired; not seen since: cards {unseen:b}"))
+            }
+            other => must(4, false, || format!("{lease} is retired: {other:?}")),
+        }
+    }
+
+    fn check_end(&self, now: Time, cause: &Cause, lease: LeaseId, reason: Reason) -> Verdict {
+        let Some(book) = self.leases.get(&lease) else {
+            return must(14, false, || format!("{lease} ends and is not there"));
+        };
+        must(14, !matches!(book.at, At::Ending(..)), || format!("{lease} ends twice"))?;
+        let started = matches!(cause, Cause::Started(..));
+        must(17, !started || reason == Reason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
+        let fits = match reason {
+            Reason::Released => matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease),
+            Reason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
+            Reason::HolderExited => matches!(cause, Cause::Gone(of) if *of == lease),
+            Reason::HostRebooted => matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_)),
+            Reason::DeviceLost => match cause {
+                Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
+                _ => false,
+            },
+            Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
+                return self.check_expiry(now, cause, lease, book, reason);
+            }
+        };
+        must(17, fits, || format!("{lease} ends ({reason:?}) after {cause:?}"))
+    }
+}

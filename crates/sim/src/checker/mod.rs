@@ -1,0 +1,145 @@
+//! The checker: separate code that keeps its own books and tests the rules.
+//!
+//! It is told every event before core sees it, every action and answer after,
+//! every batch that became durable and every answer that left. From that alone
+//! it recomputes what may be promised, who is first, what is due and what is
+//! owed; it never calls core's own arithmetic ([`cross`] compares the two now
+//! and then). What it tests, by the numbers of DESIGN.md:
+//!
+//! | rule | tested | where |
+//! |---|---|---|
+//! | 1 | each grant against the readings delivered and the leases on the books | [`room`] |
+//! | 4 | an ended lease is retired only after a later look at each of its cards | [`life`] |
+//! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
+//! | 8 | nothing expires early or late; grace after every absence | [`term`] |
+//! | 9 | order of service, and all are served once the world is calm | [`order`] |
+//! | 10 | what was told is on the disk after every crash; the rest is whole or absent | [`durable`] |
+//! | 11 | nothing is told after a failed sync; a full disk stops grants only | [`durable`], [`life`] |
+//! | 14 | an independent meter per tenant | [`durable`] |
+//! | 15 | each batch has exactly the entries decided, in order; folding them gives the rows | [`durable`] |
+//! | 17 | a restart ends nobody; a new boot ends holders and keeps waiters | [`life`] |
+//! | 18 | another tenant's lease is answered like none | [`calls`] |
+//! | 19 | the queue keeps its bounds; what ended leaves nothing behind | [`calls`], [`cross`] |
+//! | 20 | no process is signalled: this release has no action that could | [`life`] matches every kind of action |
+
+pub mod books;
+pub mod calls;
+pub mod cross;
+pub mod durable;
+pub mod life;
+pub mod order;
+pub mod room;
+pub mod term;
+
+use books::Books;
+pub use calls::Cause;
+pub use durable::Fact;
+use durable::Ledger;
+use std::fmt;
+use sublet_core::action::Action;
+use sublet_core::event::{Answer, Event};
+use sublet_core::ids::LeaseId;
+use sublet_core::policy::Policy;
+use sublet_core::units::Time;
+
+/// A rule, broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub rule: u8,
+    /// What happened.
+    pub what: String,
+}
+
+impl Violation {
+    /// A rule's sentence.
+    pub fn sentence(&self) -> &'static str {
+        match self.rule {
+            1 => "no promise is made beyond what a fresh reading allows",
+            4 => "a holder's word frees nothing: bytes count until the card was seen again",
+            7 => "whoever carries an old epoch is refused, and epochs only grow",
+            8 => "no lease expires before its term, nor later than its term and a tick",
+            9 => "whoever is first is served first, and everybody is served",
+            10 => "what was answered survives a crash; what was not is whole or absent",
+            11 => "after a failed sync nothing is told; on a full disk only grants stop",
+            14 => "charged time is granted time: never negative, never twice",
+            15 => "every change has its entry in the same batch, in order, and the log folds to the rows",
+            17 => "a restart ends nobody; a new boot ends holders and keeps waiters",
+            18 => "another tenant's lease answers exactly like one that does not exist",
+            19 => "nothing grows without bound",
+            _ => "the books agree",
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {} ({}): {}", self.rule, self.sentence(), self.what)
+    }
+}
+
+/// A verdict on one thing.
+pub type Verdict = Result<(), Violation>;
+
+/// A rule is kept, or this is what happened.
+pub fn must(rule: u8, kept: bool, what: impl FnOnce() -> String) -> Verdict {
+    if kept { Ok(()) } else { Err(Violation { rule, what: what() }) }
+}
+
+/// The books, and what is known of the disk.
+#[derive(Debug)]
+pub struct Checker {
+    books: Books,
+    ledger: Ledger,
+    cause: Cause,
+}
+
+impl Checker {
+    /// Nothing happened yet.
+    pub fn new(policy: Policy) -> Checker {
+        Checker { books: Books::new(policy), ledger: Ledger::default(), cause: Cause::Ticked }
+    }
+
+    /// An event is about to be taken in.
+    pub fn before(&mut self, now: Time, event: &Event) {
+        self.books.mind_the_gap(now, event);
+        self.cause = self.books.cause(now, event);
+    }
+
+    /// It was.
+    pub fn after(&mut self, now: Time, answer: &Answer, actions: &[Action]) -> Verdict {
+        let cause = std::mem::replace(&mut self.cause, Cause::Ticked);
+        self.books.answered(&cause, answer, actions)?;
+        for action in actions {
+            self.books.act(now, &cause, action)?;
+            self.ledger.decided(action, &self.books);
+        }
+        self.books.settle(now, &cause, actions)
+    }
+
+    /// How many wait and must be served once the world is calm.
+    pub fn hopeful(&self) -> usize {
+        self.books.hopeful().count()
+    }
+
+    /// Who waits, first first.
+    pub fn waiters(&self) -> Vec<LeaseId> {
+        self.books.queue.iter().map(|(_, lease)| *lease).collect()
+    }
+
+    /// Somebody still waits though nothing stands in the way.
+    pub fn starved(&self, now: Time) -> Violation {
+        let first = self.books.hopeful().next();
+        let waiter = first.and_then(|lease| self.books.leases.get(&lease));
+        let card =
+            |card: &books::CardBook| (self.books.promisable(card, now), self.books.open(card), card.claims.len());
+        let what = format!(
+            "at {now} the world is calm and {} still wait; the first is {first:?}: {waiter:?}; tenants {:?}; cards {:?}; queue {:?}",
+            self.hopeful(),
+            self.books.tenants,
+            self.books.cards.iter().map(card).collect::<Vec<_>>(),
+            self.books.queue.iter().take(5).filter_map(|(_, l)| self.books.leases.get(l)).collect::<Vec<_>>(),
+        );
+        Violation { rule: 9, what }
+    }
+}

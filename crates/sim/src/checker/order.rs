@@ -1,0 +1,206 @@
+//! Rule 9: the order of service, by sorting all waiters.
+
+use super::books::{Book, Books, CardBook, Look};
+use super::{Verdict, must};
+use sublet_core::ask::{Ask, Exclusivity, Vram};
+use sublet_core::ids::LeaseId;
+use sublet_core::units::{Bytes, Time};
+
+/// Waiters ahead of a grant that are looked at; a queue is rarely passed by so many.
+const AHEAD_MAX: usize = 256;
+
+/// Waiters near the head that count as waiting for a card.
+const NEAR_HEAD: usize = 64;
+
+/// The whole queue is not walked for this, however many are passed over.
+const RAW_MAX: usize = 5_000;
+
+/// How caps hold a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Capped {
+    /// They do not.
+    Not,
+    /// Until another lease of its tenant ends; those behind it are held with it.
+    Now,
+    /// It depends on the card.
+    Perhaps,
+    /// For ever; those behind it are not.
+    Always,
+}
+
+/// Who waits for certain cards.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted {
+    /// Somebody does.
+    pub at_all: bool,
+    /// Somebody does whom its own caps do not hold back.
+    pub freely: bool,
+}
+
+impl Books {
+    /// How its own tenant's caps hold a waiter. Of a whole card it depends on the card.
+    fn capped(&self, book: &Book) -> Capped {
+        let tenant = &self.tenants[book.tenant];
+        let caps = self.policy.caps_for(&tenant.name);
+        if !self.within_caps(book.tenant, &book.ask) {
+            return Capped::Always;
+        }
+        if caps.leases.is_some_and(|cap| tenant.leases >= cap) {
+            return Capped::Now;
+        }
+        match (book.ask.vram, caps.vram) {
+            (_, None) => Capped::Not,
+            (Vram::Whole, Some(_)) => Capped::Perhaps,
+            (Vram::Bytes(vram), Some(cap)) => {
+                let sum = tenant.vram + Bytes(vram.0.saturating_mul(u64::from(book.ask.gpus)));
+                if sum > cap { Capped::Now } else { Capped::Not }
+            }
+        }
+    }
+
+    /// Nobody ahead of this waiter could have used one of the cards it gets.
+    pub fn check_order(&self, now: Time, lease: LeaseId, place: i64, cards: &[usize]) -> Verdict {
+        // Whoever stands behind a capped waiter of the same tenant is passed over with it.
+        let mut capped: u64 = 0;
+        let mut nobody_claimed = true;
+        for (_, ahead) in self.queue.range(..(place, lease)).take(AHEAD_MAX) {
+            let Some(book) = self.leases.get(ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
+            let held = self.capped(book);
+            if matches!(held, Capped::Now | Capped::Perhaps) {
+                capped |= 1 << book.tenant;
+            }
+            // Who may be held or not may claim or not.
+            nobody_claimed &= held != Capped::Perhaps;
+            if held != Capped::Not {
+                continue;
+            }
+            if nobody_claimed {
+                self.check_claim(lease, *ahead, book, cards)?;
+            }
+            self.check_passed(now, lease, *ahead, book, cards, nobody_claimed)?;
+            nobody_claimed = false;
+        }
+        Ok(())
+    }
+
+    /// A waiter that could start now, on these cards, is not passed by one behind it.
+    fn check_passed(
+        &self,
+        now: Time,
+        lease: LeaseId,
+        ahead: LeaseId,
+        book: &Book,
+        cards: &[usize],
+        first: bool,
+    ) -> Verdict {
+        if !cards.iter().any(|card| self.fits(book, &self.cards[*card], now)) {
+            return Ok(());
+        }
+        // A gang may lack a card that somebody ahead of it has claimed.
+        let gpus = usize::from(book.ask.gpus);
+        let enough = || self.cards.iter().filter(|card| self.fits(book, card, now)).count() >= gpus;
+        let could = gpus == 1 || (first && enough());
+        must(9, !could, || format!("{lease} gets cards {cards:?}, where {ahead} is first and would fit: {book:?}"))
+    }
+
+    /// The first waiter that does not fit claims as many cards as it needs, and they are kept for it.
+    fn check_claim(&self, lease: LeaseId, ahead: LeaseId, book: &Book, cards: &[usize]) -> Verdict {
+        if self.cards.iter().any(|card| matches!(card.look, Look::Coarse(_))) {
+            // There each grant changes what seems to be loose.
+            return Ok(());
+        }
+        let able: Vec<usize> = (0..self.cards.len()).filter(|card| self.could_hold(book, &self.cards[*card])).collect();
+        let gpus = usize::from(book.ask.gpus);
+        let left = able.iter().filter(|card| !cards.contains(card)).count();
+        must(9, able.len() < gpus || left >= gpus, || {
+            format!("{lease} gets cards {cards:?}, and {ahead}, the first, needs {gpus} of {able:?}: {book:?}")
+        })
+    }
+
+    /// Whether a waiter could start on a card if every lease there ended.
+    fn could_hold(&self, book: &Book, card: &CardBook) -> bool {
+        let loose = match card.look {
+            Look::Free(free) => {
+                let claimed = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease));
+                card.facts.total.less(free).less(claimed.map(|(_, bytes)| *bytes).sum())
+            }
+            Look::Coarse(free) => card.facts.total.less(free).less(card.reserved),
+            Look::Blind | Look::Lost => Bytes::ZERO,
+        };
+        let alone = book.ask.exclusivity == Exclusivity::Shared || self.strangers(card) == 0;
+        let allowed = book.ask.vram != Vram::Whole || self.allowed(book.tenant, &book.ask, self.largest(card));
+        let roomy = self.need(book, card) <= self.largest(card).less(loose);
+        self.eligible(&book.ask, card) && alone && allowed && roomy
+    }
+
+    /// Whether an ask could be served if all known cards were empty and in service.
+    pub fn satisfiable(&self, tenant: usize, ask: &Ask) -> bool {
+        let would_do = |card: &&CardBook| {
+            let largest = self.largest(card);
+            let sized = match ask.vram {
+                Vram::Bytes(vram) => vram <= largest && card.facts.context.is_none_or(|context| context <= vram),
+                Vram::Whole => self.allowed(tenant, ask, largest),
+            };
+            sized && self.named(ask, card)
+        };
+        self.within_caps(tenant, ask) && self.cards.iter().filter(would_do).count() >= usize::from(ask.gpus)
+    }
+
+    /// Whether a tenant may ever hold so much of each card it asks for.
+    fn allowed(&self, tenant: usize, ask: &Ask, each: Bytes) -> bool {
+        let cap = self.policy.caps_for(&self.tenants[tenant].name).vram;
+        cap.is_none_or(|cap| each.0.saturating_mul(u64::from(ask.gpus)) <= cap.0)
+    }
+
+    fn within_caps(&self, tenant: usize, ask: &Ask) -> bool {
+        match ask.vram {
+            Vram::Bytes(vram) => self.allowed(tenant, ask, vram),
+            Vram::Whole => {
+                let allowed = |card: &&CardBook| self.named(ask, card) && self.allowed(tenant, ask, self.largest(card));
+                self.cards.iter().filter(allowed).count() >= usize::from(ask.gpus)
+            }
+        }
+    }
+
+    /// Waiters that must be served once the world is calm, first first: those who wait for
+    /// something that there is. A card may have changed while they waited, or the rules of the
+    /// house; and the driver keeps some bytes of each card to itself.
+    pub fn hopeful(&self) -> impl Iterator<Item = LeaseId> + '_ {
+        let hope = |book: &&Book| {
+            let able = self.cards.iter().filter(|card| self.could_hold(book, card)).count();
+            self.satisfiable(book.tenant, &book.ask) && able >= usize::from(book.ask.gpus)
+        };
+        self.queue
+            .iter()
+            .filter(move |(_, lease)| self.leases.get(lease).filter(hope).is_some())
+            .map(|(_, lease)| *lease)
+    }
+
+    /// Who near the head of the queue could use one of these cards.
+    pub fn wanted(&self, cards: &[usize]) -> Wanted {
+        let mut wanted = Wanted::default();
+        let (mut capped, mut looked): (u64, usize) = (0, 0);
+        for ((_, lease), raw) in self.queue.iter().zip(0..RAW_MAX) {
+            let Some(book) = self.leases.get(lease) else { continue };
+            let passed = capped & (1 << book.tenant) != 0;
+            let held = self.capped(book);
+            if matches!(held, Capped::Now | Capped::Perhaps) {
+                capped |= 1 << book.tenant;
+            }
+            if cards.iter().any(|card| self.eligible(&book.ask, &self.cards[*card])) {
+                wanted.at_all = true;
+                if held == Capped::Not && !passed && raw < NEAR_HEAD {
+                    wanted.freely = true;
+                }
+                if wanted.freely || raw >= NEAR_HEAD {
+                    break;
+                }
+            }
+            looked += usize::from(!passed);
+            if looked > NEAR_HEAD {
+                break;
+            }
+        }
+        wanted
+    }
+}

@@ -1,0 +1,112 @@
+//! Rule 1: what may be promised, recomputed from the readings delivered and the
+//! leases on the books.
+
+use super::books::{Book, Books, CardBook, Look};
+use super::{Verdict, must};
+use sublet_core::ask::{Exclusivity, Vram};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::units::{Bytes, Time};
+
+impl Books {
+    /// Bytes that may be promised on a card.
+    pub fn promisable(&self, card: &CardBook, now: Time) -> Bytes {
+        let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
+        if !self.open(card) || stale {
+            return Bytes::ZERO;
+        }
+        let total = card.facts.total;
+        let committed = match card.look {
+            Look::Blind | Look::Lost => return Bytes::ZERO,
+            Look::Coarse(free) => total.less(free).max(card.reserved),
+            Look::Free(free) => {
+                let claimed = |(lease, seen): &(LeaseId, Bytes)| card.claims.get(lease).map(|held| (*seen, *held));
+                let seen: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
+                let beyond: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, held)| seen.less(held)).sum();
+                total.less(free).less(seen) + card.reserved + beyond
+            }
+        };
+        total.less(committed + self.margin(card))
+    }
+
+    /// Compute processes there that belong to no lease on the card, as far as anybody can see.
+    pub fn strangers(&self, card: &CardBook) -> usize {
+        if matches!(card.look, Look::Blind | Look::Lost) {
+            return 0;
+        }
+        let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|lease| card.claims.contains_key(lease));
+        card.residents.iter().filter(|process| !ours(process)).count()
+    }
+
+    /// Whether somebody's exclusivity, or the asker's own wish for it, is in the way.
+    pub fn excluded(&self, book: &Book, card: &CardBook) -> bool {
+        let on_card = || card.claims.keys().filter_map(|lease| self.leases.get(lease));
+        let others = || on_card().any(|other| other.tenant != book.tenant);
+        if on_card().any(|other| other.ask.exclusivity == Exclusivity::Device) {
+            return true;
+        }
+        match book.ask.exclusivity {
+            Exclusivity::Shared => on_card().any(|other| other.ask.exclusivity == Exclusivity::Session) && others(),
+            Exclusivity::Session => others() || self.strangers(card) > 0,
+            Exclusivity::Device => !card.claims.is_empty() || self.strangers(card) > 0,
+        }
+    }
+
+    /// What an ask must find on a card.
+    pub fn need(&self, book: &Book, card: &CardBook) -> Bytes {
+        match book.ask.vram {
+            Vram::Bytes(vram) => vram,
+            Vram::Whole => Bytes(self.largest(card).0 / 100 * 75),
+        }
+    }
+
+    /// Whether a waiter could start on a card now.
+    pub fn fits(&self, book: &Book, card: &CardBook, now: Time) -> bool {
+        let empty = book.ask.vram != Vram::Whole || card.claims.is_empty();
+        empty
+            && self.eligible(&book.ask, card)
+            && self.need(book, card) <= self.promisable(card, now)
+            && !self.excluded(book, card)
+    }
+
+    /// A waiter is about to get these cards.
+    pub fn check_room(&self, now: Time, lease: LeaseId, book: &Book, cards: &[usize], vram: Bytes) -> Verdict {
+        let gpus = usize::from(book.ask.gpus);
+        let apart = cards.windows(2).all(|pair| pair[0] < pair[1]);
+        must(1, cards.len() == gpus && apart, || format!("{lease} asked for {gpus} cards and gets {cards:?}"))?;
+        let asked = match book.ask.vram {
+            Vram::Bytes(asked) => asked == vram,
+            Vram::Whole => true,
+        };
+        must(1, asked, || format!("{lease} asked for {:?} and gets {vram}", book.ask.vram))?;
+        for number in cards {
+            let card = &self.cards[*number];
+            let room = self.promisable(card, now);
+            must(1, vram <= room && vram > Bytes::ZERO, || {
+                format!(
+                    "{lease} gets {vram} of card {number}, which can promise {room} (look of {}: {:?}, {} reserved, seen {:?})",
+                    card.begun, card.look, card.reserved, card.seen
+                )
+            })?;
+            must(1, !self.excluded(book, card), || {
+                format!(
+                    "{lease} ({:?}) gets card {number} in spite of exclusivity: {} strangers, leases {:?}",
+                    book.ask.exclusivity,
+                    self.strangers(card),
+                    card.claims.keys().collect::<Vec<_>>()
+                )
+            })?;
+            must(1, self.fits(book, card, now), || format!("{lease} cannot be on card {number}: {:?}", book.ask))?;
+        }
+        self.check_caps(lease, book, cards.len(), vram)
+    }
+
+    fn check_caps(&self, lease: LeaseId, book: &Book, cards: usize, vram: Bytes) -> Verdict {
+        let tenant = &self.tenants[book.tenant];
+        let caps = self.policy.caps_for(&tenant.name);
+        let leases = caps.leases.is_none_or(|cap| tenant.leases < cap);
+        must(1, leases, || format!("{lease} is lease {} of {}, above its cap", tenant.leases + 1, tenant.name))?;
+        let sum = tenant.vram + Bytes(vram.0 * cards as u64);
+        let within = caps.vram.is_none_or(|cap| sum <= cap);
+        must(1, within, || format!("{lease} gives {} a sum of {sum}, above its cap {:?}", tenant.name, caps.vram))
+    }
+}

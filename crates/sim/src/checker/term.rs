@@ -1,0 +1,131 @@
+//! Rule 8: nothing ends before its time, nor after it.
+
+use super::books::{At, Book, Books};
+use super::calls::{Cause, Word};
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::ids::LeaseId;
+use sublet_core::rows::Reason;
+use sublet_core::units::Time;
+
+/// So many things may come due in one tick and still be dealt with in it.
+const DUE_MAX: usize = 1_024;
+
+impl Books {
+    /// A lease goes on: because it was used, or because nobody waits for its cards.
+    pub fn check_renewal(
+        &self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        at: Time,
+        until: Time,
+        idle: bool,
+    ) -> Verdict {
+        let Some(Book { at: At::Held(held), worked, ask, bound, .. }) = self.leases.get(&lease) else {
+            return must(8, false, || format!("{lease} is renewed and nobody has it"));
+        };
+        let full = now + ask.term.span();
+        let fixed = self.leases[&lease].fixed();
+        must(8, !fixed, || format!("{lease} has a fixed term until {}, and is renewed until {until}", held.until))?;
+        must(8, at == now && until > held.until.min(now) && until <= full, || {
+            format!("{lease} is renewed at {at} until {until}; it is {now}, and it had until {}", held.until)
+        })?;
+        let wanted = self.wanted(&held.cards);
+        let capped = held.granted + self.policy.hold_cap;
+        must(8, until == full || (wanted.at_all && until == capped), || {
+            format!("{lease} is renewed until {until}, which is neither its term {full} nor its cap {capped}")
+        })?;
+        must(9, !wanted.freely || until <= capped.max(held.until), || {
+            format!("{lease} is renewed until {until}, past its cap {capped}, while somebody waits")
+        })?;
+        let (soonest, _) = self.renewal_window(lease);
+        let used = *worked && now >= (held.renewed + soonest).min(held.until);
+        let ran_out = now >= held.until && !self.in_grace(now, held.renewed) && !wanted.freely;
+        let fits = match cause {
+            Cause::Call(Word::Renew, of, _) => *of == lease && !bound,
+            Cause::Worked(of, _) => *of == lease && used,
+            Cause::Ticked if idle => ran_out && !worked,
+            Cause::Ticked => used || ran_out,
+            _ => false,
+        };
+        must(8, fits, || format!("{lease} is renewed (idle: {idle}) without a reason, after {cause:?}"))
+    }
+
+    /// A lease ends because time passed.
+    pub fn check_expiry(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book, reason: Reason) -> Verdict {
+        let impatient = matches!(cause, Cause::Asked { impatient: true, .. });
+        must(8, matches!(cause, Cause::Ticked) || impatient, || format!("{lease} ends ({reason:?}) after {cause:?}"))?;
+        let due = match &book.at {
+            At::Waiting(give_up) => *give_up,
+            At::Held(held) => held.until,
+            At::Ending(_, ended, _) => *ended,
+        };
+        must(8, due <= now, || format!("{lease} ends ({reason:?}) at {now}, and it has until {due}"))?;
+        let grace = self.in_grace(now, book.since());
+        must(8, impatient || !grace, || {
+            format!("{lease} ends ({reason:?}) at {now}, within the grace to {}", self.grace_until)
+        })?;
+        let wanted = || book.held().is_some_and(|held| self.wanted(&held.cards).at_all);
+        let capped = || book.held().is_some_and(|held| now >= held.granted + self.policy.hold_cap);
+        let fits = match reason {
+            Reason::WaitOver => book.held().is_none(),
+            Reason::TermOver => book.held().is_some() && book.fixed(),
+            Reason::HoldCap => !book.fixed() && wanted() && capped(),
+            Reason::Expired => !book.fixed() && wanted() && !capped() && !book.worked,
+            _ => false,
+        };
+        must(8, fits, || format!("{lease} ends as {reason:?}, which it is not: {book:?}"))
+    }
+
+    /// All actions of an event are on the books: is anything left undone?
+    pub fn settle(&mut self, now: Time, cause: &Cause, actions: &[Action]) -> Verdict {
+        match cause {
+            Cause::Listed(uuids) => self.set_listed(uuids),
+            Cause::Ticked => {
+                let graceless =
+                    |lease: &LeaseId| self.leases.get(lease).is_some_and(|b| !self.in_grace(now, b.since()));
+                let mut due = self.due.iter().take_while(|(due, _)| *due <= now).take(64);
+                let over = due.find(|(_, lease)| actions.len() < DUE_MAX && graceless(lease));
+                must(8, over.is_none(), || {
+                    let book = over.and_then(|(_, lease)| self.leases.get(lease));
+                    format!("at {now} {over:?} should be over: {book:?}")
+                })?;
+            }
+            Cause::Worked(lease, true) => {
+                let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
+                must(8, actions.iter().any(renewed), || format!("{lease} worked, and was not renewed by that"))?;
+            }
+            Cause::Observed(Some(card), lost) => self.check_seen(*card, *lost)?,
+            Cause::Started(rebooted, floor) => {
+                must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;
+                let held = |book: &&Book| matches!(book.at, At::Held(_));
+                let left = self.leases.values().find(held).filter(|_| *rebooted);
+                must(17, left.is_none(), || format!("a holder survives its host: {left:?}"))?;
+            }
+            Cause::Gone(lease) => {
+                let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
+                must(8, left.is_none(), || format!("{lease} has no process any more and goes on"))?;
+            }
+            Cause::Call(Word::Release | Word::Revoke, lease, super::calls::Expect::Yes(_)) => {
+                let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
+                must(11, left.is_none(), || format!("{lease} was given back and goes on"))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A look settles what ended before it; a card lost twice has no holders.
+    fn check_seen(&self, card: usize, lost: bool) -> Verdict {
+        let book = |lease: &LeaseId| self.leases.get(lease);
+        let left = self.cards[card]
+            .ending
+            .iter()
+            .find(|lease| matches!(book(lease), Some(Book { at: At::Ending(_, _, 0), .. })));
+        must(19, left.is_none(), || format!("{left:?} was seen to be over on all its cards, and is not retired"))?;
+        let held = |lease: &&LeaseId| matches!(book(lease), Some(Book { at: At::Held(_), .. }));
+        let held = self.cards[card].claims.keys().find(held).filter(|_| lost);
+        must(1, held.is_none(), || format!("{held:?} holds card {card}, which is lost"))
+    }
+}

@@ -1,0 +1,440 @@
+//! The daemon in the simulation: its loop, its commits, its deaths and starts.
+//!
+//! One batch syncs while the next is decided. What waits for a batch is told
+//! when it is synced, and never if the daemon dies before.
+
+use crate::checker::{Fact, Violation};
+use crate::eyes;
+use crate::mutants::Sabotage;
+use crate::shape::S;
+use crate::sim::Sim;
+use crate::timers::Timer;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use sublet_core::action::Action;
+use sublet_core::event::{Answer, Event};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_daemon::engine::Engine;
+use sublet_journal::Batch;
+
+/// A request.
+#[derive(Debug)]
+pub struct Call {
+    /// Who calls, by number.
+    pub by: usize,
+    /// What.
+    pub event: Event,
+    /// Whose job it is.
+    pub job: Option<u32>,
+}
+
+/// An answer that must not leave early.
+#[derive(Debug)]
+pub struct Told {
+    job: Option<u32>,
+    ask: bool,
+    answer: Answer,
+    /// Entries of the log that must be durable first.
+    seq: u64,
+    fact: Option<Fact>,
+}
+
+/// A commit under way.
+#[derive(Debug)]
+struct Syncing {
+    batch: Batch,
+    told: Vec<Told>,
+    fate: Fate,
+}
+
+/// What becomes of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is written and synced.
+    Synced,
+    /// There is no room.
+    Full,
+    /// The disk did not confirm it.
+    Unsynced,
+    /// The daemon is killed before the first write.
+    KilledBefore,
+    /// The daemon is killed among the writes.
+    KilledWithin,
+    /// The daemon is killed when all is on the disk and nobody was told.
+    KilledAfter,
+    /// The power fails among the writes.
+    PowerCut,
+}
+
+/// A living daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    pub(crate) engine: Engine<Told>,
+    syncing: Option<Syncing>,
+    /// Entries decided, durable or not.
+    decided: u64,
+    /// Until then its loop does nothing.
+    pub(crate) stalled_until: Option<u64>,
+    /// Requests that came meanwhile.
+    pile: Vec<Call>,
+    /// Processes that the host watches.
+    watch: BTreeMap<LeaseId, Vec<ProcKey>>,
+}
+
+impl Sim<'_> {
+    // ---- events ------------------------------------------------------------
+
+    /// A request reaches the daemon, or nobody.
+    pub(crate) fn call(&mut self, call: Call) -> Result<(), Violation> {
+        match &mut self.daemon {
+            None => Ok(()),
+            Some(daemon) if daemon.stalled_until.is_some() => {
+                daemon.pile.push(call);
+                Ok(())
+            }
+            Some(_) => self.serve_call(call),
+        }
+    }
+
+    fn serve_call(&mut self, call: Call) -> Result<(), Violation> {
+        let ask = matches!(call.event, Event::Asked { .. });
+        let answer = self.take(call.by, call.event)?;
+        let fact = match &answer {
+            Answer::Lease(lease) => self.checker.fact(*lease),
+            _ => None,
+        };
+        if let Some(daemon) = &mut self.daemon {
+            let told = Told { job: call.job, ask, answer, seq: daemon.decided, fact };
+            daemon.engine.hold(told);
+        }
+        self.flush()
+    }
+
+    /// The host reports something.
+    pub(crate) fn report(&mut self, event: Event) -> Result<(), Violation> {
+        match &self.daemon {
+            Some(daemon) if daemon.stalled_until.is_none() => {
+                self.take(self.callers.len(), event)?;
+                self.flush()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The state takes in one event, and the checker looks on.
+    fn take(&mut self, actor: usize, event: Event) -> Result<Answer, Violation> {
+        let now = self.now();
+        let Some(daemon) = &mut self.daemon else { return Ok(Answer::Done) };
+        self.story.step.set(self.story.step.get() + 1);
+        self.story.say(|| format!("{now} {event:?}"));
+        self.checker.before(now, &event);
+        let taken = daemon.engine.take(now, self.wall_us, &self.actors[actor], event);
+        if self.story.on {
+            taken.actions.iter().for_each(|action| self.story.say(|| format!("    {action:?}")));
+            if taken.answer != Answer::Done {
+                self.story.say(|| format!("    = {:?}", taken.answer));
+            }
+        }
+        daemon.decided += taken.actions.len() as u64;
+        self.checker.after(now, &taken.answer, &taken.actions)?;
+        if self.story.step.get().is_multiple_of(1_000) {
+            self.checker.cross_check(now, daemon.engine.state(), &self.disk)?;
+        }
+        Ok(taken.answer)
+    }
+
+    // ---- commits -----------------------------------------------------------
+
+    /// Begins to write what was decided, unless a write is under way.
+    fn flush(&mut self) -> Result<(), Violation> {
+        let now = self.now();
+        let Some(daemon) = &mut self.daemon else { return Ok(()) };
+        if daemon.syncing.is_some() || daemon.engine.is_idle() {
+            return Ok(());
+        }
+        let (batch, told) = daemon.engine.close(now);
+        if batch.is_empty() {
+            return self.tell(told);
+        }
+        let ballast = daemon.engine.state().disk_full();
+        self.commits += 1;
+        let fate = self.fate(ballast);
+        let slow = self.rng.chance(5);
+        let delay = if slow { self.rng.within(S / 2, 15 * S) } else { self.rng.within(100, 5_000) };
+        self.timers.set(self.t + delay, Timer::Synced(self.life));
+        let told = match self.sabotage {
+            Some(Sabotage::AckBeforeSync) => {
+                self.tell(told)?;
+                Vec::new()
+            }
+            _ => told,
+        };
+        if let Some(daemon) = &mut self.daemon {
+            daemon.syncing = Some(Syncing { batch, told, fate });
+        }
+        Ok(())
+    }
+
+    fn fate(&mut self, ballast: bool) -> Fate {
+        match self.kill_at {
+            Some((commit, fate)) if commit == self.commits => return fate,
+            _ => {}
+        }
+        if self.disk.full && !ballast {
+            return Fate::Full;
+        }
+        if self.calm || !self.rng.chance(self.shape.faults.commits) {
+            return Fate::Synced;
+        }
+        self.rng.pick(&[
+            Fate::Unsynced,
+            Fate::KilledBefore,
+            Fate::KilledWithin,
+            Fate::KilledWithin,
+            Fate::KilledAfter,
+            Fate::PowerCut,
+        ])
+    }
+
+    /// A commit comes back, or its daemon dies in it.
+    pub(crate) fn synced(&mut self) -> Result<(), Violation> {
+        let Some(Syncing { batch, told, fate }) = self.daemon.as_mut().and_then(|daemon| daemon.syncing.take()) else {
+            return Ok(());
+        };
+        self.story.say(|| format!("{} commit of {} entries: {fate:?}", self.now(), batch.entries.len()));
+        match fate {
+            Fate::Synced => {
+                self.write(&batch)?;
+                self.tell(told)?;
+                self.proclaim(&batch);
+                self.flush()
+            }
+            Fate::Full => self.rebuild(),
+            Fate::Unsynced => {
+                self.checker.sync_failed();
+                self.write_perhaps(&batch)?;
+                if self.sabotage == Some(Sabotage::AckAfterFailedSync) {
+                    self.tell(told)?;
+                }
+                self.die(false);
+                Ok(())
+            }
+            Fate::KilledBefore => {
+                self.die(false);
+                Ok(())
+            }
+            Fate::KilledWithin => {
+                self.write_perhaps(&batch)?;
+                self.die(false);
+                Ok(())
+            }
+            Fate::KilledAfter => {
+                self.write(&batch)?;
+                self.die(false);
+                Ok(())
+            }
+            Fate::PowerCut => {
+                self.write_perhaps(&batch)?;
+                self.die(true);
+                Ok(())
+            }
+        }
+    }
+
+    /// A batch is whole or absent, whatever was going on when it was written.
+    fn write_perhaps(&mut self, batch: &Batch) -> Result<(), Violation> {
+        if self.sabotage == Some(Sabotage::TornBatch) {
+            self.disk.write_rows(batch);
+            return Ok(());
+        }
+        if self.rng.chance(500) { self.write(batch) } else { Ok(()) }
+    }
+
+    fn write(&mut self, batch: &Batch) -> Result<(), Violation> {
+        if self.sabotage == Some(Sabotage::LoseEntry) && self.commits.is_multiple_of(7) {
+            let mut lossy = batch.clone();
+            lossy.entries.pop();
+            self.disk.write(&lossy);
+            return self.checker.committed(&lossy, &self.disk);
+        }
+        self.disk.write(batch);
+        self.checker.committed(batch, &self.disk)
+    }
+
+    /// Answers leave the daemon.
+    fn tell(&mut self, told: Vec<Told>) -> Result<(), Violation> {
+        for Told { job, ask, answer, seq, fact } in told {
+            self.checker.acked(seq, fact)?;
+            if let Some(job) = job {
+                self.answered(job, ask, &answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// What became durable is known to the world: holders by long-poll, the host by errand.
+    fn proclaim(&mut self, batch: &Batch) {
+        for entry in &batch.entries {
+            match &entry.action {
+                Action::Grant { lease, cards, vram, epoch, .. } => {
+                    let index = |card: &sublet_core::ids::CardId| self.disk.rows.cards[card.0 as usize].facts.index;
+                    let cards = cards.iter().map(|card| index(card) as usize).collect();
+                    self.told_granted(*lease, *epoch, cards, *vram);
+                }
+                Action::End { lease, .. } => self.told_ended(*lease),
+                Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
+                Action::Bind { lease, process } => self.watch(*lease, *process),
+                Action::Retire { lease } => {
+                    if let Some(daemon) = &mut self.daemon {
+                        daemon.watch.remove(lease);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    // ---- the host's errands ------------------------------------------------
+
+    fn watch(&mut self, lease: LeaseId, root: ProcKey) {
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.watch.entry(lease).or_default().push(root);
+        if let Some(tree) = self.world.roots.get(&root).and_then(|tree| self.world.trees.get_mut(tree))
+            && !tree.leases.contains(&lease)
+        {
+            tree.leases.push(lease);
+        }
+        self.noticed(&[lease]);
+    }
+
+    /// The host says who of a holder's processes lives.
+    pub(crate) fn says(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        let Some(roots) = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(&lease)) else { return Ok(()) };
+        let trees = roots.iter().filter_map(|root| self.world.roots.get(root));
+        let processes: Vec<ProcKey> =
+            trees.filter_map(|tree| self.world.trees.get(tree)).flat_map(|tree| tree.live.iter().copied()).collect();
+        if !processes.is_empty() {
+            return self.report(Event::Members { lease, processes });
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.watch.remove(&lease);
+        }
+        self.report(Event::Gone { lease })
+    }
+
+    // ---- death and birth ---------------------------------------------------
+
+    /// The daemon dies, alone or with its host.
+    pub(crate) fn die(&mut self, host: bool) {
+        self.story.say(|| format!("{} the {} dies", self.now(), if host { "host" } else { "daemon" }));
+        self.daemon = None;
+        self.life += 1;
+        if host {
+            self.world.reboot();
+            self.jobs.iter_mut().for_each(crate::jobs::Job::rebooted);
+            for job in 0..self.jobs.len() as u32 {
+                if self.jobs[job as usize].stage == crate::jobs::Stage::Idle {
+                    let delay = self.rng.within(S, 30 * S);
+                    self.alarm(job, delay);
+                }
+            }
+            self.boot += 1;
+        }
+        let down = if self.rng.chance(800) { self.rng.within(S / 10, 3 * S) } else { self.rng.within(S, 100 * S) };
+        self.timers.set(self.t + down, Timer::Restart);
+    }
+
+    /// A daemon starts from what the disk has.
+    pub(crate) fn restart(&mut self) -> Result<(), Violation> {
+        if self.booted != self.boot {
+            // A new boot's clock goes on where the last one was seen.
+            let resumed = self.disk.clock.0 + self.rng.below(S);
+            self.lag = self.t - resumed;
+            self.booted = self.boot;
+        }
+        self.begin();
+        self.checker.restarted(&self.disk)?;
+        let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_epoch.0 + 1_000 } else { 1 };
+        let started = Event::Started {
+            boot: format!("boot-{}", self.boot),
+            clock_offset_us: (self.lag as i64).wrapping_neg(),
+            epoch_floor: Epoch(epoch_floor),
+        };
+        self.take(self.callers.len(), started)?;
+        self.look_around()
+    }
+
+    /// A commit found the disk full: what was decided and not written never was.
+    fn rebuild(&mut self) -> Result<(), Violation> {
+        self.story.say(|| format!("{} the state is rebuilt from the disk", self.now()));
+        self.life += 1;
+        self.begin();
+        self.checker.rebuilt(&self.disk)?;
+        self.take(self.callers.len(), Event::DiskFilled)?;
+        self.look_around()
+    }
+
+    fn begin(&mut self) {
+        let mut engine = Engine::new(self.disk.rows.clone(), self.shape.policy.clone());
+        engine.state_mut().plant(self.mutant);
+        self.daemon = Some(Daemon {
+            engine,
+            syncing: None,
+            decided: self.disk.seq,
+            stalled_until: None,
+            pile: Vec::new(),
+            watch: BTreeMap::new(),
+        });
+    }
+
+    fn look_around(&mut self) -> Result<(), Violation> {
+        self.take(self.callers.len(), Event::Listed(eyes::list(&self.world)))?;
+        let bound: Vec<(LeaseId, Vec<ProcKey>)> = {
+            let rows = self.disk.rows.leases.values();
+            rows.filter(|lease| !lease.roots.is_empty()).map(|lease| (lease.id, lease.roots.clone())).collect()
+        };
+        for (lease, roots) in bound {
+            roots.into_iter().for_each(|root| self.watch(lease, root));
+        }
+        for card in 0..self.world.cards.len() as u16 {
+            let delay = self.rng.below(S / 2);
+            self.timers.set(self.t + delay, Timer::Look(self.life, card));
+        }
+        self.timers.set(self.t, Timer::Tick(self.life));
+        self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
+        self.flush()
+    }
+
+    // ---- stalls ------------------------------------------------------------
+
+    /// The loop stops for a while; requests pile up.
+    pub(crate) fn stall(&mut self, length_us: u64) {
+        if let Some(daemon) = &mut self.daemon
+            && daemon.stalled_until.is_none()
+        {
+            let until = self.t + length_us;
+            daemon.stalled_until = Some(until);
+            self.timers.set(until, Timer::StallOver(self.life));
+        }
+    }
+
+    /// The loop goes on: first with what was asked meanwhile.
+    pub(crate) fn stall_over(&mut self) -> Result<(), Violation> {
+        let Some(daemon) = &mut self.daemon else { return Ok(()) };
+        daemon.stalled_until = None;
+        for call in std::mem::take(&mut daemon.pile) {
+            self.call(call)?;
+        }
+        Ok(())
+    }
+}
+
+/// Who acts, by number: the tenants, the operator, the daemon itself.
+pub fn actors(tenants: usize) -> Vec<Arc<str>> {
+    (0..=tenants).map(|n| Arc::from(tenant_name(n, tenants).as_str())).chain([Arc::from("daemon")]).collect()
+}
+
+/// A tenant's name; the one after the last is the operator.
+pub fn tenant_name(number: usize, tenants: usize) -> String {
+    if number == tenants { "uid:0".to_owned() } else { format!("uid:{}", 1000 + number) }
+}

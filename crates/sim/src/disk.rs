@@ -1,0 +1,80 @@
+//! What a journal keeps: tables of rows, and a log of entries, changed by whole
+//! batches only.
+//!
+//! The log itself is not kept, only what folding it gives ([`Disk::fold`]) and
+//! its length, so that a run of a billion steps needs no more memory than a
+//! short one.
+
+use std::collections::BTreeMap;
+use sublet_core::rows::Rows;
+use sublet_core::units::Time;
+use sublet_journal::Batch;
+
+/// History is remembered for so many leases.
+const PAST_MAX: usize = 20_000;
+
+/// The tables, and the log's end.
+#[derive(Debug, Default)]
+pub struct Disk {
+    /// The tables of live things.
+    pub rows: Rows,
+    /// The log's entries so far, applied one by one to nothing.
+    pub fold: Rows,
+    /// Ended leases by number, with the epoch they were granted with.
+    pub past: BTreeMap<u64, Option<u64>>,
+    /// The greatest time ever committed.
+    pub clock: Time,
+    /// The number of the log's last entry.
+    pub seq: u64,
+    /// Nothing new fits, unless the ballast is given up.
+    pub full: bool,
+}
+
+impl Disk {
+    /// Writes a batch: the tables as the journal would, then the log.
+    pub fn write(&mut self, batch: &Batch) {
+        self.write_rows(batch);
+        self.write_log(batch);
+    }
+
+    /// The part of a batch that goes to the tables.
+    pub fn write_rows(&mut self, batch: &Batch) {
+        if let Some(meta) = &batch.meta {
+            self.rows.meta = meta.clone();
+        }
+        for (id, tenant) in &batch.tenants {
+            put(&mut self.rows.tenants, id.0 as usize, tenant.clone());
+        }
+        for (id, card) in &batch.cards {
+            put(&mut self.rows.cards, usize::from(id.0), card.clone());
+        }
+        for id in &batch.gone {
+            self.rows.leases.remove(id);
+        }
+        for lease in &batch.leases {
+            self.rows.leases.insert(lease.id, lease.clone());
+        }
+        for ended in &batch.past {
+            self.past.insert(ended.id.0, ended.hold.as_ref().map(|hold| hold.epoch.0));
+        }
+        while self.past.len() > PAST_MAX {
+            self.past.pop_first();
+        }
+    }
+
+    /// The part of a batch that goes to the log.
+    pub fn write_log(&mut self, batch: &Batch) {
+        for entry in &batch.entries {
+            self.fold.apply(&entry.action);
+        }
+        self.seq += batch.entries.len() as u64;
+        self.clock = batch.entries.iter().map(|entry| entry.at).fold(self.clock.max(batch.at), Time::max);
+    }
+}
+
+fn put<T>(table: &mut Vec<T>, at: usize, row: T) {
+    match table.get_mut(at) {
+        Some(old) => *old = row,
+        None => table.push(row),
+    }
+}

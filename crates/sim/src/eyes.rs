@@ -1,0 +1,29 @@
+//! What a driver would say of the truth, sooner or later, or not at all.
+
+use crate::rng::Rng;
+use crate::world::{Ail, Gpu, World};
+use sublet_core::reading::{CardFacts, Reading, Resident, Unreadable, Used};
+
+/// One look at a card.
+pub fn look(gpu: &Gpu, rng: &mut Rng, failing: u64) -> Reading {
+    match gpu.ail {
+        Ail::Mute => return Reading::Unreadable(Unreadable::NoAnswer),
+        Ail::Lost => return Reading::Unreadable(Unreadable::Lost),
+        _ => {}
+    }
+    if failing > 0 && rng.chance(failing) {
+        return Reading::Unreadable(match rng.below(4) {
+            0 => Unreadable::Lost,
+            1 => Unreadable::Failed("unknown error".to_owned()),
+            _ => Unreadable::NoAnswer,
+        });
+    }
+    let hidden = |resident: &Resident| Resident { bytes: None, ..resident.clone() };
+    let processes = if gpu.coarse { gpu.residents.iter().map(hidden).collect() } else { gpu.residents.clone() };
+    Reading::Used(Used { free: gpu.free(), processes, coarse: gpu.coarse })
+}
+
+/// The cards that the driver lists.
+pub fn list(world: &World) -> Vec<CardFacts> {
+    world.cards.iter().filter(|gpu| gpu.ail != Ail::Hidden).map(|gpu| gpu.facts.clone()).collect()
+}

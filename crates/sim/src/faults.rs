@@ -1,0 +1,218 @@
+//! What goes wrong, and what people do who mean no good or know no better.
+
+use crate::checker::Violation;
+use crate::daemon::Call;
+use crate::shape::{S, policy};
+use crate::sim::Sim;
+use crate::timers::Timer;
+use crate::world::Ail;
+use sublet_core::event::Event;
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::units::{Bytes, Span};
+
+impl Sim<'_> {
+    // ---- strangers ---------------------------------------------------------
+
+    pub(crate) fn again_stranger(&mut self) {
+        if self.shape.faults.strangers_s > 0 && !self.calm {
+            let delay = self.rng.within(S / 2, self.shape.faults.strangers_s * S);
+            self.timers.set(self.t + delay, Timer::Stranger);
+        }
+    }
+
+    pub(crate) fn stranger(&mut self) -> Result<(), Violation> {
+        self.again_stranger();
+        if self.calm {
+            return Ok(());
+        }
+        let tree = self.world.spawn();
+        let card = self.rng.below(self.world.cards.len() as u64) as usize;
+        let most = self.rng.pick(&[300, 4_000, 20_000]);
+        let bytes = Bytes::mib(self.rng.within(1, most));
+        let graphics = self.rng.chance(200);
+        let process = self.world.trees[&tree].live[0];
+        self.world.allocate(card, process, bytes, graphics);
+        let stay = self.rng.within(S, 60 * S);
+        self.timers.set(self.t + stay, Timer::Exit(tree));
+        Ok(())
+    }
+
+    // ---- faults ------------------------------------------------------------
+
+    pub(crate) fn again_fault(&mut self) {
+        if self.shape.faults.every_s > 0 && !self.calm {
+            let delay = self.rng.within(S, self.shape.faults.every_s * S);
+            self.timers.set(self.t + delay, Timer::Fault);
+        }
+    }
+
+    pub(crate) fn fault(&mut self) -> Result<(), Violation> {
+        self.again_fault();
+        if self.calm {
+            return Ok(());
+        }
+        match self.rng.below(15) {
+            0..=2 => self.stall_short(),
+            3..=4 => self.stall_long(),
+            5 => return self.suspend(),
+            6 => self.jump(),
+            7 if self.daemon.is_some() => self.die(false),
+            8 if self.daemon.is_some() && self.rng.chance(300) => self.die(true),
+            9 => self.fill_disk(),
+            10 => return self.reload(),
+            11 => self.remodel(),
+            _ => self.ail(),
+        }
+        Ok(())
+    }
+
+    fn stall_short(&mut self) {
+        let length = self.rng.within(S, 9 * S);
+        self.stall(length);
+    }
+
+    fn stall_long(&mut self) {
+        let length = self.rng.within(9 * S, 3 * self.shape.ttl_max_s * S);
+        self.stall(length);
+    }
+
+    /// The host sleeps: the wall clock goes on, the waking clock does not.
+    fn suspend(&mut self) -> Result<(), Violation> {
+        self.wall_us += self.rng.below(100_000 * S);
+        self.report(Event::Awoke)
+    }
+
+    /// The wall clock is set, by years.
+    fn jump(&mut self) {
+        const YEAR: u64 = 365 * 86_400 * S;
+        let by = self.rng.within(0, 3 * YEAR);
+        self.wall_us = if self.rng.chance(500) { self.wall_us + by } else { self.wall_us.saturating_sub(by) };
+    }
+
+    fn fill_disk(&mut self) {
+        self.disk.full = true;
+        let delay = self.rng.within(S, 100 * S);
+        self.timers.set(self.t + delay, Timer::DiskFreed);
+    }
+
+    pub(crate) fn disk_freed(&mut self) -> Result<(), Violation> {
+        self.disk.full = false;
+        let told = self.daemon.as_ref().is_some_and(|daemon| daemon.engine.state().disk_full());
+        match told {
+            true if self.daemon.as_ref().is_some_and(|daemon| daemon.stalled_until.is_some()) => {
+                self.timers.set(self.t + 10 * S, Timer::DiskFreed);
+                Ok(())
+            }
+            true => self.report(Event::DiskFreed),
+            false => Ok(()),
+        }
+    }
+
+    /// The configuration is read anew.
+    fn reload(&mut self) -> Result<(), Violation> {
+        if self.daemon.as_ref().is_none_or(|daemon| daemon.stalled_until.is_some()) {
+            return Ok(());
+        }
+        let old = &self.shape.policy;
+        let (period, queue_max, places) = (old.period, old.queue_max, old.caps.places);
+        let mut new = policy(&mut self.rng, false);
+        (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
+        new.margin = Bytes::mib(self.rng.within(0, 1_000));
+        new.wait = Span::secs(86_400);
+        self.shape.policy = new.clone();
+        self.report(Event::Configured(new))
+    }
+
+    /// Something about a card is not what it was.
+    fn remodel(&mut self) {
+        let card = self.rng.below(self.world.cards.len() as u64) as usize;
+        let facts = &mut self.world.cards[card].facts;
+        match self.rng.below(3) {
+            0 => facts.display = !facts.display,
+            1 => facts.context = Some(Bytes::mib(self.rng.within(100, 600))),
+            _ => facts.unusable = facts.unusable.is_none().then(|| "MIG is on".to_owned()),
+        }
+    }
+
+    fn ail(&mut self) {
+        let card = self.rng.below(self.world.cards.len() as u64) as u16;
+        self.world.cards[card as usize].ail = self.rng.pick(&[Ail::Mute, Ail::Mute, Ail::Lost, Ail::Hidden]);
+        let delay = self.rng.within(S, 60 * S);
+        self.timers.set(self.t + delay, Timer::Heal(card));
+    }
+
+    pub(crate) fn heal(&mut self, card: u16) -> Result<(), Violation> {
+        self.world.cards[card as usize].ail = Ail::Well;
+        if self.rng.chance(500) { self.clear(card as usize) } else { Ok(()) }
+    }
+
+    // ---- operators and others ----------------------------------------------
+
+    fn operator(&mut self, event: Event) -> Result<(), Violation> {
+        self.call(Call { by: self.callers.len() - 1, event, job: None })
+    }
+
+    /// An operator trusts a card again.
+    pub(crate) fn clear(&mut self, card: usize) -> Result<(), Violation> {
+        let by = self.callers[self.callers.len() - 1].clone();
+        let card = self.world.cards[card].facts.uuid.clone();
+        self.operator(Event::Cleared { by, card })
+    }
+
+    /// An operator ends a lease.
+    pub(crate) fn revoke(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        let by = self.callers[self.callers.len() - 1].clone();
+        self.operator(Event::Released { by, lease, epoch: None })
+    }
+
+    pub(crate) fn operate(&mut self) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        let delay = self.rng.within(S, 120 * S);
+        self.timers.set(self.t + delay, Timer::Operator);
+        let card = self.rng.below(self.world.cards.len() as u64) as usize;
+        let by = self.callers[self.callers.len() - 1].clone();
+        match self.rng.below(6) {
+            0 => {
+                let card = self.world.cards[card].facts.uuid.clone();
+                self.operator(Event::Drained { by, card })
+            }
+            1 => {
+                let lease = self.some_lease();
+                self.revoke(lease)
+            }
+            _ => self.clear(card),
+        }
+    }
+
+    /// A lease that exists, or did, or will.
+    fn some_lease(&mut self) -> LeaseId {
+        let next = self.disk.rows.meta.next_lease;
+        LeaseId(self.rng.within(next.saturating_sub(2 * self.jobs.len() as u64 + 3), next + 1))
+    }
+
+    /// Somebody calls with what is not theirs, or not any more.
+    pub(crate) fn mischief(&mut self) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        let delay = self.rng.within(S / 4, 8 * S);
+        self.timers.set(self.t + delay, Timer::Mischief);
+        let number = self.rng.below(self.callers.len() as u64) as usize;
+        let (by, lease) = (self.callers[number].clone(), self.some_lease());
+        let next = self.disk.rows.meta.next_epoch.0;
+        let epoch = Epoch(self.rng.within(next.saturating_sub(30), next + 2));
+        let process = ProcKey { pid: self.rng.below(500) as u32, start: self.rng.below(1_000) };
+        let card = format!("GPU-{}", self.rng.below(self.world.cards.len() as u64 + 1));
+        let event = match self.rng.below(10) {
+            0..=3 => Event::Renewed { by, lease, epoch },
+            4..=6 => Event::Bound { by, lease, epoch, process },
+            7 if self.rng.chance(300) => Event::Released { by, lease, epoch: Some(epoch) },
+            7 | 8 if !by.operator => Event::Cleared { by, card },
+            _ if !by.operator => Event::Drained { by, card },
+            _ => Event::Renewed { by, lease, epoch },
+        };
+        self.call(Call { by: number, event, job: None })
+    }
+}

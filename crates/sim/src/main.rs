@@ -1,0 +1,111 @@
+//! `sublet-sim`: runs seeds, tells the story of one that fails, and proves that
+//! planted bugs are noticed.
+
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use sublet_sim::mutants::{Planted, hunt};
+use sublet_sim::run::{Options, Passed, run, tell};
+
+/// Seeds within which a planted bug must be caught.
+const HUNT_SEEDS: u64 = 400;
+
+/// Simulates the lease service from seeds, with faults, and checks the rules.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds.
+    #[arg(long, default_value_t = 200)]
+    seeds: u64,
+    /// Events for each seed, before the world calms down.
+    #[arg(long, default_value_t = 2_000)]
+    steps: u64,
+    /// Go on with further seeds for so many minutes.
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// Plant every bug in turn; each must be caught.
+    #[arg(long)]
+    mutants: bool,
+    /// Print events per second, checker on.
+    #[arg(long)]
+    speed: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.mutants { mutants(&args) } else { seeds(&args) }
+}
+
+fn seeds(args: &Args) -> ExitCode {
+    let options = Options { steps: args.steps, ..Options::default() };
+    let begun = Instant::now();
+    let enough = |done: u64| match args.minutes {
+        Some(minutes) => begun.elapsed() >= Duration::from_secs(60 * minutes),
+        None => done >= args.seeds,
+    };
+    let (mut done, mut sum) = (0, Passed::default());
+    while !enough(done) {
+        match run(args.seed + done, options) {
+            Ok(passed) => sum = add(sum, passed),
+            Err(failure) => {
+                tell(failure.seed, options).iter().for_each(|line| println!("{line}"));
+                println!("{failure}");
+                println!("hint: sublet-sim --seed {} --seeds 1 --steps {}", failure.seed, args.steps);
+                return ExitCode::FAILURE;
+            }
+        }
+        done += 1;
+    }
+    let Passed { events, commits, lives, next_lease, entries } = sum;
+    println!(
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts: all rules kept"
+    );
+    if args.speed {
+        println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
+    }
+    ExitCode::SUCCESS
+}
+
+fn add(a: Passed, b: Passed) -> Passed {
+    Passed {
+        events: a.events + b.events,
+        commits: a.commits + b.commits,
+        lives: a.lives + b.lives,
+        next_lease: a.next_lease + b.next_lease,
+        entries: a.entries + b.entries,
+    }
+}
+
+fn mutants(args: &Args) -> ExitCode {
+    // A mutant may make core panic; the table says so in a line.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut survivors = 0;
+    println!("| mutant | rule | caught at | how |\n|---|---|---|---|");
+    for planted in Planted::all() {
+        match hunt(planted, args.seed..args.seed + HUNT_SEEDS, args.steps) {
+            Some(failure) => println!(
+                "| {} | {} | seed {}, step {} | {} |",
+                planted.name(),
+                failure.violation.rule,
+                failure.seed,
+                failure.step,
+                short(&failure.violation.what)
+            ),
+            None => {
+                survivors += 1;
+                println!("| {} | | never, in {HUNT_SEEDS} seeds | |", planted.name());
+            }
+        }
+    }
+    if survivors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A message's beginning: the rest is the books, which the story tells better.
+fn short(what: &str) -> String {
+    match what.char_indices().nth(140) {
+        Some((end, _)) => format!("{} …", &what[..end]),
+        None => what.to_owned(),
+    }
+}

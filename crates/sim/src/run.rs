@@ -1,0 +1,89 @@
+//! A seed becomes a verdict; a broken rule becomes a story.
+
+use crate::checker::Violation;
+use crate::daemon::Fate;
+use crate::mutants::Planted;
+use crate::sim::Sim;
+use crate::story::Story;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// How a seed is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Events before the world calms down.
+    pub steps: u64,
+    /// A bug, if one is planted.
+    pub planted: Option<Planted>,
+    /// A commit to die in, and how.
+    pub kill_at: Option<(u64, Fate)>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { steps: 2_000, planted: None, kill_at: None }
+    }
+}
+
+/// What a run without fault came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Events taken in.
+    pub events: u64,
+    /// Batches closed.
+    pub commits: u64,
+    /// Daemons that lived.
+    pub lives: u32,
+    /// The number the next lease would have.
+    pub next_lease: u64,
+    /// The number of the log's last entry.
+    pub entries: u64,
+}
+
+/// A run that broke a rule.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed to run again.
+    pub seed: u64,
+    /// The event at which it was noticed.
+    pub step: u64,
+    /// Which rule, and how.
+    pub violation: Violation,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} broke a rule at step {}: {}", self.seed, self.step, self.violation)
+    }
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, options: Options) -> Result<Passed, Failure> {
+    run_with(seed, options, &Story::default())
+}
+
+/// Runs a seed again and gives its last lines.
+pub fn tell(seed: u64, options: Options) -> Vec<String> {
+    let story = Story::told();
+    // The verdict is known; this is about how it came to it.
+    let _ = run_with(seed, options, &story);
+    story.lines()
+}
+
+fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failure> {
+    let verdict = catch_unwind(AssertUnwindSafe(|| {
+        let mut sim = Sim::new(seed, story, options.planted, options.kill_at);
+        sim.run(options.steps).map(|()| Passed {
+            events: story.step.get(),
+            commits: sim.commits,
+            lives: sim.life,
+            next_lease: sim.disk.rows.meta.next_lease,
+            entries: sim.disk.seq,
+        })
+    }));
+    let failed = |violation| Failure { seed, step: story.step.get(), violation };
+    match verdict {
+        Ok(verdict) => verdict.map_err(failed),
+        Err(_) => Err(failed(Violation { rule: 0, what: "it panicked; the message is above".to_owned() })),
+    }
+}

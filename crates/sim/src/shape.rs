@@ -1,0 +1,118 @@
+//! What kind of world a seed makes: how many cards, people and faults.
+
+use crate::rng::Rng;
+use sublet_core::policy::{Caps, HeadStart, Policy, Renewal};
+use sublet_core::reading::CardFacts;
+use sublet_core::units::{Bytes, Span};
+
+/// One second, in µs.
+pub const S: u64 = 1_000_000;
+
+/// The fixed properties of a world.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its cards; whether each hides the bytes per process.
+    pub cards: Vec<(CardFacts, bool)>,
+    /// Tenants beside the operator.
+    pub tenants: usize,
+    /// Jobs that live, wait or think at a time.
+    pub jobs: usize,
+    /// The rules of the house.
+    pub policy: Policy,
+    /// From tick to tick.
+    pub tick_us: u64,
+    /// Longest term anybody asks for.
+    pub ttl_max_s: u64,
+    /// How often things go wrong.
+    pub faults: Rates,
+}
+
+/// How often things go wrong, in thousandths where nothing else is said.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Of looks that fail.
+    pub looks: u64,
+    /// Of looks that take longer than a period.
+    pub slow: u64,
+    /// Of commits that something happens to.
+    pub commits: u64,
+    /// Seconds from one larger fault to the next, at the most; zero: none.
+    pub every_s: u64,
+    /// Seconds from one stranger to the next, at the most; zero: none.
+    pub strangers_s: u64,
+}
+
+impl Shape {
+    /// The world of a seed.
+    pub fn draw(rng: &mut Rng) -> Shape {
+        let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
+        let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
+        let crowded = rng.chance(30);
+        let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * cards.len() as u64 + 10) };
+        let tenants = rng.within(1, 6) as usize;
+        Shape {
+            tenants,
+            jobs: jobs as usize,
+            policy: policy(rng, crowded),
+            tick_us: rng.pick(&[S / 4, S / 2, S, S]),
+            ttl_max_s: rng.pick(&[10, 30, 60, 120]),
+            faults: rates(rng),
+            cards,
+        }
+    }
+}
+
+fn card(rng: &mut Rng, index: u32) -> (CardFacts, bool) {
+    let (gib, name) = rng.pick(&[(8, "Tiny 8"), (24, "Desk 24"), (24, "Desk 24"), (80, "Rack 80")]);
+    let facts = CardFacts {
+        uuid: format!("GPU-{index}"),
+        index,
+        name: name.to_owned(),
+        total: Bytes::gib(gib),
+        display: rng.chance(150),
+        context: rng.chance(300).then(|| Bytes::mib(rng.within(200, 700))),
+        unusable: None,
+    };
+    (facts, rng.chance(100))
+}
+
+/// Rules of a house, most of them tight enough to be felt.
+pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
+    let tight = |rng: &mut Rng| rng.chance(300);
+    let caps = Caps {
+        vram: tight(rng).then(|| Bytes::gib(rng.within(4, 60))),
+        leases: tight(rng).then(|| rng.within(1, 6) as u32),
+        places: if crowded { 1_000 } else { rng.pick(&[2, 5, 20, 1_000]) },
+    };
+    Policy {
+        renewal: match rng.below(4) {
+            0 => Renewal::Below { percent: 25 },
+            1 => Renewal::Every(Span::secs(rng.within(2, 20))),
+            _ => Renewal::At { percent: 70, jitter: 10 },
+        },
+        hold_cap: Span::secs(rng.pick(&[20, 60, 300, 1_800])),
+        head_start: rng.chance(500).then(HeadStart::default).unwrap_or(HeadStart {
+            interactive: Span::secs(60),
+            batch: Span::secs(20),
+            spot: Span::ZERO,
+            priority: Span::secs(3),
+        }),
+        period: Span::secs(rng.pick(&[1, 1, 2, 5])),
+        grace: Span::secs(rng.pick(&[5, 20, 60])),
+        queue_max: if crowded { rng.pick(&[1_000, 100_000]) } else { rng.pick(&[4, 16, 64, 100_000]) },
+        caps,
+        ..Policy::default()
+    }
+}
+
+fn rates(rng: &mut Rng) -> Rates {
+    let gentle = rng.chance(150);
+    let pick = |rng: &mut Rng, from: &[u64]| if gentle { 0 } else { rng.pick(from) };
+    Rates {
+        looks: pick(rng, &[0, 10, 50, 200]),
+        slow: pick(rng, &[0, 10, 100]),
+        commits: pick(rng, &[0, 2, 10, 40]),
+        every_s: pick(rng, &[0, 10, 60, 300]),
+        strangers_s: pick(rng, &[0, 5, 30, 120]),
+    }
+}

@@ -1,0 +1,287 @@
+//! The loop: what is due next happens, in a world that one seed made.
+
+use crate::checker::{Checker, Violation};
+use crate::daemon::{Daemon, Fate, actors, tenant_name};
+use crate::disk::Disk;
+use crate::eyes;
+use crate::jobs::{Job, Stage};
+use crate::mutants::{Planted, Sabotage};
+use crate::rng::Rng;
+use crate::shape::{S, Shape};
+use crate::story::Story;
+use crate::timers::{Timer, Timers};
+use crate::world::{Ail, World};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use sublet_core::event::{Caller, Event};
+use sublet_core::ids::LeaseId;
+use sublet_core::mutant::Mutant;
+use sublet_core::reading::{Observation, Reading};
+use sublet_core::rows::Phase;
+use sublet_core::units::Time;
+
+/// Waiters that are served one by one when the world calms down; the others give up.
+const CALM_WAITERS: usize = 120;
+
+/// Everything there is, for one seed.
+#[derive(Debug)]
+pub struct Sim<'a> {
+    pub(crate) rng: Rng,
+    pub(crate) shape: Shape,
+    pub(crate) story: &'a Story,
+    /// True time, in µs.
+    pub(crate) t: u64,
+    /// True time less the daemon's time.
+    pub(crate) lag: u64,
+    pub(crate) wall_us: u64,
+    pub(crate) timers: Timers,
+    pub(crate) world: World,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) by_lease: BTreeMap<LeaseId, u32>,
+    pub(crate) disk: Disk,
+    pub(crate) daemon: Option<Daemon>,
+    /// Which daemon lives; timers of earlier ones are void.
+    pub(crate) life: u32,
+    pub(crate) boot: u32,
+    pub(crate) booted: u32,
+    pub(crate) commits: u64,
+    pub(crate) checker: Checker,
+    pub(crate) callers: Vec<Caller>,
+    pub(crate) actors: Vec<Arc<str>>,
+    pub(crate) calm: bool,
+    pub(crate) mutant: Option<Mutant>,
+    pub(crate) sabotage: Option<Sabotage>,
+    pub(crate) kill_at: Option<(u64, Fate)>,
+    looks: Vec<Option<Look>>,
+}
+
+/// A look under way.
+#[derive(Debug)]
+struct Look {
+    card: u16,
+    begun: Time,
+    /// What was seen, if it was seen at once.
+    reading: Option<Reading>,
+}
+
+impl<'a> Sim<'a> {
+    /// The world of a seed, with a bug planted or not, and a commit to die in or not.
+    pub fn new(seed: u64, story: &'a Story, planted: Option<Planted>, kill_at: Option<(u64, Fate)>) -> Sim<'a> {
+        let mut rng = Rng::new(seed);
+        let shape = Shape::draw(&mut rng);
+        let world = World::new(&shape, &mut rng);
+        let caller = |n| Caller { tenant: tenant_name(n, shape.tenants), operator: n == shape.tenants };
+        Sim {
+            t: 1_000 * S,
+            lag: 1_000 * S - rng.below(100 * S),
+            wall_us: rng.below(4_000_000_000_000_000),
+            timers: Timers::default(),
+            jobs: (0..shape.jobs).map(|_| Job::new(rng.below(shape.tenants as u64) as usize)).collect(),
+            by_lease: BTreeMap::new(),
+            disk: Disk::default(),
+            daemon: None,
+            life: 0,
+            boot: 0,
+            booted: 0,
+            commits: 0,
+            checker: Checker::new(shape.policy.clone()),
+            callers: (0..=shape.tenants).map(caller).collect(),
+            actors: actors(shape.tenants),
+            calm: false,
+            mutant: planted.and_then(Planted::mutant),
+            sabotage: planted.and_then(Planted::sabotage),
+            kill_at,
+            looks: Vec::new(),
+            world,
+            story,
+            rng,
+            shape,
+        }
+    }
+
+    /// The daemon's time.
+    pub fn now(&self) -> Time {
+        Time(self.t - self.lag)
+    }
+
+    /// So many events, then calm.
+    pub fn run(&mut self, steps: u64) -> Result<(), Violation> {
+        self.restart()?;
+        for job in 0..self.jobs.len() as u32 {
+            let delay = self.rng.below(20 * S);
+            self.alarm(job, delay);
+        }
+        self.timers.set(self.t + S, Timer::Mischief);
+        self.timers.set(self.t + S, Timer::Operator);
+        self.again_fault();
+        self.again_stranger();
+        while self.story.step.get() < steps {
+            self.turn()?;
+        }
+        self.calm_down()
+    }
+
+    fn turn(&mut self) -> Result<(), Violation> {
+        let Some((at, timer)) = self.timers.pop() else { return Ok(()) };
+        self.wall_us += at.saturating_sub(self.t);
+        self.t = self.t.max(at);
+        if let Some(until) = self.daemon.as_ref().and_then(|daemon| daemon.stalled_until)
+            && matches!(timer, Timer::Tick(_) | Timer::Seen(..) | Timer::Synced(_) | Timer::Says(..) | Timer::Relist(_))
+        {
+            self.timers.set(until, timer);
+            return Ok(());
+        }
+        match timer {
+            Timer::Tick(life) if life == self.life => self.tick(),
+            Timer::Look(life, card) if life == self.life => self.look(card),
+            Timer::Seen(life, look) => self.seen(life, look),
+            Timer::Synced(life) if life == self.life => self.synced(),
+            Timer::Says(life, lease) if life == self.life => self.says(LeaseId(lease)),
+            Timer::Relist(life) if life == self.life => self.relist(),
+            Timer::StallOver(life) if life == self.life => self.stall_over(),
+            Timer::Restart if self.daemon.is_none() => self.restart(),
+            Timer::Wake(job, turn) => self.wake(job, turn),
+            Timer::Exit(tree) => {
+                let leases = self.world.exit(tree);
+                self.noticed(&leases);
+                Ok(())
+            }
+            Timer::Stranger => self.stranger(),
+            Timer::Fault => self.fault(),
+            Timer::Heal(card) => self.heal(card),
+            Timer::Mischief => self.mischief(),
+            Timer::Operator => self.operate(),
+            Timer::DiskFreed => self.disk_freed(),
+            _ => Ok(()),
+        }
+    }
+
+    fn tick(&mut self) -> Result<(), Violation> {
+        self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
+        self.report(Event::Ticked)
+    }
+
+    // ---- eyes --------------------------------------------------------------
+
+    fn look(&mut self, card: u16) -> Result<(), Violation> {
+        let period = self.shape.policy.period.0;
+        self.timers.set(self.t + period, Timer::Look(self.life, card));
+        let failing = if self.calm { 0 } else { self.shape.faults.looks };
+        let slow = !self.calm && self.rng.chance(self.shape.faults.slow);
+        let delay = if slow { self.rng.within(period, 4 * period) } else { self.rng.below(period / 20) };
+        let at_once = self.rng.chance(500);
+        let reading = at_once.then(|| eyes::look(&self.world.cards[card as usize], &mut self.rng, failing));
+        let look = Look { card, begun: self.now(), reading };
+        let place = self.looks.iter().position(Option::is_none).unwrap_or(self.looks.len());
+        match self.looks.get_mut(place) {
+            Some(free) => *free = Some(look),
+            None => self.looks.push(Some(look)),
+        }
+        self.timers.set(self.t + delay, Timer::Seen(self.life, place as u32));
+        Ok(())
+    }
+
+    fn seen(&mut self, life: u32, place: u32) -> Result<(), Violation> {
+        let Some(Look { card, begun, reading }) = self.looks[place as usize].take() else { return Ok(()) };
+        if life != self.life {
+            return Ok(());
+        }
+        let failing = if self.calm { 0 } else { self.shape.faults.looks };
+        let gpu = &self.world.cards[card as usize];
+        let reading = reading.unwrap_or_else(|| eyes::look(gpu, &mut self.rng, failing));
+        let uuid = self.world.cards[card as usize].facts.uuid.clone();
+        self.report(Event::Observed { card: uuid, observation: Observation { begun, reading } })
+    }
+
+    pub(crate) fn relist(&mut self) -> Result<(), Violation> {
+        self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
+        if !self.disk.full {
+            // A full disk is looked at again and again.
+            self.disk_freed()?;
+        }
+        if self.calm {
+            // A look from before the calm may have taken a card out of service.
+            (0..self.world.cards.len()).try_for_each(|card| self.clear(card))?;
+            self.orphans().into_iter().try_for_each(|lease| self.revoke(lease))?;
+            self.thin_out()?;
+        }
+        self.report(Event::Listed(eyes::list(&self.world)))
+    }
+
+    // ---- calm --------------------------------------------------------------
+
+    /// No faults, no strangers, everybody gives back: then everybody is served.
+    fn calm_down(&mut self) -> Result<(), Violation> {
+        self.story.say(|| format!("{} the world calms down", self.now()));
+        self.calm = true;
+        self.disk.full = false;
+        for card in 0..self.world.cards.len() {
+            self.world.cards[card].ail = Ail::Well;
+            self.world.cards[card].facts.unusable = None;
+        }
+        let known: Vec<u32> = self.jobs.iter().filter_map(|job| job.tree).collect();
+        let loose: Vec<u32> = self.world.trees.keys().copied().filter(|tree| !known.contains(tree)).collect();
+        for tree in loose {
+            let leases = self.world.exit(tree);
+            self.noticed(&leases);
+        }
+        self.world.vacate_all();
+        self.wait_for_daemon()?;
+        self.open_all()?;
+        self.thin_out()?;
+        let longest = 3 * self.shape.ttl_max_s * S + self.shape.policy.grace.0 + 10 * self.shape.policy.period.0;
+        let mut waiting = self.checker.hopeful();
+        let mut last = self.t;
+        while waiting > 0 {
+            self.turn()?;
+            if self.checker.hopeful() != waiting {
+                (waiting, last) = (self.checker.hopeful(), self.t);
+            } else if self.t > last + longest + 60 * S {
+                return Err(self.checker.starved(self.now()));
+            }
+        }
+        let now = self.now();
+        match &self.daemon {
+            Some(daemon) => self.checker.cross_check(now, daemon.engine.state(), &self.disk),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_for_daemon(&mut self) -> Result<(), Violation> {
+        while self.daemon.as_ref().is_none_or(|daemon| daemon.stalled_until.is_some()) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    fn open_all(&mut self) -> Result<(), Violation> {
+        self.report(Event::DiskFreed)?;
+        self.report(Event::Listed(eyes::list(&self.world)))?;
+        for card in 0..self.world.cards.len() {
+            self.clear(card)?;
+        }
+        for job in 0..self.jobs.len() as u32 {
+            if self.jobs[job as usize].stage != Stage::Idle {
+                let delay = self.rng.below(2 * S);
+                self.alarm(job, delay);
+            }
+        }
+        Ok(())
+    }
+
+    /// Holders whose owners never heard of it.
+    fn orphans(&self) -> Vec<LeaseId> {
+        let job = |lease: &LeaseId| self.by_lease.get(lease).map(|job| &self.jobs[*job as usize]);
+        let orphan = |lease: &&LeaseId| job(lease).is_none_or(|job| job.lease != Some(**lease));
+        let held = self.disk.rows.leases.iter().filter(|(_, row)| matches!(row.phase, Phase::Active(_)));
+        held.map(|(lease, _)| lease).filter(orphan).copied().collect()
+    }
+
+    fn thin_out(&mut self) -> Result<(), Violation> {
+        let waiters = self.checker.waiters();
+        for lease in waiters.into_iter().skip(CALM_WAITERS) {
+            self.revoke(lease)?;
+        }
+        Ok(())
+    }
+}

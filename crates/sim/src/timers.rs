@@ -1,0 +1,62 @@
+//! What is going to happen, and when: the simulation's own agenda.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Something due. A `u32` first is the life of the daemon it belongs to: timers
+/// of a dead daemon do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// The daemon's loop ticks.
+    Tick(u32),
+    /// A look at a card begins.
+    Look(u32, u16),
+    /// A look comes back; the number is its place among the looks under way.
+    Seen(u32, u32),
+    /// A commit comes back.
+    Synced(u32),
+    /// The host reports on a holder's processes.
+    Says(u32, u64),
+    /// The cards are listed again.
+    Relist(u32),
+    /// The daemon's loop goes on after a stall.
+    StallOver(u32),
+    /// A daemon starts.
+    Restart,
+    /// A job does its next thing; the second number tells old alarms from new ones.
+    Wake(u32, u32),
+    /// A process tree exits.
+    Exit(u32),
+    /// A stranger appears.
+    Stranger,
+    /// Something goes wrong.
+    Fault,
+    /// A card recovers.
+    Heal(u16),
+    /// Somebody calls with what is not theirs.
+    Mischief,
+    /// An operator does something.
+    Operator,
+    /// The disk has room again.
+    DiskFreed,
+}
+
+/// The agenda, the earliest first, ties in the order they were made.
+#[derive(Debug, Default)]
+pub struct Timers {
+    heap: BinaryHeap<Reverse<(u64, u64, Timer)>>,
+    made: u64,
+}
+
+impl Timers {
+    /// Notes something for `at_us`.
+    pub fn set(&mut self, at_us: u64, timer: Timer) {
+        self.made += 1;
+        self.heap.push(Reverse((at_us, self.made, timer)));
+    }
+
+    /// The next thing.
+    pub fn pop(&mut self) -> Option<(u64, Timer)> {
+        self.heap.pop().map(|Reverse((at, _, timer))| (at, timer))
+    }
+}

@@ -1,0 +1,169 @@
+//! The truth: which process has how many bytes on which card.
+//!
+//! Nothing here knows of leases being right or wrong. A process takes what the
+//! card has, keeps it as long as it likes, and gives it back when it exits.
+
+use crate::rng::Rng;
+use crate::shape::Shape;
+use std::collections::BTreeMap;
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::{CardFacts, Resident};
+use sublet_core::units::Bytes;
+
+/// What ails a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ail {
+    /// Nothing.
+    Well,
+    /// It does not answer.
+    Mute,
+    /// The driver says that it is lost.
+    Lost,
+    /// The driver does not list it.
+    Hidden,
+}
+
+/// A card as it really is.
+#[derive(Debug)]
+pub struct Gpu {
+    /// What the driver says of it.
+    pub facts: CardFacts,
+    /// The driver hides the bytes of each process.
+    pub coarse: bool,
+    /// What ails it.
+    pub ail: Ail,
+    /// Who is on it.
+    pub residents: Vec<Resident>,
+    used: u64,
+}
+
+impl Gpu {
+    /// Bytes that nobody has.
+    pub fn free(&self) -> Bytes {
+        self.facts.total.less(Bytes(self.used))
+    }
+}
+
+/// A process and its descendants.
+#[derive(Debug)]
+pub struct Tree {
+    /// Its live processes; the first is the root. Empty: all exited.
+    pub live: Vec<ProcKey>,
+    /// Leases that the host watches it for.
+    pub leases: Vec<LeaseId>,
+}
+
+/// All cards and processes.
+#[derive(Debug)]
+pub struct World {
+    /// The cards, by index.
+    pub cards: Vec<Gpu>,
+    /// Live trees by their number.
+    pub trees: BTreeMap<u32, Tree>,
+    /// Whose root a process is.
+    pub roots: BTreeMap<ProcKey, u32>,
+    next_tree: u32,
+    next_pid: u32,
+    starts: u64,
+}
+
+impl World {
+    /// The world at the beginning: cards with nothing but the driver's own bytes.
+    pub fn new(shape: &Shape, rng: &mut Rng) -> World {
+        let gpu = |(facts, coarse): &(CardFacts, bool), used| Gpu {
+            facts: facts.clone(),
+            coarse: *coarse,
+            ail: Ail::Well,
+            residents: Vec::new(),
+            used,
+        };
+        let cards = shape.cards.iter().map(|card| gpu(card, rng.within(0, 500) << 20)).collect();
+        World { cards, trees: BTreeMap::new(), roots: BTreeMap::new(), next_tree: 1, next_pid: 1, starts: 1 }
+    }
+
+    /// Starts a process.
+    pub fn spawn(&mut self) -> u32 {
+        let (number, root) = (self.next_tree, self.process());
+        self.next_tree += 1;
+        self.roots.insert(root, number);
+        self.trees.insert(number, Tree { live: vec![root], leases: Vec::new() });
+        number
+    }
+
+    /// A child of a tree's root; false if the tree is gone.
+    pub fn fork(&mut self, tree: u32) -> bool {
+        let child = self.process();
+        self.trees.get_mut(&tree).map(|tree| tree.live.push(child)).is_some()
+    }
+
+    /// Pids come round soon, so that a pid alone tells nothing.
+    fn process(&mut self) -> ProcKey {
+        self.next_pid = self.next_pid % 500 + 1;
+        self.starts += 1;
+        ProcKey { pid: self.next_pid, start: self.starts }
+    }
+
+    /// A process of the tree takes bytes, as many of them as there are.
+    pub fn allocate(&mut self, card: usize, process: ProcKey, bytes: Bytes, graphics: bool) {
+        let gpu = &mut self.cards[card];
+        let bytes = bytes.min(gpu.free());
+        gpu.used += bytes.0;
+        match gpu.residents.iter_mut().find(|resident| resident.process == process) {
+            Some(resident) => resident.bytes = Some(resident.bytes.unwrap_or_default() + bytes),
+            None => gpu.residents.push(Resident { process, bytes: Some(bytes), graphics }),
+        }
+    }
+
+    /// A process gives back all it has on a card.
+    pub fn vacate(&mut self, card: usize, process: ProcKey) {
+        let gpu = &mut self.cards[card];
+        if let Some(at) = gpu.residents.iter().position(|resident| resident.process == process) {
+            let resident = gpu.residents.swap_remove(at);
+            gpu.used -= resident.bytes.unwrap_or_default().0;
+        }
+    }
+
+    /// One process exits. Returns the leases it was watched for.
+    pub fn exit_child(&mut self, tree: u32) -> Vec<LeaseId> {
+        match self.trees.get_mut(&tree).map(|found| (found.live.len(), found.live.pop())) {
+            Some((2.., Some(child))) => {
+                (0..self.cards.len()).for_each(|card| self.vacate(card, child));
+                self.trees[&tree].leases.clone()
+            }
+            Some((1, Some(root))) => {
+                self.trees.entry(tree).and_modify(|found| found.live.push(root));
+                self.exit(tree)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A whole tree exits. Returns the leases it was watched for.
+    pub fn exit(&mut self, tree: u32) -> Vec<LeaseId> {
+        let Some(gone) = self.trees.remove(&tree) else { return Vec::new() };
+        for process in gone.live {
+            self.roots.remove(&process);
+            (0..self.cards.len()).for_each(|card| self.vacate(card, process));
+        }
+        gone.leases
+    }
+
+    /// Everybody gives back all bytes, and stays.
+    pub fn vacate_all(&mut self) {
+        for card in 0..self.cards.len() {
+            while let Some(resident) = self.cards[card].residents.last() {
+                let process = resident.process;
+                self.vacate(card, process);
+            }
+        }
+    }
+
+    /// The host starts anew: no process survives.
+    pub fn reboot(&mut self) {
+        let all: Vec<u32> = self.trees.keys().copied().collect();
+        for tree in all {
+            self.exit(tree);
+        }
+        self.cards.iter_mut().for_each(|card| card.ail = Ail::Well);
+    }
+}

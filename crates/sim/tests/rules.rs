@@ -1,0 +1,58 @@
+//! Short runs for every commit; `cargo xtask sim --minutes 60` is the long one.
+
+use sublet_sim::daemon::Fate;
+#[cfg(feature = "mutants")]
+use sublet_sim::mutants::{Planted, hunt};
+use sublet_sim::run::{Options, Passed, run, tell};
+
+fn check(seed: u64, options: Options) -> Passed {
+    run(seed, options).unwrap_or_else(|failure| {
+        let story = tell(seed, options).join("\n");
+        panic!("{story}\n{failure}\nhint: {options:?}");
+    })
+}
+
+#[test]
+fn two_hundred_seeds_keep_the_rules() {
+    let mut events = 0;
+    for seed in 1..=200 {
+        events += check(seed, Options::default()).events;
+    }
+    assert!(events >= 200 * 2_000, "{events} events");
+}
+
+#[test]
+fn a_long_run_keeps_the_rules() {
+    check(7, Options { steps: 60_000, ..Options::default() });
+}
+
+#[test]
+fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
+    let deaths =
+        [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Unsynced, Fate::Full];
+    for seed in 301..=303 {
+        let options = Options { steps: 300, ..Options::default() };
+        let commits = check(seed, options).commits;
+        for commit in 1..=commits.min(60) {
+            for fate in deaths {
+                check(seed, Options { kill_at: Some((commit, fate)), ..options });
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    assert_eq!(check(11, Options::default()), check(11, Options::default()));
+}
+
+#[test]
+#[cfg(feature = "mutants")]
+fn every_planted_bug_is_caught() {
+    let survivors: Vec<String> = Planted::all()
+        .into_iter()
+        .filter(|planted| hunt(*planted, 1..100, 2_000).is_none())
+        .map(Planted::name)
+        .collect();
+    assert!(survivors.is_empty(), "not caught within 99 seeds: {survivors:?}");
+}
