@@ -132,8 +132,10 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     check_kind(&loaded, gpu.kind())?;
     let listener = listen(&options.socket)?;
+    // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads((cores / 2).clamp(1, 4))
         .max_blocking_threads(8)
         .enable_all()
         .build()
