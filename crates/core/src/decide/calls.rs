@@ -98,10 +98,11 @@ impl Turn<'_> {
 
     pub(super) fn clear(&mut self, by: &Caller, uuid: &str) -> Answer {
         let answer = self.set_service(by, uuid, Service::In);
+        if answer != Answer::Done {
+            return answer;
+        }
         // A card that is gone cannot be seen again: the operator's word is all there is.
-        if let (Answer::Done, Some(card)) = (&answer, self.state.card(uuid))
-            && !self.state.is_listed(card)
-        {
+        if let Some(card) = self.state.card(uuid).filter(|card| !self.state.is_listed(*card)) {
             self.retire(card, self.now);
         }
         self.serve();

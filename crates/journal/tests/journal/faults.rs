@@ -95,7 +95,7 @@ fn on_a_small_disk(disk: &Path) {
     }
     assert!(!journal.restore_ballast().unwrap(), "there is no room for it yet");
     drop(journal);
-    let (journal, loaded) = Journal::open(&dir).unwrap();
+    let (_journal, loaded) = Journal::open(&dir).unwrap();
     assert_eq!(loaded.rows, world.rows);
     assert!(verify(&dir).unwrap().is_clean());
 }

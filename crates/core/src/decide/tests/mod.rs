@@ -1,0 +1,233 @@
+//! Stories: what happens at which second, and what is decided.
+//!
+//! One line is one event. `card 0 4G` is a look at a card; `card 0 L1=2G
+//! stray=1G` names whose bytes they are (a lease is bound to a process of its
+//! own by `bind`). Between lines time passes as in the daemon: a tick and a
+//! look at each card every second, seeing what was last seen; `stall` is the
+//! exception.
+
+mod order;
+mod room;
+mod term;
+
+use crate::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use crate::event::{Answer, Caller, Event};
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::policy::Policy;
+use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
+use crate::rows::Rows;
+use crate::units::{Bytes, Span, Time};
+use crate::{State, action::Action, decide};
+use expect_test::Expect;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+fn check(story: &str, expect: Expect) {
+    expect.assert_eq(&tell(story, Policy::default()));
+}
+
+fn check_with(policy: Policy, story: &str, expect: Expect) {
+    expect.assert_eq(&tell(story, policy));
+}
+
+fn tell(story: &str, policy: Policy) -> String {
+    let state = State::new(Rows::default(), policy);
+    let mut teller = Teller { state, now: Time::ZERO, looks: BTreeMap::new(), out: String::new() };
+    for line in story.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (at, rest) = line.split_once(' ').expect("a time and an event");
+        let at = Time((at.trim_end_matches('s').parse::<f64>().expect("seconds") * 1e6) as u64);
+        match rest.trim() {
+            "stall" => teller.now = at,
+            event => teller.line(at, event),
+        }
+    }
+    teller.out
+}
+
+struct Teller {
+    state: State,
+    now: Time,
+    looks: BTreeMap<String, Reading>,
+    out: String,
+}
+
+fn bytes(text: &str) -> Bytes {
+    match text.split_at(text.len() - 1) {
+        (n, "G") => Bytes::gib(n.parse().expect("a number")),
+        (n, "M") => Bytes::mib(n.parse().expect("a number")),
+        _ => Bytes(text.parse().expect("bytes")),
+    }
+}
+
+fn lease(text: &str) -> LeaseId {
+    text.parse().expect("a lease")
+}
+
+fn process(text: &str) -> ProcKey {
+    let pid = text.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    ProcKey { pid, start: 1 }
+}
+
+impl Teller {
+    fn line(&mut self, now: Time, text: &str) {
+        while self.now + Span::secs(1) <= now {
+            self.now = self.now + Span::secs(1);
+            self.pass();
+        }
+        self.now = now;
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let event = self.event(now, &words);
+        if let Event::Observed { card, observation } = &event {
+            self.looks.insert(card.clone(), observation.reading.clone());
+        }
+        self.step(now, event);
+    }
+
+    fn pass(&mut self) {
+        let now = self.now;
+        for (card, reading) in self.looks.clone() {
+            self.step(now, Event::Observed { card, observation: Observation { begun: now, reading } });
+        }
+        self.step(now, Event::Ticked);
+    }
+
+    fn step(&mut self, now: Time, event: Event) {
+        let outcome = decide(&mut self.state, now, event);
+        for action in &outcome.actions {
+            self.say(now, action);
+        }
+        if let Answer::Refused(refusal) = outcome.answer {
+            writeln!(self.out, "{now} refuse: {refusal}").unwrap();
+        }
+    }
+
+    fn event(&self, now: Time, words: &[&str]) -> Event {
+        let by = |name: &str| Caller { tenant: name.to_owned(), operator: name == "root" };
+        match words {
+            ["cards", sizes @ ..] => Event::Listed(sizes.iter().zip(0..).map(|(s, n)| facts(n, bytes(s))).collect()),
+            ["card", index, "unreadable"] => self.look(now, index, Reading::Unreadable(Unreadable::NoAnswer)),
+            ["card", index, "lost"] => self.look(now, index, Reading::Unreadable(Unreadable::Lost)),
+            ["card", index, rest @ ..] => self.look(now, index, self.used(index, rest)),
+            ["ask", who, vram, rest @ ..] => ask(by(who), vram, rest),
+            ["bind", id] => {
+                let row = self.state.lease(lease(id)).expect("a lease to bind");
+                let owner = self.state.tenant_name(row.tenant);
+                let epoch = row.hold().expect("a held lease").epoch;
+                Event::Bound { by: by(owner), lease: row.id, epoch, process: process(id) }
+            }
+            ["alive", id] => Event::Members { lease: lease(id), processes: vec![process(id)] },
+            ["alive", id, more @ ..] => {
+                Event::Members { lease: lease(id), processes: more.iter().map(|name| process(name)).collect() }
+            }
+            ["worked", id] => Event::Worked { lease: lease(id) },
+            ["gone", id] => Event::Gone { lease: lease(id) },
+            ["release", id, who] => Event::Released { by: by(who), lease: lease(id), epoch: None },
+            ["renew", id, who] => {
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Epoch(0), |hold| hold.epoch);
+                Event::Renewed { by: by(who), lease: lease(id), epoch }
+            }
+            ["renew", id, who, epoch] => {
+                Event::Renewed { by: by(who), lease: lease(id), epoch: Epoch(epoch.parse().expect("an epoch")) }
+            }
+            ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
+            ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
+            ["start", boot] => Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1) },
+            ["awoke"] => Event::Awoke,
+            ["disk", "full"] => Event::DiskFilled,
+            ["disk", "freed"] => Event::DiskFreed,
+            ["tick"] => Event::Ticked,
+            other => panic!("no such event: {other:?}"),
+        }
+    }
+
+    fn look(&self, now: Time, index: &str, reading: Reading) -> Event {
+        Event::Observed { card: uuid(index), observation: Observation { begun: now, reading } }
+    }
+
+    fn used(&self, index: &str, rest: &[&str]) -> Reading {
+        let card = self.state.card(&uuid(index)).expect("a card");
+        let mut free = self.state.room(card).total();
+        let mut used = Used { free, processes: Vec::new(), coarse: rest.contains(&"coarse") };
+        for part in rest {
+            match part.split_once('=') {
+                Some((who, size)) => {
+                    free = free.less(bytes(size));
+                    let process = process(who);
+                    used.processes.push(Resident { process, bytes: Some(bytes(size)), graphics: false });
+                }
+                None if part.ends_with(['G', 'M']) => free = free.less(bytes(part)),
+                None => {}
+            }
+        }
+        used.free = free;
+        Reading::Used(used)
+    }
+
+    fn say(&mut self, now: Time, action: &Action) {
+        let out = &mut self.out;
+        match action {
+            Action::Queue { lease, .. } => writeln!(out, "{now} queue {lease}"),
+            Action::Grant { lease, cards, vram, epoch, until, .. } => {
+                let cards: Vec<String> = cards.iter().map(CardId::to_string).collect();
+                writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}", cards.join("+"))
+            }
+            Action::Renew { lease, until, idle, .. } => {
+                writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
+            }
+            Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
+            Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
+            Action::Retire { lease } => writeln!(out, "{now} retire {lease}"),
+            Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
+            Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
+            Action::Start { .. } | Action::Enrol { .. } | Action::List { .. } => Ok(()),
+        }
+        .unwrap();
+    }
+}
+
+fn uuid(index: &str) -> String {
+    format!("GPU-{index}")
+}
+
+fn facts(index: u32, total: Bytes) -> CardFacts {
+    CardFacts {
+        uuid: format!("GPU-{index}"),
+        index,
+        name: "Card 24G".to_owned(),
+        total,
+        display: false,
+        context: Some(Bytes::mib(300)),
+        unusable: None,
+    }
+}
+
+fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
+    let mut ask = Ask {
+        vram: if vram == "whole" { Vram::Whole } else { Vram::Bytes(bytes(vram)) },
+        gpus: 1,
+        term: Term::Renewed(Span::secs(60)),
+        tier: Tier::Batch,
+        priority: 0,
+        exclusivity: Exclusivity::Shared,
+        on: None,
+        name: None,
+    };
+    let mut wait = None;
+    for word in rest {
+        let seconds = |text: &str| Span::secs(text.trim_end_matches('s').parse().expect("seconds"));
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("ttl", span) => ask.term = Term::Renewed(seconds(span)),
+            ("time", span) => ask.term = Term::Fixed(seconds(span)),
+            ("gpus", n) => ask.gpus = n.parse().expect("a number"),
+            ("priority", n) => ask.priority = n.parse().expect("a number"),
+            ("wait", span) => wait = Some(seconds(span)),
+            ("on", text) => ask.on = Some(On::read(text)),
+            ("interactive", _) => ask.tier = Tier::Interactive,
+            ("spot", _) => ask.tier = Tier::Spot,
+            ("alone", _) => ask.exclusivity = Exclusivity::Device,
+            ("private", _) => ask.exclusivity = Exclusivity::Session,
+            other => panic!("no such wish: {other:?}"),
+        }
+    }
+    Event::Asked { by, ask, wait, root: None }
+}

@@ -1,0 +1,239 @@
+//! Stories of the queue: who is served, who claims, who is held by its own caps.
+
+use super::{check, check_with};
+use crate::policy::{Caps, Policy};
+use crate::units::Bytes;
+use expect_test::expect;
+
+#[test]
+fn interactive_passes_batch_but_not_an_old_one() {
+    check(
+        "0s    cards 24G
+         0s    card 0 0M
+         0s    ask ann 20G time=2000s
+         1s    ask old 20G
+         1300s ask new 20G
+         1310s ask eve 20G interactive
+         1320s ask pri 20G priority=10
+         1330s release L1 ann
+         1332s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20GiB on 0 epoch 1 until 2000s
+            1s queue L2
+            1300s queue L3
+            1310s queue L4
+            1320s queue L5
+            1330s end L1 (Released)
+            1331s retire L1
+            1331s grant L2 20GiB on 0 epoch 2 until 1391s
+        "#]],
+    );
+    check(
+        "0s    cards 24G
+         0s    card 0 0M
+         0s    ask ann 20G time=3000s
+         1000s ask bob 20G
+         1010s ask eve 20G interactive
+         1020s release L1 ann
+         1022s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20GiB on 0 epoch 1 until 3000s
+            1000s queue L2
+            1010s queue L3
+            1020s end L1 (Released)
+            1021s retire L1
+            1021s grant L3 20GiB on 0 epoch 2 until 1081s
+        "#]],
+    );
+}
+
+#[test]
+fn a_large_ask_claims_its_card_and_leaves_the_others_to_small_ones() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 10G on=0
+         1s   ask big 20G on=0
+         2s   ask bob 2G on=0
+         3s   ask bob 2G on=1
+         4s   release L1 ann
+         6s   tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 10GiB on 0 epoch 1 until 60s
+            1s queue L2
+            2s queue L3
+            3s queue L4
+            3s grant L4 2GiB on 1 epoch 2 until 63s
+            4s end L1 (Released)
+            5s retire L1
+            5s grant L2 20GiB on 0 epoch 3 until 65s
+            5s grant L3 2GiB on 0 epoch 4 until 65s
+        "#]],
+    );
+}
+
+#[test]
+fn a_gang_gets_all_its_cards_or_none() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 10G on=1
+         1s   ask big 20G gpus=2
+         2s   ask bob 2G
+         4s   release L1 ann
+         6s   tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 10GiB on 1 epoch 1 until 60s
+            1s queue L2
+            2s queue L3
+            4s end L1 (Released)
+            5s retire L1
+            5s grant L2 20GiB on 0+1 epoch 2 until 65s
+            5s grant L3 2GiB on 0 epoch 3 until 65s
+        "#]],
+    );
+}
+
+#[test]
+fn caps_and_the_bounded_queue() {
+    let mut policy = Policy { queue_max: 3, ..Policy::default() };
+    policy.caps_of.insert("cap".into(), Caps { vram: Some(Bytes::gib(8)), leases: Some(2), places: 2 });
+    check_with(
+        policy,
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask cap 9G
+         0s   ask cap 8G
+         1s   ask cap 1G
+         1s   ask cap 1G
+         1s   ask cap 1G
+         2s   ask bob 4G
+         3s   ask bob 20G
+         3s   ask eve 20G
+         4s   release L1 cap
+         6s   tick",
+        expect![[r#"
+            0s refuse: you may hold 8GiB at a time, and this asks for more
+            0s queue L1
+            0s grant L1 8GiB on 0 epoch 1 until 60s
+            1s queue L2
+            1s queue L3
+            1s refuse: you have as many asks in the queue as you may
+            2s queue L4
+            2s grant L4 4GiB on 0 epoch 2 until 62s
+            3s queue L5
+            3s refuse: the queue is full
+            4s end L1 (Released)
+            5s retire L1
+            5s grant L2 1GiB on 0 epoch 3 until 65s
+            5s grant L3 1GiB on 0 epoch 4 until 65s
+        "#]],
+    );
+}
+
+#[test]
+fn what_cannot_start_keeps_no_card_idle() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   drain 1 root
+         1s   ask gang 20G gpus=2
+         2s   ask bob 1G
+         3s   clear 1 root
+         4s   ask eve 1G wait=0s",
+        expect![[r#"
+            0s card 1 Draining
+            1s queue L1
+            2s queue L2
+            2s grant L2 1GiB on 0 epoch 1 until 62s
+            3s card 1 In
+            3s grant L1 20GiB on 0+1 epoch 2 until 63s
+            4s queue L3
+            4s grant L3 1GiB on 0 epoch 3 until 64s
+        "#]],
+    );
+    check(
+        "0s   cards 24G
+         0s   card 0 stray=8G
+         1s   ask big whole
+         1s   ask own 4G private
+         2s   ask bob 1G",
+        expect![[r#"
+            1s queue L1
+            1s queue L2
+            2s queue L3
+            2s grant L3 1GiB on 0 epoch 1 until 62s
+        "#]],
+    );
+}
+
+#[test]
+fn a_large_ask_claims_the_card_that_is_free_first() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 14G on=0 time=3000s
+         0s   ask bob 12G on=1
+         0s   ask bob 11G on=1
+         1s   ask big 20G
+         2s   ask eve 4G
+         3s   release L3 bob
+         5s   ask fay 4G
+         6s   release L2 bob
+         8s   tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 14GiB on 0 epoch 1 until 3000s
+            0s queue L2
+            0s grant L2 12GiB on 1 epoch 2 until 60s
+            0s queue L3
+            0s grant L3 11GiB on 1 epoch 3 until 60s
+            1s queue L4
+            2s queue L5
+            2s grant L5 4GiB on 0 epoch 4 until 62s
+            3s end L3 (Released)
+            4s retire L3
+            5s queue L6
+            5s grant L6 4GiB on 0 epoch 5 until 65s
+            6s end L2 (Released)
+            7s retire L2
+            7s grant L4 20GiB on 1 epoch 6 until 67s
+        "#]],
+    );
+}
+
+#[test]
+fn caps_hold_whole_cards_and_nobody_elses_lease() {
+    let mut policy = Policy::default();
+    policy.caps_of.insert("cap".into(), Caps { vram: Some(Bytes::gib(16)), leases: Some(1), places: 9 });
+    check_with(
+        policy,
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask cap whole
+         0s   ask cap 8G
+         1s   ask ann 8G
+         2s   ask cap 8G
+         130s tick",
+        expect![[r#"
+            0s refuse: you may hold 16GiB at a time, and this asks for more
+            0s queue L1
+            0s grant L1 8GiB on 0 epoch 1 until 60s
+            1s queue L2
+            1s grant L2 8GiB on 0 epoch 2 until 61s
+            2s queue L3
+            60s renew L1 until 120s (idle)
+            61s renew L2 until 121s (idle)
+            120s renew L1 until 180s (idle)
+            121s renew L2 until 181s (idle)
+        "#]],
+    );
+}
