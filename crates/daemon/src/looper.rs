@@ -481,7 +481,8 @@ impl Loop {
         let now = Instant::now();
         // The second time in a row there is no ballast left to give up.
         let stuck_until = self.full.is_some().then_some(now + STUCK);
-        self.full = Some(Full { again: now + FULL_AGAIN, stuck_until });
+        let again = self.full.as_ref().map_or(now + FULL_AGAIN, |full| full.again);
+        self.full = Some(Full { again, stuck_until });
         self.take(Event::DiskFilled);
         if stuck_until.is_none() {
             self.begin_again();
