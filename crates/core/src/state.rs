@@ -305,8 +305,11 @@ impl State {
         }
     }
 
-    /// Notes that a card of an ended lease was seen again; says whether all were.
+    /// Notes that a card of an ended lease was seen again: nothing counts for it there any more.
+    /// Says whether all its cards were.
     pub(crate) fn set_seen_again(&mut self, lease: LeaseId, card: CardId) -> bool {
+        self.rooms[card.0 as usize].unclaim(lease);
+        self.ending[card.0 as usize].remove(&lease);
         self.lives.get_mut(&lease).is_some_and(|live| {
             live.unseen.remove(&card);
             live.unseen.is_empty()

@@ -233,14 +233,15 @@ fn frees_at(state: &State, lease: &Lease, card: CardId, now: Time) -> Time {
     }
 }
 
-/// Whether somebody near the head of the queue could use one of these cards.
-pub(crate) fn wanted(state: &State, cards: &[CardId]) -> bool {
+/// Whether somebody near the head of the queue could use what this holder has.
+pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[CardId]) -> bool {
     let mut cursor = Cursor::default();
     for _ in 0..LOOK_AHEAD {
         let Some((place, tenant)) = cursor.next(state.queue()) else { return false };
         let Some(lease) = state.lease(place.1) else { return false };
-        // Who is held by its own caps has no use for anybody's room.
+        // Who is held by its own caps has no use for anybody's room, but for its own tenant's.
         match held_by(state, lease) {
+            Some(Caps::Now) if lease.tenant == holder.tenant => return true,
             Some(Caps::Now) => continue,
             None if cards.iter().any(|card| eligible(state, &lease.ask, *card)) => return true,
             _ => cursor.go_on(state.queue(), place, tenant),

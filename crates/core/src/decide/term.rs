@@ -58,7 +58,7 @@ impl Turn<'_> {
         if lease.fixed() {
             return self.end(lease.id, Reason::TermOver);
         }
-        if wanted(self.state, &hold.cards) {
+        if wanted(self.state, lease, &hold.cards) {
             let capped = self.now >= hold.granted + self.state.policy().hold_cap;
             return self.end(lease.id, if capped { Reason::HoldCap } else { Reason::Expired });
         }
@@ -82,8 +82,11 @@ impl Turn<'_> {
     /// Gives the lease another term, as far as the hold cap allows while somebody waits.
     pub(super) fn prolong(&mut self, lease: &Lease, hold: &Hold) -> bool {
         let full = self.now + lease.ask.term.span();
-        let until =
-            if wanted(self.state, &hold.cards) { full.min(hold.granted + self.state.policy().hold_cap) } else { full };
+        let until = if wanted(self.state, lease, &hold.cards) {
+            full.min(hold.granted + self.state.policy().hold_cap)
+        } else {
+            full
+        };
         if until <= hold.until {
             return false;
         }

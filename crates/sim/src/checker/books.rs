@@ -178,6 +178,16 @@ pub struct Books {
     pub gone: Vec<LeaseId>,
 }
 
+impl CardBook {
+    /// Nothing counts for a lease on this card any more.
+    fn unclaim(&mut self, lease: LeaseId) {
+        self.ending.remove(&lease);
+        if let Some(held) = self.claims.remove(&lease) {
+            self.reserved = self.reserved.less(held);
+        }
+    }
+}
+
 impl Books {
     /// Empty books.
     pub fn new(policy: Policy) -> Books {
@@ -307,10 +317,7 @@ impl Books {
             }
             At::Held(held) | At::Ending(held, ..) => {
                 for card in &held.cards {
-                    let card = &mut self.cards[*card];
-                    card.claims.remove(&lease);
-                    card.ending.remove(&lease);
-                    card.reserved = card.reserved.less(held.vram);
+                    self.cards[*card].unclaim(lease);
                 }
                 let tenant = &mut self.tenants[book.tenant];
                 tenant.leases -= 1;
@@ -446,11 +453,12 @@ impl Books {
 
     /// What ended before then does not count on this card any more.
     pub fn seen_again(&mut self, number: usize, begun: Time) {
-        for lease in &self.cards[number].ending {
-            if let Some(Book { at: At::Ending(_, ended, unseen), .. }) = self.leases.get_mut(lease)
+        for lease in self.cards[number].ending.clone() {
+            if let Some(Book { at: At::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
                 && *ended < begun
             {
                 *unseen &= !(1 << number);
+                self.cards[number].unclaim(lease);
             }
         }
     }

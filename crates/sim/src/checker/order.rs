@@ -176,8 +176,8 @@ impl Books {
             .map(|(_, lease)| *lease)
     }
 
-    /// Who near the head of the queue could use one of these cards.
-    pub fn wanted(&self, cards: &[usize]) -> Wanted {
+    /// Who near the head of the queue could use these cards of a tenant's.
+    pub fn wanted(&self, tenant: usize, cards: &[usize]) -> Wanted {
         let mut wanted = Wanted::default();
         let (mut capped, mut looked): (u64, usize) = (0, 0);
         for ((_, lease), raw) in self.queue.iter().zip(0..RAW_MAX) {
@@ -186,6 +186,8 @@ impl Books {
             let held = self.capped(book);
             if matches!(held, Capped::Now | Capped::Perhaps) {
                 capped |= 1 << book.tenant;
+                // Its own tenant's end makes room under the cap.
+                wanted.at_all |= book.tenant == tenant;
             }
             if cards.iter().any(|card| self.eligible(&book.ask, &self.cards[*card])) {
                 wanted.at_all = true;

@@ -22,7 +22,7 @@ impl Books {
         until: Time,
         idle: bool,
     ) -> Verdict {
-        let Some(Book { at: At::Held(held), worked, ask, bound, .. }) = self.leases.get(&lease) else {
+        let Some(Book { at: At::Held(held), tenant, worked, ask, bound, .. }) = self.leases.get(&lease) else {
             return must(8, false, || format!("{lease} is renewed and nobody has it"));
         };
         let full = now + ask.term.span();
@@ -31,7 +31,7 @@ impl Books {
         must(8, at == now && until > held.until.min(now) && until <= full, || {
             format!("{lease} is renewed at {at} until {until}; it is {now}, and it had until {}", held.until)
         })?;
-        let wanted = self.wanted(&held.cards);
+        let wanted = self.wanted(*tenant, &held.cards);
         let capped = held.granted + self.policy.hold_cap;
         must(8, until == full || (wanted.at_all && until == capped), || {
             format!("{lease} is renewed until {until}, which is neither its term {full} nor its cap {capped}")
@@ -66,7 +66,7 @@ impl Books {
         must(8, impatient || !grace, || {
             format!("{lease} ends ({reason:?}) at {now}, within the grace to {}", self.grace_until)
         })?;
-        let wanted = || book.held().is_some_and(|held| self.wanted(&held.cards).at_all);
+        let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);
         let capped = || book.held().is_some_and(|held| now >= held.granted + self.policy.hold_cap);
         let fits = match reason {
             Reason::WaitOver => book.held().is_none(),

@@ -230,10 +230,34 @@ fn caps_hold_whole_cards_and_nobody_elses_lease() {
             1s queue L2
             1s grant L2 8GiB on 0 epoch 2 until 61s
             2s queue L3
-            60s renew L1 until 120s (idle)
+            60s end L1 (Expired)
+            61s retire L1
+            61s grant L3 8GiB on 0 epoch 3 until 121s
             61s renew L2 until 121s (idle)
-            120s renew L1 until 180s (idle)
             121s renew L2 until 181s (idle)
+            121s renew L3 until 181s (idle)
+        "#]],
+    );
+}
+
+#[test]
+fn a_cap_makes_ones_own_idle_lease_give_way() {
+    let mut policy = Policy::default();
+    policy.caps_of.insert("cap".into(), Caps { vram: None, leases: Some(1), places: 9 });
+    check_with(
+        policy,
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask cap 8G
+         5s   ask cap 8G
+         65s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8GiB on 0 epoch 1 until 60s
+            5s queue L2
+            60s end L1 (Expired)
+            61s retire L1
+            61s grant L2 8GiB on 0 epoch 2 until 121s
         "#]],
     );
 }

@@ -354,3 +354,24 @@ fn a_card_that_is_gone_is_given_up_when_an_operator_clears_it() {
         "#]],
     );
 }
+
+#[test]
+fn a_lost_card_of_a_gang_keeps_no_room_on_the_others() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 20G gpus=2
+         1s   ask bob 20G
+         2s   card 1 lost
+         8s   tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20GiB on 0+1 epoch 1 until 60s
+            1s queue L2
+            3s card 1 Out { why: "the driver lost it" }
+            3s end L1 (DeviceLost)
+            4s grant L2 20GiB on 0 epoch 2 until 64s
+        "#]],
+    );
+}
