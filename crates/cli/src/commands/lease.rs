@@ -74,12 +74,12 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
 /// the shell: killed, it leaves the queue, and nobody gets a lease that nobody knows of.
 fn obtain(client: &Client, args: &AskArgs, shell: Option<u32>) -> Result<Outcome, Failure> {
     let ask = args.ask(shell);
-    let Some(shell) = shell else { return queue(client, &ask) };
     match client.ask(&Ask { wait_s: Some(0), ..ask.clone() }) {
         Ok(lease) if lease.state == LeaseState::Active => return Ok(Outcome::Granted(Box::new(lease))),
         Err(failure) if failure.code() != Some(Code::NoRoom) || ask.wait_s == Some(0) => return Err(failure),
         Ok(_) | Err(_) => {}
     }
+    let Some(shell) = shell else { return queue(client, &ask) };
     let outcome = queue(client, &Ask { pid: Some(std::process::id()), ..ask })?;
     if let Outcome::Granted(lease) = &outcome {
         let bind = Bind { epoch: lease.epoch.unwrap_or(0), pid: shell };

@@ -6,9 +6,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Where version 2 of the hierarchy is mounted: alone, or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// How our cgroups are named: `sublet-L7`.
+const PREFIX: &str = "sublet-";
+/// Between making one and moving in.
+const YOUNG: Duration = Duration::from_secs(10);
 
 /// A cgroup that is removed with this value if it is empty by then.
 #[derive(Debug)]
@@ -19,11 +25,26 @@ pub struct Scope {
 impl Scope {
     /// Makes `sublet-L7` below this process's own cgroup and moves a process there.
     pub fn enclose(lease: &str, pid: u32) -> Option<Scope> {
-        let dir = own_directory()?.join(format!("sublet-{lease}"));
+        let own = own_directory()?;
+        let dir = own.join(format!("{PREFIX}{lease}"));
         fs::create_dir(&dir).ok()?;
         let scope = Scope { dir };
         fs::write(scope.dir.join("cgroup.procs"), pid.to_string()).ok()?;
+        sweep(&own, &scope.dir, SystemTime::now());
         Some(scope)
+    }
+}
+
+/// Removes what wrappers that were killed could not: scopes that are empty, unless they are so young
+/// that somebody may be about to move in.
+fn sweep(own: &Path, but: &Path, now: SystemTime) {
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.path() != but;
+        let made = entry.metadata().and_then(|metadata| metadata.modified());
+        if ours && made.is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > YOUNG)) {
+            // One that is not empty stays: the kernel refuses.
+            let _ = fs::remove_dir(entry.path());
+        }
     }
 }
 
@@ -50,6 +71,23 @@ fn unified_path(listed: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_killed_wrappers_left_is_swept_unless_it_is_young_or_full() {
+        let own = tempfile::tempdir().unwrap();
+        for name in ["sublet-L1", "sublet-L2", "sublet-L3", "other"] {
+            fs::create_dir(own.path().join(name)).unwrap();
+        }
+        fs::write(own.path().join("sublet-L2/process"), "").unwrap();
+        let left = || {
+            let names = fs::read_dir(own.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        sweep(own.path(), &own.path().join("sublet-L3"), SystemTime::now());
+        assert_eq!(left(), ["other", "sublet-L1", "sublet-L2", "sublet-L3"]);
+        sweep(own.path(), &own.path().join("sublet-L3"), SystemTime::now() + 2 * YOUNG);
+        assert_eq!(left(), ["other", "sublet-L2", "sublet-L3"]);
+    }
 
     #[test]
     fn the_unified_hierarchy_is_the_one_that_counts() {
