@@ -11,14 +11,14 @@
 
 use crate::engine::{Engine, Taken};
 use crate::keys::{Keys, Seen};
-use crate::mail::{Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
+use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
 use crate::names::{Names, uid_of};
 use crate::view::{self, View};
 use crate::words;
-use crate::writer::Order;
+use crate::writer::{Order, Pen};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
@@ -37,6 +37,8 @@ use tokio::sync::oneshot;
 const TICK: Duration = Duration::from_secs(2);
 /// Mail is dealt with for so long before the disk and the timers get their turn.
 const TURN: Duration = Duration::from_millis(2);
+/// A batch of so few lines, with no more mail, is a lone request's: the loop writes it itself.
+const LONE: usize = 4;
 /// How often a full disk is looked at again.
 const FULL_AGAIN: Duration = Duration::from_secs(5);
 /// How long nothing is decided when not even the ballast was enough.
@@ -62,6 +64,8 @@ pub struct Parts {
     pub trouble: Arc<RwLock<Option<String>>>,
     /// The hands.
     pub host: Arc<Host>,
+    /// The pen it shares with the writer.
+    pub pen: Arc<Mutex<Pen>>,
     /// This boot.
     pub boot: String,
 }
@@ -83,6 +87,9 @@ pub struct Loop {
     full: Option<Full>,
     own: Arc<str>,
     host: Arc<Host>,
+    pen: Arc<Mutex<Pen>>,
+    /// Mail that was looked for and found; it is next.
+    next: Option<Mail>,
     boot: String,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
@@ -115,6 +122,8 @@ impl Loop {
             full: None,
             own: Arc::from("sublet"),
             host: parts.host,
+            pen: parts.pen,
+            next: None,
             boot: parts.boot,
             listed: Vec::new(),
         };
@@ -153,7 +162,10 @@ impl Loop {
     /// Turns until it is told to stop and all is written.
     pub fn run(mut self) {
         while !(self.stopping && !self.syncing && self.engine.is_idle()) {
-            let first = self.mail.recv_timeout(self.patience());
+            let first = match self.next.take() {
+                Some(mail) => Ok(mail),
+                None => self.mail.recv_timeout(self.patience()),
+            };
             match first {
                 Ok(mail) => self.open(mail),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -220,6 +232,19 @@ impl Loop {
         }
         self.keys.close();
         self.syncing = true;
+        if batch.entries.len() <= LONE {
+            self.next = self.next.take().or_else(|| self.mail.try_recv().ok());
+            if self.next.is_none()
+                && let Ok(mut pen) = Arc::clone(&self.pen).try_lock()
+            {
+                let done = pen.write(&batch, held);
+                if pen.is_due() {
+                    self.order(Order::Tidy);
+                }
+                drop(pen);
+                return self.open(Mail::Synced(done));
+            }
+        }
         self.order(Order::Commit(Box::new(batch), held));
     }
 
@@ -277,8 +302,10 @@ impl Loop {
         {
             return self.engine.hold(Held::Reply { reply, to, again: None });
         }
-        let again = (again && matches!(event, Event::Released { .. }))
-            .then(|| Box::new((by.clone(), event.clone(), key.clone())));
+        let release = match &event {
+            Event::Released { lease, epoch, .. } if again => Some((*lease, *epoch)),
+            _ => None,
+        };
         let actor: Arc<str> = Arc::from(by.tenant.as_str());
         let asked = matches!(event, Event::Asked { .. });
         let card = match &event {
@@ -292,6 +319,7 @@ impl Loop {
         {
             self.remember(&by, key, &reply);
         }
+        let again = release.map(|(lease, epoch)| Box::new(Again { by, lease, epoch, key }));
         self.engine.hold(Held::Reply { reply, to, again });
     }
 
@@ -490,7 +518,8 @@ impl Loop {
         for held in failed.into_iter().chain(open) {
             match held {
                 Held::Reply { to, again: Some(again), .. } if stuck_until.is_none() => {
-                    let (by, event, key) = *again;
+                    let Again { by, lease, epoch, key } = *again;
+                    let event = Event::Released { by: by.clone(), lease, epoch };
                     self.call(Call { by, event, key, reply: to }, false);
                 }
                 Held::Reply { to, .. } => refuse(to),

@@ -2,7 +2,7 @@
 
 use crate::view::View;
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
@@ -118,12 +118,24 @@ pub enum Held {
         /// To whom.
         to: oneshot::Sender<Reply>,
         /// The request, if it is to be tried once more after a full disk.
-        again: Option<Box<(Caller, Event, Option<Key>)>>,
+        again: Option<Box<Again>>,
     },
     /// Something seen by a reader.
     Run(Release),
     /// A word to the hands.
     Errand(Errand),
+}
+
+/// A release that is tried once more.
+pub struct Again {
+    /// Who.
+    pub by: Caller,
+    /// Which.
+    pub lease: LeaseId,
+    /// As granted, if the caller wants to be sure.
+    pub epoch: Option<Epoch>,
+    /// The request's own key.
+    pub key: Option<Key>,
 }
 
 /// A word to the hands.

@@ -1,12 +1,12 @@
 //! Starting and stopping.
 
 use crate::config::{Config, ConfigError};
-use crate::http::{self, App, House, Limits};
+use crate::http::{self, App, House, Limits, Reach};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
 use crate::names::Names;
 use crate::peer::Operators;
-use crate::writer;
+use crate::writer::{self, Pen};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -190,6 +190,7 @@ fn run(
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
 
+    let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx)));
     let parts = Parts {
         loaded,
         policy: settled.policy.clone(),
@@ -199,11 +200,11 @@ fn run(
         names: names.clone(),
         trouble: Arc::clone(&trouble),
         host: Arc::clone(&host),
+        pen: Arc::clone(&pen),
         boot,
     };
     let back = mail.clone();
-    let hands = Arc::clone(&host);
-    let writer = spawn("sublet-writer", move || writer::run(journal, order_inbox, back, hands, synced_tx))?;
+    let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
     let mut the_loop = Loop::new(parts);
     the_loop.start();
     let looper = spawn("sublet-loop", move || the_loop.run())?;
@@ -213,7 +214,7 @@ fn run(
     let operators = Operators { own_uid: rustix::process::getuid().as_raw(), gid: settled.operators_gid };
     let operators = Arc::new(Mutex::new(operators));
     let house = Arc::new(RwLock::new(House { ttl: settled.policy.ttl, see_all: settled.see_all }));
-    let app = App {
+    let app = App::new(Reach {
         post,
         reader,
         names: names.clone(),
@@ -222,7 +223,7 @@ fn run(
         kind,
         house: Arc::clone(&house),
         stopping: stop.clone(),
-    };
+    });
     tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nothing will be signalled");
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener).map_err(ServeError::System)?;

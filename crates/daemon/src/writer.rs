@@ -2,8 +2,8 @@
 //! leaves from here the moment it is on the disk.
 
 use crate::mail::{Held, Mail, Synced};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use sublet_host::Host;
 use sublet_journal::{Batch, CommitError, Journal};
 use tokio::sync::watch;
@@ -12,6 +12,8 @@ use tokio::sync::watch;
 pub enum Order {
     /// Write this, then let that leave.
     Commit(Box<Batch>, Vec<Held>),
+    /// Do a piece of housekeeping.
+    Tidy,
     /// See whether the disk has room for the ballast again.
     TryBallast,
 }
@@ -25,42 +27,66 @@ mod keep {
     /// Stored answers.
     pub const ANSWERS: u64 = super::super::keys::KEYS_MAX as u64;
     /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
-    pub const EVERY: usize = 512;
+    pub const EVERY: usize = 1_000;
     /// Stored answers live a day.
     pub const ANSWERS_US: u64 = 86_400_000_000;
 }
 
-/// Writes until nobody sends orders any more.
-pub fn run(
-    mut journal: Journal,
-    orders: Receiver<Order>,
-    mail: Sender<Mail>,
+/// What writes: the journal, and who is told. One writes at a time: the writer's thread, or the loop
+/// itself when it has nothing else to do (a wake-up less for a lone request).
+pub struct Pen {
+    journal: Journal,
     host: Arc<Host>,
     synced: watch::Sender<u64>,
-) {
-    let mut lines = 0;
+    lines: usize,
+}
+
+impl Pen {
+    /// A pen for this journal.
+    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>) -> Pen {
+        Pen { journal, host, synced, lines: 0 }
+    }
+
+    /// Writes a batch; what it held leaves the moment it is on the disk.
+    pub fn write(&mut self, batch: &Batch, held: Vec<Held>) -> Synced {
+        match self.journal.commit(batch) {
+            Ok(seq) => {
+                self.synced.send_replace(seq);
+                held.into_iter().for_each(|held| held.release(&self.host));
+                self.lines += batch.entries.len() + batch.answers.len();
+                Synced::Done
+            }
+            Err(error) => failed(&mut self.journal, error, held),
+        }
+    }
+
+    /// Whether enough was written for a piece of housekeeping.
+    pub fn is_due(&self) -> bool {
+        self.lines >= keep::EVERY
+    }
+
+    fn tidy(&mut self) {
+        if self.is_due() {
+            self.lines = 0;
+            tidy(&mut self.journal);
+        }
+    }
+}
+
+/// Writes until nobody sends orders any more.
+pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
     for order in orders {
+        let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
         match order {
             Order::Commit(batch, held) => {
-                let written = batch.entries.len() + batch.answers.len();
-                let done = match journal.commit(&batch) {
-                    Ok(seq) => {
-                        synced.send_replace(seq);
-                        held.into_iter().for_each(|held| held.release(&host));
-                        Synced::Done
-                    }
-                    Err(error) => failed(&mut journal, error, held),
-                };
+                let done = pen.write(&batch, held);
                 if mail.send(Mail::Synced(done)).is_err() {
                     return;
                 }
-                lines += written;
-                if lines >= keep::EVERY {
-                    lines = 0;
-                    tidy(&mut journal);
-                }
+                pen.tidy();
             }
-            Order::TryBallast => match journal.restore_ballast() {
+            Order::Tidy => pen.tidy(),
+            Order::TryBallast => match pen.journal.restore_ballast() {
                 Ok(true) => drop(mail.send(Mail::DiskFreed)),
                 Ok(false) => {}
                 Err(error) => tracing::warn!(%error, "the ballast cannot be restored"),

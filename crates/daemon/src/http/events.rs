@@ -14,6 +14,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use std::convert::Infallible;
 use std::time::Duration;
 use sublet_wire::{Code, Problem};
+use tokio::sync::watch;
 
 /// Lines read at a time.
 const CHUNK: usize = 256;
@@ -37,7 +38,7 @@ pub async fn stream(
     let after = after.unwrap_or(last);
     let gap = (after + 1 < first)
         .then(|| Event::default().event("gap").data(format!("{{\"from\":{},\"to\":{}}}", after + 1, first - 1)));
-    let follow = Follow { app, sieve, after: after.max(first - 1) };
+    let follow = Follow { synced: app.synced.clone(), app, sieve, after: after.max(first - 1) };
     let stop = {
         let mut stopping = follow.app.stopping.clone();
         async move { drop(stopping.wait_for(|stop| *stop).await) }
@@ -59,6 +60,7 @@ fn last_event_id(request: &Request) -> Result<Option<u64>, Refused> {
 /// Where a stream is.
 struct Follow {
     app: App,
+    synced: watch::Receiver<u64>,
     sieve: Sieve,
     after: u64,
 }
@@ -67,7 +69,7 @@ impl Follow {
     /// The next lines the caller may see; `None` when the log cannot be read any more.
     async fn next(mut self) -> Option<(Vec<Event>, Follow)> {
         loop {
-            self.app.synced.borrow_and_update();
+            self.synced.borrow_and_update();
             let app = self.app.clone();
             let read = history(&app, move |reader| {
                 let lines = reader.log(self.after, CHUNK)?;
@@ -86,7 +88,7 @@ impl Follow {
                 return Some((events, self));
             }
             if read < CHUNK {
-                self.app.synced.changed().await.ok()?;
+                self.synced.changed().await.ok()?;
             }
         }
     }

@@ -24,15 +24,34 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, RwLock};
 use sublet_core::units::Span;
 use sublet_journal::Reader;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
 use tokio::sync::watch;
 
-/// What every handler can reach.
+/// What every handler can reach. One count for all of it: a request takes and drops it.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<Reach>);
+
+impl App {
+    /// For every handler.
+    pub fn new(reach: Reach) -> App {
+        App(Arc::new(reach))
+    }
+}
+
+impl Deref for App {
+    type Target = Reach;
+
+    fn deref(&self) -> &Reach {
+        &self.0
+    }
+}
+
+/// What can be reached.
+pub struct Reach {
     /// The loop.
     pub post: Post,
     /// History.
@@ -60,7 +79,7 @@ pub struct House {
     pub see_all: bool,
 }
 
-impl App {
+impl Reach {
     fn house(&self) -> House {
         *self.house.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
