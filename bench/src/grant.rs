@@ -7,11 +7,16 @@ use crate::rig::Rig;
 use crate::samples::Samples;
 use crate::service;
 use anyhow::{Context, Result, ensure};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Enough for a steady median. Of 512 MiB each they fit on the card together, should no reading come
 /// meanwhile that frees what was released.
 const COUNT: usize = 500;
+
+/// Long enough for the service to have looked at the card after a release and to have written that:
+/// the grant that is measured finds it at rest, and so does the sync.
+const REST: Duration = Duration::from_millis(3);
 
 /// Asks and syncs in turns.
 pub fn run(rig: &Rig) -> Result<Outcome> {
@@ -23,8 +28,9 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let request = ask(r#"{"vram_bytes":536870912,"tier":"batch"}"#);
     let [mut asks, mut releases, mut syncs, mut growths] = [(); 4].map(|()| Samples::with_capacity(COUNT));
     for _ in 0..COUNT {
+        thread::sleep(REST);
         syncs.push(written.append()?);
-        growths.push(growing.append()?);
+        thread::sleep(REST);
         let start = Instant::now();
         let (status, body) = client.call(&request)?;
         asks.push(start.elapsed());
@@ -35,6 +41,9 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
         let (status, body) = client.call(&release)?;
         releases.push(start.elapsed());
         ensure!(status == 200, "release was answered {status}: {}", String::from_utf8_lossy(body));
+    }
+    for _ in 0..COUNT {
+        growths.push(growing.append()?);
     }
     let (ask, sync) = (asks.quantiles(), syncs.quantiles());
     Ok(Outcome {
