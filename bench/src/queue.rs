@@ -6,7 +6,7 @@ use crate::rig::Rig;
 use crate::samples::{Samples, median};
 use anyhow::{Result, ensure};
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::{Caps, Policy};
@@ -72,6 +72,8 @@ fn ask(number: usize) -> Ask {
         tier: [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][number % 4],
         priority: (number % 21) as i8 - 10,
         exclusivity: Exclusivity::Shared,
+        preempt: Preempt::Usual,
+        at_least: None,
         on: None,
         name: None,
     }
@@ -79,7 +81,7 @@ fn ask(number: usize) -> Ask {
 
 impl World {
     fn new() -> World {
-        let caps = Caps { places: u32::MAX, ..Caps::default() };
+        let caps = Caps { places: None, ..Caps::default() };
         let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
         let mut world = World { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
         let facts = CardFacts {
@@ -89,6 +91,7 @@ impl World {
             total: Bytes::gib(24),
             display: false,
             context: None,
+            node: None,
             unusable: None,
         };
         decide(&mut world.state, world.now, Event::Listed(vec![facts]));
@@ -109,7 +112,8 @@ impl World {
         while self.asked < until {
             // Spread over a day, so that head starts reorder them.
             self.now = self.now + Span(86_400);
-            let by = Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), operator: false };
+            let by =
+                Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), groups: Vec::new(), operator: false };
             let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
@@ -142,10 +146,10 @@ impl World {
             .leases
             .values()
             .filter(|lease| matches!(lease.phase, Phase::Waiting { .. }))
-            .map(|lease| (head_start.rank(&lease.ask, lease.asked), lease.id))
+            .map(|lease| (lease.asked.0 as i64 - head_start.of(&lease.ask), lease.id))
             .collect();
         all.sort_unstable();
-        let operator = Caller { tenant: "uid:0".to_owned(), operator: true };
+        let operator = Caller { tenant: "uid:0".to_owned(), groups: Vec::new(), operator: true };
         for (_, expected) in all.iter().take(SOME) {
             let held = self.state.room(sublet_core::ids::CardId(0)).claims().keys().next().copied();
             if let Some(lease) = held {

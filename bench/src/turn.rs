@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
@@ -91,7 +91,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let by = Caller { tenant: "uid:1000".to_owned(), operator: false };
+        let by = Caller { tenant: "uid:1000".to_owned(), groups: Vec::new(), operator: false };
         let engine = Engine::new(Rows::default(), Policy::default());
         let mut world = World { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
         let facts = CardFacts {
@@ -101,6 +101,7 @@ impl World {
             total: Bytes::gib(1 << 16),
             display: false,
             context: None,
+            node: None,
             unusable: None,
         };
         world.take(Event::Listed(vec![facts]));
@@ -133,6 +134,8 @@ impl World {
                 tier: Tier::Batch,
                 priority: 0,
                 exclusivity: Exclusivity::Shared,
+                preempt: Preempt::Usual,
+                at_least: None,
                 on: None,
                 name: None,
             };

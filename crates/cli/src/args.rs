@@ -1,6 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
-use crate::commands::{audit, cards, completions, doctor, end, explain, journal, lease, man, ps, run, serve, usage};
+use crate::commands::{
+    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, run, serve, usage,
+};
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
@@ -10,7 +12,7 @@ use std::str::FromStr;
 use sublet_wire::exit;
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 16] = [
+const LATER: [&str; 14] = [
     "park",
     "resume",
     "top",
@@ -21,8 +23,6 @@ const LATER: [&str; 16] = [
     "token",
     "soft",
     "replay",
-    "--accept-smaller",
-    "--preempt",
     "--signal",
     "--requeue",
     "--may-lose",
@@ -78,6 +78,7 @@ pub enum Command {
     /// Show who waits, in order of service, and why
     Queue,
     Explain(explain::ExplainArgs),
+    Accept(accept::AcceptArgs),
     #[command(visible_alias = "gpus")]
     Cards(cards::CardsArgs),
     #[command(visible_aliases = ["cancel", "release"])]
@@ -166,7 +167,7 @@ mod tests {
             `park` is not in this release
             hint: `sublet help` lists what is"#]]
         .assert_eq(&not_yet(&error("sublet park L7")).unwrap().to_string());
-        for line in ["sublet top", "sublet run --preempt park -- true", "sublet run --requeue=3 -- true"] {
+        for line in ["sublet top", "sublet run --signal USR1@60 -- true", "sublet run --requeue=3 -- true"] {
             assert!(not_yet(&error(line)).is_some(), "{line}");
         }
         for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {

@@ -1,7 +1,8 @@
 //! Fixed values for tests of what people see.
 
 use sublet_wire::{
-    Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Tier, Unreadable, Vram, Waiting,
+    Bound, Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Offer, Tier, Unreadable, Vram,
+    Waiting,
 };
 
 /// The moment at which the tests look.
@@ -70,6 +71,8 @@ pub fn waiting() -> Lease {
             place_exact: true,
             why: "card 0 is not empty".into(),
             estimate_s: Some(1500.0),
+            offers: vec![Offer { vram_bytes: 6 << 30, gpus: 1, over_in_s: Some(900.0) }],
+            bound: Some(Bound { at_latest_s: Some(7200.0), settled_in_s: Some(600.0), why_none: None }),
         }),
         ..lease()
     }
@@ -89,6 +92,8 @@ pub fn queue() -> Leases {
             place_exact: true,
             why: "card 0 has 4 GiB of 16 GiB".into(),
             estimate_s: None,
+            offers: vec![],
+            bound: None,
         }),
         ..waiting()
     };

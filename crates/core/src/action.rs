@@ -42,6 +42,18 @@ pub enum Action {
         /// `uid:1000`.
         name: String,
     },
+    /// A new day begins: daily budgets are whole again.
+    Day {
+        /// Days since 1970, where the host is.
+        number: u32,
+    },
+    /// A tenant belongs to these groups from now on, as far as the rules of the house name them.
+    Regroup {
+        /// Who.
+        tenant: TenantId,
+        /// In order.
+        groups: Vec<String>,
+    },
     /// A card is seen for the first time, or differs from what was known.
     List {
         /// Its number here.
@@ -86,6 +98,12 @@ pub enum Action {
         at: Time,
         /// Until then, unless renewed.
         until: Time,
+        /// Its tenant's mark from now on: the first term is charged ahead.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
+        /// It was let past somebody who needs the cards then: it is not renewed beyond.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<Time>,
     },
     /// A lease goes on.
     Renew {
@@ -97,6 +115,12 @@ pub enum Action {
         until: Time,
         /// Not because it was used, but because nobody waits.
         idle: bool,
+        /// Its tenant's mark from now on: the added time is charged ahead.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
+        /// It still is not renewed beyond this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<Time>,
     },
     /// A process and its descendants belong to a lease.
     Bind {
@@ -116,6 +140,9 @@ pub enum Action {
         /// The most its processes were seen to have on one card.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peak: Option<Bytes>,
+        /// Its tenant's mark from now on: what was charged ahead and not used is given back.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
     },
     /// Every card of an ended lease was seen again: its bytes count no more.
     Retire {
@@ -144,6 +171,8 @@ impl Action {
             Action::Start { .. } => "start",
             Action::Grace { .. } => "grace",
             Action::Enrol { .. } => "enrol",
+            Action::Regroup { .. } => "regroup",
+            Action::Day { .. } => "day",
             Action::List { .. } => "list",
             Action::Serve { .. } => "serve",
             Action::Queue { .. } => "queue",

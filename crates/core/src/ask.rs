@@ -18,6 +18,12 @@ pub struct Ask {
     pub priority: i8,
     /// Whom the cards may be shared with.
     pub exclusivity: Exclusivity,
+    /// What others who need the cards may do to it.
+    #[serde(default, skip_serializing_if = "Preempt::is_usual")]
+    pub preempt: Preempt,
+    /// Less than it asks for will do, down to so much of each card, if that can start at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<Bytes>,
     /// Which cards will do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<On>,
@@ -34,6 +40,23 @@ pub enum Vram {
     Bytes(Bytes),
     /// All that is left of a card on which nobody else has a lease.
     Whole,
+}
+
+/// What others who need the cards may do to a holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Preempt {
+    /// Whatever loses nothing.
+    #[default]
+    Usual,
+    /// Nothing: it keeps its lease until it gives it back. Takes a quota.
+    Never,
+}
+
+impl Preempt {
+    fn is_usual(&self) -> bool {
+        *self == Preempt::Usual
+    }
 }
 
 /// How long a lease lasts.
@@ -117,6 +140,8 @@ pub enum BadAsk {
     Name,
     /// Empty, too long, or with control characters.
     On,
+    /// Zero, or not less than what it asks for.
+    AtLeast,
 }
 
 impl Ask {
@@ -154,6 +179,10 @@ impl Ask {
             Err(BadAsk::Name)
         } else if on_text.is_some_and(|t| t.is_empty() || !plain(t, Ask::ON_MAX)) {
             Err(BadAsk::On)
+        } else if matches!((self.at_least, self.vram), (Some(least), Vram::Bytes(full)) if least >= full)
+            || self.at_least == Some(Bytes::ZERO)
+        {
+            Err(BadAsk::AtLeast)
         } else {
             Ok(())
         }

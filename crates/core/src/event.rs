@@ -3,6 +3,7 @@
 use crate::ask::{Ask, BadAsk};
 use crate::ids::{Epoch, LeaseId, ProcKey};
 use crate::policy::Policy;
+use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
 use crate::units::{Bytes, Span};
 use std::fmt;
@@ -12,6 +13,8 @@ use std::fmt;
 pub struct Caller {
     /// Whose leases it may touch.
     pub tenant: String,
+    /// Groups it belongs to, as far as the rules of the house name them, in order.
+    pub groups: Vec<String>,
     /// It may touch anybody's, and the cards.
     pub operator: bool,
 }
@@ -70,6 +73,17 @@ pub enum Event {
         /// As granted, if the caller wants to be sure.
         epoch: Option<Epoch>,
     },
+    /// A waiter takes less than it asked for, and gives up its place.
+    Accepted {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+        /// So much of each card.
+        vram: Bytes,
+        /// On so many cards.
+        gpus: u16,
+    },
     /// An operator wants a card to run empty.
     Drained {
         /// Who.
@@ -109,6 +123,11 @@ pub enum Event {
     Gone {
         /// Whose.
         lease: LeaseId,
+    },
+    /// It is this day, in days since 1970 where the host is.
+    Day {
+        /// Which.
+        number: u32,
     },
     /// The configuration was read.
     Configured(Policy),
@@ -174,10 +193,14 @@ pub enum Refusal {
         /// What a context takes.
         context: Bytes,
     },
-    /// The tenant may never hold that much.
-    OverCap {
-        /// What it may hold.
-        cap: Bytes,
+    /// A quota does not allow it: never, or not today.
+    OverQuota(Held),
+    /// The lease does not wait any more.
+    NotWaiting,
+    /// That cannot start now.
+    NoSuchOffer {
+        /// What can, of how many cards.
+        instead: Option<(Bytes, u16)>,
     },
     /// No room now, and it would not wait.
     NoRoom {
@@ -203,6 +226,9 @@ impl fmt::Display for Refusal {
             Refusal::BadAsk(BadAsk::Name) => {
                 write!(f, "`name` must be at most {} characters, without control characters", Ask::NAME_MAX)
             }
+            Refusal::BadAsk(BadAsk::AtLeast) => {
+                f.write_str("`at_least_bytes` must be at least 1 byte and less than `vram_bytes`")
+            }
             Refusal::BadAsk(BadAsk::On) => f.write_str("`on` must be a card's index, its UUID, or part of its model"),
             Refusal::NoSuchLease => f.write_str("no such lease"),
             Refusal::NoSuchCard => f.write_str("no such card"),
@@ -225,7 +251,13 @@ impl fmt::Display for Refusal {
             Refusal::BelowContext { context } => {
                 write!(f, "a CUDA context alone takes {context} on the card, and a lease includes it")
             }
-            Refusal::OverCap { cap } => write!(f, "you may hold {cap} at a time, and this asks for more"),
+            Refusal::OverQuota(held) => held.fmt(f),
+            Refusal::NotWaiting => f.write_str("the lease does not wait any more"),
+            Refusal::NoSuchOffer { instead: None } => f.write_str("that cannot start now, and nothing smaller can"),
+            Refusal::NoSuchOffer { instead: Some((vram, 1)) } => write!(f, "that cannot start now, but {vram} can"),
+            Refusal::NoSuchOffer { instead: Some((vram, gpus)) } => {
+                write!(f, "that cannot start now, but {vram} of each of {gpus} cards can")
+            }
             Refusal::NoRoom { largest } => write!(f, "there is no room now (largest possible: {largest})"),
             Refusal::QueueFull { own: true } => f.write_str("you have as many asks in the queue as you may"),
             Refusal::QueueFull { own: false } => f.write_str("the queue is full"),

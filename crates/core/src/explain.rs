@@ -3,13 +3,15 @@
 //! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], estimates
 //! made for the first few waiters only.
 
-use crate::ask::{Term, Vram};
-use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, held_by, whole_least};
+use crate::ask::{Preempt, Term, Vram};
+use crate::decide::board::could_hold;
+use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, whole_least};
 use crate::ids::{CardId, LeaseId};
+use crate::quota::{self, Held};
 use crate::room::Closed;
-use crate::rows::{Hold, Lease, Phase, Service};
+use crate::rows::{Lease, Service};
 use crate::state::State;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
 /// Counting a waiter's place stops here.
@@ -51,9 +53,9 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
     before.filter_map(|(id, _)| state.lease(id)).collect()
 }
 
-/// Whether only its own tenant's caps hold it.
-pub fn own_caps(state: &State, lease: &Lease) -> bool {
-    held_by(state, lease).is_some()
+/// Whether a quota of its own or of its groups holds it.
+pub fn own_quota(state: &State, lease: &Lease) -> Option<Held> {
+    quota::held(state, lease)
 }
 
 /// What keeps this waiter off this card.
@@ -92,26 +94,84 @@ pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstac
 
 /// Leases on a card with the latest moment each ends while somebody waits, first first.
 pub fn blockers(state: &State, card: CardId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
-    let mut found: Vec<(Time, &Lease, Bytes)> = state
-        .room(card)
-        .claims()
-        .iter()
-        .filter_map(|(id, claim)| state.lease(*id).map(|lease| (lease, claim.counted())))
-        .filter_map(|(lease, counted)| lease.hold().map(|hold| (ends_by(state, lease, hold, now), lease, counted)))
-        .collect();
-    found.sort_by_key(|(at, lease, _)| (*at, lease.id));
-    found
+    let grace = state.rows().meta.grace_until;
+    let due = |at: Time| if at == Time::ZERO { now } else { at.max(now).max(grace) };
+    let ends = state.room(card).ends().iter();
+    ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (due(*at), lease, *bytes))).collect()
 }
 
-/// The latest moment a holder keeps its lease while somebody waits for its card.
-fn ends_by(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Time {
-    let until = state.rows().meta.due(hold.renewed, hold.until);
-    match (&lease.phase, lease.ask.term) {
-        (Phase::Ending(..), _) => now,
-        (_, Term::Fixed(_)) => until,
-        (_, Term::Renewed(_)) if hold.idle => until,
-        (_, Term::Renewed(_)) => until.max(hold.granted + state.policy().hold_cap),
+/// When a waiter is served at the latest, whatever the others do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Then, unless somebody more urgent comes before `settled`.
+    By {
+        /// At the latest.
+        at: Time,
+        /// From when on nobody who comes passes it any more.
+        settled: Time,
+    },
+    /// Nobody can say, and this is why.
+    None(NoBound),
+}
+
+/// Why nobody can say when a waiter is served at the latest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoBound {
+    /// A quota holds it.
+    Quota(Held),
+    /// Too few cards that would do can be read and are in service, or strangers are on them.
+    Cards,
+    /// This lease holds its cards longer than others must wait: by a fixed term, or never preempted.
+    Holder(LeaseId),
+    /// The same of a waiter ahead.
+    Ahead(LeaseId),
+    /// Too many are ahead to count.
+    Far,
+    /// The disk is full.
+    Disk,
+}
+
+/// When a waiter is served at the latest: everybody ahead of it holds its cards as long as may be,
+/// one after the other.
+pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
+    let cap = state.policy().hold_cap;
+    let long = |waiter: &Lease| match waiter.ask.term {
+        Term::Fixed(term) => term > cap,
+        Term::Renewed(_) => waiter.ask.preempt == Preempt::Never,
+    };
+    if state.disk_full() {
+        return Bound::None(NoBound::Disk);
     }
+    if let Some(held) = quota::held(state, lease) {
+        return Bound::None(NoBound::Quota(held));
+    }
+    let able =
+        |card: &CardId| could_hold(state, lease, *card) && state.room(*card).open(now, state.policy().period).is_ok();
+    let able: Vec<CardId> = state.cards().filter(able).collect();
+    if able.len() < usize::from(lease.ask.gpus) {
+        return Bound::None(NoBound::Cards);
+    }
+    let ends = able.iter().flat_map(|card| state.room(*card).ends());
+    if let Some((_, holder, _)) = ends.into_iter().find(|(at, _, _)| at.since(now) > cap) {
+        return Bound::None(NoBound::Holder(*holder));
+    }
+    let mut ahead = 0;
+    for (id, _) in state.queue().iter().take_while(|(id, _)| *id != lease.id) {
+        ahead += 1;
+        if ahead > PLACE_MAX {
+            return Bound::None(NoBound::Far);
+        }
+        if state.lease(id).is_some_and(long) {
+            return Bound::None(NoBound::Ahead(id));
+        }
+    }
+    let policy = state.policy();
+    let head = policy.head_start.largest() - (lease.asked.0 as i64 - state.place_of(lease).rank);
+    let settled = lease.asked + policy.debt_max + Span(head.max(0) as u64);
+    // A lease that ended counts until its cards were seen again.
+    let turn = cap + Span(3 * policy.period.0);
+    let from = now.max(settled).max(state.rows().meta.grace_until);
+    Bound::By { at: from + Span(turn.0.saturating_mul(ahead as u64 + 1)), settled }
 }
 
 /// When each of the first few waiters should start at the latest, if they are
@@ -121,7 +181,7 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
     let mut starts = BTreeMap::new();
     for (id, _) in state.queue().iter().take(LOOK_AHEAD) {
-        let Some(waiter) = state.lease(id).filter(|waiter| held_by(state, waiter).is_none()) else { continue };
+        let Some(waiter) = state.lease(id).filter(|waiter| quota::held(state, waiter).is_none()) else { continue };
         match plan.place(state, waiter) {
             Some(at) => drop(starts.insert(id, at)),
             // Nobody can say when this one starts, nor what is left for those behind it.
@@ -133,7 +193,7 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
 
 /// Where each of the first waiters stands: 1 is next.
 pub fn places(state: &State) -> BTreeMap<LeaseId, usize> {
-    state.queue().iter().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
+    state.queue().everybody().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
 }
 
 /// Cards as they empty over time.

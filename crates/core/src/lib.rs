@@ -17,6 +17,7 @@ pub mod ids;
 pub mod mutant;
 pub mod policy;
 pub mod queue;
+pub mod quota;
 pub mod reading;
 pub mod room;
 pub mod rows;

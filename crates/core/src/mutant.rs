@@ -36,11 +36,17 @@ pub enum Mutant {
     ServeLast,
     /// Exclusivity is forgotten.
     ForgetExclusive,
+    /// Rule 9: a debt counts without bound.
+    NoClamp,
+    /// Rule 9: what was let past a claim is renewed like anything else.
+    RenewBackfill,
+    /// A gang gets one card of those it asked for.
+    PartialGang,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 16] = [
+    pub const ALL: [Mutant; 19] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -57,5 +63,8 @@ impl Mutant {
         Mutant::EndlessQueue,
         Mutant::ServeLast,
         Mutant::ForgetExclusive,
+        Mutant::NoClamp,
+        Mutant::RenewBackfill,
+        Mutant::PartialGang,
     ];
 }

@@ -1,6 +1,7 @@
 //! What an operator may choose. Every number has its reason beside it.
 
 use crate::ask::{Ask, Tier};
+use crate::rows::Tenant;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
@@ -17,6 +18,10 @@ pub struct Policy {
     pub wait: Span,
     /// Seconds by which a tier and a priority come earlier.
     pub head_start: HeadStart,
+    /// Who used more than its share lately queues as if it came later, by this at most.
+    pub debt_max: Span,
+    /// Who may use how much, in relation to the others.
+    pub shares: Shares,
     /// How often cards are read; a reading older than two of these promises nothing.
     pub period: Span,
     /// After the daemon was away, nothing expires for this long.
@@ -31,17 +36,78 @@ pub struct Policy {
     pub caps: Caps,
     /// What certain tenants may have.
     pub caps_of: BTreeMap<String, Caps>,
+    /// What each member of certain groups may have, unless its own name says otherwise.
+    pub caps_of_members: BTreeMap<String, Caps>,
+    /// What certain groups may have together.
+    pub caps_of_groups: BTreeMap<String, Caps>,
 }
 
-/// Hard caps of one tenant; `None` is no cap.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Hard caps, of one tenant or of a group together; `None` is no cap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
     /// Bytes reserved at a time, every card counted.
     pub vram: Option<Bytes>,
     /// Leases held at a time.
     pub leases: Option<u32>,
     /// Places in the queue.
-    pub places: u32,
+    pub places: Option<u32>,
+    /// GPU time a day: a whole card for an hour is an hour, half of its memory half an hour.
+    pub gpu_day: Option<Span>,
+    /// Bytes at a time that nobody may make it give back early.
+    pub never: Option<Bytes>,
+    /// The largest head start.
+    pub head_start: Option<Span>,
+}
+
+impl Caps {
+    /// What is said here, or else there.
+    fn or(&self, other: &Caps) -> Caps {
+        Caps {
+            vram: self.vram.or(other.vram),
+            leases: self.leases.or(other.leases),
+            places: self.places.or(other.places),
+            gpu_day: self.gpu_day.or(other.gpu_day),
+            never: self.never.or(other.never),
+            head_start: self.head_start.or(other.head_start),
+        }
+    }
+
+    /// The larger of what is said in both, or what is said at all.
+    fn larger(&self, other: &Caps) -> Caps {
+        Caps {
+            vram: self.vram.max(other.vram),
+            leases: self.leases.max(other.leases),
+            places: self.places.max(other.places),
+            gpu_day: self.gpu_day.max(other.gpu_day),
+            never: self.never.max(other.never),
+            head_start: self.head_start.max(other.head_start),
+        }
+    }
+}
+
+/// Who may use how much, in relation to the others that use the cards at the time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// Of a tenant for whom nothing else is said.
+    pub default: u32,
+    /// Of certain tenants.
+    pub of: BTreeMap<String, u32>,
+    /// Of each member of certain groups; the largest counts.
+    pub of_groups: BTreeMap<String, u32>,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares { default: 100, of: BTreeMap::new(), of_groups: BTreeMap::new() }
+    }
+}
+
+impl Shares {
+    /// A tenant's share: its own, or else the largest of its groups', or else the default.
+    pub fn share(&self, tenant: &Tenant) -> u32 {
+        let of_groups = || tenant.groups.iter().filter_map(|group| self.of_groups.get(group)).max();
+        self.of.get(&tenant.name).or_else(of_groups).copied().unwrap_or(self.default).max(1)
+    }
 }
 
 /// When a used lease is renewed.
@@ -85,6 +151,9 @@ impl Default for Policy {
             hold_cap: Span::secs(30 * 60),
             wait: Span::secs(86_400),
             head_start: HeadStart::default(),
+            // Half a working day: who filled the cards all morning lets everybody pass after lunch.
+            debt_max: Span::secs(4 * 3600),
+            shares: Shares::default(),
             period: Span::secs(1),
             // A client that renews at 70 % of a short TTL gets at least one try in.
             grace: Span::secs(60),
@@ -92,16 +161,13 @@ impl Default for Policy {
             margin: Bytes::mib(256),
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
-            caps: Caps::default(),
+            // A runaway script is stopped long before the queue of the others is full. Whoever is
+            // never to be preempted needs a word from the house.
+            caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },
             caps_of: BTreeMap::new(),
+            caps_of_members: BTreeMap::new(),
+            caps_of_groups: BTreeMap::new(),
         }
-    }
-}
-
-impl Default for Caps {
-    fn default() -> Caps {
-        // A runaway script is stopped long before the queue of the others is full.
-        Caps { vram: None, leases: None, places: 1_000 }
     }
 }
 
@@ -118,21 +184,35 @@ impl Default for HeadStart {
 }
 
 impl HeadStart {
-    /// The moment an ask queues by: its arrival, less its head start.
-    pub fn rank(&self, ask: &Ask, asked: Time) -> i64 {
+    /// How much earlier than its arrival an ask queues, in µs; a low priority can make it later.
+    pub fn of(&self, ask: &Ask) -> i64 {
         let tier = match ask.tier {
             Tier::Interactive => self.interactive,
             Tier::Batch => self.batch,
             Tier::Spot => self.spot,
         };
-        let priority = self.priority.0 as i64 * i64::from(ask.priority);
-        asked.0 as i64 - tier.0 as i64 - priority
+        tier.0 as i64 + self.priority.0 as i64 * i64::from(ask.priority)
+    }
+
+    /// The largest there can be.
+    pub fn largest(&self) -> i64 {
+        self.interactive.0.max(self.batch.0).max(self.spot.0) as i64 + 10 * self.priority.0 as i64
     }
 }
 
 impl Policy {
-    /// What this tenant may have.
-    pub fn caps_for(&self, tenant: &str) -> &Caps {
-        self.caps_of.get(tenant).unwrap_or(&self.caps)
+    /// What a tenant may have: by its name, or else by its groups (the largest counts), or else as
+    /// everybody.
+    pub fn caps_for(&self, name: &str, groups: &[String]) -> Caps {
+        let of_groups = groups.iter().filter_map(|group| self.caps_of_members.get(group));
+        let members = of_groups.fold(Caps::default(), |caps, more| caps.larger(more));
+        let own = self.caps_of.get(name).map_or_else(|| members.clone(), |own| own.or(&members));
+        own.or(&self.caps)
+    }
+
+    /// Where an ask queues, if it came then: its head start is capped.
+    pub fn rank(&self, ask: &Ask, asked: Time, caps: &Caps) -> i64 {
+        let start = self.head_start.of(ask);
+        asked.0 as i64 - caps.head_start.map_or(start, |cap| start.min(cap.0 as i64))
     }
 }

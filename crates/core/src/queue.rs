@@ -1,26 +1,68 @@
 //! The order in which waiters are served.
 //!
-//! Each tenant has its own line; the heads of all lines stand in one more. So a
-//! tenant held back by its own caps is passed over in one step, however many
-//! asks it has. No clock: a waiter's rank never changes while it waits.
+//! Inside a tenant, by arrival less head start. Between tenants the first waiters are compared,
+//! each moved back by what its tenant owes:
+//!
+//! ```text
+//! key = arrival + clamp(mark − arrival, 0, debt_max) − head start        ties by arrival number
+//! ```
+//! A tenant's mark is an absolute time, so the order changes with a charge and never with time
+//! alone. Each tenant has its own line; the heads of all lines stand in one more. A tenant that its
+//! own quota holds back stands aside with its whole line, and costs nothing until it may come back.
 
 use crate::ids::{LeaseId, TenantId};
+use crate::units::{Span, Time};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Bound::{Excluded, Unbounded};
 
-/// Where a waiter stands: its rank, then its arrival number.
-pub type Place = (i64, LeaseId);
+/// Where a waiter stands in its tenant's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Its arrival less its head start, in µs.
+    pub rank: i64,
+    /// Its arrival number.
+    pub lease: LeaseId,
+    /// When it came.
+    pub arrival: Time,
+}
+
+impl Place {
+    /// Where it stands among the tenants' first waiters.
+    pub fn key(&self, mark: Time, debt_max: Span) -> i64 {
+        self.rank + mark.since(self.arrival).0.min(debt_max.0) as i64
+    }
+}
+
+/// A tenant's first waiter among the others': key, arrival number, tenant.
+type Head = (i64, LeaseId, TenantId);
 
 /// All waiters.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    lines: BTreeMap<TenantId, BTreeSet<Place>>,
-    heads: BTreeSet<(Place, TenantId)>,
+    debt_max: Span,
+    /// By tenant.
+    lines: Vec<Line>,
+    heads: BTreeSet<Head>,
+    aside: BTreeSet<TenantId>,
     len: usize,
 }
 
+/// One tenant's waiters.
+#[derive(Clone, Debug, Default)]
+struct Line {
+    places: BTreeSet<Place>,
+    mark: Time,
+    /// What stands for it among the heads.
+    head: Option<Head>,
+}
+
 impl Queue {
+    /// A queue in which debts count so much at most.
+    pub fn new(debt_max: Span) -> Queue {
+        Queue { debt_max, ..Queue::default() }
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.len
@@ -31,93 +73,146 @@ impl Queue {
     }
     /// How many of this tenant wait.
     pub fn len_of(&self, tenant: TenantId) -> usize {
-        self.lines.get(&tenant).map_or(0, BTreeSet::len)
+        self.line(tenant).map_or(0, |line| line.places.len())
+    }
+
+    fn line(&self, tenant: TenantId) -> Option<&Line> {
+        self.lines.get(tenant.0 as usize)
+    }
+
+    fn line_mut(&mut self, tenant: TenantId) -> &mut Line {
+        let number = tenant.0 as usize;
+        if self.lines.len() <= number {
+            self.lines.resize_with(number + 1, Line::default);
+        }
+        &mut self.lines[number]
     }
 
     /// Adds a waiter.
     pub fn insert(&mut self, tenant: TenantId, place: Place) {
-        let line = self.lines.entry(tenant).or_default();
-        let old = line.first().copied();
-        if line.insert(place) {
-            self.len += 1;
-            self.mend_head(tenant, old);
-        }
+        self.len += usize::from(self.line_mut(tenant).places.insert(place));
+        self.mend_head(tenant);
     }
 
     /// Takes a waiter out.
     pub fn remove(&mut self, tenant: TenantId, place: Place) {
-        let Some(line) = self.lines.get_mut(&tenant) else { return };
-        let old = line.first().copied();
-        if line.remove(&place) {
-            self.len -= 1;
-            self.mend_head(tenant, old);
+        self.len -= usize::from(self.line_mut(tenant).places.remove(&place));
+        self.mend_head(tenant);
+    }
+
+    /// A tenant was charged, or got something back.
+    pub fn set_mark(&mut self, tenant: TenantId, mark: Time) {
+        self.line_mut(tenant).mark = mark;
+        self.mend_head(tenant);
+    }
+
+    /// Whether nobody of its tenant stands before it.
+    pub fn is_first(&self, tenant: TenantId, place: Place) -> bool {
+        self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
+    }
+
+    /// A tenant's own quota holds back its first waiter: it stands aside until [`Queue::come_back`].
+    pub fn stand_aside(&mut self, tenant: TenantId) {
+        self.aside.insert(tenant);
+        self.mend_head(tenant);
+    }
+
+    /// Its quota may have room again.
+    pub fn come_back(&mut self, tenant: TenantId) {
+        if self.aside.remove(&tenant) {
+            self.mend_head(tenant);
         }
     }
 
-    fn mend_head(&mut self, tenant: TenantId, old: Option<Place>) {
-        let new = self.lines.get(&tenant).and_then(|line| line.first().copied());
-        if old == new {
-            return;
-        }
-        if let Some(old) = old {
-            self.heads.remove(&(old, tenant));
-        }
-        match new {
-            Some(new) => drop(self.heads.insert((new, tenant))),
-            None => drop(self.lines.remove(&tenant)),
+    /// Who stands aside.
+    pub fn aside(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.aside.iter().copied()
+    }
+
+    fn mend_head(&mut self, tenant: TenantId) {
+        let (debt_max, aside) = (self.debt_max, self.aside.contains(&tenant));
+        let line = self.line_mut(tenant);
+        let first = line.places.first().filter(|_| !aside);
+        let head = first.map(|place| (place.key(line.mark, debt_max), place.lease, tenant));
+        let old = std::mem::replace(&mut line.head, head);
+        if old != head {
+            if let Some(old) = old {
+                self.heads.remove(&old);
+            }
+            self.heads.extend(head);
         }
     }
 
-    /// The first of all.
+    /// The first of all who may be served.
     pub fn first(&self) -> Option<LeaseId> {
-        self.heads.first().map(|((_, lease), _)| *lease)
+        self.heads.first().map(|(_, lease, _)| *lease)
     }
 
-    /// Every waiter, first first.
+    /// Every waiter, also who stands aside, first first.
+    pub fn everybody(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
+        let mut cursor = Cursor::default();
+        for tenant in &self.aside {
+            let line = &self.lines[tenant.0 as usize];
+            if let Some(first) = line.places.first() {
+                let head = (first.key(line.mark, self.debt_max), first.lease, *tenant);
+                cursor.followed.insert(*tenant);
+                cursor.later.push(Reverse((head, *first)));
+            }
+        }
+        std::iter::from_fn(move || {
+            let (place, tenant) = cursor.next(self)?;
+            cursor.go_on(self, place, tenant);
+            Some((place.lease, tenant))
+        })
+    }
+
+    /// Every waiter that does not stand aside, first first.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = Cursor::default();
         std::iter::from_fn(move || {
             let (place, tenant) = cursor.next(self)?;
             cursor.go_on(self, place, tenant);
-            Some((place.1, tenant))
+            Some((place.lease, tenant))
         })
     }
 }
 
-/// Walks the queue in order while waiters are taken out behind it.
+/// Walks the queue in order, while waiters are taken out and tenants are charged on the way.
 #[derive(Debug, Default)]
 pub struct Cursor {
     /// The last head visited.
-    head: Option<(Place, TenantId)>,
-    /// Second and later waiters of tenants whose head was kept.
-    later: BinaryHeap<Reverse<(Place, TenantId)>>,
+    head: Option<Head>,
+    /// Tenants whose head was visited: from there on their lines are followed place by place.
+    followed: BTreeSet<TenantId>,
+    /// The next waiters of those.
+    later: BinaryHeap<Reverse<(Head, Place)>>,
 }
 
 impl Cursor {
-    /// The next waiter. Call [`Cursor::go_on`] once it was dealt with, unless its
-    /// tenant is to be passed over.
+    /// The next waiter. Call [`Cursor::go_on`] once it was dealt with, unless its tenant is to be
+    /// passed over.
     pub fn next(&mut self, queue: &Queue) -> Option<(Place, TenantId)> {
         let from = self.head.map_or(Unbounded, Excluded);
-        let head = queue.heads.range((from, Unbounded)).next().copied();
-        let later = self.later.peek().map(|r| r.0);
+        let mut heads = queue.heads.range((from, Unbounded));
+        let head = heads.find(|(_, _, tenant)| !self.followed.contains(tenant)).copied();
+        let later = self.later.peek().map(|Reverse((later, _))| *later);
         match (head, later) {
-            (Some(head), Some(later)) if later < head => self.later.pop().map(|r| r.0),
-            (None, Some(_)) => self.later.pop().map(|r| r.0),
-            (head, _) => {
-                self.head = head.or(self.head);
-                head
+            (Some(head), later) if later.is_none_or(|later| head < later) => {
+                self.head = Some(head);
+                self.followed.insert(head.2);
+                let place = queue.line(head.2)?.places.first()?;
+                Some((*place, head.2))
             }
+            _ => self.later.pop().map(|Reverse(((_, _, tenant), place))| (place, tenant)),
         }
     }
 
-    /// Whoever stands behind the waiter just given comes too, whether that one
-    /// stayed or was taken out. (Behind a head that was taken out stands a new
-    /// head, which comes by itself.)
+    /// Whoever stands behind the waiter just given comes too, whether that one stayed or was taken
+    /// out, by what its tenant owes by now.
     pub fn go_on(&mut self, queue: &Queue, place: Place, tenant: TenantId) {
-        let Some(line) = queue.lines.get(&tenant) else { return };
-        match line.range((Excluded(place), Unbounded)).next() {
-            Some(next) if line.first() != Some(next) => self.later.push(Reverse((*next, tenant))),
-            _ => {}
+        let Some(line) = queue.line(tenant) else { return };
+        if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
+            self.later.push(Reverse(((next.key(line.mark, queue.debt_max), next.lease, tenant), *next)));
         }
     }
 }
@@ -127,54 +222,109 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const DEBT_MAX: Span = Span(30);
+
+    /// One line of a story: a tenant's ask at a time with a head start.
+    type Asked = (u32, u64, i64);
+
+    fn queue(asks: &[Asked], marks: &[u64]) -> (Queue, Vec<(Place, TenantId)>) {
+        let mut queue = Queue::new(DEBT_MAX);
+        let mut all = Vec::new();
+        for (number, (tenant, arrival, start)) in asks.iter().enumerate() {
+            let place = Place { rank: *arrival as i64 - start, lease: LeaseId(number as u64), arrival: Time(*arrival) };
+            queue.insert(TenantId(*tenant), place);
+            all.push((place, TenantId(*tenant)));
+        }
+        for (tenant, mark) in (0..).zip(marks) {
+            queue.set_mark(TenantId(tenant), Time(*mark));
+        }
+        (queue, all)
+    }
+
+    /// The rule as it is written, without any structure: again and again, of each tenant's first
+    /// waiter the one that comes first.
+    fn by_force(all: &[(Place, TenantId)], marks: &[u64]) -> Vec<LeaseId> {
+        let mut left = all.to_vec();
+        let mut order = Vec::new();
+        while !left.is_empty() {
+            let firsts = left.iter().filter(|(place, tenant)| {
+                left.iter()
+                    .all(|(other, whose)| whose != tenant || (place.rank, place.lease) <= (other.rank, other.lease))
+            });
+            let key = |place: &Place, tenant: TenantId| {
+                let debt = marks[tenant.0 as usize] as i64 - place.arrival.0 as i64;
+                place.rank + debt.clamp(0, DEBT_MAX.0 as i64)
+            };
+            let (next, _) = *firsts.min_by_key(|(place, tenant)| (key(place, *tenant), place.lease)).unwrap();
+            order.push(next.lease);
+            left.retain(|(place, _)| place.lease != next.lease);
+        }
+        order
+    }
+
     proptest! {
         #[test]
-        fn the_order_is_that_of_sorting_all_waiters(
-            asks in prop::collection::vec((0u32..5, -20i64..20), 0..200),
-            gone in prop::collection::vec(any::<prop::sample::Index>(), 0..50),
+        fn the_order_is_that_of_the_rule_itself(
+            asks in prop::collection::vec((0u32..5, 0u64..100, -20i64..20), 0..60),
+            marks in prop::collection::vec(0u64..200, 5),
+            gone in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
         ) {
-            let mut queue = Queue::default();
-            let mut all: Vec<(Place, TenantId)> = Vec::new();
-            for (number, (tenant, rank)) in asks.iter().enumerate() {
-                let entry = ((*rank, LeaseId(number as u64)), TenantId(*tenant));
-                queue.insert(entry.1, entry.0);
-                all.push(entry);
-            }
+            let (mut queue, mut all) = queue(&asks, &marks);
             for index in gone {
                 if !all.is_empty() {
                     let (place, tenant) = all.swap_remove(index.index(all.len()));
                     queue.remove(tenant, place);
                 }
             }
-            all.sort();
-            let want: Vec<_> = all.iter().map(|((_, lease), tenant)| (*lease, *tenant)).collect();
-            prop_assert_eq!(queue.iter().collect::<Vec<_>>(), want);
-            prop_assert_eq!(queue.first(), all.first().map(|(place, _)| place.1));
+            let want = by_force(&all, &marks);
+            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), want.clone());
+            prop_assert_eq!(queue.first(), want.first().copied());
             prop_assert_eq!(queue.len(), all.len());
         }
 
+        /// Serving changes the order of those not served yet, exactly as a new walk would see it.
         #[test]
-        fn waiters_taken_out_while_walking_hide_nobody(
-            asks in prop::collection::vec((0u32..4, 0i64..9), 0..60),
-            taken in prop::collection::vec(any::<bool>(), 60),
+        fn a_charge_on_the_way_moves_only_those_who_come_later(
+            asks in prop::collection::vec((0u32..4, 0u64..50, -9i64..9), 0..40),
+            marks in prop::collection::vec(0u64..60, 4),
+            taken in prop::collection::vec((any::<bool>(), 0u64..40), 40),
         ) {
-            let mut queue = Queue::default();
-            let mut all = BTreeSet::new();
-            for (number, (tenant, rank)) in asks.iter().enumerate() {
-                let entry = ((*rank, LeaseId(number as u64)), TenantId(*tenant));
-                queue.insert(entry.1, entry.0);
-                all.insert(entry);
-            }
+            let (mut queue, all) = queue(&asks, &marks);
+            let mut marks = marks;
             let mut cursor = Cursor::default();
-            let mut seen = Vec::new();
+            let mut kept: Vec<(Place, TenantId)> = Vec::new();
+            let mut left = all;
             while let Some((place, tenant)) = cursor.next(&queue) {
-                seen.push((place, tenant));
-                if taken[place.1.0 as usize] {
+                let first = by_force(&left, &marks)[0];
+                prop_assert_eq!(place.lease, first);
+                left.retain(|(other, _)| other.lease != place.lease);
+                let (take, charge) = taken[place.lease.0 as usize];
+                if take {
+                    marks[tenant.0 as usize] += charge;
+                    queue.set_mark(tenant, Time(marks[tenant.0 as usize]));
                     queue.remove(tenant, place);
+                } else {
+                    kept.push((place, tenant));
                 }
                 cursor.go_on(&queue, place, tenant);
             }
-            prop_assert_eq!(seen, all.into_iter().collect::<Vec<_>>());
+            prop_assert!(left.is_empty());
+            prop_assert_eq!(queue.len(), kept.len());
+        }
+
+        #[test]
+        fn who_stands_aside_is_passed_over_and_comes_back(
+            asks in prop::collection::vec((0u32..4, 0u64..50, 0i64..9), 0..40),
+            aside in 0u32..4,
+        ) {
+            let marks = [0; 4];
+            let (mut queue, all) = queue(&asks, &marks);
+            queue.stand_aside(TenantId(aside));
+            let others: Vec<_> = all.iter().copied().filter(|(_, tenant)| tenant.0 != aside).collect();
+            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&others, &marks));
+            prop_assert_eq!(queue.everybody().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &marks));
+            queue.come_back(TenantId(aside));
+            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &marks));
         }
     }
 }

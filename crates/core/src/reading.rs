@@ -22,6 +22,9 @@ pub struct CardFacts {
     pub display: bool,
     /// Memory that a CUDA context alone takes, if it was measured.
     pub context: Option<Bytes>,
+    /// Which memory node it is nearest to, where the system says: cards of one node talk faster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// Why no lease may be granted there at all (MIG, MPS, prohibited compute mode), if so.
     pub unusable: Option<String>,
 }

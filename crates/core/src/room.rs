@@ -24,6 +24,8 @@ pub struct Claim {
     pub seen: Bytes,
     /// Whom it suffers beside it.
     pub exclusivity: Exclusivity,
+    /// When it gives the room back at the latest, if somebody waits; zero if it is over already.
+    pub ends: Time,
 }
 
 impl Claim {
@@ -47,6 +49,11 @@ pub struct Room {
     observed: Observation,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
     present: BTreeMap<LeaseId, Bytes>,
+    /// What is given back when, first first. A list: it is read from the front, all in one cache line
+    /// after the other.
+    ends: Vec<(Time, LeaseId, Bytes)>,
+    /// How many leases of each tenant.
+    tenants: BTreeMap<TenantId, u32>,
 }
 
 /// Why a card can promise nothing.
@@ -72,6 +79,8 @@ impl Room {
             device_exclusive: 0,
             observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
             present: BTreeMap::new(),
+            ends: Vec::new(),
+            tenants: BTreeMap::new(),
         }
     }
 
@@ -84,6 +93,7 @@ impl Room {
     pub fn claim(&mut self, lease: LeaseId, claim: Claim) {
         self.unclaim(lease);
         self.count(&claim, true);
+        self.list(lease, &claim, true);
         self.claims.insert(lease, claim);
     }
 
@@ -91,6 +101,7 @@ impl Room {
     pub fn unclaim(&mut self, lease: LeaseId) {
         if let Some(claim) = self.claims.remove(&lease) {
             self.count(&claim, false);
+            self.list(lease, &claim, false);
         }
     }
 
@@ -105,6 +116,38 @@ impl Room {
             Exclusivity::Session => self.session_exclusive = step(self.session_exclusive),
             Exclusivity::Device => self.device_exclusive = step(self.device_exclusive),
         }
+    }
+
+    /// Keeps the list of ends and the tenants in step with a claim that came or went.
+    fn list(&mut self, lease: LeaseId, claim: &Claim, add: bool) {
+        let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
+        if add {
+            self.ends.insert(at, (claim.ends, lease, claim.counted()));
+            *self.tenants.entry(claim.tenant).or_default() += 1;
+        } else {
+            self.ends.remove(at);
+            if let Some(count) = self.tenants.get_mut(&claim.tenant) {
+                *count -= 1;
+                if *count == 0 {
+                    self.tenants.remove(&claim.tenant);
+                }
+            }
+        }
+    }
+
+    /// A lease gives its room back at another time.
+    pub fn set_ends(&mut self, lease: LeaseId, ends: Time) {
+        if let Some(claim) = self.claims.remove(&lease) {
+            self.list(lease, &claim, false);
+            let claim = Claim { ends, ..claim };
+            self.list(lease, &claim, true);
+            self.claims.insert(lease, claim);
+        }
+    }
+
+    /// What is given back when at the latest, first first; zero is what is over already.
+    pub fn ends(&self) -> &[(Time, LeaseId, Bytes)] {
+        &self.ends
     }
 
     /// Takes in a look at the card; `owner` says whose a process is.
@@ -133,6 +176,8 @@ impl Room {
             self.count(&claim, false);
             claim.seen = seen;
             self.count(&claim, true);
+            let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
+            self.ends[at].2 = claim.counted();
             self.claims.insert(lease, claim);
         }
     }
@@ -210,7 +255,7 @@ impl Room {
 
     /// Whether somebody's exclusivity keeps `tenant` off the card, or its own wish does.
     pub fn excludes(&self, tenant: TenantId, wish: Exclusivity, strangers: impl Fn() -> usize) -> bool {
-        let others = || self.claims.values().any(|claim| claim.tenant != tenant);
+        let others = || self.tenants.keys().any(|other| *other != tenant);
         match wish {
             _ if self.device_exclusive > 0 => true,
             Exclusivity::Device => !self.claims.is_empty() || strangers() > 0,

@@ -8,7 +8,7 @@ use crate::action::Action;
 use crate::ask::{Ask, Term};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
 use crate::reading::CardFacts;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -40,6 +40,9 @@ pub struct Meta {
     pub grace_from: Time,
     /// …and nothing that was running then expires before this.
     pub grace_until: Time,
+    /// The day that daily budgets count, as days since 1970 where the host is.
+    #[serde(default)]
+    pub day: u32,
 }
 
 impl Default for Meta {
@@ -51,6 +54,7 @@ impl Default for Meta {
             next_epoch: Epoch(1),
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
+            day: 0,
         }
     }
 }
@@ -63,7 +67,7 @@ impl Meta {
 }
 
 /// Who asks and is charged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     /// `uid:1000`.
     pub name: String,
@@ -73,6 +77,15 @@ pub struct Tenant {
     pub card_us: u64,
     /// The same times bytes, in byte·µs.
     pub byte_us: u128,
+    /// How far its use has carried it: beyond now, it queues as if it came later.
+    #[serde(default)]
+    pub mark: Time,
+    /// Groups it belongs to, as far as the rules of the house name them.
+    #[serde(default)]
+    pub groups: Vec<String>,
+    /// GPU time charged today, in µs: a whole card for an hour is an hour.
+    #[serde(default)]
+    pub today: u64,
 }
 
 /// A card that was seen once.
@@ -153,6 +166,15 @@ pub struct Hold {
     pub until: Time,
     /// It was not used in its last term.
     pub idle: bool,
+    /// How far its tenant's mark was moved for the time from `renewed` to `until`.
+    #[serde(default)]
+    pub paid: Span,
+    /// It was let past somebody who needs its cards then.
+    #[serde(default)]
+    pub before: Option<Time>,
+    /// The day on which the time from `renewed` to `until` was charged.
+    #[serde(default)]
+    pub day: u32,
 }
 
 /// How it ended.
@@ -179,6 +201,8 @@ pub enum Reason {
     HoldCap,
     /// Its fixed term was over.
     TermOver,
+    /// Its tenant's GPU time of the day was used up.
+    Budget,
     /// Its last process exited.
     HolderExited,
     /// An operator ended it.
@@ -208,11 +232,30 @@ pub struct Ended {
     pub finish: Finish,
 }
 
+impl Tenant {
+    /// Moves the mark, and says how far beyond the present.
+    fn pay(&mut self, at: Time, mark: Option<Time>) -> Span {
+        let before = self.mark.max(at);
+        self.mark = mark.unwrap_or(self.mark);
+        self.mark.since(before)
+    }
+}
+
 impl Hold {
     /// What holding it until `now` is charged: card·µs and byte·µs.
     pub fn charge(&self, now: Time) -> (u64, u128) {
         let card_us = now.since(self.granted).0 * self.cards.len() as u64;
         (card_us, u128::from(card_us) * u128::from(self.vram.0))
+    }
+
+    /// What of its payment is for the time after `now`.
+    pub fn unused(&self, now: Time) -> Span {
+        let (left, term) = (self.until.since(now).0, self.until.since(self.renewed).0);
+        if term == 0 {
+            Span::ZERO
+        } else {
+            Span((u128::from(self.paid.0) * u128::from(left.min(term)) / u128::from(term)) as u64)
+        }
     }
 }
 
@@ -231,6 +274,15 @@ impl Lease {
     }
 }
 
+/// The part of so long that so much of these cards is.
+pub fn gpu_time(all: &[Card], cards: &[CardId], vram: Bytes, span: Span) -> Span {
+    let of = |card: &CardId| {
+        let total = all.get(card.0 as usize).map_or(1, |card| card.facts.total.0.max(1));
+        u128::from(span.0) * u128::from(vram.0.min(total)) / u128::from(total)
+    };
+    Span(cards.iter().map(of).sum::<u128>() as u64)
+}
+
 impl Rows {
     /// Makes a fact part of the state. Returns what became history by it.
     pub fn apply(&mut self, action: &Action) -> Option<Ended> {
@@ -246,8 +298,13 @@ impl Rows {
             }
             Action::Enrol { tenant, name } => {
                 debug_assert_eq!(tenant.0 as usize, self.tenants.len());
-                self.tenants.push(Tenant { name: name.clone(), leases: 0, card_us: 0, byte_us: 0 });
+                self.tenants.push(Tenant { name: name.clone(), ..Tenant::default() });
             }
+            Action::Day { number } => {
+                self.meta.day = *number;
+                self.tenants.iter_mut().for_each(|tenant| tenant.today = 0);
+            }
+            Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
             Action::List { card, facts } => match self.cards.get_mut(card.0 as usize) {
                 Some(row) => row.facts = facts.clone(),
                 None => self.cards.push(Card { facts: facts.clone(), service: Service::In }),
@@ -260,9 +317,11 @@ impl Rows {
                 let row = Lease { id: *lease, tenant: *tenant, ask: ask.clone(), asked: *at, roots, phase };
                 self.leases.insert(*lease, row);
             }
-            Action::Grant { lease, cards, vram, epoch, at, until } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before } => {
                 self.meta.next_epoch = self.meta.next_epoch.max(Epoch(epoch.0 + 1));
                 if let Some(row) = self.leases.get_mut(lease) {
+                    let tenant = &mut self.tenants[row.tenant.0 as usize];
+                    tenant.today += gpu_time(&self.cards, cards, *vram, until.since(*at)).0;
                     row.phase = Phase::Active(Hold {
                         cards: cards.clone(),
                         vram: *vram,
@@ -271,12 +330,19 @@ impl Rows {
                         renewed: *at,
                         until: *until,
                         idle: false,
+                        paid: tenant.pay(*at, *mark),
+                        before: *before,
+                        day: self.meta.day,
                     });
                 }
             }
-            Action::Renew { lease, at, until, idle } => {
-                if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
-                    (hold.renewed, hold.until, hold.idle) = (*at, *until, *idle);
+            Action::Renew { lease, at, until, idle, mark, before } => {
+                if let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
+                    let tenant = &mut self.tenants[tenant.0 as usize];
+                    tenant.today += gpu_time(&self.cards, &hold.cards, hold.vram, until.since(hold.until)).0;
+                    hold.paid = hold.unused(*at) + tenant.pay(*at, *mark);
+                    (hold.renewed, hold.until, hold.idle, hold.before) = (*at, *until, *idle, *before);
+                    hold.day = self.meta.day;
                 }
             }
             Action::Bind { lease, process } => {
@@ -284,7 +350,10 @@ impl Rows {
                     row.roots.push(*process);
                 }
             }
-            Action::End { lease, reason, at, peak } => {
+            Action::End { lease, reason, at, peak, mark } => {
+                if let Some((tenant, mark)) = self.leases.get(lease).map(|row| row.tenant).zip(*mark) {
+                    self.tenants[tenant.0 as usize].mark = mark;
+                }
                 return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak });
             }
             Action::Retire { lease } => return self.retire(*lease),
@@ -306,6 +375,10 @@ impl Rows {
                 tenant.leases += 1;
                 tenant.card_us += card_us;
                 tenant.byte_us += byte_us;
+                if hold.day == self.meta.day {
+                    let unused = gpu_time(&self.cards, &hold.cards, hold.vram, hold.until.since(finish.at));
+                    tenant.today = tenant.today.saturating_sub(unused.0);
+                }
                 row.phase = Phase::Ending(hold.clone(), finish);
                 None
             }

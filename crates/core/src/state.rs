@@ -5,12 +5,13 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 use crate::action::Action;
-use crate::ask::Exclusivity;
+use crate::ask::{Exclusivity, Preempt, Term};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
+use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
 use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
@@ -27,7 +28,7 @@ pub struct State {
     slots: BTreeMap<String, CardId>,
     queue: Queue,
     rooms: Vec<Room>,
-    loads: Vec<Load>,
+    books: Books,
     due: BTreeSet<(Time, LeaseId)>,
     ending: Vec<BTreeSet<LeaseId>>,
     // Seen, and gone with the process.
@@ -37,15 +38,6 @@ pub struct State {
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
     mutant: Option<Mutant>,
-}
-
-/// What a tenant has on the books.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Leases granted and not retired.
-    pub leases: u32,
-    /// Bytes reserved for them, every card counted.
-    pub vram: Bytes,
 }
 
 /// What was seen of one lease.
@@ -68,9 +60,9 @@ impl State {
         let mut state = State {
             names: rows.tenants.iter().zip(0..).map(|(t, n)| (t.name.clone(), TenantId(n))).collect(),
             slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), CardId(n))).collect(),
-            queue: Queue::default(),
+            queue: Queue::new(policy.debt_max),
             rooms: rows.cards.iter().map(|c| Room::new(c.facts.total, margin(&policy, c.facts.display))).collect(),
-            loads: vec![Load::default(); rows.tenants.len()],
+            books: Books::new(&rows, &policy),
             due: BTreeSet::new(),
             ending: vec![BTreeSet::new(); rows.cards.len()],
             lives: BTreeMap::new(),
@@ -82,6 +74,10 @@ impl State {
             rows: Rows::default(),
             policy,
         };
+        state.rows.tenants.clone_from(&rows.tenants);
+        for (tenant, number) in rows.tenants.iter().zip(0..) {
+            state.queue.set_mark(TenantId(number), tenant.mark);
+        }
         for lease in rows.leases.values() {
             state.index(lease);
         }
@@ -93,7 +89,7 @@ impl State {
         // Activity is unreadable after a start, and unreadable counts as active.
         let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
         match &lease.phase {
-            Phase::Waiting { .. } => self.queue.insert(lease.tenant, self.place_of(lease)),
+            Phase::Waiting { .. } => self.line_up(lease),
             Phase::Active(hold) => self.put_claims(lease, hold),
             Phase::Ending(hold, _) => {
                 self.put_claims(lease, hold);
@@ -110,6 +106,7 @@ impl State {
     /// Plants a bug. For the simulation only; does nothing without the feature.
     pub fn plant(&mut self, mutant: Option<Mutant>) {
         self.mutant = mutant;
+        self.recount();
     }
 
     pub(crate) fn planted(&self, mutant: Mutant) -> bool {
@@ -135,6 +132,8 @@ impl State {
                 {
                     let (tenant, place) = (row.tenant, self.place_of(row));
                     self.queue.remove(tenant, place);
+                    self.books.book(tenant, |load| load.waiting -= 1);
+                    self.queue.come_back(tenant);
                 }
             }
             Action::Retire { lease } => {
@@ -145,21 +144,49 @@ impl State {
                         self.rooms[card.0 as usize].unclaim(*lease);
                         self.ending[card.0 as usize].remove(lease);
                     }
-                    let load = &mut self.loads[row.tenant.0 as usize];
-                    load.leases -= 1;
-                    load.vram = load.vram.less(reserved(hold));
+                    let (tenant, load) = (row.tenant, Load::of(&row.ask, hold));
+                    self.books.book(tenant, |books| books.take_off(&load));
+                    self.call_back(tenant);
                 }
             }
             _ => {}
         }
     }
 
+    /// Quotas may have room again, of a tenant and of its groups.
+    fn call_back(&mut self, tenant: TenantId) {
+        self.queue.come_back(tenant);
+        for mate in self.books.mates(tenant) {
+            self.queue.come_back(mate);
+        }
+    }
+
+    fn call_all_back(&mut self) {
+        for tenant in self.queue.aside().collect::<Vec<_>>() {
+            self.queue.come_back(tenant);
+        }
+    }
+
+    /// Puts a waiter into its line.
+    fn line_up(&mut self, lease: &Lease) {
+        let place = self.place_of(lease);
+        self.queue.insert(lease.tenant, place);
+        self.books.book(lease.tenant, |load| load.waiting += 1);
+        self.queue.come_back(lease.tenant);
+    }
+
+    pub(crate) fn stand_aside(&mut self, tenant: TenantId) {
+        self.queue.stand_aside(tenant);
+    }
+
     fn reindex(&mut self, action: &Action) {
         match action {
             Action::Enrol { tenant, name } => {
                 self.names.insert(name.clone(), *tenant);
-                self.loads.push(Load::default());
+                self.books.enrol(&self.rows.tenants[tenant.0 as usize], &self.policy);
             }
+            Action::Regroup { .. } => self.recount(),
+            Action::Day { .. } => self.call_all_back(),
             Action::List { card, facts } => {
                 let margin = margin(&self.policy, facts.display);
                 match self.rooms.get_mut(card.0 as usize) {
@@ -172,14 +199,13 @@ impl State {
                 self.slots.insert(facts.uuid.clone(), *card);
             }
             Action::Queue { lease, .. } => {
-                let row = &self.rows.leases[lease];
-                let (tenant, place) = (row.tenant, self.place_of(row));
-                self.queue.insert(tenant, place);
+                let row = self.rows.leases[lease].clone();
+                self.line_up(&row);
                 self.lives.insert(*lease, Live::default());
                 if let Action::Queue { root: Some(root), .. } = action {
                     self.add_member(*lease, *root);
                 }
-                self.set_due(*lease, self.first_due(&self.rows.leases[lease]));
+                self.set_due(*lease, self.first_due(&row));
             }
             Action::Grant { lease, .. } => {
                 if let Some(row) = self.rows.leases.get(lease).cloned()
@@ -187,17 +213,20 @@ impl State {
                 {
                     self.put_claims(&row, hold);
                     self.set_due(*lease, self.first_due(&row));
+                    self.set_mark(row.tenant);
                 }
             }
             Action::Renew { lease, .. } => {
                 if let Some(live) = self.lives.get_mut(lease) {
                     live.worked = false;
                 }
+                self.set_ends(*lease);
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
             Action::Bind { lease, process } => self.add_member(*lease, *process),
             Action::End { lease, .. } => {
                 self.set_due(*lease, None);
+                self.set_ends(*lease);
                 match self.rows.leases.get(lease).and_then(Lease::hold) {
                     Some(hold) => {
                         let unseen: BTreeSet<CardId> = hold.cards.iter().copied().collect();
@@ -215,18 +244,53 @@ impl State {
     }
 
     fn put_claims(&mut self, lease: &Lease, hold: &Hold) {
+        let ends = self.ends_by(lease, hold);
         for card in &hold.cards {
             let claim = Claim {
                 tenant: lease.tenant,
                 reserved: hold.vram,
                 seen: Bytes::ZERO,
                 exclusivity: lease.ask.exclusivity,
+                ends,
             };
             self.rooms[card.0 as usize].claim(lease.id, claim);
         }
-        let load = &mut self.loads[lease.tenant.0 as usize];
-        load.leases += 1;
-        load.vram = load.vram + reserved(hold);
+        let load = Load::of(&lease.ask, hold);
+        self.books.book(lease.tenant, |books| books.put_on(&load));
+    }
+
+    /// A lease's end may have moved, and its tenant's mark with it.
+    fn set_ends(&mut self, lease: LeaseId) {
+        let Some(row) = self.rows.leases.get(&lease) else { return };
+        let tenant = row.tenant;
+        if let Some(hold) = row.hold() {
+            let ends = self.ends_by(row, hold);
+            for card in hold.cards.clone() {
+                self.rooms[card.0 as usize].set_ends(lease, ends);
+            }
+        }
+        self.set_mark(tenant);
+        if matches!(self.rows.leases[&lease].phase, Phase::Ending(..)) {
+            // What was charged ahead is given back.
+            self.call_back(tenant);
+        }
+    }
+
+    fn set_mark(&mut self, tenant: TenantId) {
+        self.queue.set_mark(tenant, self.rows.tenants[tenant.0 as usize].mark);
+    }
+
+    /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
+    /// over already, the end of time if nobody can say.
+    pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
+        let cap = hold.granted + self.policy.hold_cap;
+        match (&lease.phase, lease.ask.term) {
+            (Phase::Ending(..), _) => Time::ZERO,
+            (_, Term::Fixed(_)) => hold.until,
+            (_, Term::Renewed(_)) if hold.idle => hold.until,
+            (_, Term::Renewed(_)) if lease.ask.preempt == Preempt::Never => Time::NEVER,
+            (_, Term::Renewed(_)) => hold.until.max(hold.before.map_or(cap, |before| before.min(cap))),
+        }
     }
 
     /// A process that was just bound lives, and what it did so far counts as work.
@@ -257,11 +321,26 @@ impl State {
         for (room, card) in self.rooms.iter_mut().zip(&self.rows.cards) {
             room.resize(card.facts.total, margin(&self.policy, card.facts.display));
         }
-        self.queue = Queue::default();
-        for lease in self.rows.leases.values() {
-            if let Phase::Waiting { .. } = lease.phase {
-                let place = (self.policy.head_start.rank(&lease.ask, lease.asked), lease.id);
-                self.queue.insert(lease.tenant, place);
+        self.recount();
+        let held: Vec<LeaseId> = self.rows.leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
+        held.into_iter().for_each(|lease| self.set_ends(lease));
+    }
+
+    /// Counts anew what quotas count, and lines everybody up again: the rules changed, or a group.
+    fn recount(&mut self) {
+        self.books = Books::new(&self.rows, &self.policy);
+        let unbound = self.planted(Mutant::NoClamp);
+        self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
+        for (tenant, number) in self.rows.tenants.iter().zip(0..) {
+            self.queue.set_mark(TenantId(number), tenant.mark);
+        }
+        for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
+            match lease.hold() {
+                None => self.line_up(&lease),
+                Some(hold) => {
+                    let load = Load::of(&lease.ask, hold);
+                    self.books.book(lease.tenant, |books| books.put_on(&load));
+                }
             }
         }
     }
@@ -397,9 +476,13 @@ impl State {
     pub fn tenant_name(&self, tenant: TenantId) -> &str {
         &self.rows.tenants[tenant.0 as usize].name
     }
-    /// What a tenant has on the books.
-    pub fn load(&self, tenant: TenantId) -> &Load {
-        &self.loads[tenant.0 as usize]
+    /// What tenants and groups have on the books, and may have.
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+    /// All memory of all known cards.
+    pub fn total(&self) -> Bytes {
+        self.rows.cards.iter().map(|card| card.facts.total).sum()
     }
     /// A card by UUID.
     pub fn card(&self, uuid: &str) -> Option<CardId> {
@@ -442,10 +525,11 @@ impl State {
         self.disk_full
     }
 
-    /// Where a waiter stands.
+    /// Where a waiter stands in its tenant's line.
     pub fn place_of(&self, lease: &Lease) -> Place {
-        let rank = self.policy.head_start.rank(&lease.ask, lease.asked);
-        (if self.planted(Mutant::ServeLast) { -rank } else { rank }, lease.id)
+        let rank = self.policy.rank(&lease.ask, lease.asked, self.books.caps(lease.tenant));
+        let rank = if self.planted(Mutant::ServeLast) { -rank } else { rank };
+        Place { rank, lease: lease.id, arrival: lease.asked }
     }
 
     /// Whether new leases may land on a card at all.
@@ -479,8 +563,4 @@ impl State {
 
 fn margin(policy: &Policy, display: bool) -> Bytes {
     if display { policy.margin_display } else { policy.margin }
-}
-
-fn reserved(hold: &Hold) -> Bytes {
-    Bytes(hold.vram.0.saturating_mul(hold.cards.len() as u64))
 }

@@ -78,6 +78,8 @@ pub struct Span(pub u64);
 impl Time {
     /// The beginning.
     pub const ZERO: Time = Time(0);
+    /// When nobody can say when.
+    pub const NEVER: Time = Time(u64::MAX);
 
     /// How long after `earlier` this is; zero if it is not after it.
     pub const fn since(self, earlier: Time) -> Span {

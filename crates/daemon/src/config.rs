@@ -1,5 +1,6 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
+use crate::day::Hours;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,12 +35,60 @@ pub struct Config {
     visibility: Option<String>,
     /// Measure what a CUDA context takes on each card at the first start.
     measure_context: Option<bool>,
+    /// Who used more than its share lately queues as if it came later, by this at most (`"4h"`).
+    debt_max: Option<String>,
+    /// The share of a tenant for whom nothing else is said.
+    share: Option<u32>,
     /// Who comes earlier, and by how much.
     head_start: HeadStartConfig,
     /// What each tenant may have.
     caps: CapsConfig,
     /// What certain users may have, by user id or name.
-    users: BTreeMap<String, CapsConfig>,
+    users: BTreeMap<String, PersonConfig>,
+    /// What certain Unix groups may have together, and each of their members.
+    groups: BTreeMap<String, GroupConfig>,
+    /// What is different at certain hours; the last that holds counts.
+    windows: Vec<WindowConfig>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PersonConfig {
+    share: Option<u32>,
+    vram: Option<String>,
+    leases: Option<u32>,
+    places: Option<u32>,
+    gpu_day: Option<String>,
+    never_preempt: Option<String>,
+    head_start_max: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct GroupConfig {
+    /// Of each member.
+    share: Option<u32>,
+    vram: Option<String>,
+    leases: Option<u32>,
+    places: Option<u32>,
+    gpu_day: Option<String>,
+    never_preempt: Option<String>,
+    /// Of each member alone.
+    each: CapsConfig,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WindowConfig {
+    days: Option<String>,
+    from: String,
+    to: String,
+    #[serde(default)]
+    caps: CapsConfig,
+    #[serde(default)]
+    users: BTreeMap<String, PersonConfig>,
+    #[serde(default)]
+    groups: BTreeMap<String, GroupConfig>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -57,6 +106,9 @@ struct CapsConfig {
     vram: Option<String>,
     leases: Option<u32>,
     places: Option<u32>,
+    gpu_day: Option<String>,
+    never_preempt: Option<String>,
+    head_start_max: Option<String>,
 }
 
 /// Why the configuration cannot be used.
@@ -105,6 +157,10 @@ pub struct Settled {
     pub policy: Policy,
     /// Members of this group are operators.
     pub operators_gid: Option<u32>,
+    /// Groups that have shares or caps.
+    pub groups: Vec<(u32, String)>,
+    /// Hours at which something is different.
+    pub hours: Vec<Hours>,
     /// Local users see who is on a card.
     pub see_all: bool,
     /// Measure contexts.
@@ -120,8 +176,12 @@ impl Config {
         toml::from_str(&text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
     }
 
-    /// Checks every value and says what follows.
+    /// Checks every value and says what follows now.
     pub fn settle(&self) -> Result<Settled, ConfigError> {
+        self.settle_at(Hours::now)
+    }
+
+    fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<Settled, ConfigError> {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
         set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;
@@ -136,12 +196,30 @@ impl Config {
         set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span)?;
         set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span)?;
         set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
-        policy.caps = caps(&self.caps, &policy.caps)?;
-        for (user, over) in &self.users {
-            policy.caps_of.insert(crate::names::tenant_of(uid(user)?), caps(over, &policy.caps)?);
+        set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
+        policy.shares.default = self.share.unwrap_or(policy.shares.default);
+        lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
+        let mut hours = Vec::new();
+        for window in &self.windows {
+            let read = Hours::read(window.days.as_deref(), &window.from, &window.to).map_err(|why| {
+                ConfigError::Value { key: "windows", value: format!("{} to {}", window.from, window.to), why }
+            })?;
+            // A window that does not hold now must make sense too.
+            let mut then = policy.clone();
+            lay_over(&mut then, &window.caps, &window.users, &window.groups)?;
+            if holds(&read) {
+                policy = then;
+            }
+            hours.push(read);
+        }
+        let mut groups = BTreeMap::new();
+        for name in self.groups.keys().chain(self.windows.iter().flat_map(|window| window.groups.keys())) {
+            groups.insert(name.clone(), gid(name)?);
         }
         Ok(Settled {
             policy,
+            groups: groups.into_iter().map(|(name, gid)| (gid, name)).collect(),
+            hours,
             operators_gid: self.operators.as_deref().map(gid).transpose()?,
             see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
@@ -198,11 +276,56 @@ fn read_visibility(text: &str) -> Result<bool, ConfigError> {
     }
 }
 
+/// Puts what is said here over what was said before.
+fn lay_over(
+    policy: &mut Policy,
+    everybody: &CapsConfig,
+    users: &BTreeMap<String, PersonConfig>,
+    groups: &BTreeMap<String, GroupConfig>,
+) -> Result<(), ConfigError> {
+    policy.caps = caps(everybody, &policy.caps)?;
+    for (user, over) in users {
+        let tenant = crate::names::tenant_of(uid(user)?);
+        if let Some(share) = over.share {
+            policy.shares.of.insert(tenant.clone(), share);
+        }
+        let before = policy.caps_of.remove(&tenant).unwrap_or_default();
+        policy.caps_of.insert(tenant, caps(&over.caps(), &before)?);
+    }
+    for (name, over) in groups {
+        if let Some(share) = over.share {
+            policy.shares.of_groups.insert(name.clone(), share);
+        }
+        let together = policy.caps_of_groups.remove(name).unwrap_or_default();
+        policy.caps_of_groups.insert(name.clone(), caps(&over.caps(), &together)?);
+        let each = policy.caps_of_members.remove(name).unwrap_or_default();
+        policy.caps_of_members.insert(name.clone(), caps(&over.each, &each)?);
+    }
+    Ok(())
+}
+
+impl PersonConfig {
+    fn caps(&self) -> CapsConfig {
+        let PersonConfig { share: _, vram, leases, places, gpu_day, never_preempt, head_start_max } = self.clone();
+        CapsConfig { vram, leases, places, gpu_day, never_preempt, head_start_max }
+    }
+}
+
+impl GroupConfig {
+    fn caps(&self) -> CapsConfig {
+        let GroupConfig { share: _, vram, leases, places, gpu_day, never_preempt, each: _ } = self.clone();
+        CapsConfig { vram, leases, places, gpu_day, never_preempt, head_start_max: None }
+    }
+}
+
 fn caps(over: &CapsConfig, base: &Caps) -> Result<Caps, ConfigError> {
     let mut caps = base.clone();
     set(&mut caps.vram, "vram", &over.vram, |text| read_size(text).map(Some))?;
+    set(&mut caps.gpu_day, "gpu_day", &over.gpu_day, |text| read_span(text).map(Some))?;
+    set(&mut caps.never, "never_preempt", &over.never_preempt, |text| read_size(text).map(Some))?;
+    set(&mut caps.head_start, "head_start_max", &over.head_start_max, |text| read_span(text).map(Some))?;
     caps.leases = over.leases.or(caps.leases);
-    caps.places = over.places.unwrap_or(caps.places);
+    caps.places = over.places.or(caps.places);
     Ok(caps)
 }
 
@@ -253,9 +376,48 @@ mod tests {
         assert_eq!(settled.policy.hold_cap, Span::secs(3600));
         assert_eq!(settled.policy.margin, Bytes::mib(512));
         assert!(!settled.see_all);
-        let root = settled.policy.caps_for("uid:0");
+        let root = settled.policy.caps_for("uid:0", &[]);
         assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));
-        assert_eq!(settled.policy.caps_for("uid:5").leases, None);
+        assert_eq!(settled.policy.caps_for("uid:5", &[]).leases, None);
+    }
+
+    #[test]
+    fn shares_groups_and_hours_are_read() {
+        let config: Config = toml::from_str(
+            r#"
+            debt_max = "1h"
+            share = 10
+            [users.0]
+            share = 30
+            [groups.root]
+            share = 20
+            vram = "80G"
+            gpu_day = "40h"
+            each.vram = "24G"
+            each.never_preempt = "8G"
+            [[windows]]
+            days = "mon-fri"
+            from = "09:00"
+            to = "18:00"
+            groups.root.vram = "40G"
+            caps.leases = 2
+            "#,
+        )
+        .unwrap();
+        let night = config.settle_at(|_| false).unwrap();
+        let work = config.settle_at(|_| true).unwrap();
+        let lab = ["root".to_owned()];
+        assert_eq!(night.groups, [(0, "root".to_owned())]);
+        assert_eq!(night.hours.len(), 1);
+        assert_eq!(night.policy.debt_max, Span::secs(3600));
+        assert_eq!(night.policy.shares.default, 10);
+        assert_eq!((night.policy.shares.of["uid:0"], night.policy.shares.of_groups["root"]), (30, 20));
+        let member = night.policy.caps_for("uid:7", &lab);
+        assert_eq!((member.vram, member.never, member.leases), (Some(Bytes::gib(24)), Some(Bytes::gib(8)), None));
+        assert_eq!(night.policy.caps_of_groups["root"].gpu_day, Some(Span::secs(40 * 3600)));
+        assert_eq!(night.policy.caps_of_groups["root"].vram, Some(Bytes::gib(80)));
+        assert_eq!(work.policy.caps_of_groups["root"].vram, Some(Bytes::gib(40)));
+        assert_eq!(work.policy.caps_for("uid:7", &lab).leases, Some(2));
     }
 
     #[test]
@@ -265,6 +427,8 @@ mod tests {
         assert!(settle("renewal = \"often\"").unwrap_err().contains("below 25%"));
         assert!(settle("margin = \"1\"").unwrap_err().contains("margin"));
         assert!(settle("visibility = \"some\"").is_err());
+        assert!(settle("[[windows]]\nfrom = \"9\"\nto = \"18:00\"").unwrap_err().contains("09:00"));
+        assert!(settle("[groups.no-such-group-here]\nshare = 1").unwrap_err().contains("no group"));
         assert!(settle("operators = \"no-such-group-here\"").unwrap_err().contains("no group"));
     }
 }

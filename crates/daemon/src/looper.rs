@@ -84,6 +84,8 @@ pub struct Loop {
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
+    /// When the day ends that was last begun, by the wall clock.
+    midnight_us: u64,
     full: Option<Full>,
     own: Arc<str>,
     host: Arc<Host>,
@@ -119,6 +121,7 @@ impl Loop {
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
+            midnight_us: midnight_us(),
             full: None,
             own: Arc::from("sublet"),
             host: parts.host,
@@ -148,6 +151,7 @@ impl Loop {
         // Wall-clock microseconds: above whatever was handed out before a backup was taken.
         let epoch_floor = sublet_core::ids::Epoch(wall_us());
         self.take(Event::Started { boot, clock_offset_us, epoch_floor });
+        self.take(Event::Day { number: crate::day::number() });
         self.watch_all();
     }
 
@@ -209,6 +213,10 @@ impl Loop {
             self.take(Event::Awoke);
         }
         self.suspended_us = suspended;
+        if wall_us() >= self.midnight_us {
+            self.midnight_us = midnight_us();
+            self.take(Event::Day { number: crate::day::number() });
+        }
         let now = self.clock.now();
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
             self.take(Event::Ticked);
@@ -338,7 +346,7 @@ impl Loop {
                         (_, true) => 202,
                         _ => 200,
                     };
-                    Reply::new(status, &view.lease(lease))
+                    Reply::new(status, &view.lease_in_full(lease))
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
@@ -538,6 +546,10 @@ impl Loop {
         }
         self.engine.hold(Held::Errand(Errand::Look));
     }
+}
+
+fn midnight_us() -> u64 {
+    wall_us() + crate::day::seconds_left() * 1_000_000
 }
 
 fn refuse(to: oneshot::Sender<Reply>) {

@@ -25,6 +25,8 @@ pub struct Operators {
     pub own_uid: u32,
     /// Members of this group.
     pub gid: Option<u32>,
+    /// Groups that have shares or caps, by name.
+    pub groups: Vec<(u32, String)>,
 }
 
 impl Peer {
@@ -39,7 +41,8 @@ impl Peer {
         let operator = (uid == 0 && same_pids && pid.is_some_and(same_users))
             || (uid == operators.own_uid && uid != 0)
             || operators.gid.is_some_and(in_group);
-        Arc::new(Peer { caller: Caller { tenant: tenant_of(uid), operator }, uid, same_pids })
+        let groups = operators.groups_of(cred.gid(), pid);
+        Arc::new(Peer { caller: Caller { tenant: tenant_of(uid), groups, operator }, uid, same_pids })
     }
 
     /// The process with this pid, if it is the peer's own.
@@ -55,6 +58,21 @@ impl Peer {
             Ok(identity) if identity.uid == self.uid => Ok(identity.key),
             _ => Err(no()),
         }
+    }
+}
+
+impl Operators {
+    /// Which of the groups that matter a process is in, by what the kernel says of it.
+    fn groups_of(&self, gid: u32, pid: Option<u32>) -> Vec<String> {
+        if self.groups.is_empty() {
+            return Vec::new();
+        }
+        let listed = pid.map_or(String::new(), |pid| status_field(pid, "Groups:"));
+        let listed: Vec<u32> = listed.split_whitespace().filter_map(|group| group.parse().ok()).collect();
+        let among = |group: &&(u32, String)| group.0 == gid || listed.contains(&group.0);
+        let mut names: Vec<String> = self.groups.iter().filter(among).map(|(_, name)| name.clone()).collect();
+        names.sort();
+        names
     }
 }
 

@@ -1,6 +1,7 @@
 //! Starting and stopping.
 
 use crate::config::{Config, ConfigError};
+use crate::day::Hours;
 use crate::http::{self, App, House, Limits, Reach};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
@@ -13,6 +14,7 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
+use std::time::Duration;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
@@ -211,7 +213,11 @@ fn run(
 
     let post = Post(mail.clone());
     name_known_tenants(&post, &names, runtime);
-    let operators = Operators { own_uid: rustix::process::getuid().as_raw(), gid: settled.operators_gid };
+    let operators = Operators {
+        own_uid: rustix::process::getuid().as_raw(),
+        gid: settled.operators_gid,
+        groups: settled.groups.clone(),
+    };
     let operators = Arc::new(Mutex::new(operators));
     let house = Arc::new(RwLock::new(House { ttl: settled.policy.ttl, see_all: settled.see_all }));
     let app = App::new(Reach {
@@ -233,7 +239,7 @@ fn run(
             operators: Arc::clone(&operators),
             house: Arc::clone(&house),
         };
-        let signals = tokio::spawn(signals(stop_tx, reload));
+        let signals = tokio::spawn(signals(stop_tx, reload, settled.hours.clone()));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         http::serve(listener, app, operators, names, Limits::default(), stop).await;
@@ -283,6 +289,9 @@ fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runt
     });
 }
 
+/// How often it is looked whether other hours have begun.
+const HOURS: Duration = Duration::from_secs(15);
+
 struct Reload {
     path: Option<PathBuf>,
     mail: mpsc::Sender<Mail>,
@@ -290,37 +299,53 @@ struct Reload {
     house: Arc<RwLock<House>>,
 }
 
+/// Which of the configuration's hours hold now.
+fn holding(hours: &[Hours]) -> Vec<bool> {
+    hours.iter().map(Hours::now).collect()
+}
+
 impl Reload {
-    /// A configuration that is wrong changes nothing.
-    fn run(&self) {
+    /// A configuration that is wrong changes nothing. Says at which hours something is different.
+    fn run(&self) -> Option<Vec<Hours>> {
         match Config::read(self.path.as_deref()).and_then(|config| config.settle()) {
             Ok(settled) => {
                 if let Ok(mut operators) = self.operators.lock() {
                     operators.gid = settled.operators_gid;
+                    operators.groups = settled.groups;
                 }
                 if let Ok(mut house) = self.house.write() {
                     *house = House { ttl: settled.policy.ttl, see_all: settled.see_all };
                 }
                 drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
                 tracing::info!("the configuration was read anew; every lease goes on");
+                Some(settled.hours)
             }
-            Err(error) => tracing::error!(error = %writer::chain(&error), "the configuration was not changed"),
+            Err(error) => {
+                tracing::error!(error = %writer::chain(&error), "the configuration was not changed");
+                None
+            }
         }
     }
 }
 
-async fn signals(stop: watch::Sender<bool>, reload: Reload) {
+async fn signals(stop: watch::Sender<bool>, reload: Reload, mut hours: Vec<Hours>) {
     let (Ok(mut term), Ok(mut int), Ok(mut hup)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()))
     else {
         tracing::error!("signals cannot be caught; stop the daemon with SIGKILL, nothing will be lost");
         return;
     };
+    let mut held = holding(&hours);
     loop {
-        tokio::select! {
+        let again = tokio::select! {
             _ = term.recv() => break,
             _ = int.recv() => break,
-            _ = hup.recv() => reload.run(),
+            _ = hup.recv() => true,
+            () = tokio::time::sleep(HOURS), if !hours.is_empty() => holding(&hours) != held,
+        };
+        if again {
+            hours = reload.run().unwrap_or(hours);
+            held = holding(&hours);
         }
     }
     stop.send_replace(true);

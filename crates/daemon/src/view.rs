@@ -6,6 +6,7 @@ use crate::words;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use sublet_core::ask::{self, Ask};
+use sublet_core::decide::offer::{Offer, offers};
 use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, LeaseId, TenantId};
@@ -117,6 +118,40 @@ impl View<'_> {
             place_exact: known.is_some(),
             why: words::why_waiting(self.state, lease, place, self.now),
             estimate_s: self.line().starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
+            offers: Vec::new(),
+            bound: None,
+        }
+    }
+
+    /// One lease with all there is to say: offers and a bound take some reckoning, too much for lists.
+    pub fn lease_in_full(&self, lease: &Lease) -> wire::Lease {
+        let mut shown = self.lease(lease);
+        if let Some(waiting) = &mut shown.waiting {
+            waiting.offers = offers(self.state, lease, self.now).iter().map(|offer| self.offer(offer)).collect();
+            waiting.bound = Some(self.bound(lease));
+        }
+        shown
+    }
+
+    fn offer(&self, offer: &Offer) -> wire::Offer {
+        let before = offer.before.filter(|before| *before != Time::NEVER);
+        wire::Offer {
+            vram_bytes: offer.vram.0,
+            gpus: offer.gpus.into(),
+            over_in_s: before.map(|before| before.since(self.now).as_secs_f64()),
+        }
+    }
+
+    fn bound(&self, lease: &Lease) -> wire::Bound {
+        match explain::bound(self.state, lease, self.now) {
+            explain::Bound::By { at, settled } => wire::Bound {
+                at_latest_s: Some(at.since(self.now).as_secs_f64()),
+                settled_in_s: Some(settled.since(self.now).as_secs_f64()),
+                why_none: None,
+            },
+            explain::Bound::None(why) => {
+                wire::Bound { at_latest_s: None, settled_in_s: None, why_none: Some(words::no_bound(&why)) }
+            }
         }
     }
 
@@ -140,7 +175,7 @@ impl View<'_> {
 
     /// Everybody who waits, in order of service; others' without their ids and names.
     pub fn queue(&self, by: &Caller, limit: usize) -> wire::Leases {
-        let waiters = self.state.queue().iter().take(limit).filter_map(|(id, _)| self.state.lease(id));
+        let waiters = self.state.queue().everybody().take(limit).filter_map(|(id, _)| self.state.lease(id));
         let leases = waiters.map(|lease| self.waiter(by, lease)).collect();
         wire::Leases { leases, more: self.state.queue().len() > limit }
     }
@@ -160,7 +195,7 @@ impl View<'_> {
 
     /// Why a lease is where it is.
     pub fn explain(&self, by: &Caller, lease: &Lease, see_all: bool) -> wire::Explanation {
-        let shown = self.lease(lease);
+        let shown = self.lease_in_full(lease);
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
             (_, Some(ended)) => ended.sentence.clone(),
@@ -172,7 +207,7 @@ impl View<'_> {
         let cards = if waits { self.state.cards().collect() } else { Vec::new() };
         wire::Explanation {
             summary,
-            ahead: ahead.into_iter().map(|other| self.ahead(by, other, see_all)).collect(),
+            ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other, see_all)).collect(),
             cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all)).collect(),
             lease: shown,
         }
@@ -182,7 +217,7 @@ impl View<'_> {
         if see_all || self.mine(by, lease.tenant) { self.user(lease.tenant) } else { SOMEBODY.to_owned() }
     }
 
-    fn ahead(&self, by: &Caller, lease: &Lease, see_all: bool) -> wire::Ahead {
+    fn ahead(&self, by: &Caller, behind: &Lease, lease: &Lease, see_all: bool) -> wire::Ahead {
         wire::Ahead {
             id: self.id_for(by, lease),
             user: self.user_for(by, lease, see_all),
@@ -190,6 +225,7 @@ impl View<'_> {
             vram_bytes: vram(lease.ask.vram),
             gpus: lease.ask.gpus.into(),
             waited_s: self.now.since(lease.asked).as_secs_f64(),
+            why: words::why_ahead(self.state, lease, behind, self.now),
         }
     }
 
@@ -471,5 +507,6 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::DeviceLost => wire::Reason::DeviceLost,
         rows::Reason::HostRebooted => wire::Reason::HostRebooted,
         rows::Reason::WaitOver => wire::Reason::WaitOver,
+        rows::Reason::Budget => wire::Reason::Budget,
     }
 }

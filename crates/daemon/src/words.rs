@@ -3,7 +3,8 @@
 use sublet_core::action::Action;
 use sublet_core::ask::Vram;
 use sublet_core::event::Refusal;
-use sublet_core::explain::{self, Obstacle};
+use sublet_core::explain::{self, NoBound, Obstacle};
+use sublet_core::quota::{Capped, Held};
 use sublet_core::reading::Unreadable;
 use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
@@ -30,6 +31,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
             format!("lease {id} ended: its card is gone; ask again for another, and tell an operator")
         }
         Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
+        Reason::Budget => {
+            format!("lease {id} ended: the GPU time of the day is used up; it returns at midnight")
+        }
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
 }
@@ -84,8 +88,8 @@ pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obsta
 
 /// Why a lease waits, in one sentence.
 pub fn why_waiting(state: &State, lease: &Lease, place: usize, now: Time) -> String {
-    if explain::own_caps(state, lease) {
-        return "you hold as much as you may at a time; it starts when another of your leases ends".to_owned();
+    if let Some(held) = explain::own_quota(state, lease) {
+        return format!("{held}; {}", when_quota_returns(&held));
     }
     if state.disk_full() {
         return "the disk is full, so no lease can be granted; tell the operator".to_owned();
@@ -122,6 +126,49 @@ fn weight(obstacle: &Obstacle) -> u8 {
     }
 }
 
+/// Why somebody is served before somebody else, in a few words.
+pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> String {
+    let policy = state.policy();
+    let owes = |lease: &Lease| {
+        let mark = state.rows().tenants[lease.tenant.0 as usize].mark;
+        mark.since(lease.asked.max(now)).0.min(policy.debt_max.0)
+    };
+    let start = |lease: &Lease| lease.asked.0 as i64 - state.place_of(lease).rank;
+    let minutes = |us: u64| span::show((us as f64 / 6e7).ceil() * 60.0);
+    if first.asked <= second.asked {
+        "came earlier".to_owned()
+    } else if first.tenant != second.tenant && owes(first) < owes(second) {
+        let more = owes(second) - owes(first);
+        format!("used less of its share lately: {} of yours count as a later arrival", minutes(more))
+    } else if start(first) > start(second) {
+        format!("its tier and priority come {} earlier", minutes((start(first) - start(second)) as u64))
+    } else {
+        "is served first".to_owned()
+    }
+}
+
+/// What must happen before a quota has room.
+fn when_quota_returns(held: &Held) -> &'static str {
+    match (held.what, &held.group) {
+        _ if held.always => "ask for less, or ask the operator for more",
+        (Capped::GpuDay { .. }, _) => "it returns at midnight",
+        (_, None) => "it starts when another of your leases ends",
+        (_, Some(_)) => "it starts when another lease of the group ends",
+    }
+}
+
+/// Why nobody can say when a waiter starts at the latest.
+pub fn no_bound(why: &NoBound) -> String {
+    match why {
+        NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
+        NoBound::Cards => "too few of the cards that would do can be read and are free of strangers".to_owned(),
+        NoBound::Holder(_) => "a lease on its cards has a long fixed term, or is never preempted".to_owned(),
+        NoBound::Ahead(_) => "somebody ahead asks for a long fixed term, or is never preempted".to_owned(),
+        NoBound::Far => "too many are ahead".to_owned(),
+        NoBound::Disk => "the disk is full".to_owned(),
+    }
+}
+
 /// A refusal as a problem.
 pub fn problem(refusal: &Refusal) -> Problem {
     let detail = detail(refusal);
@@ -143,8 +190,16 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::NeverFits { .. } => Problem::new(Code::NeverFits, detail).hint("ask for less, or for another card"),
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
             .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
-        Refusal::OverCap { .. } => {
-            Problem::new(Code::OverCap, detail).hint("ask for less, or ask the operator for more")
+        Refusal::OverQuota(held) => {
+            let problem = Problem::new(Code::OverCap, detail).hint(when_quota_returns(held));
+            match held.what {
+                Capped::GpuDay { .. } if !held.always => problem.retry_after(crate::day::seconds_left()),
+                _ => problem,
+            }
+        }
+        Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("it has what it was granted"),
+        Refusal::NoSuchOffer { .. } => {
+            Problem::new(Code::NoRoom, detail).hint("look at what is offered now, or go on waiting").retry_after(5)
         }
         Refusal::NoRoom { .. } => {
             Problem::new(Code::NoRoom, detail).hint("ask for less, or wait for it").retry_after(5)
@@ -172,7 +227,6 @@ fn detail(refusal: &Refusal) -> String {
             "a lease that use renews may last {} at a time here, as long as others must wait for it",
             span::show(longest.as_secs_f64())
         ),
-        Refusal::OverCap { cap } => format!("you may hold {} at a time, and this asks for more", show(cap.0)),
         Refusal::NoRoom { largest } => {
             format!("there is no room now (largest lease that one card could give: {})", show(largest.0))
         }
@@ -186,6 +240,9 @@ pub fn action(action: &Action) -> String {
         Action::Start { .. } => "the daemon started".to_owned(),
         Action::Grace { .. } => "the daemon was away; nothing expires for a while".to_owned(),
         Action::Enrol { name, .. } => format!("{name} asked for the first time"),
+        Action::Regroup { tenant, groups } if groups.is_empty() => format!("tenant #{tenant} is in no capped group"),
+        Action::Regroup { tenant, groups } => format!("tenant #{tenant} belongs to {}", groups.join(", ")),
+        Action::Day { .. } => "a new day began: daily budgets are whole again".to_owned(),
         Action::List { facts, .. } => {
             format!("card {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
         }

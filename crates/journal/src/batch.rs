@@ -96,7 +96,9 @@ pub struct Open {
     leases: BTreeSet<LeaseId>,
     /// Those of `leases` that no earlier batch knows.
     queued: BTreeSet<LeaseId>,
-    /// Those of `leases` that ended: their tenants' totals changed.
+    /// Every tenant's row changed.
+    all_tenants: bool,
+    /// Those of `leases` whose tenants were charged: their rows changed.
     charged: BTreeSet<LeaseId>,
 }
 
@@ -114,8 +116,16 @@ impl Open {
     /// Adds a fact that was just applied, and what became history by it.
     pub fn push(&mut self, entry: Entry, ended: Option<Ended>) {
         match &entry.action {
-            Action::Start { .. } | Action::Grace { .. } | Action::Grant { .. } => self.meta = true,
-            Action::Enrol { tenant, .. } => {
+            Action::Start { .. } | Action::Grace { .. } => self.meta = true,
+            Action::Grant { lease, .. } => {
+                self.meta = true;
+                self.charged.insert(*lease);
+            }
+            Action::Day { .. } => {
+                self.meta = true;
+                self.all_tenants = true;
+            }
+            Action::Enrol { tenant, .. } | Action::Regroup { tenant, .. } => {
                 self.tenants.insert(*tenant);
             }
             Action::List { card, .. } | Action::Serve { card, .. } => {
@@ -125,10 +135,10 @@ impl Open {
                 self.meta = true;
                 self.queued.insert(*lease);
             }
-            Action::End { lease, .. } => {
+            Action::End { lease, .. } | Action::Renew { lease, .. } => {
                 self.charged.insert(*lease);
             }
-            Action::Renew { .. } | Action::Bind { .. } | Action::Retire { .. } => {}
+            Action::Bind { .. } | Action::Retire { .. } => {}
         }
         self.leases.extend(entry.action.lease());
         self.past.extend(ended);
@@ -147,6 +157,9 @@ impl Open {
         let live = open.charged.iter().filter_map(|id| rows.leases.get(id)).map(|lease| lease.tenant);
         let over = open.past.iter().filter(|ended| open.charged.contains(&ended.id)).map(|ended| ended.tenant);
         open.tenants.extend(live.chain(over));
+        if open.all_tenants {
+            open.tenants.extend((0..rows.tenants.len() as u32).map(TenantId));
+        }
         let mut batch = Batch { at, entries: open.entries, past: open.past, answers: open.answers, ..Batch::default() };
         batch.meta = open.meta.then(|| rows.meta.clone());
         let tenant = |id: TenantId| Some((id, rows.tenants.get(id.0 as usize)?.clone()));

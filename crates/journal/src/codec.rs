@@ -12,19 +12,21 @@ use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
 use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId};
 use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Tenant};
-use sublet_core::units::{Bytes, Time};
+use sublet_core::units::{Bytes, Span, Time};
 
 /// The columns of a grant, in `leases` and in `past`.
 macro_rules! hold_columns {
     () => {
-        "vram, epoch, granted_us, renewed_us, until_us, idle, cards"
+        "vram, epoch, granted_us, renewed_us, until_us, idle, cards, paid_us, before_us, day"
     };
 }
 
 /// Reads meta's part that is [`Meta`].
-pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us FROM meta";
+pub const META: &str =
+    "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day FROM meta";
 /// Reads tenants in order.
-pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us FROM tenants ORDER BY id";
+pub const TENANTS: &str =
+    "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups FROM tenants ORDER BY id";
 /// Reads cards in order.
 pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
 /// Reads live leases.
@@ -39,21 +41,22 @@ pub const PAST: &str =
 /// Reads answers, the oldest first.
 pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers ORDER BY number";
 
-const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6";
+const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
-    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us) VALUES (?1, ?2, ?3, ?4, ?5)";
+    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
 const PUT_LEASE: &str = concat!(
     "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
+    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)"
 );
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 const PUT_PAST: &str = concat!(
     "INSERT INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ",
     hold_columns!(),
-    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"
+    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)"
 );
 /// One statement for several entries spares the beginnings and ends of the others: 5 % of a large
 /// batch. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs to be able to undo itself.
@@ -89,6 +92,10 @@ fn int(row: &Row<'_>, column: usize) -> Result<u64> {
     Ok(row.get::<_, i64>(column)?.cast_unsigned())
 }
 
+fn maybe(row: &Row<'_>, column: usize) -> Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(i64::cast_unsigned))
+}
+
 fn small<T: TryFrom<u64>>(row: &Row<'_>, column: usize) -> Result<T> {
     let n = int(row, column)?;
     T::try_from(n).map_err(|_| Error::IntegralValueOutOfRange(column, signed(n)))
@@ -121,7 +128,8 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         signed(meta.next_lease),
         signed(meta.next_epoch.0),
         signed(meta.grace_from.0),
-        signed(meta.grace_until.0)
+        signed(meta.grace_until.0),
+        meta.day
     ])?;
     Ok(())
 }
@@ -135,6 +143,7 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         next_epoch: Epoch(int(row, 3)?),
         grace_from: time(row, 4)?,
         grace_until: time(row, 5)?,
+        day: small(row, 6)?,
     })
 }
 
@@ -147,14 +156,31 @@ pub fn put_head(conn: &Connection, clock: Time, seq: u64, hash: &Hash) -> Result
 /// Writes a tenant.
 pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
     let mut put = conn.prepare_cached(PUT_TENANT)?;
-    put.execute(params![id.0, row.name, signed(row.leases), signed(row.card_us), row.byte_us.to_string()])?;
+    put.execute(params![
+        id.0,
+        row.name,
+        signed(row.leases),
+        signed(row.card_us),
+        row.byte_us.to_string(),
+        signed(row.mark.0),
+        signed(row.today),
+        json(&row.groups)?
+    ])?;
     Ok(())
 }
 
 /// Reads a tenant.
 pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
     let byte_us = text(row, 4)?.parse().map_err(|error: std::num::ParseIntError| bad(4, error))?;
-    let tenant = Tenant { name: row.get(1)?, leases: int(row, 2)?, card_us: int(row, 3)?, byte_us };
+    let tenant = Tenant {
+        name: row.get(1)?,
+        leases: int(row, 2)?,
+        card_us: int(row, 3)?,
+        byte_us,
+        mark: time(row, 5)?,
+        today: int(row, 6)?,
+        groups: from_json(row, 7)?,
+    };
     Ok((TenantId(small(row, 0)?), tenant))
 }
 
@@ -221,7 +247,7 @@ pub fn lease(row: &Row<'_>) -> Result<Lease> {
 
 fn bind_hold(put: &mut Statement<'_>, first: usize, hold: Option<&Hold>) -> Result<()> {
     let Some(hold) = hold else {
-        return (first..first + 7).try_for_each(|column| put.raw_bind_parameter(column, Value::Null));
+        return (first..first + 10).try_for_each(|column| put.raw_bind_parameter(column, Value::Null));
     };
     put.raw_bind_parameter(first, signed(hold.vram.0))?;
     put.raw_bind_parameter(first + 1, signed(hold.epoch.0))?;
@@ -229,7 +255,10 @@ fn bind_hold(put: &mut Statement<'_>, first: usize, hold: Option<&Hold>) -> Resu
     put.raw_bind_parameter(first + 3, signed(hold.renewed.0))?;
     put.raw_bind_parameter(first + 4, signed(hold.until.0))?;
     put.raw_bind_parameter(first + 5, hold.idle)?;
-    put.raw_bind_parameter(first + 6, json(&hold.cards)?)
+    put.raw_bind_parameter(first + 6, json(&hold.cards)?)?;
+    put.raw_bind_parameter(first + 7, signed(hold.paid.0))?;
+    put.raw_bind_parameter(first + 8, hold.before.map(|before| signed(before.0)))?;
+    put.raw_bind_parameter(first + 9, hold.day)
 }
 
 fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
@@ -244,6 +273,9 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
         until: time(row, first + 4)?,
         idle: row.get(first + 5)?,
         cards: from_json(row, first + 6)?,
+        paid: Span(maybe(row, first + 7)?.unwrap_or(0)),
+        before: maybe(row, first + 8)?.map(Time),
+        day: maybe(row, first + 9)?.and_then(|day| u32::try_from(day).ok()).unwrap_or(0),
     }))
 }
 

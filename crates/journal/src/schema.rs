@@ -18,7 +18,8 @@ const APPLICATION: i64 = 0x5375_626c;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// The step at index n makes version n + 1 out of version n.
-const STEPS: &[&str] = &["
+const STEPS: &[&str] = &[
+    "
 CREATE TABLE meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     boot TEXT NOT NULL,
@@ -115,7 +116,20 @@ CREATE TABLE answers (
     wall_us INTEGER NOT NULL,
     UNIQUE (tenant, key)
 ) STRICT;
-"];
+",
+    "
+ALTER TABLE meta ADD COLUMN day INTEGER NOT NULL DEFAULT 0;         -- that daily budgets count
+ALTER TABLE tenants ADD COLUMN mark_us INTEGER NOT NULL DEFAULT 0;  -- how far its use has carried it
+ALTER TABLE tenants ADD COLUMN today_us INTEGER NOT NULL DEFAULT 0; -- GPU time charged on that day
+ALTER TABLE tenants ADD COLUMN groups TEXT NOT NULL DEFAULT '[]';   -- JSON
+ALTER TABLE leases ADD COLUMN paid_us INTEGER;                      -- how far the mark was moved for its term
+ALTER TABLE leases ADD COLUMN before_us INTEGER;                    -- not renewed beyond this
+ALTER TABLE leases ADD COLUMN day INTEGER;                          -- on which its term was charged
+ALTER TABLE past ADD COLUMN paid_us INTEGER;
+ALTER TABLE past ADD COLUMN before_us INTEGER;
+ALTER TABLE past ADD COLUMN day INTEGER;
+",
+];
 
 /// What a file is, by its own word.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::event::{Answer, Event, Refusal};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
 use sublet_core::rows::Phase;
@@ -419,6 +419,8 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
             1 => Exclusivity::Device,
             _ => Exclusivity::Shared,
         },
+        preempt: Preempt::Usual,
+        at_least: rng.chance(60).then(|| Bytes::mib(rng.within(1, 2_000))),
         on: match rng.below(20) {
             0 => Some(On::Index(rng.below(cards as u64) as u32)),
             1 => Some(On::Uuid(format!("GPU-{}", rng.below(cards as u64 + 1)))),

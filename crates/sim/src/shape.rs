@@ -71,6 +71,7 @@ fn card(rng: &mut Rng, index: u32) -> (CardFacts, bool) {
         total: Bytes::gib(gib),
         display: rng.chance(150),
         context: rng.chance(300).then(|| Bytes::mib(rng.within(200, 700))),
+        node: rng.chance(300).then(|| rng.below(2) as u32),
         unusable: None,
     };
     (facts, rng.chance(100))
@@ -82,7 +83,8 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
     let caps = Caps {
         vram: tight(rng).then(|| Bytes::gib(rng.within(4, 60))),
         leases: tight(rng).then(|| rng.within(1, 6) as u32),
-        places: if crowded { 1_000 } else { rng.pick(&[2, 5, 20, 1_000]) },
+        places: Some(if crowded { 1_000 } else { rng.pick(&[2, 5, 20, 1_000]) }),
+        ..Caps::default()
     };
     Policy {
         renewal: match rng.below(4) {
@@ -97,6 +99,7 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
             spot: Span::ZERO,
             priority: Span::secs(3),
         }),
+        debt_max: Span::secs(rng.pick(&[0, 10, 120, 14_400])),
         period: Span::secs(rng.pick(&[1, 1, 2, 5])),
         grace: Span::secs(rng.pick(&[5, 20, 60])),
         queue_max: if crowded { rng.pick(&[1_000, 100_000]) } else { rng.pick(&[4, 16, 64, 100_000]) },

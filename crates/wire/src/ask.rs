@@ -31,6 +31,13 @@ pub struct Ask {
     /// Whom the card may be shared with meanwhile. Default: anybody.
     #[serde(default)]
     pub exclusivity: Exclusivity,
+    /// What others who need the cards may do to it. Default: whatever loses nothing.
+    #[serde(default)]
+    pub preempt: Preempt,
+    /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub at_least_bytes: Option<u64>,
     /// Only on this card (index or UUID), or on cards whose model contains this text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128))]
@@ -142,6 +149,32 @@ pub enum Exclusivity {
     SessionExclusive,
     /// No other lease on the card at all.
     DeviceExclusive,
+}
+
+/// What others who need the cards may do to a holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Preempt {
+    /// Whatever loses nothing: it does not keep its cards beyond the hold cap while others wait.
+    #[default]
+    Park,
+    /// Nothing, as long as it is used. Takes a quota.
+    Never,
+}
+
+/// `POST /v1/leases/{id}/accept`: take a smaller lease now, and give up the place in the queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Accept {
+    /// So much of each card, as offered or less.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub vram_bytes: u64,
+    /// On so many cards. Default: as many as were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64))]
+    pub gpus: Option<u32>,
 }
 
 /// `POST /v1/leases/{id}/renew`.

@@ -100,6 +100,38 @@ pub struct Waiting {
     pub why: String,
     /// Seconds until it is expected to start; null if nobody can say.
     pub estimate_s: Option<f64>,
+    /// Smaller leases that could start now. Nothing is kept for them: whoever accepts first has them.
+    /// Not told in lists.
+    #[serde(default)]
+    pub offers: Vec<Offer>,
+    /// When it starts at the latest. Not told in lists.
+    #[serde(default)]
+    pub bound: Option<Bound>,
+}
+
+/// A smaller lease that could start now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Offer {
+    /// So many bytes of each card.
+    pub vram_bytes: u64,
+    /// On so many cards.
+    pub gpus: u32,
+    /// It must be over in so many seconds, because somebody ahead needs the cards then; null: no limit.
+    pub over_in_s: Option<f64>,
+}
+
+/// When a waiter starts at the latest, whatever the others do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Bound {
+    /// Seconds until then; null: there is no bound.
+    pub at_latest_s: Option<f64>,
+    /// Seconds until nobody who comes can pass it any more. Until then somebody more urgent may, and
+    /// moves the bound.
+    pub settled_in_s: Option<f64>,
+    /// Why there is no bound.
+    pub why_none: Option<String>,
 }
 
 /// How a lease ended.
@@ -137,6 +169,8 @@ pub enum Reason {
     HostRebooted,
     /// It was not granted within the time its owner would wait.
     WaitOver,
+    /// Its tenant's GPU time of the day was used up.
+    Budget,
 }
 
 /// `GET /v1/leases/{id}/explain`.
@@ -169,6 +203,8 @@ pub struct Ahead {
     pub gpus: u32,
     /// How long it has waited, in seconds.
     pub waited_s: f64,
+    /// Why it is ahead, in a few words.
+    pub why: String,
 }
 
 /// One card, as seen by somebody who waits for it.

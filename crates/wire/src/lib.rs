@@ -14,9 +14,11 @@ mod record;
 pub mod size;
 pub mod span;
 
-pub use ask::{Ask, Bind, Exclusivity, Renew, Tier, Vram};
+pub use ask::{Accept, Ask, Bind, Exclusivity, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, Unreadable};
-pub use lease::{Ahead, Blocker, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Reason, Waiting};
+pub use lease::{
+    Ahead, Blocker, Bound, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Offer, Reason, Waiting,
+};
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
 

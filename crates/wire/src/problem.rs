@@ -108,6 +108,8 @@ codes! {
     LeaseEnded = "lease_ended", 410, Reacquire;
     /// The lease is not active yet.
     LeaseNotActive = "lease_not_active", 409, Retry;
+    /// The lease does not wait any more.
+    LeaseActive = "lease_active", 409, Stop;
     /// No card has been seen on this host.
     NoCards = "no_cards", 503, TellOperator;
     /// No card, however empty, could ever hold this ask.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Ask, Bind, Code, Lease, Problem, exit};
+use sublet_wire::{Accept, Ask, Bind, Code, Lease, Problem, exit};
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -108,6 +108,12 @@ impl Client {
     /// Makes a process and its descendants holders of a lease.
     pub fn bind(&self, lease: &str, bind: &Bind, patience: Duration) -> Result<(), CallError> {
         self.post(&format!("/v1/leases/{lease}/bind"), Some(bind), patience).map(drop)
+    }
+
+    /// Takes a smaller lease instead of waiting.
+    pub fn accept(&self, lease: &str, accept: &Accept) -> Result<Lease, Failure> {
+        let target = format!("/v1/leases/{lease}/accept");
+        self.post(&target, Some(accept), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Does something to a card.

@@ -9,7 +9,7 @@ use crate::table::Table;
 use crate::text;
 use clap::Args;
 use std::fmt::Write as _;
-use sublet_wire::{Ahead, Blocker, CardWhy, Explanation, Lease, exit, size, span};
+use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Vram, Waiting, exit, size, span};
 
 /// Say why a lease waits: who is ahead, what would have to end
 #[derive(Args, Clone, Debug)]
@@ -33,6 +33,9 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
 
 fn render(explanation: &Explanation) -> String {
     let mut sections = vec![format!("{}\n{}\n", heading(explanation), asked(&explanation.lease))];
+    if let Some(waiting) = &explanation.lease.waiting {
+        sections.push(outlook(&explanation.lease, waiting));
+    }
     if !explanation.ahead.is_empty() {
         sections.push(ahead(&explanation.ahead));
     }
@@ -66,8 +69,35 @@ fn asked(lease: &Lease) -> String {
     line
 }
 
+/// What can be had at once, and when the full lease comes at the latest.
+fn outlook(lease: &Lease, waiting: &Waiting) -> String {
+    let mut text = String::new();
+    for (n, offer) in waiting.offers.iter().enumerate() {
+        let what = text::wish(Vram::Bytes(offer.vram_bytes), offer.gpus);
+        let limit = offer.over_in_s.map_or_else(String::new, |s| format!(", if it is over within {}", span::show(s)));
+        let how = if n == 0 { format!("   sublet accept {}", lease.id) } else { String::new() };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "offered now: {what}{limit}{how}");
+    }
+    if waiting.offers.is_empty() {
+        text.push_str("offered now: nothing smaller can start\n");
+    }
+    match &waiting.bound {
+        Some(Bound { at_latest_s: Some(latest), settled_in_s, .. }) => {
+            let _ = write!(text, "at the latest: within {}", span::show(*latest));
+            if let Some(settled) = settled_in_s.filter(|settled| *settled > 0.0) {
+                let _ = write!(text, "; who comes within {} and is more urgent may still pass", span::show(settled));
+            }
+            text.push('\n');
+        }
+        Some(Bound { why_none: Some(why), .. }) => _ = writeln!(text, "at the latest: no bound, because {why}"),
+        _ => {}
+    }
+    text
+}
+
 fn ahead(ahead: &[Ahead]) -> String {
-    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED"]);
+    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", "WHY"]);
     for waiter in ahead {
         table.row([
             text::or_none(waiter.id.as_deref()),
@@ -76,6 +106,7 @@ fn ahead(ahead: &[Ahead]) -> String {
             waiter.gpus.to_string(),
             text::tier(waiter.tier).into(),
             span::show(waiter.waited_s),
+            waiter.why.clone(),
         ]);
     }
     format!("served before it:\n{}", table.show("  "))
@@ -115,7 +146,7 @@ mod tests {
     use super::*;
     use crate::sample;
     use expect_test::expect;
-    use sublet_wire::{Exclusivity, Tier, Vram};
+    use sublet_wire::{Exclusivity, Tier};
 
     fn sample() -> Explanation {
         let ahead = Ahead {
@@ -125,6 +156,7 @@ mod tests {
             vram_bytes: Vram::Bytes(16 << 30),
             gpus: 2,
             waited_s: 300.0,
+            why: "came earlier".into(),
         };
         let first = CardWhy {
             index: 0,
@@ -154,9 +186,12 @@ mod tests {
             L8 waits, place 2, starts within 25 min: card 0 is not empty
             asked: a whole card, interactive
 
+            offered now: 6 GiB, if it is over within 15 min   sublet accept L8
+            at the latest: within 2 h 0 min; who comes within 10 min and is more urgent may still pass
+
             served before it:
-              LEASE  USER    VRAM  CARDS  TIER   WAITED
-              -      ana   16 GiB      2  batch   5 min
+              LEASE  USER    VRAM  CARDS  TIER   WAITED  WHY
+              -      ana   16 GiB      2  batch   5 min  came earlier
 
             card 0 has leases on it, and this ask is for a whole card
               26 GiB free to lease, 3 GiB used without a lease

@@ -1,5 +1,6 @@
 //! One file for each command: its flags, what it does, how it looks.
 
+pub mod accept;
 pub mod audit;
 pub mod cards;
 pub mod completions;

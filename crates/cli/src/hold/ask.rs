@@ -1,7 +1,7 @@
 //! The flags that describe a wish for a lease.
 
 use clap::{Args, ValueEnum};
-use sublet_wire::{Ask, Exclusivity, Tier, Vram, size, span};
+use sublet_wire::{Ask, Exclusivity, Preempt, Tier, Vram, size, span};
 
 /// What is wished for.
 #[derive(Args, Clone, Debug)]
@@ -31,6 +31,12 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-10..=10))]
     pub priority: i32,
+    /// Less will do, down to this much per card, if that can start at once
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub accept_smaller: Option<u64>,
+    /// What others who need the cards may do to it
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PreemptArg::Park)]
+    pub preempt: PreemptArg,
     /// How long to stay in the queue [default: a day]
     #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "no_wait")]
     pub wait: Option<u64>,
@@ -54,6 +60,15 @@ pub enum TierArg {
     Batch,
     /// May be ended for anybody else
     Spot,
+}
+
+/// `--preempt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PreemptArg {
+    /// Whatever loses nothing: the cards are not kept beyond the hold cap while others wait
+    Park,
+    /// Nothing, as long as they are used; takes a quota
+    Never,
 }
 
 /// `--exclusive`.
@@ -93,6 +108,11 @@ impl AskArgs {
                 Some(ExclusiveArg::Session) => Exclusivity::SessionExclusive,
                 Some(ExclusiveArg::Device) => Exclusivity::DeviceExclusive,
             },
+            preempt: match self.preempt {
+                PreemptArg::Park => Preempt::Park,
+                PreemptArg::Never => Preempt::Never,
+            },
+            at_least_bytes: self.accept_smaller,
             on: self.on.clone(),
             name: self.name.clone(),
             wait_s: if self.no_wait { Some(0) } else { self.wait },
@@ -102,7 +122,7 @@ impl AskArgs {
 }
 
 /// A size, with what to write instead if it is none.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 

@@ -1,22 +1,26 @@
 //! An ask arrives: refused with a reason, or put in its place in the queue.
 
 use super::Turn;
-use super::serve::least_wish;
 use crate::action::Action;
 use crate::ask::{Ask, On, Term, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
+use crate::policy::Caps;
+use crate::quota::{self, Capped, Load};
 use crate::rows::{Phase, Reason};
 use crate::state::State;
 use crate::units::{Bytes, Span};
 
 impl Turn<'_> {
     pub(super) fn admit(&mut self, by: &Caller, ask: Ask, wait: Option<Span>, root: Option<ProcKey>) -> Answer {
-        if let Err(refusal) = self.admissible(by, &ask) {
+        if let Err(refusal) = sensible(self.state, &ask) {
             return Answer::Refused(refusal);
         }
-        let tenant = self.enrol(&by.tenant);
+        let tenant = self.enrol(by);
+        if let Err(refusal) = self.admissible(tenant, &ask) {
+            return Answer::Refused(refusal);
+        }
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
         self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root });
@@ -29,19 +33,11 @@ impl Turn<'_> {
         Answer::Lease(lease)
     }
 
-    fn admissible(&self, by: &Caller, ask: &Ask) -> Result<(), Refusal> {
-        ask.check().map_err(Refusal::BadAsk)?;
-        could_ever_fit(self.state, ask)?;
-        let caps = self.state.policy().caps_for(&by.tenant);
-        if let Some(cap) = caps.vram
-            && least_wish(self.state, ask) > cap
+    fn admissible(&self, tenant: TenantId, ask: &Ask) -> Result<(), Refusal> {
+        if let Some(held) = quota::holds(self.state, tenant, ask)
+            && (held.always || matches!(held.what, Capped::GpuDay { .. }))
         {
-            return Err(Refusal::OverCap { cap });
-        }
-        let policy = self.state.policy();
-        let longest = policy.hold_cap.max(policy.ttl);
-        if matches!(ask.term, Term::Renewed(ttl) if ttl > longest) {
-            return Err(Refusal::TtlTooLong { longest });
+            return Err(Refusal::OverQuota(held));
         }
         if self.state.disk_full {
             return Err(Refusal::DiskFull);
@@ -49,8 +45,10 @@ impl Turn<'_> {
         if self.state.planted(Mutant::EndlessQueue) {
             return Ok(());
         }
-        let own = self.state.tenant(&by.tenant).map_or(0, |t| self.state.queue().len_of(t));
-        if own >= caps.places as usize {
+        let books = self.state.books();
+        let full = |load: &Load, caps: &Caps| caps.places.is_some_and(|places| load.waiting >= places);
+        let of_groups = || books.groups(tenant).any(|(_, load, caps)| full(load, caps));
+        if full(books.load(tenant), books.caps(tenant)) || of_groups() {
             return Err(Refusal::QueueFull { own: true });
         }
         if self.state.queue().len() >= self.state.policy().queue_max {
@@ -59,17 +57,33 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn enrol(&mut self, name: &str) -> TenantId {
-        if let Some(tenant) = self.state.tenant(name) {
-            return tenant;
+    /// The tenant's number; a new one's, or its groups, are facts to be kept.
+    fn enrol(&mut self, by: &Caller) -> TenantId {
+        let tenant = self.state.tenant(&by.tenant).unwrap_or_else(|| {
+            let tenant = TenantId(self.state.rows().tenants.len() as u32);
+            self.emit(Action::Enrol { tenant, name: by.tenant.clone() });
+            tenant
+        });
+        if self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
+            self.emit(Action::Regroup { tenant, groups: by.groups.clone() });
         }
-        let tenant = TenantId(self.state.rows().tenants.len() as u32);
-        self.emit(Action::Enrol { tenant, name: name.to_owned() });
         tenant
     }
 
     fn largest_now(&self) -> Bytes {
         self.state.cards().map(|card| self.state.promisable(card, self.now)).max().unwrap_or_default()
+    }
+}
+
+/// Whether an ask makes sense here, whoever asks.
+fn sensible(state: &State, ask: &Ask) -> Result<(), Refusal> {
+    ask.check().map_err(Refusal::BadAsk)?;
+    could_ever_fit(state, ask)?;
+    let policy = state.policy();
+    let longest = policy.hold_cap.max(policy.ttl);
+    match ask.term {
+        Term::Renewed(ttl) if ttl > longest => Err(Refusal::TtlTooLong { longest }),
+        _ => Ok(()),
     }
 }
 

@@ -6,7 +6,9 @@
 //! [`Refusal`], and the world's own events are always taken in.
 
 pub(crate) mod admit;
+pub(crate) mod board;
 mod calls;
+pub mod offer;
 mod see;
 pub(crate) mod serve;
 mod term;
@@ -73,6 +75,8 @@ impl Turn<'_> {
             Event::Members { lease, processes } => self.state.set_members(lease, processes),
             Event::Worked { lease } => self.worked(lease),
             Event::Gone { lease } => self.gone(lease),
+            Event::Accepted { by, lease, vram, gpus } => return self.accept(&by, lease, vram, gpus),
+            Event::Day { number } => self.begin_day(number),
             Event::Configured(policy) => {
                 self.state.configure(policy);
                 self.serve();
@@ -121,6 +125,14 @@ impl Turn<'_> {
         }
     }
 
+    /// Days only go on: a clock set back gives nobody its budget twice.
+    fn begin_day(&mut self, number: u32) {
+        if number > self.state.rows().meta.day {
+            self.emit(Action::Day { number });
+            self.serve();
+        }
+    }
+
     /// No byte on any card outlives a boot.
     fn forget_last_boot(&mut self) {
         let ending = |lease: &&Lease| matches!(lease.phase, Phase::Ending(..));
@@ -136,7 +148,11 @@ impl Turn<'_> {
             Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.asked),
             _ => self.now,
         };
-        self.emit(Action::End { lease, reason, at, peak });
+        let mark = self.state.lease(lease).and_then(|row| {
+            let unused = row.hold()?.unused(at);
+            (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].mark - unused)
+        });
+        self.emit(Action::End { lease, reason, at, peak, mark });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
             self.emit(Action::Retire { lease });
         }

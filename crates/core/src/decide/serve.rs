@@ -1,25 +1,24 @@
-//! The queue is served: whoever is first gets its cards, or claims them.
-//!
-//! A waiter that does not fit claims the cards it would get soonest, and nobody
-//! behind it may take those; so a large ask is not starved by small ones, and
-//! cards it does not need are not kept idle for it.
+//! The queue is served: whoever is first gets its cards, or claims them (see [`super::board`]).
 
 use super::Turn;
 use super::admit::would_do;
+use super::board::{Board, Claimed, Fit};
 use crate::action::Action;
-use crate::ask::{Ask, Exclusivity, Vram};
-use crate::explain::blockers;
-use crate::ids::{CardId, Epoch, LeaseId};
+use crate::ask::{Ask, Vram};
+use crate::ids::{CardId, Epoch, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::queue::Cursor;
+use crate::quota::{self, Held};
 use crate::rows::Lease;
 use crate::state::State;
-use crate::units::{Bytes, Time};
-use std::cmp::Reverse;
+use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeSet;
 
 /// So many waiters are looked at for one event; more would cost time and help few.
 pub(crate) const LOOK_AHEAD: usize = 64;
+
+/// And so many times in all, should the order change on the way.
+const LOOKS: usize = 4 * LOOK_AHEAD;
 
 /// A whole card is one of which at least so many hundredths are really there for
 /// the asker: a desktop's few hundred MiB do not matter, a stranger's model does.
@@ -30,72 +29,102 @@ impl Turn<'_> {
         if self.state.queue().is_empty() || self.state.disk_full {
             return;
         }
-        let mut cursor = Cursor::default();
-        let mut claimed = BTreeSet::new();
-        let all = self.state.cards().filter(|card| self.state.in_service(*card)).count();
+        let mut round = Round::new(self.state, self.now);
         let mut looked = 0;
-        let mut hopeless = false;
-        while looked < LOOK_AHEAD && claimed.len() < all {
-            let Some((place, tenant)) = cursor.next(self.state.queue()) else { break };
-            let Some(lease) = self.state.lease(place.1) else { break };
-            match held_by(self.state, lease) {
-                Some(Caps::Now) => continue,
-                // A cap was lowered under it: it waits, but those behind it need not.
-                Some(Caps::Always) => looked += 1,
-                None => {
-                    looked += 1;
-                    match fit(self.state, lease, &claimed, self.now) {
-                        Some((cards, vram)) => {
-                            self.grant(place.1, cards, vram);
-                            if std::mem::take(&mut hopeless) {
-                                // A process on a card may have become somebody's: who had no hope may have now.
-                                (cursor, claimed) = (Cursor::default(), BTreeSet::new());
-                                continue;
-                            }
-                        }
-                        None => {
-                            let cards = soonest(self.state, lease, &claimed, self.now);
-                            hopeless |= cards.is_empty();
-                            claimed.extend(cards);
-                        }
+        while looked < LOOKS && round.looked < LOOK_AHEAD {
+            let Some((place, tenant)) = round.cursor.next(self.state.queue()) else { break };
+            let Some(lease) = self.state.lease(place.lease) else { break };
+            match quota::held(self.state, lease) {
+                // It waits for its tenant's own leases to end, and those behind it with it.
+                Some(Held { always: false, .. }) => {
+                    if self.state.queue().is_first(tenant, place) {
+                        self.state.stand_aside(tenant);
                     }
+                    continue;
                 }
+                // A cap was lowered under it: it waits, but those behind it need not.
+                Some(Held { always: true, .. }) => {}
+                None => match round.fit(self.state, lease) {
+                    Some(fit) => {
+                        self.grant(place.lease, &fit);
+                        if round.is_upset_by(tenant) {
+                            round = Round::new(self.state, self.now);
+                            looked += 1;
+                            continue;
+                        }
+                        round.board.taken(self.state, &fit);
+                    }
+                    None => round.keep(self.state, lease),
+                },
             }
-            cursor.go_on(self.state.queue(), place, tenant);
+            looked += 1;
+            round.looked += 1;
+            round.cursor.go_on(self.state.queue(), place, tenant);
         }
     }
 
-    fn grant(&mut self, lease: LeaseId, cards: Vec<CardId>, vram: Bytes) {
+    pub(super) fn grant(&mut self, lease: LeaseId, fit: &Fit) {
         let Some(row) = self.state.lease(lease) else { return };
-        let until = self.now + row.ask.term.span();
+        let span = row.ask.term.span();
         let epoch = match self.state.rows().meta.next_epoch {
             _ if self.state.planted(Mutant::ReuseEpoch) => Epoch(1),
             next => next,
         };
-        self.emit(Action::Grant { lease, cards, vram, epoch, at: self.now, until });
+        let mark = charged(self.state, row.tenant, fit.vram, fit.cards.len(), span, self.now);
+        let Fit { cards, vram, before } = fit.clone();
+        let until = self.now + span;
+        self.emit(Action::Grant { lease, cards, vram, epoch, at: self.now, until, mark: Some(mark), before });
     }
 }
 
-/// How its own tenant's caps hold a waiter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Caps {
-    /// Until another lease of the tenant ends.
-    Now,
-    /// Whatever ends: it asks for more than the tenant may have.
-    Always,
+/// One walk along the queue.
+struct Round {
+    cursor: Cursor,
+    board: Board,
+    looked: usize,
+    /// Tenants with a waiter that was passed.
+    kept: BTreeSet<TenantId>,
+    /// One of them would not fit whatever ended.
+    hopeless: bool,
 }
 
-/// Whether a waiter's own tenant has all it may have.
-pub(crate) fn held_by(state: &State, lease: &Lease) -> Option<Caps> {
-    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
-    let load = state.load(lease.tenant);
-    let wish = least_wish(state, &lease.ask);
-    if caps.leases == Some(0) || caps.vram.is_some_and(|cap| wish > cap) {
-        return Some(Caps::Always);
+impl Round {
+    fn new(state: &State, now: Time) -> Round {
+        let board = Board::new(state, now);
+        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeSet::new(), hopeless: false }
     }
-    let full = caps.leases.is_some_and(|cap| load.leases >= cap) || caps.vram.is_some_and(|cap| load.vram + wish > cap);
-    full.then_some(Caps::Now)
+
+    fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
+        let less = || self.board.less(state, lease, lease.ask.gpus, lease.ask.at_least?);
+        self.board.fit(state, lease).or_else(less)
+    }
+
+    /// A waiter stays, and claims what it needs.
+    fn keep(&mut self, state: &State, lease: &Lease) {
+        self.hopeless |= self.board.claim(state, lease) == Claimed::Hopeless;
+        self.kept.insert(lease.tenant);
+    }
+
+    /// Whether a grant to this tenant changes what was found on the way: a process on a card may have
+    /// become somebody's, so that who had no hope may have now; and a waiter of the tenant that stands
+    /// further ahead has to let others pass.
+    fn is_upset_by(&self, tenant: TenantId) -> bool {
+        self.hopeless || self.kept.contains(&tenant)
+    }
 }
+
+/// A tenant's mark once it is charged for so much of so many cards for so long: its use in relation
+/// to its share of all there is, beyond the present. Whoever uses just its share keeps pace with time.
+pub(crate) fn charged(state: &State, tenant: TenantId, vram: Bytes, cards: usize, span: Span, now: Time) -> Time {
+    let (own, all) = state.books().shares(tenant);
+    let use_ = u128::from(span.0) * u128::from(vram.0) * cards as u128;
+    let share = u128::from(state.total().0.max(1)) * u128::from(own) / u128::from(all);
+    let moved = (use_ / share.max(1)).min(u128::from(LONGEST_CHARGE.0)) as u64;
+    state.rows().tenants[tenant.0 as usize].mark.max(now) + Span(moved)
+}
+
+/// No charge moves a mark further: what is beyond any debt that counts need not be exact.
+const LONGEST_CHARGE: Span = Span::secs(365 * 86_400);
 
 /// The least an ask would put on the books. How much a whole card is shows only once one is found;
 /// all of the smallest that would be enough of them is what must be allowed for.
@@ -113,42 +142,9 @@ pub(crate) fn least_wish(state: &State, ask: &Ask) -> Bytes {
 }
 
 /// Whether its tenant may ever hold so much of a whole card.
-fn whole_is_allowed(state: &State, lease: &Lease, card: CardId) -> bool {
-    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
-    let all = state.room(card).largest_ever().0.saturating_mul(u64::from(lease.ask.gpus));
-    caps.vram.is_none_or(|cap| all <= cap.0)
-}
-
-fn within_caps(state: &State, lease: &Lease, vram: Bytes) -> bool {
-    let caps = state.policy().caps_for(state.tenant_name(lease.tenant));
-    let wish = Bytes(vram.0.saturating_mul(u64::from(lease.ask.gpus)));
-    caps.vram.is_none_or(|cap| state.load(lease.tenant).vram + wish <= cap)
-}
-
-/// Cards on which the waiter could start now, and what it would get of each:
-/// the tightest that fit, so that large rooms stay whole.
-fn fit(state: &State, lease: &Lease, taken: &BTreeSet<CardId>, now: Time) -> Option<(Vec<CardId>, Bytes)> {
-    let mut fitting: Vec<(Bytes, CardId)> = state
-        .cards()
-        .filter(|card| !taken.contains(card))
-        .filter_map(|card| fits_on(state, lease, card, now).map(|room| (room, card)))
-        .collect();
-    let wanted = usize::from(lease.ask.gpus);
-    if fitting.len() < wanted {
-        return None;
-    }
-    fitting.sort();
-    fitting.truncate(wanted);
-    let vram = match lease.ask.vram {
-        Vram::Bytes(vram) => vram,
-        Vram::Whole => fitting.iter().map(|(room, _)| *room).min()?,
-    };
-    if !within_caps(state, lease, vram) {
-        return None;
-    }
-    let mut cards: Vec<CardId> = fitting.into_iter().map(|(_, card)| card).collect();
-    cards.sort();
-    Some((cards, vram))
+pub(crate) fn whole_is_allowed(state: &State, lease: &Lease, card: CardId) -> bool {
+    let all = Bytes(state.room(card).largest_ever().0.saturating_mul(u64::from(lease.ask.gpus)));
+    quota::may_ever_hold(state, lease.tenant, all)
 }
 
 /// How much the card could promise this waiter, if that is enough.
@@ -172,6 +168,15 @@ pub(crate) fn whole_least(state: &State, card: CardId) -> Bytes {
     Bytes(state.room(card).largest_ever().0 / 100 * WHOLE_PERCENT)
 }
 
+/// Whether an ask could ever be on a card, by what the card is.
+pub(crate) fn could_be(state: &State, ask: &Ask, card: CardId) -> bool {
+    let sized = match ask.vram {
+        Vram::Bytes(vram) => vram <= state.room(card).largest_ever(),
+        Vram::Whole => true,
+    };
+    sized && would_do(state, ask, card)
+}
+
 /// Whether the waiter could ever start on this card.
 pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
     let facts = &state.rows().cards[card.0 as usize].facts;
@@ -182,70 +187,15 @@ pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
     sized && state.in_service(card) && would_do(state, ask, card)
 }
 
-/// The cards a waiter that does not fit waits for: those that leases give back first.
-/// None, if the end of every lease would not be enough: cards are not kept idle for what
-/// strangers, a drain or a fault prevent.
-fn soonest(state: &State, lease: &Lease, taken: &BTreeSet<CardId>, now: Time) -> Vec<CardId> {
-    let wanted = usize::from(lease.ask.gpus);
-    let able: Vec<CardId> = state.cards().filter(|card| could_hold(state, lease, *card)).collect();
-    if able.len() < wanted {
-        return Vec::new();
-    }
-    let mut open: Vec<CardId> = able.into_iter().filter(|card| !taken.contains(card)).collect();
-    if open.len() > wanted {
-        open.sort_by_cached_key(|card| {
-            (frees_at(state, lease, *card, now), Reverse(state.promisable(*card, now)), *card)
-        });
-        open.truncate(wanted);
-    }
-    open
-}
-
-/// Whether the waiter could start on this card if every lease there ended.
-fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
-    let room = state.room(card);
-    let need = match lease.ask.vram {
-        Vram::Bytes(vram) => vram,
-        Vram::Whole => whole_least(state, card),
-    };
-    let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
-    let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
-    eligible(state, &lease.ask, card)
-        && allowed
-        && alone
-        && need <= room.largest_ever().less(room.loose().unwrap_or_default())
-}
-
-/// When leases will have given back enough of a card for this waiter.
-fn frees_at(state: &State, lease: &Lease, card: CardId, now: Time) -> Time {
-    let ends = blockers(state, card, now);
-    let last = ends.last().map_or(now, |(at, _, _)| *at);
-    match lease.ask.vram {
-        Vram::Bytes(need) if !state.excludes(card, lease.tenant, lease.ask.exclusivity) => {
-            let mut room = state.promisable(card, now);
-            let enough = ends.iter().find(|(_, _, counted)| {
-                room = room + *counted;
-                room >= need
-            });
-            enough.map_or(last, |(at, _, _)| *at)
-        }
-        _ => last,
-    }
-}
-
 /// Whether somebody near the head of the queue could use what this holder has.
 pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[CardId]) -> bool {
-    let mut cursor = Cursor::default();
-    for _ in 0..LOOK_AHEAD {
-        let Some((place, tenant)) = cursor.next(state.queue()) else { return false };
-        let Some(lease) = state.lease(place.1) else { return false };
-        // Who is held by its own caps has no use for anybody's room, but for its own tenant's.
-        match held_by(state, lease) {
-            Some(Caps::Now) if lease.tenant == holder.tenant => return true,
-            Some(Caps::Now) => continue,
-            None if cards.iter().any(|card| eligible(state, &lease.ask, *card)) => return true,
-            _ => cursor.go_on(state.queue(), place, tenant),
-        }
+    // Who is held back by its own quota has no use for anybody's room, but for its own tenant's and
+    // its groups'.
+    let mut aside = state.queue().aside();
+    if aside.any(|tenant| tenant == holder.tenant || state.books().mates(tenant).contains(&holder.tenant)) {
+        return true;
     }
-    false
+    let near = state.queue().iter().take(LOOK_AHEAD).filter_map(|(id, _)| state.lease(id));
+    let mut near = near.filter(|waiter| quota::held(state, waiter).is_none_or(|held| !held.always));
+    near.any(|waiter| cards.iter().any(|card| eligible(state, &waiter.ask, *card)))
 }

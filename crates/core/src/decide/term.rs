@@ -5,10 +5,12 @@
 
 use super::{DUE_AT_ONCE, Turn};
 use crate::action::Action;
-use crate::decide::serve::wanted;
+use crate::ask::Preempt;
+use crate::decide::serve::{charged, wanted};
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
-use crate::rows::{Hold, Lease, Phase, Reason};
+use crate::quota;
+use crate::rows::{Hold, Lease, Phase, Reason, gpu_time};
 use crate::units::{Span, Time};
 
 impl Turn<'_> {
@@ -58,13 +60,35 @@ impl Turn<'_> {
         if lease.fixed() {
             return self.end(lease.id, Reason::TermOver);
         }
+        let until = self.now + lease.ask.term.span();
+        if !self.affords(lease, hold, until) {
+            return self.end(lease.id, Reason::Budget);
+        }
         if wanted(self.state, lease, &hold.cards) {
-            let capped = self.now >= hold.granted + self.state.policy().hold_cap;
+            let capped = self.limit(lease, hold).is_some_and(|limit| self.now >= limit);
             return self.end(lease.id, if capped { Reason::HoldCap } else { Reason::Expired });
         }
         let idle = self.state.live(lease.id).is_none_or(|live| !live.worked);
-        let until = self.now + lease.ask.term.span();
-        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle });
+        self.extend(lease, hold, until, idle, None);
+    }
+
+    /// Whether the day's budget still has the GPU time to go on until then.
+    fn affords(&self, lease: &Lease, hold: &Hold, until: Time) -> bool {
+        let more = gpu_time(&self.state.rows().cards, &hold.cards, hold.vram, until.since(hold.until));
+        quota::affords(self.state, lease.tenant, more)
+    }
+
+    /// Beyond this it is not renewed while somebody waits for its cards.
+    fn limit(&self, lease: &Lease, hold: &Hold) -> Option<Time> {
+        let cap = (lease.ask.preempt != Preempt::Never).then(|| hold.granted + self.state.policy().hold_cap);
+        let before = hold.before.filter(|_| !self.state.planted(Mutant::RenewBackfill));
+        [cap, before].into_iter().flatten().min()
+    }
+
+    fn extend(&mut self, lease: &Lease, hold: &Hold, until: Time, idle: bool, before: Option<Time>) {
+        let added = until.since(hold.until);
+        let mark = charged(self.state, lease.tenant, hold.vram, hold.cards.len(), added, self.now);
+        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle, mark: Some(mark), before });
     }
 
     /// The holder worked: from its renewal point on, that renews it.
@@ -79,18 +103,15 @@ impl Turn<'_> {
         }
     }
 
-    /// Gives the lease another term, as far as the hold cap allows while somebody waits.
+    /// Gives the lease another term, as far as is allowed while somebody waits.
     pub(super) fn prolong(&mut self, lease: &Lease, hold: &Hold) -> bool {
         let full = self.now + lease.ask.term.span();
-        let until = if wanted(self.state, lease, &hold.cards) {
-            full.min(hold.granted + self.state.policy().hold_cap)
-        } else {
-            full
-        };
-        if until <= hold.until {
+        let waited_for = wanted(self.state, lease, &hold.cards);
+        let until = if waited_for { self.limit(lease, hold).map_or(full, |limit| full.min(limit)) } else { full };
+        if until <= hold.until || !self.affords(lease, hold, until) {
             return false;
         }
-        self.emit(Action::Renew { lease: lease.id, at: self.now, until, idle: false });
+        self.extend(lease, hold, until, false, hold.before.filter(|_| waited_for));
         true
     }
 }

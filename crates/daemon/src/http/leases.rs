@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
-use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
@@ -73,6 +73,11 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             wire::Exclusivity::SessionExclusive => Exclusivity::Session,
             wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
         },
+        preempt: match ask.preempt {
+            wire::Preempt::Park => Preempt::Usual,
+            wire::Preempt::Never => Preempt::Never,
+        },
+        at_least: ask.at_least_bytes.map(Bytes),
         on: ask.on.as_deref().map(On::read),
         name: ask.name,
     })
@@ -176,7 +181,8 @@ async fn await_change(
 /// A lease that is live, or else history, if the caller may see it.
 async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease, Refused> {
     let caller = by.clone();
-    let live = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.lease(lease))).await?;
+    let live =
+        app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.lease_in_full(lease))).await?;
     if let Some(lease) = live {
         return Ok(lease);
     }
@@ -238,6 +244,30 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let event = Event::Renewed { by: by.clone(), lease, epoch: Epoch(heard.body.epoch) };
+    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+/// Takes a smaller lease that can start now, and gives up the place in the queue. Nothing was kept
+/// for it: if it is gone meanwhile, the place stays.
+#[utoipa::path(post, operation_id = "accept_offer", path = "/v1/leases/{id}/accept", tag = "leases", request_body = wire::Accept, params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    Repeat,
+), responses(
+    (status = 200, description = "the lease, active", body = wire::Lease),
+    OnCall,
+))]
+pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Accept>(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let asked = {
+        let by = by.clone();
+        app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.ask.gpus))).await?
+    };
+    let gpus = heard.body.gpus.or(asked).unwrap_or(1);
+    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(sublet_core::ask::BadAsk::Gpus)))?;
+    let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }

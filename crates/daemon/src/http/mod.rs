@@ -91,6 +91,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/leases", get(leases::list).post(leases::ask))
         .route("/v1/leases/{id}", get(leases::show).delete(leases::release))
         .route("/v1/leases/{id}/renew", post(leases::renew))
+        .route("/v1/leases/{id}/accept", post(leases::accept))
         .route("/v1/leases/{id}/bind", post(leases::bind))
         .route("/v1/leases/{id}/explain", get(leases::explain))
         .route("/v1/queue", get(leases::queue))

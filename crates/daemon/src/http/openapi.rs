@@ -14,7 +14,7 @@ use utoipa::OpenApi;
     ),
     servers((url = "http://localhost", description = "over the Unix socket")),
     paths(
-        leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::bind, leases::explain,
+        leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind, leases::explain,
         leases::queue, cards::list, cards::drain, cards::clear, records::usage, records::audit, events::stream,
         super::health, super::ready,
     ),

@@ -189,8 +189,18 @@ fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
         // Whoever cannot say has no screen: data-centre cards answer "not supported".
         display: card.is_display_active().unwrap_or(false),
         context: None,
+        node: card.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
         unusable: unusable(card),
     })
+}
+
+/// The memory node of a card, as the kernel tells it; a machine with one node says -1.
+fn node(bus_id: &str) -> Option<u32> {
+    // NVML writes the domain with eight digits, the kernel with four.
+    let (domain, rest) = bus_id.split_once(':')?;
+    let domain = domain.get(domain.len().checked_sub(4)?..)?;
+    let path = format!("/sys/bus/pci/devices/{domain}:{rest}/numa_node").to_lowercase();
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 fn unusable(card: &Device<'_>) -> Option<String> {

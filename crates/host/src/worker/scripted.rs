@@ -109,6 +109,7 @@ impl ScriptedCards {
             total: self.total,
             display: false,
             context: Some(CONTEXT),
+            node: None,
             unusable: None,
         }
     }

@@ -7,7 +7,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use sublet_core::rows::Rows;
+use sublet_core::rows::{Phase, Rows};
+use sublet_core::units::{Span, Time};
 use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
 
 /// Commits until there is no room; returns what was acknowledged last.
@@ -279,10 +280,44 @@ fn an_older_file_is_brought_up_to_date_and_a_newer_one_is_refused() {
 
     dir.sql("PRAGMA user_version = 99");
     let error = refused(&dir);
-    assert!(matches!(error, OpenError::NewerSchema { found: 99, known: 1, .. }), "{error:?}");
+    assert!(matches!(error, OpenError::NewerSchema { found: 99, known: 2, .. }), "{error:?}");
     assert!(matches!(verify(&dir.path()), Err(OpenError::NewerSchema { .. })));
-    dir.sql("PRAGMA user_version = 1");
+    dir.sql("PRAGMA user_version = 2");
     assert_eq!(dir.open().1.rows, world.rows);
+}
+
+#[test]
+fn a_file_of_the_first_version_keeps_its_leases() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    let mut world = World::new(1);
+    world.lease();
+    journal.commit(&world.close()).unwrap();
+    drop(journal);
+    let later = ["meta.day", "tenants.mark_us", "tenants.today_us", "tenants.groups"].into_iter().chain([
+        "leases.paid_us",
+        "leases.before_us",
+        "leases.day",
+        "past.paid_us",
+        "past.before_us",
+        "past.day",
+    ]);
+    for (table, column) in later.filter_map(|name| name.split_once('.')) {
+        dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
+    }
+    dir.sql("PRAGMA user_version = 1");
+    let mut rows = dir.open().1.rows;
+    let mut known = world.rows.clone();
+    for rows in [&mut rows, &mut known] {
+        rows.tenants.iter_mut().for_each(|tenant| (tenant.mark, tenant.today) = (Time::ZERO, 0));
+        for lease in rows.leases.values_mut() {
+            if let Phase::Active(hold) = &mut lease.phase {
+                (hold.paid, hold.before) = (Span::ZERO, None);
+            }
+        }
+    }
+    assert!(!rows.leases.is_empty());
+    assert_eq!(rows, known);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
@@ -39,6 +39,8 @@ pub fn ask() -> Ask {
         tier: Tier::Batch,
         priority: 0,
         exclusivity: Exclusivity::Shared,
+        preempt: Preempt::Usual,
+        at_least: None,
         on: None,
         name: None,
     }
@@ -52,6 +54,7 @@ pub fn facts(index: u32) -> CardFacts {
         total: Bytes::gib(141),
         display: false,
         context: None,
+        node: Some(1),
         unusable: None,
     }
 }
@@ -115,14 +118,23 @@ impl World {
     fn grant(&mut self, lease: LeaseId) {
         let cards = vec![CardId(self.dice.below(2) as u16)];
         let (epoch, at, until) = (self.rows.meta.next_epoch, self.now, self.now + Span::secs(300));
-        self.act(Action::Grant { lease, cards, vram: Bytes::gib(16), epoch, at, until });
+        self.act(Action::Grant {
+            lease,
+            cards,
+            vram: Bytes::gib(16),
+            epoch,
+            at,
+            until,
+            mark: Some(until),
+            before: None,
+        });
     }
 
     pub fn end(&mut self, lease: LeaseId) {
         let reasons = [Reason::Released, Reason::Expired, Reason::HolderExited, Reason::WaitOver];
         let reason = reasons[self.dice.below(4) as usize];
         let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
-        self.act(Action::End { lease, reason, at: self.now, peak });
+        self.act(Action::End { lease, reason, at: self.now, peak, mark: None });
     }
 
     pub fn cycle(&mut self) {
@@ -152,7 +164,14 @@ impl World {
             (3..=8, Some(id), Some(Phase::Waiting { .. })) => self.grant(id),
             (3..=5, Some(id), Some(Phase::Active(_))) => {
                 let (at, until, idle) = (self.now, self.now + Span::secs(300), self.dice.below(2) == 0);
-                self.act(Action::Renew { lease: id, at, until, idle });
+                self.act(Action::Renew {
+                    lease: id,
+                    at,
+                    until,
+                    idle,
+                    mark: Some(until),
+                    before: idle.then_some(until),
+                });
             }
             (6, Some(lease), _) => {
                 let process = self.process();

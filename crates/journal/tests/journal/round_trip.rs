@@ -2,7 +2,7 @@
 
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
-use sublet_core::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant};
@@ -29,6 +29,8 @@ fn extreme_ask() -> Ask {
         tier: Tier::Spot,
         priority: i8::MIN,
         exclusivity: Exclusivity::Device,
+        preempt: Preempt::Usual,
+        at_least: None,
         on: Some(On::Uuid("GPU-\u{0}'\"\\".to_owned())),
         name: Some("名前 🦀".to_owned()),
     }
@@ -43,6 +45,9 @@ fn extreme_hold() -> Hold {
         renewed: Time(1 << 63),
         until: Time(u64::MAX),
         idle: true,
+        paid: Span(7),
+        before: Some(Time(9)),
+        day: 3,
     }
 }
 
@@ -66,10 +71,19 @@ fn extreme_rows() -> Rows {
             next_epoch: Epoch(u64::MAX),
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
+            day: u32::MAX,
         },
         tenants: vec![
-            Tenant { name: "uid:0".to_owned(), leases: u64::MAX, card_us: u64::MAX, byte_us: u128::MAX },
-            Tenant { name: String::new(), leases: 0, card_us: 0, byte_us: 0 },
+            Tenant {
+                name: "uid:0".to_owned(),
+                leases: u64::MAX,
+                card_us: u64::MAX,
+                byte_us: u128::MAX,
+                mark: Time(u64::MAX),
+                groups: vec!["lab".to_owned(), "\"".to_owned()],
+                today: u64::MAX,
+            },
+            Tenant::default(),
         ],
         cards: vec![
             Card { facts: facts(0), service: Service::In },
@@ -80,6 +94,7 @@ fn extreme_rows() -> Rows {
                     total: Bytes(u64::MAX),
                     display: true,
                     context: Some(Bytes(u64::MAX)),
+                    node: Some(1),
                     unusable: Some("MIG".to_owned()),
                     ..facts(2)
                 },

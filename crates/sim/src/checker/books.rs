@@ -55,6 +55,12 @@ pub struct Held {
     pub renewed: Time,
     /// Until then, unless renewed.
     pub until: Time,
+    /// It was not used in its last term.
+    pub idle: bool,
+    /// How far its tenant's mark was moved for its term.
+    pub paid: Span,
+    /// It is not renewed beyond this.
+    pub before: Option<Time>,
 }
 
 impl Book {
@@ -127,7 +133,7 @@ pub enum Look {
 }
 
 /// A tenant on the checker's books.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TenantBook {
     /// Its name.
     pub name: String,
@@ -137,6 +143,10 @@ pub struct TenantBook {
     pub vram: Bytes,
     /// Its waiters.
     pub waiting: usize,
+    /// They, by rank and arrival, with the time they came.
+    pub line: BTreeSet<(i64, LeaseId, Time)>,
+    /// How far its use has carried it.
+    pub mark: Time,
 }
 
 /// All books.
@@ -225,6 +235,9 @@ impl Books {
         }
         for tenant in &rows.tenants {
             books.enrol(&tenant.name);
+            if let Some(book) = books.tenants.last_mut() {
+                book.mark = tenant.mark;
+            }
         }
         for row in rows.leases.values() {
             let held = |hold: &sublet_core::rows::Hold| Held {
@@ -234,6 +247,9 @@ impl Books {
                 granted: hold.granted,
                 renewed: hold.renewed,
                 until: hold.until,
+                idle: hold.idle,
+                paid: hold.paid,
+                before: hold.before,
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
@@ -284,7 +300,9 @@ impl Books {
         }
         match &book.at {
             At::Waiting(_) => {
-                self.queue.insert((self.rank(&book.ask, book.asked), lease));
+                let rank = self.rank(&book.ask, book.asked);
+                self.queue.insert((rank, lease));
+                self.tenants[book.tenant].line.insert((rank, lease, book.asked));
                 self.tenants[book.tenant].waiting += 1;
             }
             At::Held(held) | At::Ending(held, ..) => {
@@ -312,7 +330,9 @@ impl Books {
         }
         match &book.at {
             At::Waiting(_) => {
-                self.queue.remove(&(self.rank(&book.ask, book.asked), lease));
+                let rank = self.rank(&book.ask, book.asked);
+                self.queue.remove(&(rank, lease));
+                self.tenants[book.tenant].line.remove(&(rank, lease, book.asked));
                 self.tenants[book.tenant].waiting -= 1;
             }
             At::Held(held) | At::Ending(held, ..) => {
@@ -337,11 +357,13 @@ impl Books {
     }
 
     /// A holder keeps its lease until another time.
-    pub fn set_until(&mut self, lease: LeaseId, at: Time, until: Time) {
+    pub fn set_until(&mut self, lease: LeaseId, at: Time, until: Time, idle: bool, paid: Span, before: Option<Time>) {
         if let Some(Book { at: At::Held(held), worked, .. }) = self.leases.get_mut(&lease) {
             self.due.remove(&(held.until, lease));
             self.due.insert((until, lease));
+            held.paid = held.unused(at) + paid;
             (held.renewed, held.until, *worked) = (at, until, false);
+            (held.idle, held.before) = (idle, before);
         }
     }
 
@@ -349,7 +371,7 @@ impl Books {
 
     /// A tenant asks for the first time.
     pub fn enrol(&mut self, name: &str) {
-        self.tenants.push(TenantBook { name: name.to_owned(), leases: 0, vram: Bytes::ZERO, waiting: 0 });
+        self.tenants.push(TenantBook { name: name.to_owned(), ..TenantBook::default() });
     }
 
     /// A card's facts.

@@ -113,7 +113,7 @@ impl Books {
             }
             Event::Configured(policy) => {
                 self.policy = policy.clone();
-                self.queue = self.requeued();
+                self.requeue();
                 Cause::Other
             }
             Event::DiskFilled => {
@@ -124,19 +124,28 @@ impl Books {
                 self.disk_full = false;
                 Cause::Other
             }
-            Event::Awoke => Cause::Other,
+            Event::Awoke | Event::Day { .. } | Event::Accepted { .. } => Cause::Other,
             Event::Ticked => Cause::Ticked,
         }
     }
 
-    fn requeued(&self) -> std::collections::BTreeSet<(i64, LeaseId)> {
-        let waiting = self.queue.iter().filter_map(|(_, lease)| self.leases.get(lease).map(|book| (lease, book)));
-        waiting.map(|(lease, book)| (self.rank(&book.ask, book.asked), *lease)).collect()
+    fn requeue(&mut self) {
+        let waiting: Vec<LeaseId> = self.queue.iter().map(|(_, lease)| *lease).collect();
+        self.queue.clear();
+        self.tenants.iter_mut().for_each(|tenant| tenant.line.clear());
+        for lease in waiting {
+            if let Some(book) = self.leases.get(&lease) {
+                let (rank, tenant, asked) = (self.rank(&book.ask, book.asked), book.tenant, book.asked);
+                self.queue.insert((rank, lease));
+                self.tenants[tenant].line.insert((rank, lease, asked));
+            }
+        }
     }
 
     fn has_place(&self, name: &str) -> bool {
         let own = self.tenants.iter().find(|tenant| tenant.name == name).map_or(0, |tenant| tenant.waiting);
-        own < self.policy.caps_for(name).places as usize && self.queue.len() < self.policy.queue_max
+        self.policy.caps_for(name, &[]).places.is_none_or(|places| own < places as usize)
+            && self.queue.len() < self.policy.queue_max
     }
 
     fn call(&self, now: Time, by: &Caller, word: Word, lease: LeaseId, epoch: Option<Epoch>) -> Cause {

@@ -58,11 +58,17 @@ impl Books {
         let missing = self.leases.keys().find(|lease| state.live(**lease).is_none());
         must(19, missing.is_none(), || format!("nothing is known of {missing:?}"))?;
         for (number, tenant) in self.tenants.iter().enumerate() {
-            let load = state.load(sublet_core::ids::TenantId(number as u32));
+            let load = state.books().load(sublet_core::ids::TenantId(number as u32));
             must(14, load.leases == tenant.leases && load.vram == tenant.vram, || {
                 format!("{} has {load:?} on its account, by the books {tenant:?}", tenant.name)
             })?;
         }
+        let rows = &state.rows().tenants;
+        let owing = self.tenants.iter().zip(rows).find(|(tenant, row)| tenant.mark != row.mark);
+        must(9, owing.is_none(), || format!("the mark of a tenant is not what was charged: {owing:?}"))?;
+        let theirs: Vec<LeaseId> = state.queue().everybody().take(8).map(|(lease, _)| lease).collect();
+        let ours: Vec<LeaseId> = self.in_order().take(8).collect();
+        must(9, theirs == ours, || format!("the queue is {theirs:?}, and by the rule {ours:?}"))?;
         let wrong = self.owners.iter().find(|(process, lease)| state.owner(process) != Some(**lease));
         must(0, wrong.is_none(), || format!("process and owner {wrong:?} differ"))
     }

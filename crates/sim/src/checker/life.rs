@@ -9,7 +9,7 @@ use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Reason;
-use sublet_core::units::Time;
+use sublet_core::units::{Span, Time};
 
 impl Books {
     /// Checks an action and takes it in.
@@ -34,6 +34,9 @@ impl Books {
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
                 self.enrol(name);
                 Ok(())
+            }
+            Action::Regroup { .. } | Action::Day { .. } => {
+                must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
@@ -61,15 +64,30 @@ impl Books {
                 }
                 must(9, self.satisfiable(tenant, ask), || format!("{lease} waits for what can never be: {ask:?}"))
             }
-            Action::Grant { lease, cards, vram, epoch, at, until } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
-                let held = Held { cards, vram: *vram, epoch: *epoch, granted: now, renewed: now, until: *until };
-                self.grant(now, *lease, held)
+                let held = Held {
+                    cards,
+                    vram: *vram,
+                    epoch: *epoch,
+                    granted: now,
+                    renewed: now,
+                    until: *until,
+                    idle: false,
+                    paid: Span::ZERO,
+                    before: *before,
+                };
+                self.grant(now, *lease, held, *mark)
             }
-            Action::Renew { lease, at, until, idle } => {
+            Action::Renew { lease, at, until, idle, mark, before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
-                self.set_until(*lease, now, *until);
+                let due = self.leases.get(lease).and_then(|book| {
+                    let held = book.held()?;
+                    Some(self.charged(now, book.tenant, held.vram, held.cards.len(), until.since(held.until)))
+                });
+                let paid = self.charge(now, *lease, *mark, due.unwrap_or_default())?;
+                self.set_until(*lease, now, *until, *idle, paid, *before);
                 Ok(())
             }
             Action::Bind { lease, process } => {
@@ -78,9 +96,10 @@ impl Books {
                 self.add_member(*lease, *process);
                 Ok(())
             }
-            Action::End { lease, reason, at, .. } => {
+            Action::End { lease, reason, at, mark, .. } => {
                 must(14, *at == now, || format!("{lease} ends at {at}, and it is {now}"))?;
                 self.check_end(now, cause, *lease, *reason)?;
+                self.give_back(now, *lease, *mark)?;
                 self.end(now, *lease);
                 Ok(())
             }
@@ -95,7 +114,7 @@ impl Books {
         }
     }
 
-    fn grant(&mut self, now: Time, lease: LeaseId, held: Held) -> Verdict {
+    fn grant(&mut self, now: Time, lease: LeaseId, mut held: Held, mark: Option<Time>) -> Verdict {
         must(11, !self.disk_full, || format!("{lease} is granted on a full disk"))?;
         let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
@@ -106,7 +125,9 @@ impl Books {
         let term = now + book.ask.term.span();
         must(8, held.until == term, || format!("{lease} is granted until {}, not {term}", held.until))?;
         self.check_room(now, lease, book, &held.cards, held.vram)?;
-        self.check_order(now, lease, self.rank(&book.ask, book.asked), &held.cards)?;
+        self.check_order(now, lease, &held, book)?;
+        let due = self.charged(now, book.tenant, held.vram, held.cards.len(), held.until.since(now));
+        held.paid = self.charge(now, lease, mark, due)?;
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
             self.insert(lease, Book { at: At::Held(held), ..book });
@@ -157,6 +178,7 @@ impl Books {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
+            Reason::Budget => false,
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);
             }

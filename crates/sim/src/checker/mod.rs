@@ -25,6 +25,7 @@
 pub mod books;
 pub mod calls;
 pub mod cross;
+pub mod debt;
 pub mod durable;
 pub mod life;
 pub mod order;

@@ -1,6 +1,6 @@
 //! Rule 9: the order of service, by sorting all waiters.
 
-use super::books::{Book, Books, CardBook, Look};
+use super::books::{Book, Books, CardBook, Held, Look};
 use super::{Verdict, must};
 use sublet_core::ask::{Ask, Exclusivity, Vram};
 use sublet_core::ids::LeaseId;
@@ -41,7 +41,7 @@ impl Books {
     /// How its own tenant's caps hold a waiter. Of a whole card it depends on the card.
     fn capped(&self, book: &Book) -> Capped {
         let tenant = &self.tenants[book.tenant];
-        let caps = self.policy.caps_for(&tenant.name);
+        let caps = self.policy.caps_for(&tenant.name, &[]);
         if !self.within_caps(book.tenant, &book.ask) {
             return Capped::Always;
         }
@@ -58,67 +58,69 @@ impl Books {
         }
     }
 
-    /// Nobody ahead of this waiter could have used one of the cards it gets.
-    pub fn check_order(&self, now: Time, lease: LeaseId, place: i64, cards: &[usize]) -> Verdict {
+    /// Nobody ahead of this waiter could have used one of the cards it gets, and the first who cannot
+    /// start yet does not start later for it.
+    pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
         // Whoever stands behind a capped waiter of the same tenant is passed over with it.
         let mut capped: u64 = 0;
-        let mut nobody_claimed = true;
-        for (_, ahead) in self.queue.range(..(place, lease)).take(AHEAD_MAX) {
-            let Some(book) = self.leases.get(ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
-            let held = self.capped(book);
-            if matches!(held, Capped::Now | Capped::Perhaps) {
-                capped |= 1 << book.tenant;
+        for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
+            let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
+            match self.capped(book) {
+                Capped::Now => capped |= 1 << book.tenant,
+                // Who may be held or not may claim or not.
+                Capped::Perhaps => return Ok(()),
+                Capped::Always => {}
+                Capped::Not => {
+                    self.check_passed(now, lease, ahead, book, &held.cards)?;
+                    if self.hopeless(book) {
+                        continue;
+                    }
+                    return self.check_delay(now, lease, held, granted, ahead, book);
+                }
             }
-            // Who may be held or not may claim or not.
-            nobody_claimed &= held != Capped::Perhaps;
-            if held != Capped::Not {
-                continue;
-            }
-            if nobody_claimed {
-                self.check_claim(lease, *ahead, book, cards)?;
-            }
-            self.check_passed(now, lease, *ahead, book, cards, nobody_claimed)?;
-            nobody_claimed = false;
         }
         Ok(())
     }
 
     /// A waiter that could start now, on these cards, is not passed by one behind it.
-    fn check_passed(
-        &self,
-        now: Time,
-        lease: LeaseId,
-        ahead: LeaseId,
-        book: &Book,
-        cards: &[usize],
-        first: bool,
-    ) -> Verdict {
+    fn check_passed(&self, now: Time, lease: LeaseId, ahead: LeaseId, book: &Book, cards: &[usize]) -> Verdict {
         if !cards.iter().any(|card| self.fits(book, &self.cards[*card], now)) {
             return Ok(());
         }
-        // A gang may lack a card that somebody ahead of it has claimed.
-        let gpus = usize::from(book.ask.gpus);
-        let enough = || self.cards.iter().filter(|card| self.fits(book, card, now)).count() >= gpus;
-        let could = gpus == 1 || (first && enough());
+        let could = self.cards.iter().filter(|card| self.fits(book, card, now)).count() >= usize::from(book.ask.gpus);
         must(9, !could, || format!("{lease} gets cards {cards:?}, where {ahead} is first and would fit: {book:?}"))
     }
 
-    /// The first waiter that does not fit claims as many cards as it needs, and they are kept for it.
-    fn check_claim(&self, lease: LeaseId, ahead: LeaseId, book: &Book, cards: &[usize]) -> Verdict {
+    /// Whether it would not fit whatever ended.
+    fn hopeless(&self, book: &Book) -> bool {
+        self.cards.iter().filter(|card| self.could_hold(book, card)).count() < usize::from(book.ask.gpus)
+    }
+
+    /// The first waiter that does not fit has a claim: what is let past it does not move it.
+    fn check_delay(
+        &self,
+        now: Time,
+        lease: LeaseId,
+        held: &Held,
+        granted: &Book,
+        ahead: LeaseId,
+        book: &Book,
+    ) -> Verdict {
         if self.cards.iter().any(|card| matches!(card.look, Look::Coarse(_))) {
             // There each grant changes what seems to be loose.
             return Ok(());
         }
-        let able: Vec<usize> = (0..self.cards.len()).filter(|card| self.could_hold(book, &self.cards[*card])).collect();
-        let gpus = usize::from(book.ask.gpus);
-        let left = able.iter().filter(|card| !cards.contains(card)).count();
-        must(9, able.len() < gpus || left >= gpus, || {
-            format!("{lease} gets cards {cards:?}, and {ahead}, the first, needs {gpus} of {able:?}: {book:?}")
+        let before = self.starts_at(now, book, None);
+        let after = self.starts_at(now, book, Some((held, granted)));
+        must(9, after <= before, || {
+            format!(
+                "{lease} gets {held:?}, and so {ahead}, the first, starts at {after:?} and not at {before:?}: {book:?}"
+            )
         })
     }
 
     /// Whether a waiter could start on a card if every lease there ended.
-    fn could_hold(&self, book: &Book, card: &CardBook) -> bool {
+    pub fn could_hold(&self, book: &Book, card: &CardBook) -> bool {
         let loose = match card.look {
             Look::Free(free) => {
                 let claimed = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease));
@@ -148,7 +150,7 @@ impl Books {
 
     /// Whether a tenant may ever hold so much of each card it asks for.
     fn allowed(&self, tenant: usize, ask: &Ask, each: Bytes) -> bool {
-        let cap = self.policy.caps_for(&self.tenants[tenant].name).vram;
+        let cap = self.policy.caps_for(&self.tenants[tenant].name, &[]).vram;
         cap.is_none_or(|cap| each.0.saturating_mul(u64::from(ask.gpus)) <= cap.0)
     }
 
@@ -180,8 +182,8 @@ impl Books {
     pub fn wanted(&self, tenant: usize, cards: &[usize]) -> Wanted {
         let mut wanted = Wanted::default();
         let (mut capped, mut looked): (u64, usize) = (0, 0);
-        for ((_, lease), raw) in self.queue.iter().zip(0..RAW_MAX) {
-            let Some(book) = self.leases.get(lease) else { continue };
+        for (lease, raw) in self.in_order().zip(0..RAW_MAX) {
+            let Some(book) = self.leases.get(&lease) else { continue };
             let passed = capped & (1 << book.tenant) != 0;
             let held = self.capped(book);
             if matches!(held, Capped::Now | Capped::Perhaps) {

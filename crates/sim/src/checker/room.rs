@@ -73,8 +73,9 @@ impl Books {
         let gpus = usize::from(book.ask.gpus);
         let apart = cards.windows(2).all(|pair| pair[0] < pair[1]);
         must(1, cards.len() == gpus && apart, || format!("{lease} asked for {gpus} cards and gets {cards:?}"))?;
+        let smaller = |asked: Bytes| book.ask.at_least.is_some_and(|least| least <= vram && vram < asked);
         let asked = match book.ask.vram {
-            Vram::Bytes(asked) => asked == vram,
+            Vram::Bytes(asked) => asked == vram || smaller(asked),
             Vram::Whole => true,
         };
         must(1, asked, || format!("{lease} asked for {:?} and gets {vram}", book.ask.vram))?;
@@ -95,14 +96,18 @@ impl Books {
                     card.claims.keys().collect::<Vec<_>>()
                 )
             })?;
-            must(1, self.fits(book, card, now), || format!("{lease} cannot be on card {number}: {:?}", book.ask))?;
+            let whole = book.ask.vram == Vram::Whole && book.ask.at_least.is_none();
+            let asked = book.ask.vram == Vram::Bytes(vram);
+            must(1, !(whole || asked) || self.fits(book, card, now), || {
+                format!("{lease} cannot be on card {number}: {:?}", book.ask)
+            })?;
         }
         self.check_caps(lease, book, cards.len(), vram)
     }
 
     fn check_caps(&self, lease: LeaseId, book: &Book, cards: usize, vram: Bytes) -> Verdict {
         let tenant = &self.tenants[book.tenant];
-        let caps = self.policy.caps_for(&tenant.name);
+        let caps = self.policy.caps_for(&tenant.name, &[]);
         let leases = caps.leases.is_none_or(|cap| tenant.leases < cap);
         must(1, leases, || format!("{lease} is lease {} of {}, above its cap", tenant.leases + 1, tenant.name))?;
         let sum = tenant.vram + Bytes(vram.0 * cards as u64);

@@ -1,6 +1,6 @@
 //! Rule 8: nothing ends before its time, nor after it.
 
-use super::books::{At, Book, Books};
+use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Word};
 use super::{Verdict, must};
 use sublet_core::action::Action;
@@ -33,11 +33,15 @@ impl Books {
         })?;
         let wanted = self.wanted(*tenant, &held.cards);
         let capped = held.granted + self.policy.hold_cap;
-        must(8, until == full || (wanted.at_all && until == capped), || {
+        let limited = until == capped || Some(until) == held.before;
+        must(8, until == full || (wanted.at_all && limited), || {
             format!("{lease} is renewed until {until}, which is neither its term {full} nor its cap {capped}")
         })?;
         must(9, !wanted.freely || until <= capped.max(held.until), || {
             format!("{lease} is renewed until {until}, past its cap {capped}, while somebody waits")
+        })?;
+        must(9, !wanted.freely || held.before.is_none_or(|before| until <= before.max(held.until)), || {
+            format!("{lease} is renewed until {until}, and it was let past somebody until {:?} only", held.before)
         })?;
         let (soonest, _) = self.renewal_window(lease);
         let used = *worked && now >= (held.renewed + soonest).min(held.until);
@@ -67,7 +71,10 @@ impl Books {
             format!("{lease} ends ({reason:?}) at {now}, within the grace to {}", self.grace_until)
         })?;
         let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);
-        let capped = || book.held().is_some_and(|held| now >= held.granted + self.policy.hold_cap);
+        let capped = || {
+            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(held.granted + self.policy.hold_cap);
+            book.held().is_some_and(|held| now >= limit(held))
+        };
         let fits = match reason {
             Reason::WaitOver => book.held().is_none(),
             Reason::TermOver => book.held().is_some() && book.fixed(),

@@ -10,7 +10,7 @@ mod order;
 mod room;
 mod term;
 
-use crate::ask::{Ask, Exclusivity, On, Term, Tier, Vram};
+use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::policy::Policy;
@@ -102,7 +102,11 @@ impl Teller {
     }
 
     fn event(&self, now: Time, words: &[&str]) -> Event {
-        let by = |name: &str| Caller { tenant: name.to_owned(), operator: name == "root" };
+        let by = |name: &str| {
+            // `ann/lab` is ann, a member of lab.
+            let (tenant, groups) = name.split_once('/').map_or((name, Vec::new()), |(n, g)| (n, vec![g.to_owned()]));
+            Caller { tenant: tenant.to_owned(), groups, operator: name == "root" }
+        };
         match words {
             ["cards", sizes @ ..] => Event::Listed(sizes.iter().zip(0..).map(|(s, n)| facts(n, bytes(s))).collect()),
             ["card", index, "unreadable"] => self.look(now, index, Reading::Unreadable(Unreadable::NoAnswer)),
@@ -122,6 +126,11 @@ impl Teller {
             ["worked", id] => Event::Worked { lease: lease(id) },
             ["gone", id] => Event::Gone { lease: lease(id) },
             ["release", id, who] => Event::Released { by: by(who), lease: lease(id), epoch: None },
+            ["accept", id, who, vram, gpus] => {
+                let gpus = gpus.parse().expect("a number");
+                Event::Accepted { by: by(who), lease: lease(id), vram: bytes(vram), gpus }
+            }
+            ["day", number] => Event::Day { number: number.parse().expect("a number") },
             ["renew", id, who] => {
                 let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Epoch(0), |hold| hold.epoch);
                 Event::Renewed { by: by(who), lease: lease(id), epoch }
@@ -167,9 +176,10 @@ impl Teller {
         let out = &mut self.out;
         match action {
             Action::Queue { lease, .. } => writeln!(out, "{now} queue {lease}"),
-            Action::Grant { lease, cards, vram, epoch, until, .. } => {
+            Action::Grant { lease, cards, vram, epoch, until, before, .. } => {
                 let cards: Vec<String> = cards.iter().map(CardId::to_string).collect();
-                writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}", cards.join("+"))
+                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
+                writeln!(out, "{now} grant {lease} {vram} on {} epoch {epoch} until {until}{before}", cards.join("+"))
             }
             Action::Renew { lease, until, idle, .. } => {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
@@ -179,7 +189,8 @@ impl Teller {
             Action::Retire { lease } => writeln!(out, "{now} retire {lease}"),
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
             Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
-            Action::Start { .. } | Action::Enrol { .. } | Action::List { .. } => Ok(()),
+            Action::Day { number } => writeln!(out, "{now} day {number}"),
+            Action::Start { .. } | Action::Enrol { .. } | Action::Regroup { .. } | Action::List { .. } => Ok(()),
         }
         .unwrap();
     }
@@ -197,6 +208,7 @@ fn facts(index: u32, total: Bytes) -> CardFacts {
         total,
         display: false,
         context: Some(Bytes::mib(300)),
+        node: None,
         unusable: None,
     }
 }
@@ -209,6 +221,8 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
         tier: Tier::Batch,
         priority: 0,
         exclusivity: Exclusivity::Shared,
+        preempt: Preempt::Usual,
+        at_least: None,
         on: None,
         name: None,
     };
@@ -224,6 +238,8 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             ("on", text) => ask.on = Some(On::read(text)),
             ("interactive", _) => ask.tier = Tier::Interactive,
             ("spot", _) => ask.tier = Tier::Spot,
+            ("least", size) => ask.at_least = Some(bytes(size)),
+            ("never", _) => ask.preempt = Preempt::Never,
             ("alone", _) => ask.exclusivity = Exclusivity::Device,
             ("private", _) => ask.exclusivity = Exclusivity::Session,
             other => panic!("no such wish: {other:?}"),

@@ -66,12 +66,12 @@ fn a_large_ask_claims_its_card_and_leaves_the_others_to_small_ones() {
             0s grant L1 10GiB on 0 epoch 1 until 60s
             1s queue L2
             2s queue L3
+            2s grant L3 2GiB on 0 epoch 2 until 62s
             3s queue L4
-            3s grant L4 2GiB on 1 epoch 2 until 63s
+            3s grant L4 2GiB on 1 epoch 3 until 63s
             4s end L1 (Released)
             5s retire L1
-            5s grant L2 20GiB on 0 epoch 3 until 65s
-            5s grant L3 2GiB on 0 epoch 4 until 65s
+            5s grant L2 20GiB on 0 epoch 4 until 65s
         "#]],
     );
 }
@@ -92,10 +92,10 @@ fn a_gang_gets_all_its_cards_or_none() {
             0s grant L1 10GiB on 1 epoch 1 until 60s
             1s queue L2
             2s queue L3
+            2s grant L3 2GiB on 1 epoch 2 until 62s
             4s end L1 (Released)
             5s retire L1
-            5s grant L2 20GiB on 0+1 epoch 2 until 65s
-            5s grant L3 2GiB on 0 epoch 3 until 65s
+            5s grant L2 20GiB on 0+1 epoch 3 until 65s
         "#]],
     );
 }
@@ -103,7 +103,9 @@ fn a_gang_gets_all_its_cards_or_none() {
 #[test]
 fn caps_and_the_bounded_queue() {
     let mut policy = Policy { queue_max: 3, ..Policy::default() };
-    policy.caps_of.insert("cap".into(), Caps { vram: Some(Bytes::gib(8)), leases: Some(2), places: 2 });
+    policy
+        .caps_of
+        .insert("cap".into(), Caps { vram: Some(Bytes::gib(8)), leases: Some(2), places: Some(2), ..Caps::default() });
     check_with(
         policy,
         "0s   cards 24G
@@ -213,7 +215,9 @@ fn a_large_ask_claims_the_card_that_is_free_first() {
 #[test]
 fn caps_hold_whole_cards_and_nobody_elses_lease() {
     let mut policy = Policy::default();
-    policy.caps_of.insert("cap".into(), Caps { vram: Some(Bytes::gib(16)), leases: Some(1), places: 9 });
+    policy
+        .caps_of
+        .insert("cap".into(), Caps { vram: Some(Bytes::gib(16)), leases: Some(1), places: Some(9), ..Caps::default() });
     check_with(
         policy,
         "0s   cards 24G
@@ -243,7 +247,7 @@ fn caps_hold_whole_cards_and_nobody_elses_lease() {
 #[test]
 fn a_cap_makes_ones_own_idle_lease_give_way() {
     let mut policy = Policy::default();
-    policy.caps_of.insert("cap".into(), Caps { vram: None, leases: Some(1), places: 9 });
+    policy.caps_of.insert("cap".into(), Caps { vram: None, leases: Some(1), places: Some(9), ..Caps::default() });
     check_with(
         policy,
         "0s   cards 24G

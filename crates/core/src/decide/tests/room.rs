@@ -53,8 +53,7 @@ fn bytes_of_strangers_count_and_so_do_promises_not_yet_used() {
             4s end L4 (WaitOver)
             4s refuse: there is no room now (largest possible: 0B)
             6s queue L5
-            6s end L5 (WaitOver)
-            6s refuse: there is no room now (largest possible: 10.8GiB)
+            6s grant L5 1GiB on 0 epoch 2 until 66s
         "#]],
     );
 }

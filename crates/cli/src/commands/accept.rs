@@ -1,0 +1,55 @@
+//! `sublet accept`: takes a smaller lease now instead of waiting for the full one.
+
+use crate::args::{Globals, LeaseName};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::hold::ask::parse_size;
+use crate::output;
+use crate::text;
+use clap::Args;
+use sublet_wire::{Accept, Lease, exit, size};
+
+/// Take a smaller lease that can start now; its place in the queue is given up
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct AcceptArgs {
+    /// Its id, such as L7
+    lease: LeaseName,
+    /// So much of each card, such as 6G; without it, the first offer
+    #[arg(value_name = "SIZE", value_parser = parse_size)]
+    vram: Option<u64>,
+    /// On so many cards
+    #[arg(long, value_name = "N", requires = "vram", value_parser = clap::value_parser!(u32).range(1..=64))]
+    gpus: Option<u32>,
+}
+
+const AFTER_HELP: &str = "\
+`sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if somebody else was
+quicker, the place in the queue stays.";
+
+/// Takes what is offered.
+pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals.socket())?;
+    let accept = match args.vram {
+        Some(vram_bytes) => Accept { vram_bytes, gpus: args.gpus },
+        None => first_offer(&client, &args.lease)?,
+    };
+    let lease = client.accept(&args.lease.to_string(), &accept).map_err(|failure| failure.about(&args.lease))?;
+    if globals.json {
+        output::json(&lease)?;
+    } else {
+        let vram = lease.vram_bytes.map_or_else(|| "-".to_owned(), size::show);
+        output::print(&format!("{} starts: {vram} on {}\n", lease.id, text::cards(&lease.card_indices)))?;
+    }
+    Ok(exit::OK)
+}
+
+fn first_offer(client: &Client, name: &LeaseName) -> Result<Accept, Failure> {
+    let lease: Lease = client.get(&format!("/v1/leases/{name}")).map_err(|failure: Failure| failure.about(name))?;
+    let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
+    let Some(offer) = offer else {
+        let why = if lease.waiting.is_some() { "nothing smaller can start now" } else { "it does not wait" };
+        return Err(Failure::new(exit::LEASE_LOST, format!("{name}: {why}")).hint("`sublet explain` says why"));
+    };
+    Ok(Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) })
+}

@@ -1,0 +1,93 @@
+//! Less than was asked for, at once: what could start now, and taking it.
+
+use super::Turn;
+use super::board::{Board, Fit};
+use super::serve::LOOK_AHEAD;
+use crate::ask::{Ask, Vram};
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::LeaseId;
+use crate::quota;
+use crate::rows::{Lease, Phase};
+use crate::state::State;
+use crate::units::{Bytes, Time};
+
+/// A smaller lease that could start now. Nothing is kept for it: whoever takes it first has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// So much of each card.
+    pub vram: Bytes,
+    /// On so many cards.
+    pub gpus: u16,
+    /// If it is over by then: somebody ahead needs the cards.
+    pub before: Option<Time>,
+}
+
+impl Turn<'_> {
+    /// A waiter takes less, and is a waiter no more.
+    pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+        match self.acceptable(by, lease, vram, gpus) {
+            Ok(fit) => {
+                self.grant(lease, &fit);
+                Answer::Lease(lease)
+            }
+            Err(refusal) => Answer::Refused(refusal),
+        }
+    }
+
+    fn acceptable(&self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Result<Fit, Refusal> {
+        let row = self.find(by, lease)?;
+        match row.phase {
+            Phase::Waiting { .. } => {}
+            Phase::Active(_) => return Err(Refusal::NotWaiting),
+            Phase::Ending(..) => return Err(Refusal::Ended),
+        }
+        if self.state.disk_full {
+            return Err(Refusal::DiskFull);
+        }
+        let smaller = smaller(row, vram, gpus);
+        smaller.ask.check().map_err(Refusal::BadAsk)?;
+        if let Some(held) = quota::held(self.state, &smaller) {
+            return Err(Refusal::OverQuota(held));
+        }
+        let fit = Board::behind(self.state, self.now, ahead(self.state, lease)).fit(self.state, &smaller);
+        fit.filter(|_| gpus <= row.ask.gpus).ok_or_else(|| {
+            let instead = offers(self.state, row, self.now).into_iter().next();
+            Refusal::NoSuchOffer { instead: instead.map(|offer| (offer.vram, offer.gpus)) }
+        })
+    }
+}
+
+/// The same waiter with a smaller wish.
+fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
+    let ask = Ask { vram: Vram::Bytes(vram), gpus, at_least: None, ..lease.ask.clone() };
+    Lease { ask, ..lease.clone() }
+}
+
+/// Waiters served before this one, as far as anybody looks.
+fn ahead(state: &State, lease: LeaseId) -> impl Iterator<Item = LeaseId> + '_ {
+    state.queue().iter().map(|(id, _)| id).take_while(move |id| *id != lease).take(LOOK_AHEAD)
+}
+
+/// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
+pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
+    if state.disk_full() || !matches!(lease.phase, Phase::Waiting { .. }) {
+        return Vec::new();
+    }
+    let board = Board::behind(state, now, ahead(state, lease.id));
+    let mut found: Vec<Offer> = Vec::new();
+    // Any size will do for an offer; its taker decides.
+    let open = Lease { ask: Ask { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };
+    let mut gpus = lease.ask.gpus;
+    while gpus > 0 {
+        if let Some(Fit { vram, before, .. }) = board.less(state, &open, gpus, Bytes(1)) {
+            let better = found.last().is_none_or(|last| vram > last.vram);
+            let allowed = quota::held(state, &smaller(lease, vram, gpus)).is_none();
+            if better && allowed {
+                found.push(Offer { vram, gpus, before });
+            }
+        }
+        // Half a gang is of use, one card less seldom.
+        gpus /= 2;
+    }
+    found
+}

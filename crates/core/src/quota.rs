@@ -1,0 +1,331 @@
+//! What tenants and groups have on the books, and what they may have.
+//!
+//! A cap of a tenant counts what the tenant has, whatever it asked through; a cap of a group counts
+//! what its members have together. Shares are counted over those who use the cards or wait for them.
+
+use crate::ask::{Ask, Preempt};
+use crate::decide::serve::{could_be, least_wish};
+use crate::ids::TenantId;
+use crate::policy::{Caps, Policy};
+use crate::rows::{Hold, Lease, Rows, Tenant, gpu_time};
+use crate::state::State;
+use crate::units::{Bytes, Span};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// What a tenant or a group has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Leases granted and not retired.
+    pub leases: u32,
+    /// Bytes reserved for them, every card counted.
+    pub vram: Bytes,
+    /// Those of them that nobody may make it give back.
+    pub never: Bytes,
+    /// Places in the queue.
+    pub waiting: u32,
+}
+
+impl Load {
+    /// What one lease is.
+    pub fn of(ask: &Ask, hold: &Hold) -> Load {
+        let vram = Bytes(hold.vram.0.saturating_mul(hold.cards.len() as u64));
+        let never = if ask.preempt == Preempt::Never { vram } else { Bytes::ZERO };
+        Load { leases: 1, vram, never, waiting: 0 }
+    }
+
+    /// Adds another.
+    pub fn put_on(&mut self, other: &Load) {
+        self.leases += other.leases;
+        self.vram = self.vram + other.vram;
+        self.never = self.never + other.never;
+    }
+
+    /// Takes another away.
+    pub fn take_off(&mut self, other: &Load) {
+        self.leases -= other.leases;
+        self.vram = self.vram.less(other.vram);
+        self.never = self.never.less(other.never);
+    }
+
+    fn is_active(&self) -> bool {
+        self.leases > 0 || self.waiting > 0
+    }
+}
+
+/// The books of all tenants and groups.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    tenants: Vec<Account>,
+    groups: BTreeMap<String, Group>,
+    /// Of those who use the cards or wait for them.
+    shares: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Account {
+    load: Load,
+    caps: Caps,
+    share: u32,
+    groups: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Group {
+    load: Load,
+    caps: Caps,
+    members: BTreeSet<TenantId>,
+}
+
+impl Books {
+    /// Everybody who is known, with nothing on the books yet.
+    pub fn new(rows: &Rows, policy: &Policy) -> Books {
+        let mut books = Books::default();
+        rows.tenants.iter().for_each(|tenant| books.enrol(tenant, policy));
+        books
+    }
+
+    /// The next tenant.
+    pub fn enrol(&mut self, tenant: &Tenant, policy: &Policy) {
+        let number = TenantId(self.tenants.len() as u32);
+        let known = |group: &&String| policy.caps_of_groups.contains_key(*group);
+        for name in tenant.groups.iter().filter(known) {
+            let group = self.groups.entry(name.clone()).or_default();
+            group.caps = policy.caps_of_groups[name].clone();
+            group.members.insert(number);
+        }
+        self.tenants.push(Account {
+            load: Load::default(),
+            caps: policy.caps_for(&tenant.name, &tenant.groups),
+            share: policy.shares.share(tenant),
+            groups: tenant.groups.iter().filter(known).cloned().collect(),
+        });
+    }
+
+    /// Changes what a tenant has, and its groups with it.
+    pub fn book(&mut self, tenant: TenantId, change: impl Fn(&mut Load)) {
+        let account = &mut self.tenants[tenant.0 as usize];
+        let before = account.load.is_active();
+        change(&mut account.load);
+        match (before, account.load.is_active()) {
+            (false, true) => self.shares += u64::from(account.share),
+            (true, false) => self.shares -= u64::from(account.share),
+            _ => {}
+        }
+        for name in &account.groups {
+            if let Some(group) = self.groups.get_mut(name) {
+                change(&mut group.load);
+            }
+        }
+    }
+
+    /// What a tenant has.
+    pub fn load(&self, tenant: TenantId) -> &Load {
+        &self.tenants[tenant.0 as usize].load
+    }
+    /// What it may have.
+    pub fn caps(&self, tenant: TenantId) -> &Caps {
+        &self.tenants[tenant.0 as usize].caps
+    }
+    /// Its share, and those of all who use the cards or wait for them; at least its own.
+    pub fn shares(&self, tenant: TenantId) -> (u64, u64) {
+        let own = u64::from(self.tenants[tenant.0 as usize].share);
+        (own, self.shares.max(own))
+    }
+    /// Who shares a capped group with it.
+    pub fn mates(&self, tenant: TenantId) -> BTreeSet<TenantId> {
+        let groups = self.tenants[tenant.0 as usize].groups.iter();
+        groups.filter_map(|name| self.groups.get(name)).flat_map(|group| group.members.iter().copied()).collect()
+    }
+    /// What each capped group of a tenant has and may have.
+    pub fn groups(&self, tenant: TenantId) -> impl Iterator<Item = (&str, &Load, &Caps)> + '_ {
+        let groups = self.tenants[tenant.0 as usize].groups.iter();
+        groups.filter_map(|name| self.groups.get(name).map(|group| (name.as_str(), &group.load, &group.caps)))
+    }
+    /// A group's members.
+    fn members(&self, group: &str) -> impl Iterator<Item = TenantId> + '_ {
+        self.groups.get(group).into_iter().flat_map(|group| group.members.iter().copied())
+    }
+}
+
+/// Which cap holds an ask back, and whose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The group whose cap it is; otherwise the tenant's own.
+    pub group: Option<String>,
+    /// What is capped.
+    pub what: Capped,
+    /// Whatever ends, it would be too much.
+    pub always: bool,
+}
+
+/// What is capped, and how much there may be and is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capped {
+    /// Bytes at a time.
+    Vram {
+        /// Allowed.
+        cap: Bytes,
+        /// Held now.
+        has: Bytes,
+    },
+    /// Leases at a time.
+    Leases {
+        /// Allowed.
+        cap: u32,
+    },
+    /// GPU time a day.
+    GpuDay {
+        /// Allowed.
+        cap: Span,
+        /// Left today.
+        left: Span,
+    },
+    /// Bytes at a time that nobody may make it give back.
+    Never {
+        /// Allowed.
+        cap: Bytes,
+        /// Held now.
+        has: Bytes,
+    },
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.group {
+            None => f.write_str("you may ")?,
+            Some(group) => write!(f, "group {group} may together ")?,
+        }
+        match self.what {
+            Capped::Vram { cap, .. } if self.always => write!(f, "hold {cap} at a time, and this asks for more"),
+            Capped::Vram { cap, has } => write!(f, "hold {cap} at a time, and {has} are held"),
+            Capped::Leases { cap } => write!(f, "hold {cap} leases at a time"),
+            Capped::GpuDay { cap, left } => write!(
+                f,
+                "use {} of GPU time a day, of which {} are left today: too little for this",
+                hours(cap),
+                hours(left)
+            ),
+            Capped::Never { cap: Bytes::ZERO, .. } => f.write_str("have no lease that is never preempted"),
+            Capped::Never { cap, has } => {
+                write!(f, "hold {cap} at a time that is never preempted, and {has} are held")
+            }
+        }
+    }
+}
+
+/// `1.5h`, `20min`, `45s`.
+fn hours(span: Span) -> String {
+    match span.0 / 1_000_000 {
+        seconds if seconds >= 3600 => format!("{:.1}h", seconds as f64 / 3600.0),
+        seconds if seconds >= 60 => format!("{}min", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
+}
+
+/// Which cap, its own or a group's, keeps a waiter from starting now.
+pub fn held(state: &State, lease: &Lease) -> Option<Held> {
+    holds(state, lease.tenant, &lease.ask)
+}
+
+/// Which cap would keep a tenant's ask from starting now.
+pub fn holds(state: &State, tenant: TenantId, ask: &Ask) -> Option<Held> {
+    let books = state.books();
+    // The cheapest look first: most have no cap at all.
+    let own = [(None, books.load(tenant), books.caps(tenant))];
+    let capped = |caps: &Caps| {
+        let never = ask.preempt == Preempt::Never;
+        caps.vram.is_some() || caps.leases.is_some() || caps.gpu_day.is_some() || (never && caps.never.is_some())
+    };
+    let groups = books.groups(tenant).map(|(name, load, caps)| (Some(name), load, caps));
+    let mut wish = None;
+    let mut found: Option<Held> = None;
+    for (group, load, caps) in own.into_iter().chain(groups).filter(|(_, _, caps)| capped(caps)) {
+        let wish = *wish.get_or_insert_with(|| least_wish(state, ask));
+        if let Some((what, always)) = over(state, tenant, ask, wish, group, load, caps)
+            && found.as_ref().is_none_or(|found| always && !found.always)
+        {
+            found = Some(Held { group: group.map(str::to_owned), what, always });
+        }
+    }
+    found
+}
+
+fn over(
+    state: &State,
+    tenant: TenantId,
+    ask: &Ask,
+    wish: Bytes,
+    group: Option<&str>,
+    load: &Load,
+    caps: &Caps,
+) -> Option<(Capped, bool)> {
+    let leases = caps.leases.filter(|cap| load.leases >= *cap).map(|cap| (Capped::Leases { cap }, cap == 0));
+    let vram = caps.vram.filter(|cap| load.vram + wish > *cap);
+    let vram = vram.map(|cap| (Capped::Vram { cap, has: load.vram }, wish > cap));
+    let never = caps.never.filter(|cap| ask.preempt == Preempt::Never && load.never + wish > *cap);
+    let never = never.map(|cap| (Capped::Never { cap, has: load.never }, wish > cap));
+    let gpu_day = caps.gpu_day.and_then(|cap| {
+        let left = Span(cap.0.saturating_sub(today(state, tenant, group).0));
+        let first = first_term(state, ask, wish);
+        (first > left).then_some((Capped::GpuDay { cap, left }, first > cap))
+    });
+    // What never can be says most.
+    let found = [vram, never, gpu_day, leases].into_iter().flatten();
+    found.min_by_key(|(_, always)| !always)
+}
+
+/// GPU time charged today, of a tenant or of a group of its.
+fn today(state: &State, tenant: TenantId, group: Option<&str>) -> Span {
+    let of = |tenant: TenantId| state.rows().tenants[tenant.0 as usize].today;
+    match group {
+        None => Span(of(tenant)),
+        Some(group) => Span(state.books().members(group).map(of).sum()),
+    }
+}
+
+/// GPU time that the first term of an ask would be charged, on the card where it is least.
+fn first_term(state: &State, ask: &Ask, wish: Bytes) -> Span {
+    let each = Bytes(wish.0 / u64::from(ask.gpus.max(1)));
+    let cards = state.cards().filter(|card| could_be(state, ask, *card));
+    let least = cards.map(|card| gpu_time(&state.rows().cards, &[card], each, ask.term.span())).min();
+    Span(least.unwrap_or_default().0.saturating_mul(u64::from(ask.gpus)))
+}
+
+/// Whether a tenant and its groups may be charged so much more GPU time today.
+pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
+    let books = state.books();
+    let within = |group: Option<&str>, caps: &Caps| {
+        caps.gpu_day.is_none_or(|cap| today(state, tenant, group).0.saturating_add(more.0) <= cap.0)
+    };
+    within(None, books.caps(tenant)) && books.groups(tenant).all(|(name, _, caps)| within(Some(name), caps))
+}
+
+/// Whether a tenant and its groups may hold so many bytes more.
+pub fn may_hold(state: &State, tenant: TenantId, more: Bytes) -> bool {
+    let books = state.books();
+    let within = |load: &Load, caps: &Caps| caps.vram.is_none_or(|cap| load.vram + more <= cap);
+    within(books.load(tenant), books.caps(tenant)) && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
+}
+
+/// Whether a tenant and its groups may ever hold so many bytes.
+pub fn may_ever_hold(state: &State, tenant: TenantId, bytes: Bytes) -> bool {
+    let books = state.books();
+    let within = |caps: &Caps| caps.vram.is_none_or(|cap| bytes <= cap);
+    within(books.caps(tenant)) && books.groups(tenant).all(|(_, _, caps)| within(caps))
+}
+
+/// The most of each of so many cards that a waiter's quotas leave, up to so much.
+pub fn most_each(state: &State, lease: &Lease, gpus: u16, most: Bytes) -> Bytes {
+    let books = state.books();
+    let never = lease.ask.preempt == Preempt::Never;
+    let left = |load: &Load, caps: &Caps| {
+        let vram = caps.vram.map(|cap| cap.less(load.vram));
+        let never = caps.never.filter(|_| never).map(|cap| cap.less(load.never));
+        vram.into_iter().chain(never).min()
+    };
+    let own = left(books.load(lease.tenant), books.caps(lease.tenant));
+    let groups = books.groups(lease.tenant).filter_map(|(_, load, caps)| left(load, caps));
+    let left = groups.chain(own).min().map(|left| Bytes(left.0 / u64::from(gpus.max(1))));
+    left.map_or(most, |left| most.min(left))
+}
