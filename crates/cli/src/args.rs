@@ -1,6 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
-use crate::commands::{audit, cards, completions, doctor, end, explain, journal, lease, man, ps, run, serve, usage};
+use crate::commands::{
+    audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, usage,
+};
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
@@ -10,7 +12,7 @@ use std::str::FromStr;
 use sublet_wire::exit;
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 16] = [
+const LATER: [&str; 15] = [
     "park",
     "resume",
     "top",
@@ -20,7 +22,6 @@ const LATER: [&str; 16] = [
     "enforce",
     "token",
     "soft",
-    "replay",
     "--accept-smaller",
     "--preempt",
     "--signal",
@@ -87,6 +88,7 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Journal(journal::JournalArgs),
+    Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),
     #[command(hide = true)]
     Man(man::ManArgs),
