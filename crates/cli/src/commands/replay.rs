@@ -36,19 +36,31 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "trace")]
     alibaba: Option<PathBuf>,
     /// Jobs to make up
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=5_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u64).range(1..=5_000_000),
+        conflicts_with_all = ["trace", "alibaba"]
+    )]
     jobs: u64,
     /// Tenants to make up
-    #[arg(long, value_name = "M", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(
+        long,
+        value_name = "M",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..=10_000),
+        conflicts_with = "trace"
+    )]
     tenants: u64,
     /// Make up one more, interactive, whose many short asks are a third of all
-    #[arg(long, requires = "synthetic")]
+    #[arg(long, conflicts_with_all = ["trace", "alibaba"])]
     chatty: bool,
     /// Work to make up, as a share of what the cards can do
-    #[arg(long, value_name = "X", default_value_t = 0.6, value_parser = share)]
+    #[arg(long, value_name = "X", default_value_t = 0.6, value_parser = share, conflicts_with_all = ["trace", "alibaba"])]
     load: f64,
     /// The seed by which tenants are drawn for a trace that has none
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    #[arg(long, value_name = "SEED", default_value_t = 1, conflicts_with_all = ["trace", "synthetic"])]
     seed: u64,
     /// The cards, such as 8x80GiB or 4x24GiB,2x80GiB
     #[arg(long, value_name = "CARDS", default_value = "8x80GiB")]
@@ -198,4 +210,46 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 fn failed(path: &Path, what: &str, error: &std::io::Error) -> Failure {
     Failure::new(exit::FAILURE, format!("{} could not be {what}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use clap::Parser;
+
+    fn parses(line: &str) -> bool {
+        Cli::try_parse_from(format!("sublet replay {line}").split_whitespace()).is_ok()
+    }
+
+    #[test]
+    fn there_is_one_trace_and_its_options_make_sense() {
+        for line in [
+            "trace.csv",
+            "--synthetic 7 --jobs 100 --tenants 3 --chatty --load 0.8",
+            "--alibaba list.csv --tenants 9 --seed 3 --speed-up-load 20",
+            "trace.csv --cards 4x24GiB,2x80GiB --policy fifo --policy fair --fixed --until 7d --svg plots --json",
+            "--synthetic 7 --write made-up.csv",
+        ] {
+            assert!(parses(line), "{line}");
+        }
+        for line in [
+            "",
+            "trace.csv --synthetic 7",
+            "trace.csv --alibaba list.csv",
+            "trace.csv --chatty",
+            "trace.csv --jobs 5",
+            "trace.csv --tenants 5",
+            "--synthetic 7 --seed 5",
+            "--alibaba list.csv --load 0.5",
+            "trace.csv --policy lifo",
+            "trace.csv --cards 8",
+            "trace.csv --speed-up-load 0",
+            "trace.csv --starved NaN",
+            "trace.csv --until 7",
+            "--synthetic 7 --jobs 0",
+            "--synthetic 7 --load -1",
+        ] {
+            assert!(!parses(line), "{line}");
+        }
+    }
 }

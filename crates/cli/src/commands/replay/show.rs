@@ -108,15 +108,19 @@ fn tenants(report: &Report) -> (Vec<Row>, usize) {
     (rows, left_out)
 }
 
-/// A block of lines for each name, one line for each policy.
+/// A block of lines for each name, one line for each policy. Only tenants have a fair share.
 fn waits(report: &Report, rows: &[Row]) -> String {
-    let mut table = Table::new(&["WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX", ">OF FAIR SHARE"]);
+    let mut headers = vec!["WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
+    let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
+    headers.extend(scored.then_some(">OF FAIR SHARE"));
+    let mut table = Table::new(&headers);
     for (name, waits) in rows {
         for (n, (outcome, (w, score))) in report.policies.iter().zip(waits).enumerate() {
             let who = if n == 0 { name.clone() } else { String::new() };
-            let score = score.map_or_else(|| text::NONE.into(), percent);
-            let [mean, p50, p95, p99, max] = [w.mean_s, w.p50_s, w.p95_s, w.p99_s, w.max_s].map(wait);
-            table.row([who, outcome.policy.clone(), w.jobs.to_string(), mean, p50, p95, p99, max, score]);
+            let score = scored.then(|| score.map_or_else(|| text::NONE.into(), percent));
+            let times = [w.mean_s, w.p50_s, w.p95_s, w.p99_s, w.max_s].map(wait);
+            let first = [who, outcome.policy.clone(), w.jobs.to_string()];
+            table.row(first.into_iter().chain(times).chain(score));
         }
     }
     table.show("  ")
@@ -129,4 +133,76 @@ fn wait(seconds: f64) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use sublet_replay::drive::Leases;
+    use sublet_replay::policies::Name;
+    use sublet_replay::report::{Options, replay};
+
+    #[test]
+    fn policies_stand_side_by_side() {
+        let text = "arrival_s,tenant,vram,cards,duration_s,tier\n\
+                    0,ann,6GiB,1,3600,batch\n10,ben,6GiB,1,3600,batch\n20,ca\u{7}t,6GiB,1,30,interactive\n\
+                    30,ann,60GiB,1,30,batch\n";
+        assert!(sublet_replay::csv::read(text, "").is_err(), "no control characters");
+        let trace = sublet_replay::csv::read(&text.replace('\u{7}', ""), "a made-up\u{7} trace").unwrap();
+        let options =
+            Options { policies: Name::ALL.to_vec(), leases: Leases::Renewed, starved: 10.0, places: None, until: None };
+        let report = replay(&trace, &"1x10GiB".parse().unwrap(), &options, |_| {});
+        let speed = |policy: &str| Speed { policy: policy.into(), events: 0, wall_s: 1.0, events_per_s: 300_000.0 };
+        expect![[r#"
+            trace   a made-up  trace
+                    4 jobs, 3 tenants, 30 s from first to last arrival; load 154.46 on 1x10GiB; leases renewed
+
+                                                           FIFO             FAIR
+            jobs                                              4                4
+              finished                                        3                3
+              refused                                         1                1
+              running / waiting at the end                0 / 0            0 / 0
+            time until the last event                 2 h 0 min        2 h 0 min
+            wait, mean                                   50 min           40 min
+              p50                                        60 min           31 min
+              p95                                        60 min           60 min
+              p99                                        60 min           60 min
+              max                                        60 min           60 min
+            first start, p50 / p99              30 min / 60 min  30 min / 30 min
+            utilisation                                  61.5 %           61.5 %
+              idle while somebody waited                 28.8 %           28.8 %
+            time somebody waited                         75.0 %           75.0 %
+              beside room kept for others                 0.0 %            0.0 %
+            fairness (Jain, 1 is even)                    0.729            0.809
+              in each contended slot, mean                0.407            0.468
+              contended slots                           9 of 13          9 of 13
+            starved jobs                                      1                0
+              of tenants                                      1                0
+            turns                                             5                5
+              ended before the work                           2                2
+            preemptions (none in this release)                0                0
+            events                                           52               52
+              per second                                 300000           300000
+            fifo: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8GiB)
+            fair: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8GiB)
+
+            wait by tier
+              WHO          POLICY  JOBS    MEAN     P50     P95     P99     MAX
+              interactive  fifo       1  60 min  60 min  60 min  60 min  60 min
+                           fair       1  30 min  30 min  30 min  30 min  30 min
+              batch        fifo       2  45 min  31 min  60 min  60 min  60 min
+                           fair       2  45 min  31 min  60 min  60 min  60 min
+
+            wait by tenant
+              WHO  POLICY  JOBS    MEAN     P50     P95     P99     MAX  OF FAIR SHARE
+              ann  fifo       1  31 min  31 min  31 min  31 min  31 min         83.4 %
+                   fair       1  31 min  31 min  31 min  31 min  31 min         82.5 %
+              ben  fifo       1  60 min  60 min  60 min  60 min  60 min         42.0 %
+                   fair       1  60 min  60 min  60 min  60 min  60 min         41.6 %
+              cat  fifo       1  60 min  60 min  60 min  60 min  60 min         14.3 %
+                   fair       1  30 min  30 min  30 min  30 min  30 min         25.0 %
+        "#]]
+        .assert_eq(&render(&report, &[speed("fifo"), speed("fair")]));
+    }
 }
