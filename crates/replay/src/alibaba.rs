@@ -13,8 +13,8 @@ use sublet_core::units::Bytes;
 const NEEDED: [&str; 7] = ["name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time"];
 
 /// Where the list is from.
-pub const CITATION: &str = "Alibaba cluster-trace-gpu-v2023, published with \"Beware of Fragmentation: Scheduling \
-     GPU-Sharing Workloads with Fragmentation Gradient Descent\", USENIX ATC '23";
+pub const CITATION: &str = "Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, \"Beware of Fragmentation: Scheduling \
+     GPU-Sharing Workloads with Fragmentation Gradient Descent\")";
 
 /// What becomes of one line.
 enum Task {

@@ -6,6 +6,8 @@ use crate::svg::{Anchor, Picture};
 const WIDTH: f64 = 900.0;
 /// More tenants than this make bars too thin to read.
 const TENANTS: usize = 24;
+/// So many small letters fit beside each other.
+const SOURCE: usize = 130;
 
 /// All plots, each with its file's name.
 pub fn all(report: &Report) -> Vec<(&'static str, String)> {
@@ -20,11 +22,17 @@ fn names(report: &Report) -> Vec<&str> {
     report.policies.iter().map(|outcome| outcome.policy.as_str()).collect()
 }
 
-fn below(report: &Report) -> String {
+/// What must stand on a plot that is shown without its report.
+fn below(report: &Report) -> [String; 2] {
     let about = &report.trace;
-    let source: String = about.source.chars().take(70).collect();
-    let dots = if about.source.chars().count() > 70 { "…" } else { "" };
-    format!("{source}{dots} · {} jobs on {} · leases {}", about.jobs, about.cards, about.leases)
+    let source: String = about.source.chars().take(SOURCE).collect();
+    let dots = if about.source.chars().count() > SOURCE { "…" } else { "" };
+    let mut facts =
+        format!("{} jobs of {} tenants on {} · leases {}", about.jobs, about.tenants, about.cards, about.leases);
+    if let Some(changed) = &about.changed {
+        facts = format!("{facts} · {changed}");
+    }
+    [format!("{source}{dots}"), facts]
 }
 
 /// The part of a picture in which things are drawn to scale.
@@ -84,8 +92,8 @@ const WAITS: [(f64, &str); 13] = [
 ];
 
 fn wait_distribution(report: &Report) -> String {
-    let mut picture = Picture::new(WIDTH, 440.0, "How long jobs waited", &below(report));
-    let panel = Panel { left: 76.0, right: WIDTH - 30.0, top: 76.0, bottom: 380.0 };
+    let mut picture = Picture::new(WIDTH, 458.0, "How long jobs waited", &below(report));
+    let panel = Panel { left: 76.0, right: WIDTH - 30.0, top: 94.0, bottom: 398.0 };
     let longest = report.policies.iter().map(|outcome| outcome.wait.max_s).fold(10.0, f64::max);
     let last = WAITS.iter().position(|(mark, _)| *mark >= longest).unwrap_or(WAITS.len() - 1);
     let place = |seconds: f64| seconds.max(1.0).ln() / WAITS[last].0.ln();
@@ -102,7 +110,7 @@ fn wait_distribution(report: &Report) -> String {
     }
     picture.words(
         (panel.left + panel.right) / 2.0,
-        424.0,
+        442.0,
         Anchor::Middle,
         "dim",
         "time in the queue, all turns together (log scale)",
@@ -123,11 +131,12 @@ fn p99_by_tenant(report: &Report) -> String {
     let series = report.policies.len().max(1) as f64;
     let (bar, gap) = (13.0, 10.0);
     let step = bar * series + gap;
-    let height = 76.0 + step * rows.len() as f64 + 62.0;
+    let height = 94.0 + step * rows.len() as f64 + 62.0;
     let more = if left_out > 0 { format!(" · {left_out} tenants with fewer jobs not shown") } else { String::new() };
+    let [source, facts] = below(report);
     let mut picture =
-        Picture::new(WIDTH, height, "Wait of each tenant, 99th percentile", &format!("{}{more}", below(report)));
-    let panel = Panel { left: 150.0, right: WIDTH - 100.0, top: 72.0, bottom: height - 56.0 };
+        Picture::new(WIDTH, height, "Wait of each tenant, 99th percentile", &[source, format!("{facts}{more}")]);
+    let panel = Panel { left: 150.0, right: WIDTH - 100.0, top: 90.0, bottom: height - 56.0 };
     let wait = |outcome: &Outcome, n: usize| outcome.tenants[n].wait.p99_s;
     let longest = report.policies.iter().flat_map(|o| rows.iter().map(move |n| wait(o, *n))).fold(1.0, f64::max);
     let unit = Unit::of(longest);
@@ -156,9 +165,9 @@ fn p99_by_tenant(report: &Report) -> String {
 // ---- over time -----------------------------------------------------------------
 
 fn over_time(report: &Report) -> String {
-    let mut picture = Picture::new(WIDTH, 560.0, "Queue and use of the cards over time", &below(report));
-    let upper = Panel { left: 76.0, right: WIDTH - 30.0, top: 84.0, bottom: 284.0 };
-    let lower = Panel { top: 316.0, bottom: 500.0, ..upper };
+    let mut picture = Picture::new(WIDTH, 578.0, "Queue and use of the cards over time", &below(report));
+    let upper = Panel { left: 76.0, right: WIDTH - 30.0, top: 100.0, bottom: 302.0 };
+    let lower = Panel { top: 334.0, bottom: 518.0, ..upper };
     let end = report.policies.iter().map(|outcome| outcome.ran_s).fold(1.0, f64::max);
     let moments = || report.policies.iter().flat_map(|outcome| &outcome.timeline);
     let most = moments().map(|moment| moment.queue).fold(1.0, f64::max);
@@ -186,7 +195,7 @@ fn over_time(report: &Report) -> String {
     picture.words_up(24.0, (upper.top + upper.bottom) / 2.0, "jobs waiting");
     picture.words_up(24.0, (lower.top + lower.bottom) / 2.0, "bytes granted");
     let axis = format!("time since the first arrival ({})", unit.name);
-    picture.words((lower.left + lower.right) / 2.0, 544.0, Anchor::Middle, "dim", &axis);
+    picture.words((lower.left + lower.right) / 2.0, 562.0, Anchor::Middle, "dim", &axis);
     picture.legend(&names(report), false);
     picture.finish()
 }
@@ -209,16 +218,17 @@ impl Unit {
     }
 }
 
-/// Round numbers from 0 to `most`, about six of them.
+/// Round numbers from 0 to `most`, four to eight of them.
 fn marks(most: f64) -> Vec<f64> {
-    let rough = (most / 6.0).max(1e-9);
+    let rough = (most / 7.5).max(1e-9);
     let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|n| n * power >= rough).unwrap_or(10.0) * power;
+    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|n| n * power >= rough).unwrap_or(10.0) * power;
     (0..=(most / step) as u32).map(|n| f64::from(n) * step).collect()
 }
 
 fn number(value: f64) -> String {
-    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn span(seconds: f64) -> String {
@@ -237,7 +247,9 @@ mod tests {
 
     #[test]
     fn marks_are_round_and_end_within_the_scale() {
-        assert_eq!(marks(6.4), [0.0, 2.0, 4.0, 6.0]);
+        assert_eq!(marks(6.4), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(marks(14.7), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]);
+        assert_eq!([0.0, 2.5, 0.25, 0.6000000000000001, 100.0].map(number), ["0", "2.5", "0.25", "0.6", "100"]);
         assert_eq!(marks(1000.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
         assert_eq!(marks(0.9), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8]);
     }

@@ -52,6 +52,8 @@ pub struct About {
     pub source: String,
     /// What must be known of it.
     pub notes: Vec<String>,
+    /// What was changed in it, in a few words.
+    pub changed: Option<String>,
     /// `8x80GiB`.
     pub cards: String,
     /// Bytes that can be leased, margins left out.
@@ -233,6 +235,7 @@ fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
     About {
         source: trace.source.clone(),
         notes: trace.notes.clone(),
+        changed: trace.changed.clone(),
         cards: cluster.to_string(),
         leasable_bytes: leasable,
         jobs: trace.jobs.len() as u64,

@@ -47,11 +47,13 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// An empty one with a title and a line below it.
-    pub fn new(width: f64, height: f64, title: &str, below: &str) -> Picture {
+    /// An empty one with a title and lines below it.
+    pub fn new(width: f64, height: f64, title: &str, below: &[String]) -> Picture {
         let mut picture = Picture { body: String::new(), width, height, title: title.to_owned() };
         picture.words(24.0, 32.0, Anchor::Start, "title", title);
-        picture.words(24.0, 52.0, Anchor::Start, "dim small", below);
+        for (n, line) in below.iter().enumerate() {
+            picture.words(24.0, 52.0 + 17.0 * n as f64, Anchor::Start, "dim small", line);
+        }
         picture
     }
 

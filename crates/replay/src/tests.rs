@@ -335,7 +335,7 @@ fn alibabas_list_becomes_a_trace_that_says_what_was_derived() {
     assert_eq!((first.vram, first.cards, first.tier), (Bytes(leasable.0 / 2), 1, Tier::Interactive));
     assert_eq!((second.vram, second.cards, second.tier), (leasable, 2, Tier::Spot));
     expect![[r#"
-        Alibaba cluster-trace-gpu-v2023, published with "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC '23
+        Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent")
         tenants are not in the trace: 3 were drawn by seed 1, the n-th with weight 1/n
         bytes are not in the trace: thousandths of a card were taken of 9.8GiB each
         tiers are from its qos: LS and Guaranteed interactive, Burstable batch, BE spot; it has no priorities

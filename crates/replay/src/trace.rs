@@ -53,6 +53,8 @@ pub struct Trace {
     pub source: String,
     /// What a reader of the results must know about it.
     pub notes: Vec<String>,
+    /// What was changed in it, in a few words, if anything was.
+    pub changed: Option<String>,
     /// Who asks.
     pub tenants: Vec<String>,
     /// By arrival.
@@ -239,6 +241,7 @@ impl Trace {
         for job in &mut self.jobs {
             job.arrival = Time((job.arrival.0 as f64 / factor).round() as u64);
         }
+        self.changed = Some(format!("arrivals {factor} times closer together"));
         self.notes.push(format!(
             "arrivals were brought {factor} times closer together, so that there is contention on these cards; \
              durations are as in the trace"
