@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   core   wire          know nobody
-//!   journal  host        know core
+//!   journal  host  replay   know core
 //!   daemon               knows core, journal, host, wire
-//!   sublet (the CLI)     knows wire, and starts daemon
+//!   sublet (the CLI)     knows wire and replay, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and nobody knows them
 //! ```
 
@@ -20,13 +20,14 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 10] = [
+const RULES: [(&str, MayKnow); 11] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core"])),
+    ("sublet-replay", MayKnow::Only(&["sublet-core"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay"])),
     ("sublet-sim", MayKnow::Anybody),
     ("sublet-bench", MayKnow::Anybody),
     ("sublet-blackbox", MayKnow::Anybody),

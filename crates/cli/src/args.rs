@@ -1,7 +1,7 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, run, serve, usage,
+    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, usage,
 };
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -12,7 +12,7 @@ use std::str::FromStr;
 use sublet_wire::exit;
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 14] = [
+const LATER: [&str; 13] = [
     "park",
     "resume",
     "top",
@@ -22,7 +22,6 @@ const LATER: [&str; 14] = [
     "enforce",
     "token",
     "soft",
-    "replay",
     "--signal",
     "--requeue",
     "--may-lose",
@@ -88,6 +87,7 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Journal(journal::JournalArgs),
+    Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),
     #[command(hide = true)]
     Man(man::ManArgs),

@@ -2,7 +2,7 @@
 //!
 //! [`args`] reads the command line, [`commands`] has a file for each command,
 //! [`client`] speaks to the daemon, [`hold`] gets and keeps leases for commands.
-//! Only [`daemon`] knows the daemon's own crate.
+//! Only [`daemon`] knows the daemon's own crate, and only `commands::replay` that of replays.
 //!
 //! Absent on purpose: any decision about leases, and any async runtime on the way of a
 //! client, whose start must cost next to nothing.
@@ -63,6 +63,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Serve(args)) => commands::serve::run(globals, args),
         Some(Command::Journal(args)) => commands::journal::run(globals, args),
+        Some(Command::Replay(args)) => commands::replay::run(globals, args),
         Some(Command::Completions(args)) => commands::completions::run(args),
         Some(Command::Man(args)) => commands::man::run(args),
         Some(Command::Openapi) => print_text(&daemon::openapi()),

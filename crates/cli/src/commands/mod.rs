@@ -13,6 +13,7 @@ pub mod man;
 pub mod ps;
 pub mod queue;
 pub mod reference;
+pub mod replay;
 pub mod run;
 pub mod serve;
 pub mod status;

@@ -1,0 +1,255 @@
+//! `sublet replay`: what a trace would have been like under another policy.
+//!
+//! Needs no daemon. Files and the clock are dealt with here; everything else is in
+//! the crate of replays.
+
+mod show;
+
+use crate::args::Globals;
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use sublet_replay::cluster::Cluster;
+use sublet_replay::drive::Leases;
+use sublet_replay::policies::{Name, policy};
+use sublet_replay::report::{Options, Report, replay};
+use sublet_replay::synthetic::{self, Shape};
+use sublet_replay::trace::Trace;
+use sublet_replay::{alibaba, csv, json, plots};
+use sublet_wire::{exit, span};
+
+/// Replay a trace of jobs under two policies and compare what each tenant gets
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct ReplayArgs {
+    /// The trace: CSV or JSON with arrival_s, tenant, vram, cards, duration_s, tier, and perhaps priority, name
+    #[arg(value_name = "TRACE", required_unless_present_any = ["synthetic", "alibaba"])]
+    trace: Option<PathBuf>,
+    /// Make a trace up from this seed instead
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["trace", "alibaba"])]
+    synthetic: Option<u64>,
+    /// Take Alibaba's cluster-trace-gpu-v2023 task list instead
+    #[arg(long, value_name = "FILE", conflicts_with = "trace")]
+    alibaba: Option<PathBuf>,
+    /// Jobs to make up
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u64).range(1..=5_000_000),
+        conflicts_with_all = ["trace", "alibaba"]
+    )]
+    jobs: u64,
+    /// Tenants to make up
+    #[arg(
+        long,
+        value_name = "M",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(1..=10_000),
+        conflicts_with = "trace"
+    )]
+    tenants: u64,
+    /// Make up one more, interactive, whose many short asks are a third of all
+    #[arg(long, conflicts_with_all = ["trace", "alibaba"])]
+    chatty: bool,
+    /// Work to make up, as a share of what the cards can do
+    #[arg(long, value_name = "X", default_value_t = 0.6, value_parser = share, conflicts_with_all = ["trace", "alibaba"])]
+    load: f64,
+    /// The seed by which tenants are drawn for a trace that has none
+    #[arg(long, value_name = "SEED", default_value_t = 1, conflicts_with_all = ["trace", "synthetic"])]
+    seed: u64,
+    /// The cards, such as 8x80GiB or 4x24GiB,2x80GiB
+    #[arg(long, value_name = "CARDS", default_value = "8x80GiB")]
+    cards: Cluster,
+    /// A policy to compare, fifo or fair; may be given twice [default: both]
+    #[arg(long, value_name = "NAME")]
+    policy: Vec<Name>,
+    /// Ask for fixed terms as long as the work, so that no lease ends before it
+    #[arg(long)]
+    fixed: bool,
+    /// Let jobs come X times faster, so that they compete
+    #[arg(long, value_name = "X", value_parser = factor)]
+    speed_up_load: Option<f64>,
+    /// A job starved that waited longer than X times its own duration (and than the hold cap)
+    #[arg(long, value_name = "X", default_value_t = 10.0, value_parser = factor)]
+    starved: f64,
+    /// Places in the queue of each tenant [default: no limit]
+    #[arg(long, value_name = "N")]
+    places: Option<u32>,
+    /// Stop so long after the first arrival [default: when all work is done]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<u64>,
+    /// Write plots as SVG into this directory
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+    /// Write what would be replayed as CSV, and replay nothing
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+The real scheduler runs, with virtual time, no daemon and no GPU. A job works all the time it holds
+its cards. By default its lease is renewed while it works, as with `sublet run`, and ends at the
+hold cap while others wait; then the job asks again for the rest of its work. That costs it nothing
+but the wait: its state is taken to be saved. With --fixed no lease ends early.
+
+Policies: fifo serves by arrival alone; fair is what the daemon does unless configured otherwise.
+
+wait         time in the queue, all turns of a job together
+utilisation  byte-seconds granted divided by byte-seconds there were (margins left out)
+fairness     time is cut into slots. A tenant's demand in a slot is the most it could have used: the
+             bytes of each of its jobs while the job was there, but no longer than it had work left.
+             Its fair share is the max-min fair part of the cards, never above its demand; its score
+             is what it held divided by that. Only slots in which all demands together exceed the
+             cards count. Jain's index of the scores x: (sum of x)^2 / (n * sum of x^2); 1 is even,
+             1/n is one tenant taking all. Once with each tenant's slots added up, once as the mean
+             of the slots' own
+starved      waited longer than the hold cap and than --starved times the job's own duration";
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| (0.01..=100.0).contains(x)).ok_or_else(|| format!("`{text}` is not 0.01 to 100"))
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| (0.001..=1e6).contains(x)).ok_or_else(|| format!("`{text}` is not 0.001 to 1000000"))
+}
+
+fn time(text: &str) -> Result<u64, String> {
+    span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+}
+
+/// How fast it was: beside the report, which is the same every time.
+#[derive(Clone, Debug, Serialize)]
+struct Speed {
+    policy: String,
+    events: u64,
+    wall_s: f64,
+    events_per_s: f64,
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    speed: &'a [Speed],
+}
+
+/// Replays.
+pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
+    let mut trace = load(args)?;
+    if let Some(factor) = args.speed_up_load {
+        trace.speed_up(factor);
+    }
+    if let Some(path) = &args.write {
+        write(path, &trace.to_csv())?;
+        eprintln!("wrote {} jobs of {} tenants to {}", trace.jobs.len(), trace.tenants.len(), path.display());
+        return Ok(exit::OK);
+    }
+    let options = Options {
+        policies: if args.policy.is_empty() { Name::ALL.to_vec() } else { args.policy.clone() },
+        leases: if args.fixed { Leases::Fixed } else { Leases::Renewed },
+        starved: args.starved,
+        places: args.places,
+        until: args.until.map(sublet_replay::span_of_secs),
+    };
+    let mut speed = Vec::new();
+    let mut began = Instant::now();
+    let report = replay(&trace, &args.cards, &options, |outcome| {
+        let wall_s = began.elapsed().as_secs_f64();
+        let events_per_s = (outcome.events as f64 / wall_s.max(1e-9)).round();
+        speed.push(Speed { policy: outcome.policy.clone(), events: outcome.events, wall_s, events_per_s });
+        began = Instant::now();
+    });
+    if let Some(dir) = &args.svg {
+        fs::create_dir_all(dir).map_err(|error| failed(dir, "made", &error))?;
+        for (name, svg) in plots::all(&report) {
+            let path = dir.join(name);
+            write(&path, &svg)?;
+            eprintln!("wrote {}", path.display());
+        }
+    }
+    if globals.json {
+        output::json(&Told { report: &report, speed: &speed })?;
+    } else {
+        output::print(&show::render(&report, &speed))?;
+    }
+    Ok(exit::OK)
+}
+
+/// The trace, wherever it comes from.
+fn load(args: &ReplayArgs) -> Result<Trace, Failure> {
+    let margin = policy(Name::Fair).margin;
+    if let Some(seed) = args.synthetic {
+        let (jobs, tenants, chatty, load) = (args.jobs, args.tenants, args.chatty, args.load);
+        let shape = Shape { seed, jobs, tenants, chatty, load };
+        return synthetic::make(&shape, &args.cards, margin)
+            .map_err(|error| Failure::new(exit::FAILURE, format!("no trace can be made up: {error}")));
+    }
+    let Some(path) = args.alibaba.as_ref().or(args.trace.as_ref()) else {
+        return Err(Failure::usage("there is nothing to replay").hint("name a trace, or --synthetic SEED"));
+    };
+    let text = fs::read_to_string(path).map_err(|error| failed(path, "read", &error))?;
+    let source = path.display().to_string();
+    let trace = match &args.alibaba {
+        Some(_) => alibaba::read(&text, &args.cards, margin, args.tenants, args.seed),
+        None if json::looks_like_it(&text) => json::read(&text, &source),
+        None => csv::read(&text, &source),
+    };
+    trace.map_err(|error| {
+        Failure::new(exit::USAGE, format!("{source}: {error}")).hint("docs/replay.md says what a trace looks like")
+    })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| failed(path, "written", &error))
+}
+
+fn failed(path: &Path, what: &str, error: &std::io::Error) -> Failure {
+    Failure::new(exit::FAILURE, format!("{} could not be {what}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use clap::Parser;
+
+    fn parses(line: &str) -> bool {
+        Cli::try_parse_from(format!("sublet replay {line}").split_whitespace()).is_ok()
+    }
+
+    #[test]
+    fn there_is_one_trace_and_its_options_make_sense() {
+        for line in [
+            "trace.csv",
+            "--synthetic 7 --jobs 100 --tenants 3 --chatty --load 0.8",
+            "--alibaba list.csv --tenants 9 --seed 3 --speed-up-load 20",
+            "trace.csv --cards 4x24GiB,2x80GiB --policy fifo --policy fair --fixed --until 7d --svg plots --json",
+            "--synthetic 7 --write made-up.csv",
+        ] {
+            assert!(parses(line), "{line}");
+        }
+        for line in [
+            "",
+            "trace.csv --synthetic 7",
+            "trace.csv --alibaba list.csv",
+            "trace.csv --chatty",
+            "trace.csv --jobs 5",
+            "trace.csv --tenants 5",
+            "--synthetic 7 --seed 5",
+            "--alibaba list.csv --load 0.5",
+            "trace.csv --policy lifo",
+            "trace.csv --cards 8",
+            "trace.csv --speed-up-load 0",
+            "trace.csv --starved NaN",
+            "trace.csv --until 7",
+            "--synthetic 7 --jobs 0",
+            "--synthetic 7 --load -1",
+        ] {
+            assert!(!parses(line), "{line}");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What is added up while a replay runs: bytes times time, per tenant and in all.
+//!
+//! Everything is constant between two events, so an integral is a sum of products.
+//! Time is cut into slots of equal length; fairness is judged slot by slot, because
+//! over a run that lasts until all work is done everybody gets all it wanted.
+//!
+//! What a tenant demands in a slot is the most it could have used there: each of its
+//! jobs' bytes, for as long as the job was there, waiting or running, but no longer
+//! than it had work left.
+
+use crate::cluster::Cluster;
+use crate::stats::{fair_shares, jain};
+use crate::trace::Trace;
+use std::collections::BTreeMap;
+use sublet_core::ids::CardId;
+use sublet_core::units::{Bytes, Span, Time};
+
+/// The integrals of one run.
+#[derive(Clone, Debug)]
+pub struct Books {
+    now: Time,
+    began: Time,
+    slot: Span,
+    slot_began: Time,
+    capacity: u64,
+    free: Vec<u64>,
+    held: u64,
+    waiting: u64,
+    /// What waits: by number of cards, then by bytes of each.
+    wishes: BTreeMap<u16, BTreeMap<u64, u32>>,
+    /// Somebody who waits would fit; `None` if that must be looked at again.
+    fits: Option<bool>,
+    jobs: Vec<Presence>,
+    /// Jobs that wait or run, in no order.
+    present: Vec<u32>,
+    tenants: Vec<TenantBook>,
+    slot_held: u128,
+    slot_queue: u128,
+    /// Byte·µs granted.
+    pub granted: u128,
+    /// µs in which somebody waited.
+    pub waiting_us: u64,
+    /// µs in which somebody waited for whom there was room.
+    pub fitting_us: u64,
+    /// Byte·µs that lay idle while somebody waited.
+    pub idle_waiting: u128,
+    /// One for each slot.
+    pub slots: Vec<Slot>,
+    /// Jain's index of each contended slot.
+    pub jains: Vec<f64>,
+}
+
+/// One job, as far as the slot is concerned.
+#[derive(Clone, Debug)]
+struct Presence {
+    tenant: u32,
+    cards: u16,
+    vram: u64,
+    /// Where it stands in the list of those present, if it is there.
+    place: Option<u32>,
+    /// When it came, or the slot began.
+    entered: Time,
+    /// Its work left then.
+    left: Span,
+    /// How long it ran since, its turn under way left out.
+    ran: Span,
+    /// When its turn under way began.
+    running: Option<Time>,
+}
+
+impl Presence {
+    fn bytes(&self) -> u64 {
+        self.vram * u64::from(self.cards)
+    }
+}
+
+/// What one tenant got and could have used.
+#[derive(Clone, Debug, Default)]
+struct TenantBook {
+    slot_held: u128,
+    slot_demand: u128,
+    service: u128,
+    contended_service: f64,
+    contended_share: f64,
+}
+
+/// What one tenant got, in the end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Got {
+    /// Byte·µs held.
+    pub service: u128,
+    /// Byte·µs held in contended slots.
+    pub contended_service: f64,
+    /// Its fair share of them.
+    pub contended_share: f64,
+}
+
+/// The mean of one slot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slot {
+    /// When it began.
+    pub began: Time,
+    /// How long it was; the last one may be short.
+    pub length: Span,
+    /// How many waited.
+    pub queue: f64,
+    /// Held bytes as a share of all.
+    pub utilisation: f64,
+}
+
+impl Books {
+    /// Nothing happened yet.
+    pub fn new(cluster: &Cluster, margin: Bytes, trace: &Trace, began: Time, slot: Span) -> Books {
+        let presence = |job: &crate::trace::Job| Presence {
+            tenant: job.tenant,
+            cards: job.cards,
+            vram: job.vram.0,
+            place: None,
+            entered: began,
+            left: job.duration,
+            ran: Span::ZERO,
+            running: None,
+        };
+        let free: Vec<u64> = cluster.cards.iter().map(|total| total.less(margin).0).collect();
+        Books {
+            now: began,
+            began,
+            slot: Span(slot.0.max(1)),
+            slot_began: began,
+            capacity: free.iter().sum(),
+            free,
+            held: 0,
+            waiting: 0,
+            wishes: BTreeMap::new(),
+            fits: None,
+            jobs: trace.jobs.iter().map(presence).collect(),
+            present: Vec::new(),
+            tenants: vec![TenantBook::default(); trace.tenants.len()],
+            slot_held: 0,
+            slot_queue: 0,
+            granted: 0,
+            waiting_us: 0,
+            fitting_us: 0,
+            idle_waiting: 0,
+            slots: Vec::new(),
+            jains: Vec::new(),
+        }
+    }
+
+    /// Bytes that can be leased in all.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+    /// How long it has run.
+    pub fn elapsed(&self) -> Span {
+        self.now.since(self.began)
+    }
+    /// Byte·µs there were.
+    pub fn there_were(&self) -> u128 {
+        u128::from(self.capacity) * u128::from(self.elapsed().0)
+    }
+    /// What a tenant got.
+    pub fn got(&self, tenant: usize) -> Got {
+        let TenantBook { service, contended_service, contended_share, .. } = self.tenants[tenant];
+        Got { service, contended_service, contended_share }
+    }
+
+    /// Time goes on; nothing changes until then.
+    pub fn advance(&mut self, to: Time) {
+        while to.since(self.slot_began) >= self.slot {
+            self.integrate(self.slot_began + self.slot);
+            self.close_slot();
+        }
+        self.integrate(to);
+    }
+
+    fn integrate(&mut self, to: Time) {
+        let us = to.since(self.now).0;
+        if us == 0 {
+            return;
+        }
+        self.now = to;
+        let held = u128::from(self.held) * u128::from(us);
+        self.granted += held;
+        self.slot_held += held;
+        self.slot_queue += u128::from(self.waiting) * u128::from(us);
+        if self.waiting > 0 {
+            self.waiting_us += us;
+            self.idle_waiting += u128::from(self.capacity.saturating_sub(self.held)) * u128::from(us);
+            if self.somebody_fits() {
+                self.fitting_us += us;
+            }
+        }
+    }
+
+    /// Whether there is room for anybody who waits, whatever is kept for others.
+    fn somebody_fits(&mut self) -> bool {
+        if let Some(fits) = self.fits {
+            return fits;
+        }
+        let room = |(cards, sizes): (&u16, &BTreeMap<u64, u32>)| {
+            let least = sizes.keys().next().copied().unwrap_or(u64::MAX);
+            self.free.iter().filter(|free| **free >= least).count() >= usize::from(*cards)
+        };
+        let fits = self.wishes.iter().any(room);
+        self.fits = Some(fits);
+        fits
+    }
+
+    fn close_slot(&mut self) {
+        let length = self.now.since(self.slot_began);
+        for n in 0..self.present.len() {
+            self.settle(self.present[n]);
+        }
+        let there = self.capacity as f64 * length.0 as f64;
+        let wanting: Vec<usize> = (0..self.tenants.len()).filter(|n| self.tenants[*n].slot_demand > 0).collect();
+        let demands: Vec<f64> = wanting.iter().map(|n| self.tenants[*n].slot_demand as f64).collect();
+        if wanting.len() > 1 && demands.iter().sum::<f64>() > there {
+            let shares = fair_shares(&demands, there);
+            let mut ratios = Vec::with_capacity(wanting.len());
+            for (tenant, share) in wanting.iter().zip(shares) {
+                let book = &mut self.tenants[*tenant];
+                let got = book.slot_held as f64;
+                book.contended_service += got;
+                book.contended_share += share;
+                ratios.push(got / share);
+            }
+            self.jains.push(jain(&ratios));
+        }
+        for book in &mut self.tenants {
+            (book.slot_held, book.slot_demand) = (0, 0);
+        }
+        let us = length.0.max(1) as f64;
+        self.slots.push(Slot {
+            began: self.slot_began,
+            length,
+            queue: self.slot_queue as f64 / us,
+            utilisation: self.slot_held as f64 / there.max(1.0),
+        });
+        (self.slot_held, self.slot_queue) = (0, 0);
+        self.slot_began = self.now;
+    }
+
+    /// Nothing happens any more.
+    pub fn close(&mut self) {
+        if self.now > self.slot_began || self.slots.is_empty() {
+            self.close_slot();
+        }
+    }
+
+    /// What a job got and could have used since it came, or the slot began, goes to its tenant.
+    fn settle(&mut self, job: u32) {
+        let now = self.now;
+        let job = &mut self.jobs[job as usize];
+        if let Some(since) = &mut job.running {
+            job.ran = job.ran + now.since(*since);
+            *since = now;
+        }
+        let bytes = u128::from(job.bytes());
+        let (held, could) = (u128::from(job.ran.0), u128::from(now.since(job.entered).min(job.left).0));
+        let book = &mut self.tenants[job.tenant as usize];
+        book.slot_held += bytes * held;
+        book.service += bytes * held;
+        book.slot_demand += bytes * could;
+        job.left = Span(job.left.0.saturating_sub(job.ran.0));
+        (job.entered, job.ran) = (now, Span::ZERO);
+    }
+
+    /// A job begins to wait.
+    pub fn wait(&mut self, number: u32) {
+        let job = &mut self.jobs[number as usize];
+        if job.place.is_none() {
+            (job.place, job.entered) = (Some(self.present.len() as u32), self.now);
+            self.present.push(number);
+        }
+        self.waiting += 1;
+        *self.wishes.entry(job.cards).or_default().entry(job.vram).or_default() += 1;
+        self.fits = None;
+    }
+
+    /// A job that waited is served.
+    pub fn grant(&mut self, number: u32, cards: &[CardId]) {
+        let job = &mut self.jobs[number as usize];
+        job.running = Some(self.now);
+        self.held += job.bytes();
+        self.waiting -= 1;
+        for card in cards {
+            self.free[usize::from(card.0)] -= job.vram;
+        }
+        if let Some(sizes) = self.wishes.get_mut(&job.cards)
+            && let Some(left) = sizes.get_mut(&job.vram)
+        {
+            *left -= 1;
+            if *left == 0 {
+                sizes.remove(&job.vram);
+            }
+            if sizes.is_empty() {
+                self.wishes.remove(&job.cards);
+            }
+        }
+        self.fits = None;
+    }
+
+    /// A job's turn is over.
+    pub fn end(&mut self, number: u32, cards: &[CardId]) {
+        let now = self.now;
+        let job = &mut self.jobs[number as usize];
+        if let Some(since) = job.running.take() {
+            job.ran = job.ran + now.since(since);
+        }
+        self.held -= job.bytes();
+        for card in cards {
+            self.free[usize::from(card.0)] += job.vram;
+        }
+        self.fits = None;
+    }
+
+    /// A job is done, or was not let in.
+    pub fn leave(&mut self, number: u32) {
+        if let Some(place) = self.jobs[number as usize].place.take() {
+            self.settle(number);
+            self.present.swap_remove(place as usize);
+            if let Some(moved) = self.present.get(place as usize) {
+                self.jobs[*moved as usize].place = Some(place);
+            }
+        }
+    }
+}

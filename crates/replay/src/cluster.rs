@@ -1,0 +1,100 @@
+//! The cards a trace is replayed on, as `8x80GiB` or `4x24GiB,2x80GiB`.
+
+use std::fmt;
+use std::str::FromStr;
+use sublet_core::reading::CardFacts;
+use sublet_core::units::Bytes;
+
+/// More cards than this are several hosts, and one core decides for one.
+const CARDS_MAX: usize = 1024;
+
+/// The cards of one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Bytes of each card.
+    pub cards: Vec<Bytes>,
+}
+
+impl Cluster {
+    /// The cards as the eyes would list them.
+    pub fn facts(&self) -> Vec<CardFacts> {
+        let fact = |(index, total): (u32, &Bytes)| CardFacts {
+            uuid: uuid(index as usize),
+            index,
+            name: format!("replayed card of {total}"),
+            total: *total,
+            display: false,
+            context: None,
+            node: None,
+            unusable: None,
+        };
+        (0..).zip(&self.cards).map(fact).collect()
+    }
+
+    /// The smallest card.
+    pub fn smallest(&self) -> Bytes {
+        self.cards.iter().copied().min().unwrap_or_default()
+    }
+
+    /// Bytes of all cards, each less `margin`.
+    pub fn leasable(&self, margin: Bytes) -> Bytes {
+        self.cards.iter().map(|total| total.less(margin)).sum()
+    }
+}
+
+/// A card's name in the replay.
+pub fn uuid(index: usize) -> String {
+    format!("GPU-{index}")
+}
+
+impl FromStr for Cluster {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Cluster, String> {
+        let mut cards = Vec::new();
+        for part in text.split(',') {
+            let (count, size) = part.trim().split_once(['x', '×']).unwrap_or(("1", part.trim()));
+            let bad = || format!("`{part}` is not a number of cards and their size, such as 8x80GiB");
+            let count: usize = count.trim().parse().map_err(|_| bad())?;
+            if !size.trim().ends_with(|c: char| c.is_ascii_alphabetic()) {
+                return Err(format!("the size in `{part}` has no unit: write 80GiB"));
+            }
+            let size = read_size(size).map_err(|_| bad())?;
+            if size > Bytes::MAX_ASK.0 || count == 0 || cards.len().saturating_add(count) > CARDS_MAX {
+                return Err(format!("`{part}`: there can be 1 to {CARDS_MAX} cards of at most 1024 TiB"));
+            }
+            if size < Bytes::gib(1).0 {
+                return Err(format!("`{part}`: a card of less than 1 GiB has next to no room beside its margin"));
+            }
+            cards.extend(std::iter::repeat_n(Bytes(size), count));
+        }
+        Ok(Cluster { cards })
+    }
+}
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, group) in self.cards.chunk_by(|a, b| a == b).enumerate() {
+            let comma = if n > 0 { "," } else { "" };
+            write!(f, "{comma}{}x{}", group.len(), group[0])?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes, as a plain number or with a binary unit: `K`, `KB` and `KiB` are all 1024.
+pub fn read_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" => return number.parse().map_err(|_| format!("{text:?} is not a number of bytes, nor a size like 16GiB")),
+        "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return Err(format!("{text:?} is not a size: write bytes, or a number and K, M, G or T")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a size like 16GiB"))?;
+    Ok((value * unit as f64).round() as u64)
+}

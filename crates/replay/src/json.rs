@@ -1,0 +1,88 @@
+//! A trace as JSON: an array of jobs, or one job on each line.
+
+use crate::cluster::read_size;
+use crate::trace::{Builder, Row, Trace, TraceError};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sublet_core::ask::Tier;
+
+/// One job. Unknown fields are errors: a misspelt `priority` must not be lost.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobJson {
+    arrival_s: f64,
+    tenant: String,
+    vram: Size,
+    cards: u64,
+    duration_s: f64,
+    tier: Tier,
+    #[serde(default)]
+    priority: i64,
+    #[serde(default)]
+    name: Option<String>,
+}
+
+/// Bytes, or a text with a unit.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+/// Whether a text is meant as JSON.
+pub fn looks_like_it(text: &str) -> bool {
+    text.trim_start_matches('\u{feff}').trim_start().starts_with(['[', '{'])
+}
+
+/// Reads a trace in either form.
+pub fn read(text: &str, source: &str) -> Result<Trace, TraceError> {
+    let text = text.trim_start_matches('\u{feff}');
+    let mut builder = Builder::new(source);
+    if text.trim_start().starts_with('[') {
+        let jobs: Vec<&RawValue> =
+            serde_json::from_str(text).map_err(|error| TraceError::at(error.line(), plain(&error)))?;
+        let (mut line, mut counted) = (1, 0);
+        for job in jobs {
+            // Where a job begins in the text tells its line.
+            let begins = job.get().as_ptr() as usize - text.as_ptr() as usize;
+            line += text[counted..begins].matches('\n').count();
+            counted = begins;
+            push(&mut builder, job.get(), line)?;
+        }
+    } else {
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            push(&mut builder, line, number + 1)?;
+        }
+    }
+    builder.finish()
+}
+
+fn push(builder: &mut Builder, text: &str, line: usize) -> Result<(), TraceError> {
+    let job: JobJson =
+        serde_json::from_str(text).map_err(|error| TraceError::at(line + error.line().max(1) - 1, plain(&error)))?;
+    row(job).and_then(|row| builder.push(row)).map_err(|what| TraceError::at(line, what))
+}
+
+/// The library's own words, without its place: the line is said in front.
+fn plain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+fn row(job: JobJson) -> Result<Row, String> {
+    let vram = match job.vram {
+        Size::Bytes(bytes) => bytes,
+        Size::Text(text) => read_size(&text).map_err(|what| format!("`vram`: {what}"))?,
+    };
+    Ok(Row {
+        arrival_s: job.arrival_s,
+        tenant: job.tenant,
+        vram,
+        cards: job.cards,
+        duration_s: job.duration_s,
+        tier: job.tier,
+        priority: job.priority,
+        name: job.name,
+    })
+}

@@ -1,0 +1,35 @@
+//! What a day of asks would have been like under another policy.
+//!
+//! The real core ([`sublet_core::decide`]) is driven over a list of jobs much faster
+//! than they happened, once for each policy, and what each tenant got is added up.
+//!
+//! A [`trace::Trace`] comes from a file ([`csv`], [`json`]), from a seed
+//! ([`synthetic`]) or from a public data set ([`alibaba`]). [`drive`] runs it over a
+//! [`cluster::Cluster`] under one of the [`policies`]; [`books`] keeps the integrals
+//! while it runs; [`report`] is what comes out, and [`plots`] draws it.
+//!
+//! Absent on purpose: a clock (whoever calls measures the speed), files (texts go in
+//! and out), and any decision of its own about who gets a card.
+
+pub mod alibaba;
+pub mod books;
+pub mod cluster;
+pub mod csv;
+pub mod drive;
+pub mod json;
+pub mod plots;
+pub mod policies;
+pub mod report;
+mod rng;
+pub mod stats;
+mod svg;
+pub mod synthetic;
+pub mod trace;
+
+#[cfg(test)]
+mod tests;
+
+/// So many seconds, for callers that know no core.
+pub fn span_of_secs(seconds: u64) -> sublet_core::units::Span {
+    sublet_core::units::Span::secs(seconds)
+}

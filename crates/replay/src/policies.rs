@@ -1,0 +1,70 @@
+//! The policies that are compared: each is the core's own [`Policy`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use sublet_core::policy::{Caps, HeadStart, Policy};
+use sublet_core::units::Span;
+
+/// One of the policies that can be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// First come, first served.
+    Fifo,
+    /// What the daemon does where its configuration says nothing.
+    Fair,
+}
+
+impl Name {
+    /// All of them.
+    pub const ALL: [Name; 2] = [Name::Fifo, Name::Fair];
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Name::Fifo => "fifo",
+            Name::Fair => "fair",
+        })
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Name, String> {
+        Name::ALL
+            .into_iter()
+            .find(|name| name.to_string() == text)
+            .ok_or_else(|| format!("`{text}` is not a policy; there are `fifo` and `fair`"))
+    }
+}
+
+/// The policy of that name, as the daemon would have it.
+pub fn policy(name: Name) -> Policy {
+    match name {
+        Name::Fair => Policy::default(),
+        Name::Fifo => {
+            let none = Span::ZERO;
+            let head_start = HeadStart { interactive: none, batch: none, spot: none, priority: none };
+            Policy { head_start, debt_max: none, ..Policy::default() }
+        }
+    }
+}
+
+/// The same policy where time jumps from event to event and everybody waits to the end.
+pub fn for_replay(policy: Policy, places: Option<u32>) -> Policy {
+    Policy {
+        // A card is looked at when something ended there; nothing else changes it, so a look stays true.
+        period: Span::secs(1 << 40),
+        // Jumps in time are not stalls of a daemon.
+        grace: Span::ZERO,
+        queue_max: usize::MAX,
+        caps: Caps { places, ..policy.caps },
+        caps_of: policy
+            .caps_of
+            .into_iter()
+            .map(|(who, caps)| (who, Caps { places, ..caps }))
+            .collect::<BTreeMap<_, _>>(),
+        ..policy
+    }
+}

@@ -1,0 +1,429 @@
+//! What a replay says, for people and programs alike: every number of the tables and
+//! every point of the plots is here.
+//!
+//! It depends on the trace and the options alone. How fast the replay was is not in
+//! it, so that two runs of the same trace give the same bytes.
+
+use crate::cluster::Cluster;
+use crate::drive::{Course, Fate, Leases, Run, Setup, drive};
+use crate::policies::{Name, for_replay, policy};
+use crate::stats::{Waits, jain, quantile, round, round5, seconds};
+use crate::trace::{Trace, tier_name};
+use serde::Serialize;
+use sublet_core::ask::Tier;
+use sublet_core::units::{Span, Time};
+
+/// Fairness is judged over slots of this length, or longer ones of a long trace.
+const SLOT: Span = Span::secs(600);
+/// So many slots are enough for any trace.
+const SLOTS: u64 = 1_000;
+/// More points than this are not seen in a plot.
+const POINTS: usize = 240;
+const GIB_HOUR: f64 = 1_073_741_824.0 * 3600.0 * 1e6;
+
+/// How a trace is replayed.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Under these policies, in this order.
+    pub policies: Vec<Name>,
+    /// How jobs ask.
+    pub leases: Leases,
+    /// A job starved that waited longer than this many times its own duration.
+    pub starved: f64,
+    /// Places in the queue for each tenant, if they are limited.
+    pub places: Option<u32>,
+    /// Stop so long after the first arrival.
+    pub until: Option<Span>,
+}
+
+/// All that is said.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What was replayed.
+    pub trace: About,
+    /// One for each policy, in the order of the options.
+    pub policies: Vec<Outcome>,
+}
+
+/// What was replayed.
+#[derive(Clone, Debug, Serialize)]
+pub struct About {
+    /// Where it is from.
+    pub source: String,
+    /// What must be known of it.
+    pub notes: Vec<String>,
+    /// What was changed in it, in a few words.
+    pub changed: Option<String>,
+    /// `8x80GiB`.
+    pub cards: String,
+    /// Bytes that can be leased, margins left out.
+    pub leasable_bytes: u64,
+    /// Jobs in it.
+    pub jobs: u64,
+    /// Who asks.
+    pub tenants: u64,
+    /// From the first arrival to the last.
+    pub span_s: f64,
+    /// Work in it as a share of what the cards can do between first and last arrival.
+    pub load: f64,
+    /// `renewed` or `fixed`.
+    pub leases: &'static str,
+    /// See [`Starvation`].
+    pub starved_factor: f64,
+    /// Length of the slots by which fairness is judged.
+    pub slot_s: f64,
+}
+
+/// What one policy made of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Its name.
+    pub policy: String,
+    /// Jobs that came.
+    pub jobs: u64,
+    /// All of their work is done.
+    pub finished: u64,
+    /// On their cards when the replay stopped.
+    pub running: u64,
+    /// In the queue when the replay stopped.
+    pub waiting: u64,
+    /// Not admitted.
+    pub refused: u64,
+    /// Why they were not.
+    pub refusals: Vec<Refused>,
+    /// From the first arrival to the last event.
+    pub ran_s: f64,
+    /// Grants; a job needs several where its lease ended before its work.
+    pub turns: u64,
+    /// Leases that ended before the work of their job.
+    pub cut: u64,
+    /// Holders made to give way before their time.
+    pub preemptions: u64,
+    /// Why there are as many.
+    pub preemptions_note: &'static str,
+    /// Time in the queue, all turns of a job together; of whoever still waits, until the end.
+    pub wait: Waits,
+    /// Time in the queue before the first turn, of whoever had one.
+    pub first_wait: Waits,
+    /// The same for each tenant, by name.
+    pub tenants: Vec<TenantOutcome>,
+    /// The same for each tier.
+    pub tiers: Vec<TierOutcome>,
+    /// How much of the cards was used.
+    pub utilisation: Utilisation,
+    /// How evenly.
+    pub fairness: Fairness,
+    /// Who waited out of all proportion.
+    pub starvation: Starvation,
+    /// Events the core took in.
+    pub events: u64,
+    /// The plot of waits: this share of jobs waited no longer than that.
+    pub wait_distribution: Vec<Point>,
+    /// The plot over time.
+    pub timeline: Vec<Moment>,
+}
+
+/// One reason for refusals.
+#[derive(Clone, Debug, Serialize)]
+pub struct Refused {
+    /// In the core's words.
+    pub why: String,
+    /// How many.
+    pub jobs: u64,
+}
+
+/// What one tenant got.
+#[derive(Clone, Debug, Serialize)]
+pub struct TenantOutcome {
+    /// Who.
+    pub tenant: String,
+    /// Its jobs that were admitted.
+    pub wait: Waits,
+    /// All of their work is done.
+    pub finished: u64,
+    /// GiB·h it held.
+    pub service_gib_h: f64,
+    /// GiB·h it held in contended slots.
+    pub contended_service_gib_h: f64,
+    /// Its fair share of them.
+    pub contended_share_gib_h: f64,
+    /// One divided by the other; `None` if it wanted nothing while there was contention.
+    pub of_fair_share: Option<f64>,
+}
+
+/// What one tier got.
+#[derive(Clone, Debug, Serialize)]
+pub struct TierOutcome {
+    /// Which.
+    pub tier: &'static str,
+    /// Its jobs that were admitted.
+    pub wait: Waits,
+}
+
+/// How much of the cards was used.
+#[derive(Clone, Debug, Serialize)]
+pub struct Utilisation {
+    /// GiB·h granted.
+    pub granted_gib_h: f64,
+    /// GiB·h there were, from the first arrival to the last event.
+    pub there_were_gib_h: f64,
+    /// One divided by the other.
+    pub share: f64,
+    /// Share of the time in which anybody waited.
+    pub time_somebody_waited: f64,
+    /// Share of the time in which somebody waited for whom there was room: it was kept for others.
+    pub time_waited_beside_room: f64,
+    /// Share of all bytes that lay idle while anybody waited.
+    pub idle_while_waiting: f64,
+}
+
+/// How evenly tenants were served.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fairness {
+    /// Jain's index of service ÷ fair share, contended slots added up per tenant.
+    pub jain: f64,
+    /// The mean of Jain's index of each contended slot: fairness in the short run.
+    pub jain_per_slot: f64,
+    /// Slots in which more was wanted than there was.
+    pub contended_slots: u64,
+    /// All slots.
+    pub slots: u64,
+}
+
+/// Who waited out of all proportion.
+#[derive(Clone, Debug, Serialize)]
+pub struct Starvation {
+    /// Jobs that waited longer than the hold cap and than the factor times their own duration.
+    pub jobs: u64,
+    /// Of these tenants.
+    pub tenants: u64,
+    /// The longest wait of anybody.
+    pub longest_s: f64,
+    /// Whose it was.
+    pub longest_tenant: Option<String>,
+}
+
+/// A point of the distribution of waits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// This share of the jobs…
+    pub share: f64,
+    /// …waited no longer.
+    pub wait_s: f64,
+}
+
+/// A point of the plot over time: the mean of some slots.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Moment {
+    /// Seconds after the first arrival.
+    pub at_s: f64,
+    /// How many waited.
+    pub queue: f64,
+    /// Held bytes as a share of all.
+    pub utilisation: f64,
+}
+
+/// The length of slots for a trace.
+fn slot_of(trace: &Trace) -> Span {
+    SLOT.max(Span(trace.span().0 / SLOTS))
+}
+
+/// What can be said of a trace before it is run.
+fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
+    let leasable = cluster.leasable(policy(Name::Fair).margin).0;
+    let could = leasable as f64 * trace.span().0.max(1) as f64;
+    About {
+        source: trace.source.clone(),
+        notes: trace.notes.clone(),
+        changed: trace.changed.clone(),
+        cards: cluster.to_string(),
+        leasable_bytes: leasable,
+        jobs: trace.jobs.len() as u64,
+        tenants: trace.tenants.len() as u64,
+        span_s: round(trace.span().as_secs_f64()),
+        load: round(trace.demand() as f64 / could),
+        leases: match options.leases {
+            Leases::Renewed => "renewed",
+            Leases::Fixed => "fixed",
+        },
+        starved_factor: options.starved,
+        slot_s: slot_of(trace).as_secs_f64(),
+    }
+}
+
+/// Replays a trace under each policy. `ran` is told of each as it is done, so that a caller with
+/// a clock can take the time.
+pub fn replay(trace: &Trace, cluster: &Cluster, options: &Options, mut ran: impl FnMut(&Outcome)) -> Report {
+    let mut policies = Vec::new();
+    for name in &options.policies {
+        let policy = for_replay(policy(*name), options.places);
+        let first = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
+        let until = options.until.map(|until| first + until);
+        let setup = Setup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };
+        let outcome = outcome(name.to_string(), &setup, &drive(&setup), options.starved);
+        ran(&outcome);
+        policies.push(outcome);
+    }
+    Report { trace: about(trace, cluster, options), policies }
+}
+
+fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcome {
+    let count = |fate: Fate| run.courses.iter().filter(|course| course.fate == fate).count() as u64;
+    let turns: u64 = run.courses.iter().map(|course| u64::from(course.turns)).sum();
+    let started = run.courses.iter().filter(|course| course.turns > 0).count() as u64;
+    // Whoever had a turn and is neither on its cards nor done lost the last one too.
+    let lost = |course: &&Course| course.turns > 0 && !matches!(course.fate, Fate::Running | Fate::Finished);
+    let lost = run.courses.iter().filter(lost).count() as u64;
+    let refused = |(why, jobs): (&String, &u64)| Refused { why: why.clone(), jobs: *jobs };
+    Outcome {
+        policy,
+        jobs: run.courses.len() as u64 - count(Fate::NotYet),
+        finished: count(Fate::Finished),
+        running: count(Fate::Running),
+        waiting: count(Fate::Waiting),
+        refused: count(Fate::Refused),
+        refusals: run.refused.iter().map(refused).collect(),
+        ran_s: round(run.books.elapsed().as_secs_f64()),
+        turns,
+        cut: turns - started + lost,
+        preemptions: 0,
+        preemptions_note: "this release takes nothing from a holder before its term or the hold cap is over",
+        wait: waits(setup, run, |_| true),
+        first_wait: Waits::of(run.courses.iter().filter_map(|course| course.first_wait).map(|wait| wait.0).collect()),
+        tenants: tenants(setup, run),
+        tiers: tiers(setup, run),
+        utilisation: utilisation(run),
+        fairness: fairness(setup, run),
+        starvation: starvation(setup, run, starved),
+        events: run.events,
+        wait_distribution: distribution(run),
+        timeline: timeline(run),
+    }
+}
+
+/// Whether a job waited at all, and so counts among the waits.
+fn counts(course: &Course) -> bool {
+    matches!(course.fate, Fate::Waiting | Fate::Running | Fate::Finished)
+}
+
+fn waits(setup: &Setup<'_>, run: &Run, of: impl Fn(usize) -> bool) -> Waits {
+    debug_assert_eq!(setup.trace.jobs.len(), run.courses.len());
+    let mine = run.courses.iter().enumerate().filter(|(n, course)| counts(course) && of(*n));
+    Waits::of(mine.map(|(_, course)| course.waited.0).collect())
+}
+
+fn tenants(setup: &Setup<'_>, run: &Run) -> Vec<TenantOutcome> {
+    let mut lists: Vec<(Vec<u64>, u64)> = vec![(Vec::new(), 0); setup.trace.tenants.len()];
+    for (job, course) in setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| counts(course)) {
+        let list = &mut lists[job.tenant as usize];
+        list.0.push(course.waited.0);
+        list.1 += u64::from(course.fate == Fate::Finished);
+    }
+    let mut rows: Vec<TenantOutcome> = lists
+        .into_iter()
+        .enumerate()
+        .map(|(n, (waits, finished))| {
+            let got = run.books.got(n);
+            let ratio = got.contended_service / got.contended_share;
+            TenantOutcome {
+                tenant: setup.trace.tenants[n].clone(),
+                wait: Waits::of(waits),
+                finished,
+                service_gib_h: round(got.service as f64 / GIB_HOUR),
+                contended_service_gib_h: round(got.contended_service / GIB_HOUR),
+                contended_share_gib_h: round(got.contended_share / GIB_HOUR),
+                of_fair_share: (got.contended_share > 0.0).then_some(round5(ratio)),
+            }
+        })
+        .collect();
+    rows.sort_by(|a, b| a.tenant.cmp(&b.tenant));
+    rows
+}
+
+fn tiers(setup: &Setup<'_>, run: &Run) -> Vec<TierOutcome> {
+    [Tier::Interactive, Tier::Batch, Tier::Spot]
+        .into_iter()
+        .map(|tier| TierOutcome {
+            tier: tier_name(tier),
+            wait: waits(setup, run, |n| setup.trace.jobs[n].tier == tier),
+        })
+        .collect()
+}
+
+fn utilisation(run: &Run) -> Utilisation {
+    let books = &run.books;
+    let (all_us, there_were) = (books.elapsed().0.max(1) as f64, books.there_were().max(1) as f64);
+    Utilisation {
+        granted_gib_h: round(books.granted as f64 / GIB_HOUR),
+        there_were_gib_h: round(there_were / GIB_HOUR),
+        share: round5(books.granted as f64 / there_were),
+        time_somebody_waited: round5(books.waiting_us as f64 / all_us),
+        time_waited_beside_room: round5(books.fitting_us as f64 / all_us),
+        idle_while_waiting: round5(books.idle_waiting as f64 / there_were),
+    }
+}
+
+fn fairness(setup: &Setup<'_>, run: &Run) -> Fairness {
+    let got = (0..setup.trace.tenants.len()).map(|n| run.books.got(n)).filter(|got| got.contended_share > 0.0);
+    let ratios: Vec<f64> = got.map(|got| got.contended_service / got.contended_share).collect();
+    let jains = &run.books.jains;
+    let mean = if jains.is_empty() { 1.0 } else { jains.iter().sum::<f64>() / jains.len() as f64 };
+    Fairness {
+        jain: round5(jain(&ratios)),
+        jain_per_slot: round5(mean),
+        contended_slots: jains.len() as u64,
+        slots: run.books.slots.len() as u64,
+    }
+}
+
+fn starvation(setup: &Setup<'_>, run: &Run, factor: f64) -> Starvation {
+    let jobs = setup.trace.jobs.iter().zip(&run.courses).filter(|(_, course)| counts(course));
+    let mut starved = 0;
+    let mut whose = std::collections::BTreeSet::new();
+    let mut longest: Option<(Span, u32)> = None;
+    for (job, course) in jobs {
+        let bound = setup.policy.hold_cap.max(Span((job.duration.0 as f64 * factor) as u64));
+        if course.waited > bound {
+            starved += 1;
+            whose.insert(job.tenant);
+        }
+        if longest.is_none_or(|(wait, _)| course.waited > wait) {
+            longest = Some((course.waited, job.tenant));
+        }
+    }
+    Starvation {
+        jobs: starved,
+        tenants: whose.len() as u64,
+        longest_s: longest.map_or(0.0, |(wait, _)| seconds(wait.0)),
+        longest_tenant: longest.map(|(_, tenant)| setup.trace.tenants[tenant as usize].clone()),
+    }
+}
+
+fn distribution(run: &Run) -> Vec<Point> {
+    let mut waits: Vec<u64> =
+        run.courses.iter().filter(|course| counts(course)).map(|course| course.waited.0).collect();
+    waits.sort_unstable();
+    // In steps of half a hundredth, and the tail in tenths of a hundredth.
+    let shares = (0..190).map(|n| f64::from(n) / 200.0).chain((0..=50).map(|n| 0.95 + f64::from(n) / 1000.0));
+    shares.map(|share| Point { share: round5(share), wait_s: seconds(quantile(&waits, share)) }).collect()
+}
+
+fn timeline(run: &Run) -> Vec<Moment> {
+    let slots = &run.books.slots;
+    let began = slots.first().map_or(Time::ZERO, |slot| slot.began);
+    let together = slots.len().div_ceil(POINTS).max(1);
+    slots
+        .chunks(together)
+        .map(|slots| {
+            let us: f64 = slots.iter().map(|slot| slot.length.0 as f64).sum::<f64>().max(1.0);
+            let mean = |of: fn(&crate::books::Slot) -> f64| {
+                slots.iter().map(|slot| of(slot) * slot.length.0 as f64).sum::<f64>() / us
+            };
+            Moment {
+                at_s: round(slots[0].began.since(began).as_secs_f64()),
+                queue: round(mean(|slot| slot.queue)),
+                utilisation: round5(mean(|slot| slot.utilisation)),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,156 @@
+//! A trace from a seed, with what makes sharing hard: heavy tails, days and nights,
+//! gangs, somebody who dumps a thousand asks at once, somebody who never stops asking.
+
+use crate::cluster::Cluster;
+use crate::rng::{Rng, Zipf};
+use crate::trace::{Builder, Row, Trace, TraceError};
+use sublet_core::ask::Tier;
+use sublet_core::units::Bytes;
+
+const DAY_S: f64 = 86_400.0;
+/// The dump: so many asks at one instant, unless that is more than a fifth of all.
+const DUMP: u64 = 1_000;
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// Jobs in all.
+    pub jobs: u64,
+    /// Tenants beside the one that dumps and the chatty one.
+    pub tenants: u64,
+    /// With one interactive tenant whose short asks are a third of all.
+    pub chatty: bool,
+    /// Work that arrives in the mean, as a share of what the cards can do.
+    pub load: f64,
+}
+
+/// A job before anybody knows when it comes.
+struct Draft {
+    tenant: String,
+    vram: u64,
+    cards: u64,
+    duration_s: f64,
+    tier: Tier,
+    priority: i64,
+    /// Comes with the others of the dump.
+    dumped: bool,
+}
+
+/// Makes a trace for these cards.
+pub fn make(shape: &Shape, cluster: &Cluster, margin: Bytes) -> Result<Trace, TraceError> {
+    let mut rng = Rng::new(shape.seed);
+    let card = cluster.smallest().less(margin).0;
+    let tenants = Zipf::new(shape.tenants.max(1) as usize);
+    let dumped = DUMP.min(shape.jobs / 5);
+    let drafts: Vec<Draft> = (0..shape.jobs)
+        .map(|n| match n {
+            n if n < dumped => dump(&mut rng, card),
+            _ if shape.chatty && rng.chance(1.0 / 3.0) => chat(&mut rng, card),
+            _ => ordinary(&mut rng, &tenants, card, cluster.cards.len() as u64),
+        })
+        .collect();
+    // The span in which the cards could do `1 / load` times this work.
+    let work: f64 = drafts.iter().map(|draft| draft.vram as f64 * draft.cards as f64 * draft.duration_s).sum();
+    let span_s = work / (cluster.leasable(margin).0 as f64 * shape.load);
+    let dump_s = (span_s * 0.3).round();
+    let mut timed: Vec<(f64, Draft)> = drafts
+        .into_iter()
+        .map(|draft| (if draft.dumped { dump_s } else { arrival(&mut rng, span_s) }, draft))
+        .collect();
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let chatty = if shape.chatty { " and a chatty one" } else { "" };
+    let mut builder = Builder::new(format!(
+        "synthetic, seed {}: {} jobs of {} tenants, one that dumps {dumped} asks at once{chatty}",
+        shape.seed, shape.jobs, shape.tenants
+    ));
+    for (arrival_s, draft) in timed {
+        let row = Row {
+            arrival_s,
+            tenant: draft.tenant,
+            vram: draft.vram,
+            cards: draft.cards,
+            duration_s: draft.duration_s,
+            tier: draft.tier,
+            priority: draft.priority,
+            name: None,
+        };
+        builder.push(row).map_err(TraceError::whole)?;
+    }
+    let mut trace = builder.finish()?;
+    trace.notes.push(format!(
+        "made up: arrivals follow the time of day, sizes and durations have heavy tails, and the mean load is {} of \
+         what these cards can do",
+        shape.load
+    ));
+    Ok(trace)
+}
+
+/// Twice as many at noon as in the mean, next to none at midnight. In whole milliseconds.
+fn arrival(rng: &mut Rng, span_s: f64) -> f64 {
+    loop {
+        let at = rng.unit() * span_s;
+        let hour = (at / DAY_S).fract();
+        // A parabola over the day, highest at noon.
+        let rate = 0.1 + 0.9 * 4.0 * hour * (1.0 - hour);
+        if rng.chance(rate) {
+            return (at * 1e3).round() / 1e3;
+        }
+    }
+}
+
+/// A part of a card, in whole MiB, never less than one.
+fn part(card: u64, share: f64) -> u64 {
+    (((card as f64 * share) as u64) >> 20).max(1) << 20
+}
+
+fn whole_s(seconds: f64) -> f64 {
+    seconds.round().max(1.0)
+}
+
+fn dump(rng: &mut Rng, card: u64) -> Draft {
+    Draft {
+        tenant: "dumper".into(),
+        vram: part(card, rng.heavy(0.15, 0.5, 0.02, 0.9)),
+        cards: 1,
+        duration_s: whole_s(rng.heavy(400.0, 0.7, 30.0, 7_200.0)),
+        tier: Tier::Batch,
+        priority: 0,
+        dumped: true,
+    }
+}
+
+fn chat(rng: &mut Rng, card: u64) -> Draft {
+    Draft {
+        tenant: "chatty".into(),
+        vram: part(card, rng.heavy(0.04, 0.5, 0.01, 0.2)),
+        cards: 1,
+        duration_s: whole_s(rng.heavy(20.0, 0.8, 2.0, 180.0)),
+        tier: Tier::Interactive,
+        priority: 0,
+        dumped: false,
+    }
+}
+
+fn ordinary(rng: &mut Rng, tenants: &Zipf, card: u64, cards: u64) -> Draft {
+    let tenant = tenants.draw(rng);
+    let gang = rng.chance(0.03) && cards > 1;
+    let count = if gang { (2u64 << rng.below(3)).min(cards) } else { 1 };
+    let whole = gang || rng.chance(0.08);
+    let tier = match rng.below(20) {
+        0..5 => Tier::Interactive,
+        5..16 => Tier::Batch,
+        _ => Tier::Spot,
+    };
+    let median = if tier == Tier::Interactive { 240.0 } else { 700.0 };
+    Draft {
+        tenant: format!("tenant-{:02}", tenant + 1),
+        vram: if whole { part(card, 1.0) } else { part(card, rng.heavy(0.12, 1.0, 0.01, 1.0)) },
+        cards: count,
+        duration_s: whole_s(rng.heavy(median, 1.4, 5.0, 2.0 * DAY_S)),
+        tier,
+        priority: if rng.chance(0.1) { rng.below(11) as i64 - 5 } else { 0 },
+        dumped: false,
+    }
+}

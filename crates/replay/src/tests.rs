@@ -1,0 +1,373 @@
+//! Whole replays against schedules worked out by hand, and what must always add up.
+
+use crate::cluster::Cluster;
+use crate::drive::{Fate, Leases, Run, Setup, drive};
+use crate::policies::{Name, for_replay, policy};
+use crate::report::{Options, Report, replay};
+use crate::synthetic::{Shape, make};
+use crate::trace::Trace;
+use crate::{alibaba, csv, json, plots};
+use expect_test::expect;
+use sublet_core::ask::Tier;
+use sublet_core::units::{Bytes, Span, Time};
+
+const HEADER: &str = "arrival_s,tenant,vram,cards,duration_s,tier";
+
+fn trace(lines: &str) -> Trace {
+    let lines: Vec<&str> = lines.lines().map(str::trim).collect();
+    csv::read(&format!("{HEADER}\n{}", lines.join("\n")), "a test").unwrap()
+}
+
+fn cards(text: &str) -> Cluster {
+    text.parse().unwrap()
+}
+
+fn run_on(trace: &Trace, cluster: &str, name: Name, leases: Leases, until: Option<Time>) -> Run {
+    let (cluster, policy) = (cards(cluster), for_replay(policy(name), None));
+    drive(&Setup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
+}
+
+fn options(policies: &[Name], leases: Leases) -> Options {
+    Options { policies: policies.to_vec(), leases, starved: 10.0, places: None, until: None }
+}
+
+fn report_on(trace: &Trace, cluster: &str, leases: Leases) -> Report {
+    replay(trace, &cards(cluster), &options(&Name::ALL, leases), |_| {})
+}
+
+/// In whole seconds, how long each job waited.
+fn waits(run: &Run) -> Vec<u64> {
+    run.courses.iter().map(|course| (course.waited.0 + 500_000) / 1_000_000).collect()
+}
+
+fn crowd(seed: u64) -> Trace {
+    let shape = Shape { seed, jobs: 2_000, tenants: 7, chatty: true, load: 0.9 };
+    make(&shape, &cards("4x24GiB"), Bytes::mib(256)).unwrap()
+}
+
+// ---- schedules worked out by hand ------------------------------------------------
+
+#[test]
+fn fifo_on_one_card_is_served_by_arrival_and_fair_by_arrival_less_head_start() {
+    // Two do not fit beside each other on the card.
+    let trace = trace(
+        "0,ann,6GiB,1,100,batch
+         10,ben,6GiB,1,50,batch
+         20,cat,6GiB,1,30,interactive",
+    );
+    let fifo = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Renewed, None);
+    // ann 0 to 100, ben 100 to 150, cat 150 to 180.
+    assert_eq!(waits(&fifo), [0, 90, 130]);
+    assert_eq!(fifo.ended.since(Time::ZERO).secs_ceil(), 181, "two looks of a microsecond each");
+    // ann 0 to 100, cat 100 to 130 by 20 minutes of head start, ben 130 to 180.
+    let fair = run_on(&trace, "1x10GiB", Name::Fair, Leases::Renewed, None);
+    assert_eq!(waits(&fair), [0, 120, 80]);
+}
+
+#[test]
+fn use_of_the_card_is_what_the_schedule_says() {
+    let trace = trace(
+        "0,ann,6GiB,1,100,batch
+         10,ben,6GiB,1,50,batch
+         20,cat,6GiB,1,30,batch",
+    );
+    let report = report_on(&trace, "1x10GiB", Leases::Renewed);
+    let used = &report.policies[0].utilisation;
+    let close = |left: f64, right: f64| (left - right).abs() < 1e-4;
+    assert!(close(used.share, 6.0 / 9.75), "{used:?}");
+    assert!(close(used.time_somebody_waited, 140.0 / 180.0), "{used:?}");
+    assert!(close(used.idle_while_waiting, 3.75 * 140.0 / (9.75 * 180.0)), "{used:?}");
+    assert!(close(used.time_waited_beside_room, 0.0), "nobody who waits would fit: {used:?}");
+}
+
+#[test]
+fn room_that_is_kept_for_a_gang_is_told_as_such() {
+    // The gang claims both cards at 10 s; the small job behind it would fit on either.
+    let trace = trace(
+        "0,ann,6GiB,1,100,batch
+         10,ben,6GiB,2,50,batch
+         20,cat,2GiB,1,30,batch",
+    );
+    let fifo = run_on(&trace, "2x10GiB", Name::Fifo, Leases::Renewed, None);
+    assert_eq!(waits(&fifo), [0, 90, 80]);
+    assert_eq!(fifo.books.fitting_us / 1_000_000, 80, "from 20 s to 100 s");
+}
+
+#[test]
+fn at_the_hold_cap_jobs_take_turns_and_with_fixed_terms_they_do_not() {
+    let trace = trace(
+        "0,ann,6GiB,1,3600,batch
+         0,ben,6GiB,1,3600,batch",
+    );
+    // ann 0 to 1800, ben to 3600, ann to 5400, ben to 7200.
+    let turns = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Renewed, None);
+    assert_eq!(waits(&turns), [1800, 3600]);
+    assert_eq!(turns.courses.iter().map(|course| course.turns).collect::<Vec<_>>(), [2, 2]);
+    let fixed = run_on(&trace, "1x10GiB", Name::Fifo, Leases::Fixed, None);
+    assert_eq!(waits(&fixed), [0, 3600]);
+    assert_eq!(fixed.courses.iter().map(|course| course.turns).collect::<Vec<_>>(), [1, 1]);
+    let report = report_on(&trace, "1x10GiB", Leases::Renewed);
+    assert_eq!((report.policies[0].turns, report.policies[0].cut), (4, 2));
+}
+
+#[test]
+fn alone_a_job_is_renewed_past_the_hold_cap() {
+    let run = run_on(&trace("0,ann,6GiB,1,86400,batch"), "1x10GiB", Name::Fair, Leases::Renewed, None);
+    assert_eq!((run.courses[0].turns, run.courses[0].waited), (1, Span::ZERO));
+    assert_eq!(run.ended, Time(86_400_000_001), "and the last look");
+}
+
+#[test]
+fn fairness_is_judged_where_more_is_wanted_than_there_is() {
+    let trace = trace(
+        "0,ann,6GiB,1,3600,batch
+         0,ben,6GiB,1,3600,batch",
+    );
+    // One of two has the card in each of six slots of 10 minutes, and always the same one.
+    let fixed = &report_on(&trace, "1x10GiB", Leases::Fixed).policies[0].fairness;
+    assert_eq!((fixed.jain, fixed.jain_per_slot, fixed.contended_slots), (0.5, 0.5, 6));
+    // By turns, ann has it for two thirds of nine slots: (2 + 1)² / (2 × (4 + 1)).
+    let turns = &report_on(&trace, "1x10GiB", Leases::Renewed).policies[0].fairness;
+    assert_eq!((turns.jain, turns.jain_per_slot, turns.contended_slots), (0.9, 0.5, 9));
+}
+
+#[test]
+fn what_can_never_fit_is_refused_in_the_words_of_the_core() {
+    let trace = trace(
+        "0,ann,60GiB,1,10,batch
+         1,ann,6GiB,3,10,batch
+         2,ann,6GiB,2,10,batch",
+    );
+    let outcome = &report_on(&trace, "2x10GiB", Leases::Renewed).policies[0];
+    assert_eq!((outcome.jobs, outcome.finished, outcome.refused), (3, 1, 2));
+    assert_eq!(outcome.refusals.len(), 1);
+    assert!(outcome.refusals[0].why.starts_with("no card could ever hold this ask"), "{:?}", outcome.refusals);
+    let one_place = Options { places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
+    let outcome = &replay(&trace, &cards("2x10GiB"), &one_place, |_| {}).policies[0];
+    assert_eq!((outcome.finished, outcome.refused, outcome.refusals.len()), (0, 3, 2));
+}
+
+// ---- what must always add up -----------------------------------------------------
+
+#[test]
+fn every_job_is_somewhere_and_every_byte_second_is_somebodys() {
+    let trace = crowd(5);
+    let halfway = Time(trace.jobs[1_000].arrival.0);
+    for (leases, until) in [(Leases::Renewed, None), (Leases::Fixed, None), (Leases::Renewed, Some(halfway))] {
+        for name in Name::ALL {
+            let run = run_on(&trace, "4x24GiB", name, leases, until);
+            let count = |fate| run.courses.iter().filter(|course| course.fate == fate).count();
+            let places = [Fate::Finished, Fate::Refused, Fate::Waiting, Fate::Running, Fate::NotYet].map(count);
+            assert_eq!(places.iter().sum::<usize>(), 2_000);
+            let work = trace.jobs.iter().zip(&run.courses);
+            let work: u128 =
+                work.map(|(job, course)| u128::from(job.bytes()) * u128::from(job.duration.0 - course.left.0)).sum();
+            assert_eq!(run.books.granted, work, "work done is bytes granted, times time");
+            let service: u128 = (0..trace.tenants.len()).map(|n| run.books.got(n).service).sum();
+            assert_eq!(run.books.granted, service, "and each piece is one tenant's");
+            if until.is_none() {
+                assert_eq!(places[0], 2_000, "all work is done in the end");
+                assert_eq!(run.charged, run.books.granted, "the core charged just that");
+            } else {
+                assert!(places[2] > 0 && places[3] > 0, "halfway, somebody waits and somebody runs: {places:?}");
+                assert!(run.charged < run.books.granted);
+                assert_eq!(run.ended, halfway);
+            }
+            assert!(run.books.granted <= run.books.there_were());
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_report_and_another_one_does_not() {
+    let text = |seed| {
+        let trace = crowd(seed);
+        serde_json::to_string(&report_on(&trace, "4x24GiB", Leases::Renewed)).unwrap()
+    };
+    assert_eq!(text(3), text(3));
+    assert_ne!(text(3), text(4));
+}
+
+#[test]
+fn a_trace_that_was_written_is_read_again_as_it_was() {
+    let trace = crowd(8);
+    let again = csv::read(&trace.to_csv(), "again").unwrap();
+    assert_eq!((&again.jobs, &again.tenants), (&trace.jobs, &trace.tenants));
+}
+
+#[test]
+fn a_made_up_trace_has_what_makes_sharing_hard() {
+    let trace = crowd(1);
+    let of = |name: &str| {
+        let tenant = trace.tenants.iter().position(|tenant| tenant == name).unwrap() as u32;
+        trace.jobs.iter().filter(move |job| job.tenant == tenant)
+    };
+    assert_eq!(of("dumper").count(), 400, "a fifth of a small trace");
+    assert!(of("dumper").all(|job| job.arrival == of("dumper").next().unwrap().arrival), "all at once");
+    assert!((400..700).contains(&of("chatty").count()), "{}", of("chatty").count());
+    assert!(of("chatty").all(|job| job.tier == Tier::Interactive && job.duration <= Span::secs(180)));
+    assert!(trace.jobs.iter().any(|job| job.cards > 1), "gangs");
+    let could = u128::from(cards("4x24GiB").leasable(Bytes::mib(256)).0) * u128::from(trace.span().0);
+    let load = trace.demand() as f64 / could as f64;
+    assert!((0.85..1.0).contains(&load), "{load}");
+}
+
+#[test]
+fn faster_arrivals_change_arrivals_only_and_say_so() {
+    let mut trace = crowd(1);
+    let before = trace.clone();
+    trace.speed_up(4.0);
+    assert_eq!(trace.demand(), before.demand());
+    assert_eq!(trace.jobs[1_999].arrival.0, (before.jobs[1_999].arrival.0 as f64 / 4.0).round() as u64);
+    assert!(trace.notes.last().unwrap().contains("4 times closer"), "{:?}", trace.notes);
+}
+
+// ---- reading ---------------------------------------------------------------------
+
+fn refused(text: &str) -> String {
+    let read = if json::looks_like_it(text) { json::read } else { csv::read };
+    read(text, "a test").unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_not_a_trace_is_refused_with_its_line() {
+    let csv = |line: &str| refused(&format!("{HEADER}\n0,ann,1GiB,1,10,batch\n{line}\n"));
+    let all = [
+        refused(""),
+        refused(HEADER),
+        refused("arrival_s,tenant,vram,cards,duration_s\n0,ann,1GiB,1,10\n"),
+        refused(&format!("{HEADER},colour\n0,ann,1GiB,1,10,batch,red\n")),
+        csv("1,ann,1GiB,1,10"),
+        csv("1,ann,1GiB,1,ten,batch"),
+        csv("1,ann,1GiB,0,10,batch"),
+        csv("1,ann,1GiB,65,10,batch"),
+        csv("1,ann,0,1,10,batch"),
+        csv("1,ann,2000TiB,1,10,batch"),
+        csv("1,ann,1Gig,1,10,batch"),
+        csv("1,ann,1GiB,1,0,batch"),
+        csv("1,ann,1GiB,1,1e9,batch"),
+        csv("1,ann,1GiB,1,NaN,batch"),
+        csv("-1,ann,1GiB,1,10,batch"),
+        csv("inf,ann,1GiB,1,10,batch"),
+        csv("1,,1GiB,1,10,batch"),
+        csv("1,ann,1GiB,1,10,Batch"),
+        csv("1,\"ann,1GiB,1,10,batch"),
+        csv("5,ann,1GiB,1,10,batch\n4,ann,1GiB,1,10,batch"),
+        refused(
+            "[\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"},\n\n {\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 0, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"}]",
+        ),
+        refused("[{\"arrival_s\": 0,\n \"color\": 1}]"),
+        refused("[{\"arrival_s\": 0]"),
+        refused(
+            "{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"batch\"}\n{\"arrival_s\": 0, \"tenant\": \"ann\", \"vram\": 5, \"cards\": 1, \"duration_s\": 1, \"tier\": \"fast\"}",
+        ),
+        refused("[]"),
+    ];
+    expect![[r#"
+        it is empty
+        there is no job in it
+        line 1: column `tier` is missing
+        line 1: column `colour` is not known; there are: arrival_s, tenant, vram, cards, duration_s, tier, priority, name
+        line 3: 5 fields, but the header has 6
+        line 3: `duration_s` "ten" is not a number that fits there
+        line 3: `cards` 0 is not 1 to 64
+        line 3: `cards` 65 is not 1 to 64
+        line 3: `vram` of 0 bytes is not between 1 byte and 1024 TiB
+        line 3: `vram` of 2199023255552000 bytes is not between 1 byte and 1024 TiB
+        line 3: `vram`: "1Gig" is not a size: write bytes, or a number and K, M, G or T
+        line 3: `duration_s` 0 is not above 0 and at most a year
+        line 3: `duration_s` 1000000000 is not above 0 and at most a year
+        line 3: `duration_s` NaN is not above 0 and at most a year
+        line 3: `arrival_s` -1 is not between 0 and a century
+        line 3: `arrival_s` inf is not between 0 and a century
+        line 3: `tenant` must be 1 to 64 characters, without control characters
+        line 3: `tier` "Batch" is not `interactive`, `batch` or `spot`
+        line 3: a quote is not closed
+        line 4: `arrival_s` 4 is before the last job's, 5: a trace must be sorted by arrival
+        line 4: `vram` of 0 bytes is not between 1 byte and 1024 TiB
+        line 2: unknown field `color`, expected one of `arrival_s`, `tenant`, `vram`, `cards`, `duration_s`, `tier`, `priority`, `name`
+        line 1: expected `,` or `}`
+        line 2: unknown variant `fast`, expected one of `interactive`, `batch`, `spot`
+        there is no job in it
+    "#]].assert_eq(&(all.join("\n") + "\n"));
+}
+
+#[test]
+fn the_three_forms_say_the_same() {
+    let table =
+        "vram,arrival_s,tenant,cards,duration_s,tier,name,priority\n1GiB,0.5,\"a, \"\"b\"\"\",2,1.25,spot,x,-3\n";
+    let array = r#"[{"arrival_s": 0.5, "tenant": "a, \"b\"", "vram": "1G", "cards": 2, "duration_s": 1.25, "tier": "spot", "name": "x", "priority": -3}]"#;
+    let lines = &array[1..array.len() - 1];
+    let trace = csv::read(table, "t").unwrap();
+    assert_eq!(json::read(array, "t").unwrap(), trace);
+    assert_eq!(json::read(lines, "t").unwrap(), trace);
+    assert_eq!(trace.jobs[0].vram, Bytes::gib(1));
+    assert_eq!((trace.jobs[0].arrival, trace.jobs[0].duration), (Time(500_000), Span(1_250_000)));
+}
+
+#[test]
+fn cards_are_read_as_people_write_them() {
+    assert_eq!(cards("4x24GiB,2x80G").cards.len(), 6);
+    assert_eq!(cards("4x24GiB,2x80G").to_string(), "4x24GiB,2x80GiB");
+    assert_eq!(cards("80GiB").to_string(), "1x80GiB");
+    for text in ["", "8", "8x80", "0x80GiB", "8xGiB", "8x80GiB,", "2000x80GiB", "2x5MiB", "2x9999T"] {
+        assert!(text.parse::<Cluster>().is_err(), "{text}");
+    }
+}
+
+/// Made up in the form of the published list.
+const ALIBABA: &str = "\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+pod-a,4000,8192,1,500,,LS,Running,100,400,110
+pod-b,4000,8192,0,0,,LS,Running,120,500,120
+pod-c,4000,8192,2,1000,,BE,Failed,130,190,130
+pod-d,4000,8192,1,250,,LS,Pending,140,900,
+pod-e,4000,8192,1,250,V100,Burstable,Succeeded,150,150,150
+";
+
+#[test]
+fn alibabas_list_becomes_a_trace_that_says_what_was_derived() {
+    let read = |text: &str| alibaba::read(text, &cards("2x10GiB"), Bytes::mib(256), 3, 1);
+    let trace = read(ALIBABA).unwrap();
+    let leasable = Bytes::gib(10).less(Bytes::mib(256));
+    let [first, second] = &trace.jobs[..] else { panic!("{:?}", trace.jobs) };
+    assert_eq!((first.arrival, first.duration), (Time(100_000_000), Span::secs(290)));
+    assert_eq!((first.vram, first.cards, first.tier), (Bytes(leasable.0 / 2), 1, Tier::Interactive));
+    assert_eq!((second.vram, second.cards, second.tier), (leasable, 2, Tier::Spot));
+    expect![[r#"
+        Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent")
+        tenants are not in the trace: 3 were drawn by seed 1, the n-th with weight 1/n
+        bytes are not in the trace: thousandths of a card were taken of 9.8GiB each
+        tiers are from its qos: LS and Guaranteed interactive, Burstable batch, BE spot; it has no priorities
+        a task arrives when it was created and works from scheduling to deletion; how busy its card was is not in the trace
+        left out of 5 tasks: 1 without a card, 1 never scheduled (how long they would have run is unknown), 1 deleted when they were scheduled
+    "#]].assert_eq(&format!("{}\n{}\n", trace.source, trace.notes.join("\n")));
+    let strange = ALIBABA.replace("Burstable", "Sometimes");
+    assert!(read(&strange).is_ok(), "a task that is left out is not judged");
+    assert_eq!(
+        read(&ALIBABA.replace(",BE,", ",XX,")).unwrap_err().to_string(),
+        "line 4: `qos` \"XX\" is not LS, Guaranteed, Burstable or BE"
+    );
+}
+
+// ---- plots -----------------------------------------------------------------------
+
+#[test]
+fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
+    let trace = trace(
+        "0,<b>ann</b>,6GiB,1,4000,batch
+         10,ben,6GiB,1,50,batch",
+    );
+    let plots = plots::all(&report_on(&trace, "1x10GiB", Leases::Renewed));
+    assert_eq!(
+        plots.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        ["wait-distribution.svg", "p99-by-tenant.svg", "over-time.svg"]
+    );
+    for (name, svg) in &plots {
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{name}");
+        assert!(svg.contains(">fifo<") && svg.contains(">fair<") && svg.contains("<title>"), "{name}");
+        assert!(!svg.contains("<b>") && !svg.contains("NaN") && !svg.contains("inf"), "{name}");
+    }
+    assert!(plots[1].1.contains("&lt;b&gt;ann") && plots[1].1.contains("waited no longer (minutes)"), "{}", plots[1].1);
+    assert!(plots[2].1.contains("(minutes)") && plots[2].1.matches("<polyline").count() == 6);
+}

@@ -1,0 +1,285 @@
+//! A trace: who wanted what, when, and for how long.
+//!
+//! Whatever its origin, every job passes [`Builder::push`]: absurd values and
+//! jobs out of order are refused there, with the line they stand in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fmt::Write as _;
+use sublet_core::ask::{Ask, Tier};
+use sublet_core::units::{Bytes, Span, Time};
+
+/// More jobs than this are a mistake, not a trace: a decade of a busy cluster has fewer.
+const JOBS_MAX: usize = 10_000_000;
+/// A century, in seconds: times beyond it are dates of another epoch.
+const ARRIVAL_MAX_S: f64 = 100.0 * 366.0 * 86_400.0;
+/// A job of more than a year is a reservation.
+const DURATION_MAX_S: f64 = 366.0 * 86_400.0;
+/// As long as anything a person types.
+const TEXT_MAX: usize = 64;
+
+/// One job: it runs for its duration once it has its cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// When it is asked for.
+    pub arrival: Time,
+    /// Whose it is: a place in [`Trace::tenants`].
+    pub tenant: u32,
+    /// So much of each card.
+    pub vram: Bytes,
+    /// So many cards.
+    pub cards: u16,
+    /// So much work.
+    pub duration: Span,
+    /// Who goes first.
+    pub tier: Tier,
+    /// Within a tier.
+    pub priority: i8,
+    /// What its owner calls it.
+    pub name: Option<Box<str>>,
+}
+
+impl Job {
+    /// What it takes of all its cards together.
+    pub fn bytes(&self) -> u64 {
+        self.vram.0.saturating_mul(u64::from(self.cards))
+    }
+}
+
+/// All jobs, by arrival.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// Where it is from, in words.
+    pub source: String,
+    /// What a reader of the results must know about it.
+    pub notes: Vec<String>,
+    /// What was changed in it, in a few words, if anything was.
+    pub changed: Option<String>,
+    /// Who asks.
+    pub tenants: Vec<String>,
+    /// By arrival.
+    pub jobs: Vec<Job>,
+}
+
+/// One job as it was written, not yet believed.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Seconds after the beginning.
+    pub arrival_s: f64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Bytes of each card.
+    pub vram: u64,
+    /// Number of cards.
+    pub cards: u64,
+    /// Seconds of work.
+    pub duration_s: f64,
+    /// Who goes first.
+    pub tier: Tier,
+    /// Within a tier.
+    pub priority: i64,
+    /// What its owner calls it.
+    pub name: Option<String>,
+}
+
+/// Why a text is not a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceError {
+    /// The line, counted from 1, where there is one to blame.
+    pub line: Option<usize>,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl TraceError {
+    /// Something is wrong in this line.
+    pub fn at(line: usize, what: impl Into<String>) -> TraceError {
+        TraceError { line: Some(line), what: what.into() }
+    }
+    /// Something is wrong with the whole.
+    pub fn whole(what: impl Into<String>) -> TraceError {
+        TraceError { line: None, what: what.into() }
+    }
+}
+
+impl fmt::Display for TraceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
+impl std::error::Error for TraceError {}
+
+/// Takes in jobs one by one.
+#[derive(Debug, Default)]
+pub struct Builder {
+    trace: Trace,
+    known: BTreeMap<String, u32>,
+}
+
+impl Builder {
+    /// An empty trace from there.
+    pub fn new(source: impl Into<String>) -> Builder {
+        Builder { trace: Trace { source: source.into(), ..Trace::default() }, known: BTreeMap::new() }
+    }
+
+    /// Adds the next job, or says what is wrong with it.
+    pub fn push(&mut self, row: Row) -> Result<(), String> {
+        check(&row)?;
+        let arrival = Time(micros(row.arrival_s));
+        if let Some(last) = self.trace.jobs.last().filter(|last| last.arrival > arrival) {
+            let (this, last) = (row.arrival_s, last.arrival.since(Time::ZERO).as_secs_f64());
+            return Err(format!(
+                "`arrival_s` {this} is before the last job's, {last}: a trace must be sorted by arrival"
+            ));
+        }
+        if self.trace.jobs.len() >= JOBS_MAX {
+            return Err(format!("more than {JOBS_MAX} jobs"));
+        }
+        let tenant = self.tenant(row.tenant);
+        self.trace.jobs.push(Job {
+            arrival,
+            tenant,
+            vram: Bytes(row.vram),
+            cards: row.cards as u16,
+            duration: Span(micros(row.duration_s).max(1)),
+            tier: row.tier,
+            priority: row.priority as i8,
+            name: row.name.map(String::into_boxed_str),
+        });
+        Ok(())
+    }
+
+    fn tenant(&mut self, name: String) -> u32 {
+        if let Some(tenant) = self.known.get(&name) {
+            return *tenant;
+        }
+        let tenant = self.trace.tenants.len() as u32;
+        self.trace.tenants.push(name.clone());
+        self.known.insert(name, tenant);
+        tenant
+    }
+
+    /// The trace, unless nobody is in it.
+    pub fn finish(self) -> Result<Trace, TraceError> {
+        if self.trace.jobs.is_empty() {
+            return Err(TraceError::whole("there is no job in it"));
+        }
+        Ok(self.trace)
+    }
+}
+
+/// What no job may say of itself.
+fn check(row: &Row) -> Result<(), String> {
+    let plain = |text: &str| text.chars().count() <= TEXT_MAX && !text.chars().any(char::is_control);
+    if !(0.0..=ARRIVAL_MAX_S).contains(&row.arrival_s) {
+        return Err(format!("`arrival_s` {} is not between 0 and a century", row.arrival_s));
+    }
+    if !(row.duration_s > 0.0 && row.duration_s <= DURATION_MAX_S) {
+        return Err(format!("`duration_s` {} is not above 0 and at most a year", row.duration_s));
+    }
+    if row.vram == 0 || row.vram > Bytes::MAX_ASK.0 {
+        return Err(format!("`vram` of {} bytes is not between 1 byte and 1024 TiB", row.vram));
+    }
+    if row.cards == 0 || row.cards > u64::from(Ask::GPUS_MAX) {
+        return Err(format!("`cards` {} is not 1 to {}", row.cards, Ask::GPUS_MAX));
+    }
+    if !(-10..=10).contains(&row.priority) {
+        return Err(format!("`priority` {} is not -10 to 10", row.priority));
+    }
+    if row.tenant.is_empty() || !plain(&row.tenant) {
+        return Err(format!("`tenant` must be 1 to {TEXT_MAX} characters, without control characters"));
+    }
+    if row.name.as_ref().is_some_and(|name| !plain(name)) {
+        return Err(format!("`name` must be at most {TEXT_MAX} characters, without control characters"));
+    }
+    Ok(())
+}
+
+fn micros(seconds: f64) -> u64 {
+    (seconds * 1e6).round() as u64
+}
+
+/// A tier as it is written in a trace.
+pub fn read_tier(text: &str) -> Result<Tier, String> {
+    match text {
+        "interactive" => Ok(Tier::Interactive),
+        "batch" => Ok(Tier::Batch),
+        "spot" => Ok(Tier::Spot),
+        _ => Err(format!("`tier` {text:?} is not `interactive`, `batch` or `spot`")),
+    }
+}
+
+/// The same the other way.
+pub fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Interactive => "interactive",
+        Tier::Batch => "batch",
+        Tier::Spot => "spot",
+    }
+}
+
+impl Trace {
+    /// From the first arrival to the last.
+    pub fn span(&self) -> Span {
+        match (self.jobs.first(), self.jobs.last()) {
+            (Some(first), Some(last)) => last.arrival.since(first.arrival),
+            _ => Span::ZERO,
+        }
+    }
+
+    /// Bytes times time that all jobs need, in byte·µs.
+    pub fn demand(&self) -> u128 {
+        self.jobs.iter().map(|job| u128::from(job.bytes()) * u128::from(job.duration.0)).sum()
+    }
+
+    /// Lets the jobs come so many times faster; what each of them needs stays as it is.
+    pub fn speed_up(&mut self, factor: f64) {
+        for job in &mut self.jobs {
+            job.arrival = Time((job.arrival.0 as f64 / factor).round() as u64);
+        }
+        self.changed = Some(format!("arrivals {factor} times closer together"));
+        self.notes.push(format!(
+            "arrivals were brought {factor} times closer together, so that there is contention on these cards; \
+             durations are as in the trace"
+        ));
+    }
+
+    /// The trace as CSV that [`crate::csv::read`] takes.
+    pub fn to_csv(&self) -> String {
+        let mut text = String::from("arrival_s,tenant,vram,cards,duration_s,tier,priority,name\n");
+        for job in &self.jobs {
+            let tenant = quoted(&self.tenants[job.tenant as usize]);
+            let name = quoted(job.name.as_deref().unwrap_or_default());
+            let (arrival, duration) = (decimal(job.arrival.0), decimal(job.duration.0));
+            let tier = tier_name(job.tier);
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "{arrival},{tenant},{},{},{duration},{tier},{},{name}",
+                job.vram.0, job.cards, job.priority
+            );
+        }
+        text
+    }
+}
+
+/// Microseconds as seconds, exactly.
+fn decimal(us: u64) -> String {
+    let (whole, rest) = (us / 1_000_000, us % 1_000_000);
+    if rest == 0 {
+        return whole.to_string();
+    }
+    format!("{whole}.{rest:06}").trim_end_matches('0').to_owned()
+}
+
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"']) || text.starts_with(' ') || text.ends_with(' ') {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
