@@ -55,6 +55,11 @@ pub fn serve(state_dir: PathBuf, socket: PathBuf, gpu: Option<String>, config: O
         .map_err(|error| Failure::new(error.exit_code(), chain(&error)).maybe_hint(error.hint()))
 }
 
+/// The rules of the house that a configuration makes, or the defaults.
+pub fn rules(config: Option<&Path>) -> Result<sublet_daemon::Policy, Failure> {
+    sublet_daemon::rules(config).map_err(|error| Failure::new(exit::USAGE, chain(&error)))
+}
+
 /// What runs in a worker process.
 pub fn worker(args: &[String]) -> ExitCode {
     sublet_daemon::worker(args)

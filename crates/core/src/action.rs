@@ -104,6 +104,9 @@ pub enum Action {
         /// It was let past somebody who needs the cards then: it is not renewed beyond.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<Time>,
+        /// It was its tenant's first waiter: the next one's turn begins.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<Time>,
     },
     /// A lease goes on.
     Renew {
@@ -143,6 +146,9 @@ pub enum Action {
         /// Its tenant's mark from now on: what was charged ahead and not used is given back.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mark: Option<Time>,
+        /// It was its tenant's first waiter: the next one's turn begins.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<Time>,
     },
     /// Every card of an ended lease was seen again: its bytes count no more.
     Retire {

@@ -167,7 +167,10 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     }
     let policy = state.policy();
     let head = policy.head_start.largest() - (lease.asked.0 as i64 - state.place_of(lease).rank);
-    let settled = lease.asked + policy.debt_max + Span(head.max(0) as u64);
+    // Each of its tenant's waiters before it may be passed as long.
+    let own = state.queue().before(lease.tenant, state.place_of(lease)) as u64 + 1;
+    let since = lease.asked.max(state.rows().tenants[lease.tenant.0 as usize].turn);
+    let settled = since + Span((policy.debt_max.0 + head.max(0) as u64).saturating_mul(own));
     // A lease that ended counts until its cards were seen again.
     let turn = cap + Span(3 * policy.period.0);
     let from = now.max(settled).max(state.rows().meta.grace_until);

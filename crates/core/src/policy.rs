@@ -151,8 +151,9 @@ impl Default for Policy {
             hold_cap: Span::secs(30 * 60),
             wait: Span::secs(86_400),
             head_start: HeadStart::default(),
-            // Half a working day: who filled the cards all morning lets everybody pass after lunch.
-            debt_max: Span::secs(4 * 3600),
+            // Two holds: long enough that who took turns lets others have theirs, short enough that
+            // a large job of a busy tenant starts before the day is over.
+            debt_max: Span::secs(3600),
             shares: Shares::default(),
             period: Span::secs(1),
             // A client that renews at 70 % of a short TTL gets at least one try in.

@@ -4,10 +4,11 @@
 //! each moved back by what its tenant owes:
 //!
 //! ```text
-//! key = arrival + clamp(mark − arrival, 0, debt_max) − head start        ties by arrival number
+//! first = the later of its arrival and its tenant's turn (when the waiter before it left)
+//! key   = first + clamp(mark − first, 0, debt_max) − head start           ties by arrival number
 //! ```
-//! A tenant's mark is an absolute time, so the order changes with a charge and never with time
-//! alone. Each tenant has its own line; the heads of all lines stand in one more. A tenant that its
+//! So a thousand asks made at once are one waiter at a time among the others'. A tenant's mark and
+//! turn are absolute times: the order changes with a charge or a departure, never with time alone. Each tenant has its own line; the heads of all lines stand in one more. A tenant that its
 //! own quota holds back stands aside with its whole line, and costs nothing until it may come back.
 
 use crate::ids::{LeaseId, TenantId};
@@ -29,8 +30,9 @@ pub struct Place {
 
 impl Place {
     /// Where it stands among the tenants' first waiters.
-    pub fn key(&self, mark: Time, debt_max: Span) -> i64 {
-        self.rank + mark.since(self.arrival).0.min(debt_max.0) as i64
+    pub fn key(&self, mark: Time, turn: Time, debt_max: Span) -> i64 {
+        let first = self.arrival.max(turn);
+        self.rank + (first.0 - self.arrival.0) as i64 + mark.since(first).0.min(debt_max.0) as i64
     }
 }
 
@@ -53,6 +55,7 @@ pub struct Queue {
 struct Line {
     places: BTreeSet<Place>,
     mark: Time,
+    turn: Time,
     /// What stands for it among the heads.
     head: Option<Head>,
 }
@@ -100,15 +103,21 @@ impl Queue {
         self.mend_head(tenant);
     }
 
-    /// A tenant was charged, or got something back.
-    pub fn set_mark(&mut self, tenant: TenantId, mark: Time) {
-        self.line_mut(tenant).mark = mark;
+    /// A tenant was charged, or got something back, or its first waiter left.
+    pub fn set_mark(&mut self, tenant: TenantId, mark: Time, turn: Time) {
+        let line = self.line_mut(tenant);
+        (line.mark, line.turn) = (mark, turn);
         self.mend_head(tenant);
     }
 
     /// Whether nobody of its tenant stands before it.
     pub fn is_first(&self, tenant: TenantId, place: Place) -> bool {
         self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
+    }
+
+    /// How many of its tenant stand before it.
+    pub fn before(&self, tenant: TenantId, place: Place) -> usize {
+        self.line(tenant).map_or(0, |line| line.places.range(..place).count())
     }
 
     /// A tenant's own quota holds back its first waiter: it stands aside until [`Queue::come_back`].
@@ -133,7 +142,7 @@ impl Queue {
         let (debt_max, aside) = (self.debt_max, self.aside.contains(&tenant));
         let line = self.line_mut(tenant);
         let first = line.places.first().filter(|_| !aside);
-        let head = first.map(|place| (place.key(line.mark, debt_max), place.lease, tenant));
+        let head = first.map(|place| (place.key(line.mark, line.turn, debt_max), place.lease, tenant));
         let old = std::mem::replace(&mut line.head, head);
         if old != head {
             if let Some(old) = old {
@@ -154,7 +163,7 @@ impl Queue {
         for tenant in &self.aside {
             let line = &self.lines[tenant.0 as usize];
             if let Some(first) = line.places.first() {
-                let head = (first.key(line.mark, self.debt_max), first.lease, *tenant);
+                let head = (first.key(line.mark, line.turn, self.debt_max), first.lease, *tenant);
                 cursor.followed.insert(*tenant);
                 cursor.later.push(Reverse((head, *first)));
             }
@@ -212,7 +221,7 @@ impl Cursor {
     pub fn go_on(&mut self, queue: &Queue, place: Place, tenant: TenantId) {
         let Some(line) = queue.line(tenant) else { return };
         if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
-            self.later.push(Reverse(((next.key(line.mark, queue.debt_max), next.lease, tenant), *next)));
+            self.later.push(Reverse(((next.key(line.mark, line.turn, queue.debt_max), next.lease, tenant), *next)));
         }
     }
 }
@@ -227,7 +236,10 @@ mod tests {
     /// One line of a story: a tenant's ask at a time with a head start.
     type Asked = (u32, u64, i64);
 
-    fn queue(asks: &[Asked], marks: &[u64]) -> (Queue, Vec<(Place, TenantId)>) {
+    /// What a tenant owes, and since when its first waiter is the first.
+    type Owes = (u64, u64);
+
+    fn queue(asks: &[Asked], marks: &[Owes]) -> (Queue, Vec<(Place, TenantId)>) {
         let mut queue = Queue::new(DEBT_MAX);
         let mut all = Vec::new();
         for (number, (tenant, arrival, start)) in asks.iter().enumerate() {
@@ -235,15 +247,15 @@ mod tests {
             queue.insert(TenantId(*tenant), place);
             all.push((place, TenantId(*tenant)));
         }
-        for (tenant, mark) in (0..).zip(marks) {
-            queue.set_mark(TenantId(tenant), Time(*mark));
+        for (tenant, (mark, turn)) in (0..).zip(marks) {
+            queue.set_mark(TenantId(tenant), Time(*mark), Time(*turn));
         }
         (queue, all)
     }
 
     /// The rule as it is written, without any structure: again and again, of each tenant's first
     /// waiter the one that comes first.
-    fn by_force(all: &[(Place, TenantId)], marks: &[u64]) -> Vec<LeaseId> {
+    fn by_force(all: &[(Place, TenantId)], marks: &[Owes]) -> Vec<LeaseId> {
         let mut left = all.to_vec();
         let mut order = Vec::new();
         while !left.is_empty() {
@@ -252,8 +264,10 @@ mod tests {
                     .all(|(other, whose)| whose != tenant || (place.rank, place.lease) <= (other.rank, other.lease))
             });
             let key = |place: &Place, tenant: TenantId| {
-                let debt = marks[tenant.0 as usize] as i64 - place.arrival.0 as i64;
-                place.rank + debt.clamp(0, DEBT_MAX.0 as i64)
+                let (mark, turn) = marks[tenant.0 as usize];
+                let first = place.arrival.0.max(turn) as i64;
+                let head_start = place.arrival.0 as i64 - place.rank;
+                first + (mark as i64 - first).clamp(0, DEBT_MAX.0 as i64) - head_start
             };
             let (next, _) = *firsts.min_by_key(|(place, tenant)| (key(place, *tenant), place.lease)).unwrap();
             order.push(next.lease);
@@ -266,7 +280,7 @@ mod tests {
         #[test]
         fn the_order_is_that_of_the_rule_itself(
             asks in prop::collection::vec((0u32..5, 0u64..100, -20i64..20), 0..60),
-            marks in prop::collection::vec(0u64..200, 5),
+            marks in prop::collection::vec((0u64..200, 0u64..150), 5),
             gone in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
         ) {
             let (mut queue, mut all) = queue(&asks, &marks);
@@ -286,7 +300,7 @@ mod tests {
         #[test]
         fn a_charge_on_the_way_moves_only_those_who_come_later(
             asks in prop::collection::vec((0u32..4, 0u64..50, -9i64..9), 0..40),
-            marks in prop::collection::vec(0u64..60, 4),
+            marks in prop::collection::vec((0u64..60, 0u64..60), 4),
             taken in prop::collection::vec((any::<bool>(), 0u64..40), 40),
         ) {
             let (mut queue, all) = queue(&asks, &marks);
@@ -300,8 +314,12 @@ mod tests {
                 left.retain(|(other, _)| other.lease != place.lease);
                 let (take, charge) = taken[place.lease.0 as usize];
                 if take {
-                    marks[tenant.0 as usize] += charge;
-                    queue.set_mark(tenant, Time(marks[tenant.0 as usize]));
+                    let (mark, turn) = &mut marks[tenant.0 as usize];
+                    *mark += charge;
+                    if queue.is_first(tenant, place) {
+                        *turn += charge / 2;
+                    }
+                    queue.set_mark(tenant, Time(*mark), Time(*turn));
                     queue.remove(tenant, place);
                 } else {
                     kept.push((place, tenant));
@@ -317,7 +335,7 @@ mod tests {
             asks in prop::collection::vec((0u32..4, 0u64..50, 0i64..9), 0..40),
             aside in 0u32..4,
         ) {
-            let marks = [0; 4];
+            let marks = [(0, 0); 4];
             let (mut queue, all) = queue(&asks, &marks);
             queue.stand_aside(TenantId(aside));
             let others: Vec<_> = all.iter().copied().filter(|(_, tenant)| tenant.0 != aside).collect();

@@ -80,6 +80,9 @@ pub struct Tenant {
     /// How far its use has carried it: beyond now, it queues as if it came later.
     #[serde(default)]
     pub mark: Time,
+    /// Since when its first waiter is the first: who stood before it left then.
+    #[serde(default)]
+    pub turn: Time,
     /// Groups it belongs to, as far as the rules of the house name them.
     #[serde(default)]
     pub groups: Vec<String>,
@@ -317,11 +320,12 @@ impl Rows {
                 let row = Lease { id: *lease, tenant: *tenant, ask: ask.clone(), asked: *at, roots, phase };
                 self.leases.insert(*lease, row);
             }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
                 self.meta.next_epoch = self.meta.next_epoch.max(Epoch(epoch.0 + 1));
                 if let Some(row) = self.leases.get_mut(lease) {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     tenant.today += gpu_time(&self.cards, cards, *vram, until.since(*at)).0;
+                    tenant.turn = turn.unwrap_or(tenant.turn);
                     row.phase = Phase::Active(Hold {
                         cards: cards.clone(),
                         vram: *vram,
@@ -350,9 +354,10 @@ impl Rows {
                     row.roots.push(*process);
                 }
             }
-            Action::End { lease, reason, at, peak, mark } => {
-                if let Some((tenant, mark)) = self.leases.get(lease).map(|row| row.tenant).zip(*mark) {
-                    self.tenants[tenant.0 as usize].mark = mark;
+            Action::End { lease, reason, at, peak, mark, turn } => {
+                if let Some(row) = self.leases.get(lease) {
+                    let tenant = &mut self.tenants[row.tenant.0 as usize];
+                    (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
                 }
                 return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak });
             }

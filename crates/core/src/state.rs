@@ -14,7 +14,7 @@ use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
-use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
+use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service, Tenant};
 use crate::units::{Bytes, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ impl State {
         };
         state.rows.tenants.clone_from(&rows.tenants);
         for (tenant, number) in rows.tenants.iter().zip(0..) {
-            state.queue.set_mark(TenantId(number), tenant.mark);
+            state.queue.set_mark(TenantId(number), tenant.mark, tenant.turn);
         }
         for lease in rows.leases.values() {
             state.index(lease);
@@ -119,7 +119,7 @@ impl State {
     pub fn apply(&mut self, action: &Action) -> Option<Ended> {
         self.unindex(action);
         let ended = self.rows.apply(action);
-        self.reindex(action);
+        self.reindex(action, ended.as_ref());
         ended
     }
 
@@ -179,7 +179,7 @@ impl State {
         self.queue.stand_aside(tenant);
     }
 
-    fn reindex(&mut self, action: &Action) {
+    fn reindex(&mut self, action: &Action, ended: Option<&Ended>) {
         match action {
             Action::Enrol { tenant, name } => {
                 self.names.insert(name.clone(), *tenant);
@@ -227,6 +227,9 @@ impl State {
             Action::End { lease, .. } => {
                 self.set_due(*lease, None);
                 self.set_ends(*lease);
+                if let Some(ended) = ended {
+                    self.set_mark(ended.tenant);
+                }
                 match self.rows.leases.get(lease).and_then(Lease::hold) {
                     Some(hold) => {
                         let unseen: BTreeSet<CardId> = hold.cards.iter().copied().collect();
@@ -277,7 +280,8 @@ impl State {
     }
 
     fn set_mark(&mut self, tenant: TenantId) {
-        self.queue.set_mark(tenant, self.rows.tenants[tenant.0 as usize].mark);
+        let Tenant { mark, turn, .. } = self.rows.tenants[tenant.0 as usize];
+        self.queue.set_mark(tenant, mark, turn);
     }
 
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
@@ -332,7 +336,7 @@ impl State {
         let unbound = self.planted(Mutant::NoClamp);
         self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
         for (tenant, number) in self.rows.tenants.iter().zip(0..) {
-            self.queue.set_mark(TenantId(number), tenant.mark);
+            self.queue.set_mark(TenantId(number), tenant.mark, tenant.turn);
         }
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
             match lease.hold() {
@@ -523,6 +527,11 @@ impl State {
     /// Whether grants are stopped because nothing can be written.
     pub fn disk_full(&self) -> bool {
         self.disk_full
+    }
+
+    /// Whether it is its tenant's first waiter.
+    pub fn is_first(&self, lease: &Lease) -> bool {
+        matches!(lease.phase, Phase::Waiting { .. }) && self.queue.is_first(lease.tenant, self.place_of(lease))
     }
 
     /// Where a waiter stands in its tenant's line.

@@ -20,11 +20,18 @@ mod view;
 mod words;
 mod writer;
 
+pub use config::ConfigError;
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
+pub use sublet_core::policy::Policy;
 pub use sublet_journal as journal;
 
 /// Becomes a worker process: see `sublet_host::worker`.
 pub fn worker(args: &[String]) -> std::process::ExitCode {
     sublet_host::worker::run(args)
+}
+
+/// The rules of the house that a configuration makes now, or the defaults.
+pub fn rules(config: Option<&std::path::Path>) -> Result<Policy, ConfigError> {
+    Ok(config::Config::read(config)?.settle()?.policy)
 }

@@ -26,7 +26,7 @@ pub const META: &str =
     "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day FROM meta";
 /// Reads tenants in order.
 pub const TENANTS: &str =
-    "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups FROM tenants ORDER BY id";
+    "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us FROM tenants ORDER BY id";
 /// Reads cards in order.
 pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
 /// Reads live leases.
@@ -44,8 +44,8 @@ pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_u
 const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
-    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
 const PUT_LEASE: &str = concat!(
     "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
@@ -164,7 +164,8 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
         row.byte_us.to_string(),
         signed(row.mark.0),
         signed(row.today),
-        json(&row.groups)?
+        json(&row.groups)?,
+        signed(row.turn.0)
     ])?;
     Ok(())
 }
@@ -180,6 +181,7 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
         mark: time(row, 5)?,
         today: int(row, 6)?,
         groups: from_json(row, 7)?,
+        turn: time(row, 8)?,
     };
     Ok((TenantId(small(row, 0)?), tenant))
 }

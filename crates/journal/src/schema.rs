@@ -120,6 +120,7 @@ CREATE TABLE answers (
     "
 ALTER TABLE meta ADD COLUMN day INTEGER NOT NULL DEFAULT 0;         -- that daily budgets count
 ALTER TABLE tenants ADD COLUMN mark_us INTEGER NOT NULL DEFAULT 0;  -- how far its use has carried it
+ALTER TABLE tenants ADD COLUMN turn_us INTEGER NOT NULL DEFAULT 0;  -- when its first waiter became that
 ALTER TABLE tenants ADD COLUMN today_us INTEGER NOT NULL DEFAULT 0; -- GPU time charged on that day
 ALTER TABLE tenants ADD COLUMN groups TEXT NOT NULL DEFAULT '[]';   -- JSON
 ALTER TABLE leases ADD COLUMN paid_us INTEGER;                      -- how far the mark was moved for its term

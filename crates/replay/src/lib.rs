@@ -33,3 +33,5 @@ mod tests;
 pub fn span_of_secs(seconds: u64) -> sublet_core::units::Span {
     sublet_core::units::Span::secs(seconds)
 }
+
+pub use sublet_core::units::Bytes;

@@ -39,14 +39,14 @@ impl FromStr for Name {
     }
 }
 
-/// The policy of that name, as the daemon would have it.
-pub fn policy(name: Name) -> Policy {
+/// The policy of that name in a house with these rules.
+pub fn policy(name: Name, rules: &Policy) -> Policy {
     match name {
-        Name::Fair => Policy::default(),
+        Name::Fair => rules.clone(),
         Name::Fifo => {
             let none = Span::ZERO;
             let head_start = HeadStart { interactive: none, batch: none, spot: none, priority: none };
-            Policy { head_start, debt_max: none, ..Policy::default() }
+            Policy { head_start, debt_max: none, ..rules.clone() }
         }
     }
 }

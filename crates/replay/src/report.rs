@@ -11,6 +11,7 @@ use crate::stats::{Waits, jain, quantile, round, round5, seconds};
 use crate::trace::{Trace, tier_name};
 use serde::Serialize;
 use sublet_core::ask::Tier;
+use sublet_core::policy::Policy;
 use sublet_core::units::{Span, Time};
 
 /// Fairness is judged over slots of this length, or longer ones of a long trace.
@@ -24,6 +25,8 @@ const GIB_HOUR: f64 = 1_073_741_824.0 * 3600.0 * 1e6;
 /// How a trace is replayed.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The rules of the house.
+    pub rules: Policy,
     /// Under these policies, in this order.
     pub policies: Vec<Name>,
     /// How jobs ask.
@@ -230,7 +233,7 @@ fn slot_of(trace: &Trace) -> Span {
 
 /// What can be said of a trace before it is run.
 fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
-    let leasable = cluster.leasable(policy(Name::Fair).margin).0;
+    let leasable = cluster.leasable(options.rules.margin).0;
     let could = leasable as f64 * trace.span().0.max(1) as f64;
     About {
         source: trace.source.clone(),
@@ -256,7 +259,7 @@ fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
 pub fn replay(trace: &Trace, cluster: &Cluster, options: &Options, mut ran: impl FnMut(&Outcome)) -> Report {
     let mut policies = Vec::new();
     for name in &options.policies {
-        let policy = for_replay(policy(*name), options.places);
+        let policy = for_replay(policy(*name, &options.rules), options.places);
         let first = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
         let until = options.until.map(|until| first + until);
         let setup = Setup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };

@@ -9,6 +9,7 @@ use crate::trace::Trace;
 use crate::{alibaba, csv, json, plots};
 use expect_test::expect;
 use sublet_core::ask::Tier;
+use sublet_core::policy::Policy;
 use sublet_core::units::{Bytes, Span, Time};
 
 const HEADER: &str = "arrival_s,tenant,vram,cards,duration_s,tier";
@@ -23,12 +24,12 @@ fn cards(text: &str) -> Cluster {
 }
 
 fn run_on(trace: &Trace, cluster: &str, name: Name, leases: Leases, until: Option<Time>) -> Run {
-    let (cluster, policy) = (cards(cluster), for_replay(policy(name), None));
+    let (cluster, policy) = (cards(cluster), for_replay(policy(name, &Policy::default()), None));
     drive(&Setup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
 }
 
 fn options(policies: &[Name], leases: Leases) -> Options {
-    Options { policies: policies.to_vec(), leases, starved: 10.0, places: None, until: None }
+    Options { rules: Policy::default(), policies: policies.to_vec(), leases, starved: 10.0, places: None, until: None }
 }
 
 fn report_on(trace: &Trace, cluster: &str, leases: Leases) -> Report {
@@ -142,7 +143,7 @@ fn what_can_never_fit_is_refused_in_the_words_of_the_core() {
     assert_eq!((outcome.jobs, outcome.finished, outcome.refused), (3, 1, 2));
     assert_eq!(outcome.refusals.len(), 1);
     assert!(outcome.refusals[0].why.starts_with("no card could ever hold this ask"), "{:?}", outcome.refusals);
-    let one_place = Options { places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
+    let one_place = Options { rules: Policy::default(), places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
     let outcome = &replay(&trace, &cards("2x10GiB"), &one_place, |_| {}).policies[0];
     assert_eq!((outcome.finished, outcome.refused, outcome.refusals.len()), (0, 3, 2));
 }

@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use sublet_replay::cluster::Cluster;
 use sublet_replay::drive::Leases;
-use sublet_replay::policies::{Name, policy};
+use sublet_replay::policies::Name;
 use sublet_replay::report::{Options, Report, replay};
 use sublet_replay::synthetic::{self, Shape};
 use sublet_replay::trace::Trace;
-use sublet_replay::{alibaba, csv, json, plots};
+use sublet_replay::{Bytes, alibaba, csv, json, plots};
 use sublet_wire::{exit, span};
 
 /// Replay a trace of jobs under two policies and compare what each tenant gets
@@ -68,6 +68,9 @@ pub struct ReplayArgs {
     /// A policy to compare, fifo or fair; may be given twice [default: both]
     #[arg(long, value_name = "NAME")]
     policy: Vec<Name>,
+    /// The rules of the house, as `sublet serve --config` takes them [default: its defaults]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Ask for fixed terms as long as the work, so that no lease ends before it
     #[arg(long)]
     fixed: bool,
@@ -97,7 +100,7 @@ its cards. By default its lease is renewed while it works, as with `sublet run`,
 hold cap while others wait; then the job asks again for the rest of its work. That costs it nothing
 but the wait: its state is taken to be saved. With --fixed no lease ends early.
 
-Policies: fifo serves by arrival alone; fair is what the daemon does unless configured otherwise.
+Policies: fifo serves by arrival alone; fair is what the daemon does, by --config FILE or by its defaults.
 
 wait         time in the queue, all turns of a job together
 utilisation  byte-seconds granted divided by byte-seconds there were (margins left out)
@@ -140,7 +143,8 @@ struct Told<'a> {
 
 /// Replays.
 pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
-    let mut trace = load(args)?;
+    let rules = crate::daemon::rules(args.config.as_deref())?;
+    let mut trace = load(args, rules.margin)?;
     if let Some(factor) = args.speed_up_load {
         trace.speed_up(factor);
     }
@@ -150,6 +154,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let options = Options {
+        rules,
         policies: if args.policy.is_empty() { Name::ALL.to_vec() } else { args.policy.clone() },
         leases: if args.fixed { Leases::Fixed } else { Leases::Renewed },
         starved: args.starved,
@@ -181,8 +186,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
 }
 
 /// The trace, wherever it comes from.
-fn load(args: &ReplayArgs) -> Result<Trace, Failure> {
-    let margin = policy(Name::Fair).margin;
+fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     if let Some(seed) = args.synthetic {
         let (jobs, tenants, chatty, load) = (args.jobs, args.tenants, args.chatty, args.load);
         let shape = Shape { seed, jobs, tenants, chatty, load };

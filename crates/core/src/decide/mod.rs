@@ -152,7 +152,8 @@ impl Turn<'_> {
             let unused = row.hold()?.unused(at);
             (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].mark - unused)
         });
-        self.emit(Action::End { lease, reason, at, peak, mark });
+        let turn = self.state.lease(lease).is_some_and(|row| self.state.is_first(row)).then_some(self.now);
+        self.emit(Action::End { lease, reason, at, peak, mark, turn });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
             self.emit(Action::Retire { lease });
         }

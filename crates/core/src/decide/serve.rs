@@ -72,8 +72,9 @@ impl Turn<'_> {
         };
         let mark = charged(self.state, row.tenant, fit.vram, fit.cards.len(), span, self.now);
         let Fit { cards, vram, before } = fit.clone();
+        let turn = self.state.is_first(row).then_some(self.now);
         let until = self.now + span;
-        self.emit(Action::Grant { lease, cards, vram, epoch, at: self.now, until, mark: Some(mark), before });
+        self.emit(Action::Grant { lease, cards, vram, epoch, at: self.now, until, mark: Some(mark), before, turn });
     }
 }
 

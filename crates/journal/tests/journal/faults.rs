@@ -294,14 +294,9 @@ fn a_file_of_the_first_version_keeps_its_leases() {
     world.lease();
     journal.commit(&world.close()).unwrap();
     drop(journal);
-    let later = ["meta.day", "tenants.mark_us", "tenants.today_us", "tenants.groups"].into_iter().chain([
-        "leases.paid_us",
-        "leases.before_us",
-        "leases.day",
-        "past.paid_us",
-        "past.before_us",
-        "past.day",
-    ]);
+    let later = ["meta.day", "tenants.mark_us", "tenants.turn_us", "tenants.today_us", "tenants.groups"]
+        .into_iter()
+        .chain(["leases.paid_us", "leases.before_us", "leases.day", "past.paid_us", "past.before_us", "past.day"]);
     for (table, column) in later.filter_map(|name| name.split_once('.')) {
         dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
     }
@@ -309,7 +304,9 @@ fn a_file_of_the_first_version_keeps_its_leases() {
     let mut rows = dir.open().1.rows;
     let mut known = world.rows.clone();
     for rows in [&mut rows, &mut known] {
-        rows.tenants.iter_mut().for_each(|tenant| (tenant.mark, tenant.today) = (Time::ZERO, 0));
+        rows.tenants
+            .iter_mut()
+            .for_each(|tenant| (tenant.mark, tenant.turn, tenant.today) = (Time::ZERO, Time::ZERO, 0));
         for lease in rows.leases.values_mut() {
             if let Phase::Active(hold) = &mut lease.phase {
                 (hold.paid, hold.before) = (Span::ZERO, None);

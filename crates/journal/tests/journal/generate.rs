@@ -127,6 +127,7 @@ impl World {
             until,
             mark: Some(until),
             before: None,
+            turn: Some(at),
         });
     }
 
@@ -134,7 +135,7 @@ impl World {
         let reasons = [Reason::Released, Reason::Expired, Reason::HolderExited, Reason::WaitOver];
         let reason = reasons[self.dice.below(4) as usize];
         let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
-        self.act(Action::End { lease, reason, at: self.now, peak, mark: None });
+        self.act(Action::End { lease, reason, at: self.now, peak, mark: None, turn: None });
     }
 
     pub fn cycle(&mut self) {

@@ -80,6 +80,7 @@ fn extreme_rows() -> Rows {
                 card_us: u64::MAX,
                 byte_us: u128::MAX,
                 mark: Time(u64::MAX),
+                turn: Time(u64::MAX),
                 groups: vec!["lab".to_owned(), "\"".to_owned()],
                 today: u64::MAX,
             },

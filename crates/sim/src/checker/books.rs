@@ -147,6 +147,8 @@ pub struct TenantBook {
     pub line: BTreeSet<(i64, LeaseId, Time)>,
     /// How far its use has carried it.
     pub mark: Time,
+    /// Since when its first waiter is the first.
+    pub turn: Time,
 }
 
 /// All books.
@@ -236,7 +238,7 @@ impl Books {
         for tenant in &rows.tenants {
             books.enrol(&tenant.name);
             if let Some(book) = books.tenants.last_mut() {
-                book.mark = tenant.mark;
+                (book.mark, book.turn) = (tenant.mark, tenant.turn);
             }
         }
         for row in rows.leases.values() {

@@ -64,7 +64,8 @@ impl Books {
             })?;
         }
         let rows = &state.rows().tenants;
-        let owing = self.tenants.iter().zip(rows).find(|(tenant, row)| tenant.mark != row.mark);
+        let owing =
+            self.tenants.iter().zip(rows).find(|(tenant, row)| (tenant.mark, tenant.turn) != (row.mark, row.turn));
         must(9, owing.is_none(), || format!("the mark of a tenant is not what was charged: {owing:?}"))?;
         let theirs: Vec<LeaseId> = state.queue().everybody().take(8).map(|(lease, _)| lease).collect();
         let ours: Vec<LeaseId> = self.in_order().take(8).collect();

@@ -10,12 +10,12 @@ impl Books {
     /// Every waiter in the order of service: again and again, of each tenant's first waiter the one
     /// that comes first.
     pub fn in_order(&self) -> impl Iterator<Item = LeaseId> + '_ {
-        let mut lines: Vec<_> =
-            self.tenants.iter().map(|tenant| (tenant.mark, tenant.line.iter().peekable())).collect();
+        let mut lines: Vec<_> = self.tenants.iter().map(|t| ((t.mark, t.turn), t.line.iter().peekable())).collect();
         std::iter::from_fn(move || {
-            let key = |mark: &Time, (rank, lease, asked): &(i64, LeaseId, Time)| {
-                let debt = (mark.0 as i64 - asked.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
-                (rank + debt, *lease)
+            let key = |(mark, turn): &(Time, Time), (rank, lease, asked): &(i64, LeaseId, Time)| {
+                let first = asked.max(turn);
+                let debt = (mark.0 as i64 - first.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
+                (rank + first.since(*asked).0 as i64 + debt, *lease)
             };
             let firsts = lines
                 .iter_mut()
@@ -49,6 +49,16 @@ impl Books {
         let before = self.tenants[tenant].mark.max(now);
         self.tenants[tenant].mark = due;
         Ok(due.since(before))
+    }
+
+    /// When the first of a tenant's waiters leaves, the next one's turn begins.
+    pub fn take_turn(&mut self, now: Time, lease: LeaseId, turn: Option<Time>) -> Verdict {
+        let Some(book) = self.leases.get(&lease) else { return Ok(()) };
+        let tenant = &mut self.tenants[book.tenant];
+        let first = tenant.line.first().is_some_and(|(_, first, _)| *first == lease);
+        must(9, turn == first.then_some(now), || format!("{lease} leaves the queue, and the turn is {turn:?}"))?;
+        tenant.turn = turn.unwrap_or(tenant.turn);
+        Ok(())
     }
 
     /// What was paid ahead and not used is given back.

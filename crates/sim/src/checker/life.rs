@@ -64,7 +64,7 @@ impl Books {
                 }
                 must(9, self.satisfiable(tenant, ask), || format!("{lease} waits for what can never be: {ask:?}"))
             }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
                 let held = Held {
@@ -78,7 +78,7 @@ impl Books {
                     paid: Span::ZERO,
                     before: *before,
                 };
-                self.grant(now, *lease, held, *mark)
+                self.grant(now, *lease, held, *mark, *turn)
             }
             Action::Renew { lease, at, until, idle, mark, before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
@@ -96,10 +96,11 @@ impl Books {
                 self.add_member(*lease, *process);
                 Ok(())
             }
-            Action::End { lease, reason, at, mark, .. } => {
+            Action::End { lease, reason, at, mark, turn, .. } => {
                 must(14, *at == now, || format!("{lease} ends at {at}, and it is {now}"))?;
                 self.check_end(now, cause, *lease, *reason)?;
                 self.give_back(now, *lease, *mark)?;
+                self.take_turn(now, *lease, *turn)?;
                 self.end(now, *lease);
                 Ok(())
             }
@@ -114,7 +115,7 @@ impl Books {
         }
     }
 
-    fn grant(&mut self, now: Time, lease: LeaseId, mut held: Held, mark: Option<Time>) -> Verdict {
+    fn grant(&mut self, now: Time, lease: LeaseId, mut held: Held, mark: Option<Time>, turn: Option<Time>) -> Verdict {
         must(11, !self.disk_full, || format!("{lease} is granted on a full disk"))?;
         let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
@@ -128,6 +129,7 @@ impl Books {
         self.check_order(now, lease, &held, book)?;
         let due = self.charged(now, book.tenant, held.vram, held.cards.len(), held.until.since(now));
         held.paid = self.charge(now, lease, mark, due)?;
+        self.take_turn(now, lease, turn)?;
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
             self.insert(lease, Book { at: At::Held(held), ..book });

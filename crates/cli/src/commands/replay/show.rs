@@ -150,8 +150,14 @@ mod tests {
                     30,ann,60GiB,1,30,batch\n";
         assert!(sublet_replay::csv::read(text, "").is_err(), "no control characters");
         let trace = sublet_replay::csv::read(&text.replace('\u{7}', ""), "a made-up\u{7} trace").unwrap();
-        let options =
-            Options { policies: Name::ALL.to_vec(), leases: Leases::Renewed, starved: 10.0, places: None, until: None };
+        let options = Options {
+            rules: sublet_daemon::Policy::default(),
+            policies: Name::ALL.to_vec(),
+            leases: Leases::Renewed,
+            starved: 10.0,
+            places: None,
+            until: None,
+        };
         let report = replay(&trace, &"1x10GiB".parse().unwrap(), &options, |_| {});
         let speed = |policy: &str| Speed { policy: policy.into(), events: 0, wall_s: 1.0, events_per_s: 300_000.0 };
         expect![[r#"
