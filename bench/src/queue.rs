@@ -109,7 +109,7 @@ impl World {
         while self.asked < until {
             // Spread over a day, so that head starts reorder them.
             self.now = self.now + Span(86_400);
-            let by = Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), operator: false };
+            let by = Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), operator: false, token: None };
             let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
@@ -145,7 +145,7 @@ impl World {
             .map(|lease| (head_start.rank(&lease.ask, lease.asked), lease.id))
             .collect();
         all.sort_unstable();
-        let operator = Caller { tenant: "uid:0".to_owned(), operator: true };
+        let operator = Caller { tenant: "uid:0".to_owned(), operator: true, token: None };
         for (_, expected) in all.iter().take(SOME) {
             let held = self.state.room(sublet_core::ids::CardId(0)).claims().keys().next().copied();
             if let Some(lease) = held {

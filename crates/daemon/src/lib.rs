@@ -15,10 +15,12 @@ mod mail;
 mod names;
 mod peer;
 mod serve;
+mod tokens;
 mod view;
 mod words;
 mod writer;
 
+pub use config::TcpConfig;
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
 pub use sublet_journal as journal;

@@ -70,7 +70,7 @@ impl<'a> Sim<'a> {
         let mut rng = Rng::new(seed);
         let shape = Shape::draw(&mut rng);
         let world = World::new(&shape, &mut rng);
-        let caller = |n| Caller { tenant: tenant_name(n, shape.tenants), operator: n == shape.tenants };
+        let caller = |n| Caller { tenant: tenant_name(n, shape.tenants), operator: n == shape.tenants, token: None };
         Sim {
             t: 1_000 * S,
             lag: 1_000 * S - rng.below(100 * S),

@@ -13,12 +13,14 @@ mod problem;
 mod record;
 pub mod size;
 pub mod span;
+mod token;
 
 pub use ask::{Ask, Bind, Exclusivity, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, Unreadable};
 pub use lease::{Ahead, Blocker, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Reason, Waiting};
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
+pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenAsk, Tokens};
 
 /// The media type of every refusal.
 pub const PROBLEM_JSON: &str = "application/problem+json";

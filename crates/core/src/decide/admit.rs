@@ -19,7 +19,7 @@ impl Turn<'_> {
         let tenant = self.enrol(&by.tenant);
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
-        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root });
+        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.serve();
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
@@ -32,6 +32,7 @@ impl Turn<'_> {
     fn admissible(&self, by: &Caller, ask: &Ask) -> Result<(), Refusal> {
         ask.check().map_err(Refusal::BadAsk)?;
         could_ever_fit(self.state, ask)?;
+        self.within_token(by, ask)?;
         let caps = self.state.policy().caps_for(&by.tenant);
         if let Some(cap) = caps.vram
             && least_wish(self.state, ask) > cap

@@ -124,7 +124,8 @@ impl Books {
                 self.disk_full = false;
                 Cause::Other
             }
-            Event::Awoke => Cause::Other,
+            // Nobody in these worlds has a token.
+            Event::TokenAsked { .. } | Event::TokenRevoked { .. } | Event::Awoke => Cause::Other,
             Event::Ticked => Cause::Ticked,
         }
     }
