@@ -15,4 +15,5 @@ pub mod reference;
 pub mod run;
 pub mod serve;
 pub mod status;
+pub mod token;
 pub mod usage;

@@ -33,6 +33,9 @@ pub struct ServeArgs {
 
 /// Serves until it is told to stop.
 pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
+    if globals.has_url() {
+        return Err(Failure::usage("`--url` names a daemon elsewhere").hint("`--listen` says where this one serves"));
+    }
     let state_dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
     let socket = place::own_socket(globals.socket());
     let tcp = TcpConfig {
