@@ -60,7 +60,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn enrol(&mut self, name: &str) -> TenantId {
+    pub(super) fn enrol(&mut self, name: &str) -> TenantId {
         if let Some(tenant) = self.state.tenant(name) {
             return tenant;
         }

@@ -23,6 +23,8 @@ impl Turn<'_> {
         if let Err(refusal) = self.has_room(&tenant) {
             return Answer::Refused(refusal);
         }
+        // Whoever can make something twice must be known, so that its keys can be.
+        self.enrol(&by.tenant);
         let token = Token {
             id: TokenId(self.state.rows().meta.next_token),
             tenant,

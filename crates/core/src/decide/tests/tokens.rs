@@ -158,8 +158,8 @@ fn one_more(mut state: State, who: &str) -> String {
 fn there_is_a_bound_on_tokens_and_the_expired_ones_make_room() {
     let (all, own) = (TOKENS_MAX, TOKENS_OF_TENANT);
     assert_eq!(one_more(tokens(own, own, 0), "u:ann"), "there are 100 tokens of this tenant, as many as may be");
-    assert_eq!(one_more(tokens(own, own, 0), "u:bob"), "1 actions, 101 tokens");
-    assert_eq!(one_more(tokens(own, own, 30), "u:ann"), "31 actions, 71 tokens");
+    assert_eq!(one_more(tokens(own, own, 0), "u:bob"), "2 actions, 101 tokens");
+    assert_eq!(one_more(tokens(own, own, 30), "u:ann"), "32 actions, 71 tokens");
     assert_eq!(one_more(tokens(all, own, 0), "u:bob"), "there are 10000 tokens, as many as may be");
-    assert_eq!(one_more(tokens(all, own, 30), "u:bob"), "31 actions, 9971 tokens");
+    assert_eq!(one_more(tokens(all, own, 30), "u:bob"), "32 actions, 9971 tokens");
 }
