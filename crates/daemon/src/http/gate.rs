@@ -118,7 +118,7 @@ fn secret_of(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Whose address it is: of the newer kind everybody has 2⁶⁴.
-fn whole(from: IpAddr) -> IpAddr {
+pub fn whole(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,

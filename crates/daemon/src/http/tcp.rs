@@ -58,7 +58,7 @@ pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, m
         };
         // A lock that is poisoned lets nobody in: without its answer nothing may go out in clear.
         let Ok(config) = tls.read().map(|tls| tls.clone()) else { continue };
-        let Some(seat) = Seat::take(&counts, from.ip().to_canonical(), LIMITS) else {
+        let Some(seat) = Seat::take(&counts, gate::whole(from.ip()), LIMITS) else {
             if config.is_none() {
                 tokio::spawn(async move {
                     if stream.writable().await.is_ok() {
@@ -113,7 +113,7 @@ async fn answer(
         Ok(peer) => peer,
         Err(problem) => return Ok(Refused(problem).into_response()),
     };
-    let looks = request.method() == Method::GET;
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
     if let Some(peer) = &peer {
         request.extensions_mut().insert(Arc::clone(peer));
     }
