@@ -288,7 +288,7 @@ impl fmt::Display for Refusal {
             Refusal::TooManyTokens { own: false } => {
                 write!(f, "there are {} tokens, as many as may be", crate::token::TOKENS_MAX)
             }
-            Refusal::TokenLeases { cap } => write!(f, "through this token {cap} leases may be had, and they are"),
+            Refusal::TokenLeases { cap } => write!(f, "this token has as many leases as it may have ({cap})"),
             Refusal::TokenVram { cap, has } => {
                 write!(f, "through this token {cap} may be had, and {has} are: this asks for more than the rest")
             }

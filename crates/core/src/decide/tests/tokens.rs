@@ -79,7 +79,7 @@ fn the_caps_of_a_token_count_what_waits_and_what_is_held() {
             2s queue L1
             2s grant L1 60GiB on 1 epoch 1 until 62s
             2s queue L2
-            2s refuse: through this token 2 leases may be had, and they are
+            2s refuse: this token has as many leases as it may have (2)
             2s queue L3
             2s grant L3 1GiB on 0 epoch 2 until 62s
             3s end L2 (Released)
