@@ -112,8 +112,8 @@ impl World {
         while self.asked < until {
             // Spread over a day, so that head starts reorder them.
             self.now = self.now + Span(86_400);
-            let by =
-                Caller { tenant: format!("uid:{}", self.asked * 7919 % 1000), groups: Vec::new(), operator: false };
+            let tenant = format!("uid:{}", self.asked * 7919 % 1000);
+            let by = Caller { tenant, groups: Vec::new(), operator: false, token: None };
             let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
@@ -149,7 +149,7 @@ impl World {
             .map(|lease| (lease.asked.0 as i64 - head_start.of(&lease.ask), lease.id))
             .collect();
         all.sort_unstable();
-        let operator = Caller { tenant: "uid:0".to_owned(), groups: Vec::new(), operator: true };
+        let operator = Caller { tenant: "uid:0".to_owned(), groups: Vec::new(), operator: true, token: None };
         for (_, expected) in all.iter().take(SOME) {
             let held = self.state.room(sublet_core::ids::CardId(0)).claims().keys().next().copied();
             if let Some(lease) = held {

@@ -91,7 +91,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let by = Caller { tenant: "uid:1000".to_owned(), groups: Vec::new(), operator: false };
+        let by = Caller { tenant: "uid:1000".to_owned(), groups: Vec::new(), operator: false, token: None };
         let engine = Engine::new(Rows::default(), Policy::default());
         let mut world = World { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
         let facts = CardFacts {

@@ -1,15 +1,18 @@
-//! A client for HTTP/1.1 over a Unix socket that can also misbehave.
+//! A client for HTTP/1.1 over a Unix socket, or over TCP with a token, that can also misbehave.
 //!
 //! Written by hand because a well-behaved library cannot send half a header.
-//! Every wait has an end; redirects, compression and TLS are absent.
+//! Every wait has an end; redirects and compression are absent.
 
 use crate::wait::{LONG, until};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, PROBLEM_JSON, Problem};
@@ -20,7 +23,16 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Asks one question at a time, each on a connection of its own.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    place: Place,
+    /// Goes with every request.
+    authorization: Option<String>,
+}
+
+/// Where a service listens.
+#[derive(Clone, Debug)]
+enum Place {
+    Socket(PathBuf),
+    Tcp(SocketAddr, Option<Arc<ClientConfig>>),
 }
 
 /// What came back.
@@ -37,19 +49,47 @@ pub struct Answer {
 impl Client {
     /// For the service at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client { place: Place::Socket(socket.into()), authorization: None }
+    }
+    /// For the service at a TCP address, with TLS for `localhost` if there is something to trust.
+    pub fn over_tcp(address: SocketAddr, trust: Option<Arc<ClientConfig>>) -> Client {
+        Client { place: Place::Tcp(address, trust), authorization: None }
+    }
+    /// The same, sending this token with every request.
+    pub fn with_token(&self, token: &str) -> Client {
+        Client { authorization: Some(format!("Bearer {token}")), ..self.clone() }
     }
     /// Where the service is.
     pub fn socket(&self) -> &Path {
-        &self.socket
+        match &self.place {
+            Place::Socket(socket) => socket,
+            Place::Tcp(address, _) => panic!("{address} is no socket"),
+        }
     }
     /// Opens a connection, or fails after a bound.
     pub fn connect(&self) -> io::Result<Connection> {
-        Connection::open(&self.socket)
+        Connection::open(match &self.place {
+            Place::Socket(socket) => Box::new(connect(socket, Instant::now() + PATIENCE)?),
+            Place::Tcp(address, None) => Box::new(TcpStream::connect_timeout(address, PATIENCE)?),
+            Place::Tcp(address, Some(trust)) => {
+                let name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+                let session = ClientConnection::new(Arc::clone(trust), name).map_err(io::Error::other)?;
+                Box::new(StreamOwned::new(session, TcpStream::connect_timeout(address, PATIENCE)?))
+            }
+        })
     }
     /// Asks, and fails if the service is away.
     pub fn try_send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
-        self.connect()?.send(method, path, headers, body)
+        let token = self.authorization.as_deref().map(|value| ("authorization", value));
+        let headers: Vec<(&str, &str)> = headers.iter().copied().chain(token).collect();
+        self.connect()?.send(method, path, &headers, body)
+    }
+    /// A whole request without a body, with this client's token if it has one.
+    pub fn head(&self, method: &str, path: &str) -> Vec<u8> {
+        let token = self.authorization.as_deref().map(|value| ("authorization", value));
+        let mut bytes = head(method, path, token.as_slice());
+        bytes.extend(b"\r\n");
+        bytes
     }
     /// Asks; a service that is away is a failed test.
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
@@ -113,19 +153,40 @@ pub const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// One connection, kept open between questions.
 pub struct Connection {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Box<dyn Wire>>,
 }
 
+/// What a connection is made of.
+trait Wire: Read + Write + Send {
+    fn bound(&self, read: Duration, write: Duration) -> io::Result<()>;
+    fn close_write(&self) -> io::Result<()>;
+}
+
+macro_rules! wire {
+    ($kind:ty, $($socket:tt)*) => {
+        impl Wire for $kind {
+            fn bound(&self, read: Duration, write: Duration) -> io::Result<()> {
+                self$($socket)*.set_read_timeout(Some(read))?;
+                self$($socket)*.set_write_timeout(Some(write))
+            }
+            fn close_write(&self) -> io::Result<()> {
+                self$($socket)*.shutdown(Shutdown::Write)
+            }
+        }
+    };
+}
+wire!(UnixStream,);
+wire!(TcpStream,);
+wire!(StreamOwned<ClientConnection, TcpStream>, .sock);
+
 impl Connection {
-    fn open(socket: &Path) -> io::Result<Connection> {
-        let stream = connect(socket, Instant::now() + PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    fn open(stream: Box<dyn Wire>) -> io::Result<Connection> {
+        stream.bound(PATIENCE, PATIENCE)?;
         Ok(Connection { stream: BufReader::new(stream) })
     }
     /// Another bound for each read.
     pub fn patience(&self, patience: Duration) -> io::Result<()> {
-        self.stream.get_ref().set_read_timeout(Some(patience))
+        self.stream.get_ref().bound(patience, PATIENCE)
     }
     /// Asks, and waits for the whole answer.
     pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
@@ -141,11 +202,12 @@ impl Connection {
     }
     /// Sends these bytes, whatever they mean.
     pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)
+        self.stream.get_mut().write_all(bytes)?;
+        self.stream.get_mut().flush()
     }
     /// Nothing more will be sent.
     pub fn finish(&self) -> io::Result<()> {
-        self.stream.get_ref().shutdown(Shutdown::Write)
+        self.stream.get_ref().close_write()
     }
     /// Waits for a whole answer.
     pub fn answer(&mut self) -> io::Result<Answer> {

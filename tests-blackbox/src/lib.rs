@@ -11,6 +11,8 @@ pub mod image;
 pub mod log;
 pub mod process;
 pub mod service;
+pub mod token;
+pub mod user;
 pub mod wait;
 
 pub use http::{Answer, Client, Connection};

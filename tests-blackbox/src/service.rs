@@ -6,6 +6,7 @@ use crate::wait::{LONG, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -54,6 +55,23 @@ impl Service {
     /// A client of this service.
     pub fn client(&self) -> Client {
         Client::new(self.dir.path().join("s"))
+    }
+    /// Where it serves over TCP, by its own word.
+    pub fn address(&self) -> SocketAddr {
+        let text = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let told = text.lines().rev().find(|line| line.contains("serving whoever has a token"));
+        let address = told.and_then(|line| line.split("address=").nth(1)?.split(' ').next()?.parse().ok());
+        let address: SocketAddr = address.unwrap_or_else(|| panic!("no address in:\n{text}"));
+        SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port())
+    }
+    /// A client over TCP, without TLS and without a token.
+    pub fn remote(&self) -> Client {
+        Client::over_tcp(self.address(), None)
+    }
+    /// SIGHUP: it reads its configuration anew.
+    pub fn reload(&self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        kill_process(pid, Signal::HUP).expect("an own child can be signalled");
     }
     /// The directory with the state, the socket and the log.
     pub fn dir(&self) -> &Path {

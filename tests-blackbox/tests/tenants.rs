@@ -3,10 +3,8 @@
 //! These need root, which alone can be several users; elsewhere they say that
 //! they were skipped.
 
-use rustix::fs::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::json;
-use std::thread;
+use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Answer, Client, GIB, Process, Service, ask};
 use sublet_wire::{Cards, Lease, LeaseState, Leases};
 
@@ -15,26 +13,11 @@ const BOB: u32 = 12346;
 
 /// Two ordinary users and a service that belongs to neither.
 fn two_users(test: &str) -> Option<Service> {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root() {
         eprintln!("skipped: {test} needs root to be two users");
         return None;
     }
     Some(Service::start())
-}
-
-/// What `what` gives when this user does it. On Linux a user is a matter of
-/// the thread, and so are the credentials that the other end of a socket sees.
-fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let thread = scope.spawn(move || {
-            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
-            set_thread_groups(&[]).expect("root can leave its groups");
-            set_thread_res_gid(group, group, group).expect("root can change its group");
-            set_thread_res_uid(user, user, user).expect("root can become anybody");
-            what()
-        });
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }
 
 /// An answer without what differs between any two answers.

@@ -18,7 +18,15 @@ pub fn program(name: impl AsRef<OsStr>) -> Run {
 /// The cargo that runs this chore, in the workspace's root.
 pub fn cargo<const N: usize>(arguments: [&str; N]) -> Run {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    program(cargo).args(arguments).dir(&crate::workspace::root())
+    let mut run = program(cargo).args(arguments).dir(&crate::workspace::root());
+    // What cargo says of this chore to this chore; some build scripts would take it for a change,
+    // and build for a minute what is built.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            run.command.env_remove(name);
+        }
+    }
+    run
 }
 
 impl Run {

@@ -1,18 +1,19 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, usage,
+    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, token, usage,
 };
 use crate::failure::Failure;
+use crate::table::plain;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use sublet_wire::exit;
+use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 13] = [
+const LATER: [&str; 12] = [
     "park",
     "resume",
     "top",
@@ -20,7 +21,6 @@ const LATER: [&str; 13] = [
     "attach",
     "wrap",
     "enforce",
-    "token",
     "soft",
     "--signal",
     "--requeue",
@@ -56,6 +56,10 @@ pub struct Globals {
     /// The daemon's socket [default: SUBLET_SOCKET, /run/sublet/sublet.sock, or the one in XDG_RUNTIME_DIR]
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// A daemon elsewhere, such as https://gpu1:7474; the token is SUBLET_TOKEN or in SUBLET_TOKEN_FILE
+    /// [default: SUBLET_URL]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "socket")]
+    url: Option<String>,
     /// Print JSON, with a version, for programs
     #[arg(long, global = true)]
     pub json: bool,
@@ -65,6 +69,34 @@ impl Globals {
     /// The socket, if one was given.
     pub fn socket(&self) -> Option<&Path> {
         self.socket.as_deref()
+    }
+
+    /// The address of a daemon elsewhere, if one is meant: what is typed goes before the environment.
+    pub fn url(&self) -> Option<String> {
+        let from_environment = || std::env::var("SUBLET_URL").ok().filter(|url| !url.is_empty());
+        match (&self.url, &self.socket) {
+            (Some(url), _) => Some(url.clone()),
+            (None, Some(_)) => None,
+            (None, None) => from_environment(),
+        }
+    }
+
+    /// Whether such an address was typed.
+    pub fn has_url(&self) -> bool {
+        self.url.is_some()
+    }
+
+    /// Refuses what is done on the host itself.
+    pub fn must_be_local(&self, what: &str, hint: &str) -> Result<(), Failure> {
+        match self.url() {
+            Some(url) => Err(Failure::usage(format!("{what}, not through {}", plain(&url))).hint(hint)),
+            None => Ok(()),
+        }
+    }
+
+    #[cfg(test)]
+    pub fn at(socket: &Path) -> Globals {
+        Globals { socket: Some(socket.to_owned()), url: None, json: false }
     }
 }
 
@@ -84,6 +116,7 @@ pub enum Command {
     End(end::EndArgs),
     Usage(usage::UsageArgs),
     Audit(audit::AuditArgs),
+    Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Journal(journal::JournalArgs),
@@ -117,6 +150,29 @@ impl FromStr for LeaseName {
 impl fmt::Display for LeaseName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "L{}", self.0)
+    }
+}
+
+/// A token's id as people type it: `K3`, `k3` or `3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenName(u32);
+
+impl FromStr for TokenName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<TokenName, String> {
+        let digits = text.strip_prefix(['K', 'k']).unwrap_or(text);
+        let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
+        // Somebody who types the secret itself must not see it on the screen again.
+        let shown = if text.starts_with(TOKEN_PREFIX) { "a secret" } else { text };
+        number.map(TokenName).ok_or_else(|| {
+            format!("`{shown}` is not a token's id\nhint: tokens are called K1, K2, …; `sublet token list` lists yours")
+        })
+    }
+}
+
+impl fmt::Display for TokenName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "K{}", self.0)
     }
 }
 

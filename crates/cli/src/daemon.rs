@@ -5,9 +5,10 @@
 use crate::failure::Failure;
 use serde::Serialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use sublet_daemon::journal::{self, OpenError};
+pub use sublet_daemon::{Options, TcpConfig};
 use sublet_wire::exit;
 
 /// What checking a journal found.
@@ -49,8 +50,7 @@ pub struct Held {
 }
 
 /// Serves until it is told to stop.
-pub fn serve(state_dir: PathBuf, socket: PathBuf, gpu: Option<String>, config: Option<PathBuf>) -> Result<(), Failure> {
-    let options = sublet_daemon::Options { state_dir, socket, gpu, config };
+pub fn serve(options: Options) -> Result<(), Failure> {
     sublet_daemon::serve(options)
         .map_err(|error| Failure::new(error.exit_code(), chain(&error)).maybe_hint(error.hint()))
 }

@@ -6,14 +6,15 @@
 //! defaults, and raise [`FORMAT`] for anything else.
 
 use crate::ask::Ask;
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
 use crate::rows::{Reason, Service};
+use crate::token::Token;
 use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
-/// The log's format number, written with every entry.
-pub const FORMAT: u32 = 1;
+/// The log's format number, written with every entry. 2: tokens.
+pub const FORMAT: u32 = 2;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +84,9 @@ pub enum Action {
         /// A process whose exit ends it, also while it waits.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         root: Option<ProcKey>,
+        /// The token it was asked through.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<TokenId>,
     },
     /// A waiter gets its cards.
     Grant {
@@ -155,6 +159,20 @@ pub enum Action {
         /// Which.
         lease: LeaseId,
     },
+    /// A token is good from now on.
+    IssueToken {
+        /// All of it but the secret, which nobody here knows.
+        token: Token,
+    },
+    /// A token is good for nothing any more.
+    RevokeToken {
+        /// Which.
+        token: TokenId,
+        /// Whose it was.
+        tenant: String,
+        /// When, µs since 1970.
+        at_wall_us: u64,
+    },
 }
 
 impl Action {
@@ -187,6 +205,8 @@ impl Action {
             Action::Bind { .. } => "bind",
             Action::End { .. } => "end",
             Action::Retire { .. } => "retire",
+            Action::IssueToken { .. } => "issue_token",
+            Action::RevokeToken { .. } => "revoke_token",
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What happened in the world, in the past tense, and what is answered to it.
 
 use crate::ask::{Ask, BadAsk};
-use crate::ids::{Epoch, LeaseId, ProcKey};
+use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
 use crate::policy::Policy;
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
+use crate::token::{BadToken, Token, TokenAsk};
 use crate::units::{Bytes, Span};
 use std::fmt;
 
@@ -17,6 +18,8 @@ pub struct Caller {
     pub groups: Vec<String>,
     /// It may touch anybody's, and the cards.
     pub operator: bool,
+    /// The token it came through; a local user needs none.
+    pub token: Option<TokenId>,
 }
 
 /// Something that happened.
@@ -98,6 +101,24 @@ pub enum Event {
         /// Which, by UUID.
         card: String,
     },
+    /// Somebody wants a token.
+    TokenAsked {
+        /// Who.
+        by: Caller,
+        /// What.
+        ask: Box<TokenAsk>,
+        /// When, µs since 1970.
+        wall_us: u64,
+    },
+    /// A token shall be good for nothing.
+    TokenRevoked {
+        /// Who.
+        by: Caller,
+        /// Which.
+        token: TokenId,
+        /// When, µs since 1970.
+        wall_us: u64,
+    },
     /// These cards are there.
     Listed(Vec<CardFacts>),
     /// Somebody looked at a card.
@@ -146,6 +167,8 @@ pub enum Answer {
     Done,
     /// It concerns this lease; look at the state for where it is now.
     Lease(LeaseId),
+    /// It concerned this token.
+    Token(Box<Token>),
     /// No, and why.
     Refused(Refusal),
 }
@@ -214,6 +237,31 @@ pub enum Refusal {
     },
     /// No promise can be written down.
     DiskFull,
+    /// The wish for a token makes no sense.
+    BadToken(BadToken),
+    /// No such token, or another tenant's: nobody can tell which.
+    NoSuchToken,
+    /// Not through a token, whatever it may do otherwise.
+    ThroughToken,
+    /// The token was revoked while the call was on its way.
+    TokenGone,
+    /// There are as many tokens as may be.
+    TooManyTokens {
+        /// Of this tenant.
+        own: bool,
+    },
+    /// Through this token no more leases may be had.
+    TokenLeases {
+        /// So many may.
+        cap: u32,
+    },
+    /// Through this token not so many bytes may be had.
+    TokenVram {
+        /// So many may.
+        cap: Bytes,
+        /// So many are.
+        has: Bytes,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -262,6 +310,20 @@ impl fmt::Display for Refusal {
             Refusal::QueueFull { own: true } => f.write_str("you have as many asks in the queue as you may"),
             Refusal::QueueFull { own: false } => f.write_str("the queue is full"),
             Refusal::DiskFull => f.write_str("the disk is full, so no new lease can be promised"),
+            Refusal::BadToken(bad) => bad.fmt(f),
+            Refusal::NoSuchToken => f.write_str("no such token"),
+            Refusal::ThroughToken => f.write_str("a token cannot make tokens"),
+            Refusal::TokenGone => f.write_str("the token was revoked"),
+            Refusal::TooManyTokens { own: true } => {
+                write!(f, "there are {} tokens of this tenant, as many as may be", crate::token::TOKENS_OF_TENANT)
+            }
+            Refusal::TooManyTokens { own: false } => {
+                write!(f, "there are {} tokens, as many as may be", crate::token::TOKENS_MAX)
+            }
+            Refusal::TokenLeases { cap } => write!(f, "this token has as many leases as it may have ({cap})"),
+            Refusal::TokenVram { cap, has } => {
+                write!(f, "through this token {cap} may be had, and {has} are: this asks for more than the rest")
+            }
         }
     }
 }

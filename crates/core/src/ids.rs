@@ -63,6 +63,32 @@ impl fmt::Display for TenantId {
     }
 }
 
+/// A token's name, `K3` on screens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TokenId(pub u32);
+
+impl fmt::Display for TokenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "K{}", self.0)
+    }
+}
+
+/// The text is not `K` and a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAToken;
+
+impl FromStr for TokenId {
+    type Err = NotAToken;
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        let digits = text.strip_prefix(['K', 'k']).ok_or(NotAToken)?;
+        if digits.is_empty() || digits.starts_with(['0', '+']) {
+            return Err(NotAToken);
+        }
+        digits.parse().map(TokenId).map_err(|_| NotAToken)
+    }
+}
+
 /// One process and no other: a pid alone is reused, a pid with its start time is not
 /// (within one boot).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

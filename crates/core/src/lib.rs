@@ -22,6 +22,7 @@ pub mod reading;
 pub mod room;
 pub mod rows;
 pub mod state;
+pub mod token;
 pub mod units;
 
 pub use decide::{Outcome, decide};

@@ -6,8 +6,9 @@
 
 use crate::action::Action;
 use crate::ask::{Ask, Term};
-use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
+use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,6 +24,9 @@ pub struct Rows {
     pub cards: Vec<Card>,
     /// Leases that have not ended.
     pub leases: BTreeMap<LeaseId, Lease>,
+    /// Tokens that were not revoked.
+    #[serde(default)]
+    pub tokens: BTreeMap<TokenId, Token>,
 }
 
 /// Counters and the clock.
@@ -36,6 +40,9 @@ pub struct Meta {
     pub next_lease: u64,
     /// The next grant's epoch.
     pub next_epoch: Epoch,
+    /// The next token's number.
+    #[serde(default = "one")]
+    pub next_token: u32,
     /// The daemon was away until then…
     pub grace_from: Time,
     /// …and nothing that was running then expires before this.
@@ -45,6 +52,10 @@ pub struct Meta {
     pub day: u32,
 }
 
+fn one() -> u32 {
+    1
+}
+
 impl Default for Meta {
     fn default() -> Meta {
         Meta {
@@ -52,6 +63,7 @@ impl Default for Meta {
             clock_offset_us: 0,
             next_lease: 1,
             next_epoch: Epoch(1),
+            next_token: 1,
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
             day: 0,
@@ -130,6 +142,9 @@ pub struct Lease {
     pub roots: Vec<ProcKey>,
     /// Where it is in its life.
     pub phase: Phase,
+    /// The token it was asked through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<TokenId>,
 }
 
 /// Where a lease is in its life.
@@ -313,12 +328,12 @@ impl Rows {
                 None => self.cards.push(Card { facts: facts.clone(), service: Service::In }),
             },
             Action::Serve { card, service } => self.cards[card.0 as usize].service = service.clone(),
-            Action::Queue { lease, tenant, ask, at, give_up, root } => {
+            Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
                 self.meta.next_lease = self.meta.next_lease.max(lease.0 + 1);
                 let phase = Phase::Waiting { give_up: *give_up };
                 let roots = root.iter().copied().collect();
-                let row = Lease { id: *lease, tenant: *tenant, ask: ask.clone(), asked: *at, roots, phase };
-                self.leases.insert(*lease, row);
+                let (id, tenant, ask, asked, token) = (*lease, *tenant, ask.clone(), *at, *token);
+                self.leases.insert(id, Lease { id, tenant, ask, asked, roots, phase, token });
             }
             Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
                 self.meta.next_epoch = self.meta.next_epoch.max(Epoch(epoch.0 + 1));
@@ -362,6 +377,13 @@ impl Rows {
                 return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak });
             }
             Action::Retire { lease } => return self.retire(*lease),
+            Action::IssueToken { token } => {
+                self.meta.next_token = self.meta.next_token.max(token.id.0 + 1);
+                self.tokens.insert(token.id, token.clone());
+            }
+            Action::RevokeToken { token, .. } => {
+                self.tokens.remove(token);
+            }
         }
         None
     }

@@ -242,7 +242,11 @@ impl State {
                 }
             }
             Action::Retire { lease } => self.drop_live(*lease),
-            Action::Start { .. } | Action::Grace { .. } | Action::Serve { .. } => {}
+            Action::Start { .. }
+            | Action::Grace { .. }
+            | Action::Serve { .. }
+            | Action::IssueToken { .. }
+            | Action::RevokeToken { .. } => {}
         }
     }
 

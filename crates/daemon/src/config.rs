@@ -1,8 +1,10 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
 use crate::day::Hours;
+use crate::http::rate::Rate;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use sublet_core::policy::{Caps, Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
@@ -49,6 +51,8 @@ pub struct Config {
     groups: BTreeMap<String, GroupConfig>,
     /// What is different at certain hours; the last that holds counts.
     windows: Vec<WindowConfig>,
+    /// The service beyond this host, for whoever has a token.
+    tcp: TcpConfig,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -89,6 +93,33 @@ struct WindowConfig {
     users: BTreeMap<String, PersonConfig>,
     #[serde(default)]
     groups: BTreeMap<String, GroupConfig>,
+}
+
+/// The service over TCP, as the file or the command line says; off without an address.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpConfig {
+    /// Where it listens (`"127.0.0.1:7474"`).
+    pub listen: Option<String>,
+    /// Its certificate, PEM, with those that vouch for it.
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// Calls a second that each tenant may make in the long run.
+    pub requests_per_s: Option<f64>,
+    /// Calls that each tenant may make at once.
+    pub burst: Option<f64>,
+}
+
+/// The service over TCP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tcp {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Its certificate and the key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// How often each tenant may call.
+    pub rate: Rate,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -148,10 +179,38 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
+    /// Tokens would go over the network for all to read.
+    #[error("without a certificate the service listens on this host only, and {listen} is reached from others")]
+    PlainTcp {
+        /// Where it should have listened.
+        listen: SocketAddr,
+    },
+    /// Half of what TLS needs, or all of it and no address.
+    #[error("`{given}` is given, and `{missing}` is not")]
+    HalfTcp {
+        /// What there is.
+        given: &'static str,
+        /// What is not.
+        missing: &'static str,
+    },
+}
+
+impl ConfigError {
+    /// The next step.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ConfigError::Wrong { .. } => Some("docs/configuration.md lists every key"),
+            ConfigError::PlainTcp { .. } => Some(
+                "give a certificate with `tls_cert` and `tls_key` (`--tls-cert`, `--tls-key`), or listen on 127.0.0.1",
+            ),
+            ConfigError::HalfTcp { .. } => Some("give both, and the address to listen on, or none of the three"),
+            _ => None,
+        }
+    }
 }
 
 /// What follows from a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settled {
     /// For core.
     pub policy: Policy,
@@ -165,6 +224,8 @@ pub struct Settled {
     pub see_all: bool,
     /// Measure contexts.
     pub measure_context: bool,
+    /// The service over TCP, if there is to be one.
+    pub tcp: Option<Tcp>,
 }
 
 impl Config {
@@ -174,6 +235,21 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
         toml::from_str(&text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// What the command line says about TCP goes before what the file says.
+    pub fn over(mut self, flags: &TcpConfig) -> Config {
+        let set = |place: &mut Option<PathBuf>, flag: &Option<PathBuf>| {
+            if flag.is_some() {
+                place.clone_from(flag);
+            }
+        };
+        set(&mut self.tcp.tls_cert, &flags.tls_cert);
+        set(&mut self.tcp.tls_key, &flags.tls_key);
+        if flags.listen.is_some() {
+            self.tcp.listen.clone_from(&flags.listen);
+        }
+        self
     }
 
     /// Checks every value and says what follows now.
@@ -223,8 +299,44 @@ impl Config {
             operators_gid: self.operators.as_deref().map(gid).transpose()?,
             see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
+            tcp: self.tcp.settle()?,
         })
     }
+}
+
+impl TcpConfig {
+    fn settle(&self) -> Result<Option<Tcp>, ConfigError> {
+        let half = |given, missing| Err(ConfigError::HalfTcp { given, missing });
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+            (Some(_), None) => return half("tls_cert", "tls_key"),
+            (None, Some(_)) => return half("tls_key", "tls_cert"),
+            (None, None) => None,
+        };
+        let per_s = positive("tcp.requests_per_s", self.requests_per_s, 50.0)?;
+        let burst = positive("tcp.burst", self.burst, 200.0)?;
+        let Some(text) = &self.listen else {
+            return if tls.is_some() { half("tls_cert", "listen") } else { Ok(None) };
+        };
+        let wrong = || ConfigError::Value {
+            key: "tcp.listen",
+            value: text.clone(),
+            why: "write an address and a port, such as \"127.0.0.1:7474\" or \"[::]:7474\"".to_owned(),
+        };
+        let listen: SocketAddr = text.parse().map_err(|_| wrong())?;
+        if tls.is_none() && !listen.ip().to_canonical().is_loopback() {
+            return Err(ConfigError::PlainTcp { listen });
+        }
+        Ok(Some(Tcp { listen, tls, rate: Rate { per_s, burst } }))
+    }
+}
+
+fn positive(key: &'static str, value: Option<f64>, default: f64) -> Result<f64, ConfigError> {
+    let value = value.unwrap_or(default);
+    if (1.0..=1e6).contains(&value) {
+        return Ok(value);
+    }
+    Err(ConfigError::Value { key, value: value.to_string(), why: "write a number from 1 to 1000000".to_owned() })
 }
 
 fn set<T>(
@@ -418,6 +530,35 @@ mod tests {
         assert_eq!(night.policy.caps_of_groups["root"].vram, Some(Bytes::gib(80)));
         assert_eq!(work.policy.caps_of_groups["root"].vram, Some(Bytes::gib(40)));
         assert_eq!(work.policy.caps_for("uid:7", &lab).leases, Some(2));
+    }
+
+    #[test]
+    fn tcp_is_off_until_asked_for_and_beyond_this_host_only_with_a_certificate() {
+        assert_eq!(settle("").unwrap().tcp, None);
+        assert_eq!(settle("[tcp]\nburst = 7").unwrap().tcp, None);
+        let local = settle("[tcp]\nlisten = \"127.0.0.1:7474\"\nrequests_per_s = 2").unwrap().tcp.unwrap();
+        assert_eq!((local.tls, local.rate), (None, Rate { per_s: 2.0, burst: 200.0 }));
+        assert!(settle("[tcp]\nlisten = \"[::1]:7474\"").is_ok());
+        for address in ["0.0.0.0:7474", "[::]:7474", "192.0.2.1:7474", "[::ffff:192.0.2.1]:7474"] {
+            let refused = settle(&format!("[tcp]\nlisten = {address:?}")).unwrap_err();
+            assert!(refused.contains("without a certificate"), "{address}: {refused}");
+            let both = format!("[tcp]\nlisten = {address:?}\ntls_cert = \"c\"\ntls_key = \"k\"");
+            assert_eq!(settle(&both).unwrap().tcp.unwrap().tls, Some(("c".into(), "k".into())));
+        }
+        for text in [
+            "tls_cert = \"c\"\nlisten = \"127.0.0.1:1\"",
+            "tls_key = \"c\"\nlisten = \"127.0.0.1:1\"",
+            "tls_key = \"c\"\ntls_cert = \"k\"",
+            "listen = \"localhost\"",
+            "listen = \"7474\"",
+            "requests_per_s = 0",
+            "burst = nan",
+        ] {
+            assert!(settle(&format!("[tcp]\n{text}")).is_err(), "{text}");
+        }
+        let flags = TcpConfig { listen: Some("0.0.0.0:1".into()), ..TcpConfig::default() };
+        let config: Config = toml::from_str("[tcp]\nlisten = \"127.0.0.1:1\"").unwrap();
+        assert!(matches!(config.over(&flags).settle(), Err(ConfigError::PlainTcp { .. })));
     }
 
     #[test]

@@ -16,11 +16,12 @@ mod mail;
 mod names;
 mod peer;
 mod serve;
+mod tokens;
 mod view;
 mod words;
 mod writer;
 
-pub use config::ConfigError;
+pub use config::{ConfigError, TcpConfig};
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
 pub use sublet_core::policy::Policy;

@@ -13,6 +13,7 @@ use crate::engine::{Engine, Taken};
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
 use crate::names::{Names, uid_of};
+use crate::tokens::Tokens;
 use crate::view::{self, View};
 use crate::words;
 use crate::writer::{Order, Pen};
@@ -60,6 +61,8 @@ pub struct Parts {
     pub orders: Sender<Order>,
     /// Names for people.
     pub names: Names,
+    /// Who is let in over TCP.
+    pub tokens: Tokens,
     /// Why the driver lists no cards, if it does not.
     pub trouble: Arc<RwLock<Option<String>>>,
     /// The hands.
@@ -78,6 +81,7 @@ pub struct Loop {
     mail: Receiver<Mail>,
     orders: Sender<Order>,
     names: Names,
+    tokens: Tokens,
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
     watches: BTreeMap<LeaseId, Vec<Watch>>,
@@ -115,6 +119,7 @@ impl Loop {
             mail: parts.mail,
             orders: parts.orders,
             names: parts.names,
+            tokens: parts.tokens,
             trouble: parts.trouble,
             keys: Keys::default(),
             watches: BTreeMap::new(),
@@ -130,6 +135,7 @@ impl Loop {
             boot: parts.boot,
             listed: Vec::new(),
         };
+        this.tokens.fill(&parts.loaded.rows);
         this.load_keys(&parts.loaded);
         this
     }
@@ -265,7 +271,7 @@ impl Loop {
         match mail {
             Mail::Call(call) if self.stuck() => refuse(call.reply),
             Mail::Saw(_) if self.stuck() => {}
-            Mail::Call(call) => self.call(call, true),
+            Mail::Call(call) => self.call(*call, true),
             Mail::Read(read) => {
                 let release = read(&self.view());
                 self.engine.hold(Held::Run(release));
@@ -314,8 +320,11 @@ impl Loop {
             Event::Released { lease, epoch, .. } if again => Some((*lease, *epoch)),
             _ => None,
         };
-        let actor: Arc<str> = Arc::from(by.tenant.as_str());
-        let asked = matches!(event, Event::Asked { .. });
+        let actor: Arc<str> = match by.token {
+            Some(token) => Arc::from(format!("{} {token}", by.tenant)),
+            None => Arc::from(by.tenant.as_str()),
+        };
+        let asked = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. });
         let card = match &event {
             Event::Drained { card, .. } | Event::Cleared { card, .. } => Some(card.clone()),
             _ => None,
@@ -339,6 +348,7 @@ impl Loop {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
+            Answer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
             Answer::Lease(id) => match view.state.lease(*id) {
                 Some(lease) => {
                     let status = match (&lease.phase, asked) {
@@ -443,6 +453,15 @@ impl Loop {
             Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
                 self.engine.hold(Held::Errand(Errand::Look));
             }
+            // Before the answer to whoever wanted it, which is held after this.
+            Action::IssueToken { token } => {
+                let (tokens, token) = (self.tokens.clone(), token.clone());
+                self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
+            }
+            Action::RevokeToken { token, .. } => {
+                let (tokens, token) = (self.tokens.clone(), *token);
+                self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
+            }
             _ => {}
         }
     }
@@ -511,6 +530,7 @@ impl Loop {
             listed = std::mem::take(&mut self.listed);
         }
         let (_, open) = self.engine.close(self.clock.now());
+        self.tokens.fill(&loaded.rows);
         self.engine = Engine::new(loaded.rows, self.policy.clone());
         self.keys.forget_undurable();
         self.listed = listed;
@@ -589,7 +609,7 @@ impl Post {
     /// Sends a request and awaits its durable answer.
     pub async fn call(&self, by: Caller, event: Event, key: Option<Key>) -> Result<Reply, LoopGone> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(Mail::Call(Call { by, event, key, reply })).map_err(|_| LoopGone::Stopping)?;
+        self.0.send(Mail::Call(Box::new(Call { by, event, key, reply }))).map_err(|_| LoopGone::Stopping)?;
         answer.await.map_err(|_| LoopGone::Stopping)
     }
 

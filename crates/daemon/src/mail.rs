@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 /// Something for the loop to deal with.
 pub enum Mail {
     /// A request that may change something.
-    Call(Call),
+    Call(Box<Call>),
     /// Somebody wants to look; what it saw leaves when it is durable.
     Read(Box<dyn FnOnce(&View<'_>) -> Release + Send>),
     /// Somebody waits for a lease to change.

@@ -1,7 +1,9 @@
 //! Starting and stopping.
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::day::Hours;
+use crate::http::gate::Gate;
+use crate::http::tls::TlsError;
 use crate::http::{self, App, House, Limits, Reach};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
@@ -9,6 +11,7 @@ use crate::names::Names;
 use crate::peer::Operators;
 use crate::writer::{self, Pen};
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
@@ -37,6 +40,8 @@ pub struct Options {
     pub gpu: Option<String>,
     /// The configuration file.
     pub config: Option<PathBuf>,
+    /// What the command line says about TCP; it goes before the file.
+    pub tcp: TcpConfig,
 }
 
 /// Why the daemon cannot run.
@@ -85,6 +90,17 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
+    /// The TCP address cannot be had.
+    #[error("cannot listen on {listen}")]
+    Tcp {
+        /// Which.
+        listen: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The eyes cannot open.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -107,7 +123,11 @@ impl ServeError {
             ServeError::NotASocket { .. } => Some("choose another `--socket`; the file was left as it is".to_owned()),
             ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
             ServeError::Socket { .. } => Some("choose a `--socket` in a directory you may write to".to_owned()),
-            ServeError::Config(ConfigError::Wrong { .. }) => Some("docs/configuration.md lists every key".to_owned()),
+            ServeError::Config(error) => error.hint().map(str::to_owned),
+            ServeError::Tcp { .. } => Some("choose another address or port for `listen`".to_owned()),
+            ServeError::Tls(_) => {
+                Some("both files are PEM, and the daemon's user must be able to read them".to_owned())
+            }
             _ => None,
         }
     }
@@ -115,7 +135,7 @@ impl ServeError {
     /// What the command line exits with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            ServeError::Config(_) | ServeError::Gpu(_) => exit::USAGE,
+            ServeError::Config(_) | ServeError::Gpu(_) | ServeError::Tls(_) => exit::USAGE,
             _ => exit::FAILURE,
         }
     }
@@ -124,7 +144,7 @@ impl ServeError {
 /// Runs the daemon until it is told to stop.
 pub fn serve(options: Options) -> Result<(), ServeError> {
     log_to_stderr();
-    let settled = Config::read(options.config.as_deref())?.settle()?;
+    let settled = Config::read(options.config.as_deref())?.over(&options.tcp).settle()?;
     let gpu: GpuSpec = options.gpu.as_deref().unwrap_or("real").parse()?;
     if options.gpu.is_none() && !nvidia_visible() {
         return Err(ServeError::NoDevice);
@@ -133,6 +153,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let _cards = if gpu.kind() == GpuKind::Real { Some(own_the_cards()?) } else { None };
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     check_kind(&loaded, gpu.kind())?;
+    let remote = settled.tcp.as_ref().map(listen_beyond).transpose()?;
     let listener = listen(&options.socket)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -142,9 +163,31 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
-    let result = run(&options, settled, gpu, journal, loaded, listener, &runtime);
+    let result = run(&options, settled, gpu, journal, loaded, Doors { local: listener, remote }, &runtime);
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     result
+}
+
+/// Where callers come in.
+struct Doors {
+    local: std::os::unix::net::UnixListener,
+    remote: Option<Remote>,
+}
+
+/// The door for whoever has a token.
+struct Remote {
+    listener: std::net::TcpListener,
+    tls: http::tcp::Tls,
+    settled: Tcp,
+}
+
+/// The certificate is read before anybody can connect.
+fn listen_beyond(settled: &Tcp) -> Result<Remote, ServeError> {
+    let tls = settled.tls.as_ref().map(|(cert, key)| http::tls::read(cert, key)).transpose()?;
+    let failed = |source| ServeError::Tcp { listen: settled.listen, source };
+    let listener = std::net::TcpListener::bind(settled.listen).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(Remote { listener, tls: Arc::new(RwLock::new(tls)), settled: settled.clone() })
 }
 
 /// One daemon decides about this host's cards: two would promise the same bytes. The name is the
@@ -168,16 +211,17 @@ fn peer_pid(stream: &StdUnixStream) -> Option<i32> {
 
 fn run(
     options: &Options,
-    settled: crate::config::Settled,
+    settled: Settled,
     gpu: GpuSpec,
     journal: Journal,
     loaded: Loaded,
-    listener: std::os::unix::net::UnixListener,
+    doors: Doors,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<(), ServeError> {
     let boot = clock::boot_id().map_err(ServeError::System)?;
     let clock = clock_for(&loaded, &boot);
     let names = Names::default();
+    let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
     let kind = if gpu.kind() == GpuKind::Real { "real" } else { "scripted" };
     let (mail, inbox) = mpsc::channel();
@@ -200,6 +244,7 @@ fn run(
         mail: inbox,
         orders,
         names: names.clone(),
+        tokens: tokens.clone(),
         trouble: Arc::clone(&trouble),
         host: Arc::clone(&host),
         pen: Arc::clone(&pen),
@@ -224,6 +269,7 @@ fn run(
         post,
         reader,
         names: names.clone(),
+        tokens: tokens.clone(),
         synced,
         trouble,
         kind,
@@ -231,18 +277,31 @@ fn run(
         stopping: stop.clone(),
     });
     tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nothing will be signalled");
+    let remote = doors.remote.map(|remote| {
+        let gate = Arc::new(Gate::new(tokens, remote.settled.rate));
+        (remote, gate)
+    });
     runtime.block_on(async {
-        let listener = UnixListener::from_std(listener).map_err(ServeError::System)?;
+        let listener = UnixListener::from_std(doors.local).map_err(ServeError::System)?;
         let reload = Reload {
             path: options.config.clone(),
             mail: mail.clone(),
             operators: Arc::clone(&operators),
             house: Arc::clone(&house),
+            flags: options.tcp.clone(),
+            remote: remote
+                .as_ref()
+                .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),
         };
+        let beyond = remote.map(|(remote, gate)| open(remote, gate, &app, &stop)).transpose()?;
         let signals = tokio::spawn(signals(stop_tx, reload, settled.hours.clone()));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         http::serve(listener, app, operators, names, Limits::default(), stop).await;
+        if let Some(beyond) = beyond {
+            // It stops by the same word; whatever became of it, the daemon goes down now.
+            let _ = beyond.await;
+        }
         signals.abort();
         Ok::<(), ServeError>(())
     })?;
@@ -255,6 +314,20 @@ fn run(
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())
+}
+
+/// Lets callers in who have a token.
+fn open(
+    remote: Remote,
+    gate: Arc<Gate>,
+    app: &App,
+    stop: &watch::Receiver<bool>,
+) -> Result<tokio::task::JoinHandle<()>, ServeError> {
+    let listener = tokio::net::TcpListener::from_std(remote.listener).map_err(ServeError::System)?;
+    let address = listener.local_addr().map_err(ServeError::System)?;
+    let private = if remote.settled.tls.is_some() { "TLS" } else { "not encrypted, this host only" };
+    tracing::info!(%address, private, "serving whoever has a token");
+    Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), gate, remote.tls, stop.clone())))
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
@@ -297,6 +370,8 @@ struct Reload {
     mail: mpsc::Sender<Mail>,
     operators: Arc<Mutex<Operators>>,
     house: Arc<RwLock<House>>,
+    flags: TcpConfig,
+    remote: Option<(Tcp, http::tcp::Tls, Arc<Gate>)>,
 }
 
 /// Which of the configuration's hours hold now.
@@ -307,8 +382,9 @@ fn holding(hours: &[Hours]) -> Vec<bool> {
 impl Reload {
     /// A configuration that is wrong changes nothing. Says at which hours something is different.
     fn run(&self) -> Option<Vec<Hours>> {
-        match Config::read(self.path.as_deref()).and_then(|config| config.settle()) {
+        match Config::read(self.path.as_deref()).and_then(|config| config.over(&self.flags).settle()) {
             Ok(settled) => {
+                self.run_tcp(settled.tcp.as_ref());
                 if let Ok(mut operators) = self.operators.lock() {
                     operators.gid = settled.operators_gid;
                     operators.groups = settled.groups;
@@ -324,6 +400,30 @@ impl Reload {
                 tracing::error!(error = %writer::chain(&error), "the configuration was not changed");
                 None
             }
+        }
+    }
+}
+
+impl Reload {
+    /// Rates and the certificate are read anew. An address is opened and closed by a start only,
+    /// and what was encrypted stays so.
+    fn run_tcp(&self, settled: Option<&Tcp>) {
+        let (settled, (old, tls, gate)) = match (settled, &self.remote) {
+            (None, None) => return,
+            (Some(settled), Some(remote)) if settled.listen == remote.0.listen => (settled, remote),
+            _ => return tracing::error!("`listen` is another now: it is so after a restart"),
+        };
+        gate.set_rate(settled.rate);
+        match &settled.tls {
+            None if old.tls.is_some() => tracing::error!("the certificate stays: without one only after a restart"),
+            None => {}
+            Some((cert, key)) => match (http::tls::read(cert, key), tls.write()) {
+                (Ok(config), Ok(mut tls)) => *tls = Some(config),
+                (Err(error), _) => {
+                    tracing::error!(error = %writer::chain(&error), "the certificate was not changed");
+                }
+                (Ok(_), Err(_)) => tracing::error!("the certificate was not changed"),
+            },
         }
     }
 }

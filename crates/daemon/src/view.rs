@@ -6,6 +6,7 @@ use crate::words;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use sublet_core::ask::{self, Ask};
+use sublet_core::decide::may_know;
 use sublet_core::decide::offer::{Offer, offers};
 use sublet_core::event::Caller;
 use sublet_core::explain;
@@ -13,6 +14,7 @@ use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::state::State;
+use sublet_core::token::Token;
 use sublet_core::units::Time;
 use sublet_wire as wire;
 
@@ -328,6 +330,29 @@ impl View<'_> {
             .collect()
     }
 
+    /// The tokens the caller may see, oldest first.
+    pub fn tokens(&self, by: &Caller) -> Vec<wire::Token> {
+        let known = self.state.rows().tokens.values().filter(|token| may_know(by, token));
+        known.map(|token| self.token(token)).collect()
+    }
+
+    /// One token, for whoever may see it.
+    pub fn token(&self, token: &Token) -> wire::Token {
+        wire::Token {
+            id: token.id.to_string(),
+            tenant: token.tenant.clone(),
+            user: self.names.of(&token.tenant),
+            name: token.name.clone(),
+            read_only: token.read_only,
+            vram_bytes: token.caps.vram.map(|bytes| bytes.0),
+            leases: token.caps.leases,
+            made_unix_s: wall_s(token.made_wall_us),
+            expires_unix_s: token.expires_wall_us.map(wall_s),
+            expired: token.is_expired(self.wall_us),
+            last_used_unix_s: None,
+        }
+    }
+
     /// What each tenant the caller may see was charged, running leases included.
     pub fn usage(&self, by: &Caller) -> Vec<wire::UsageRow> {
         let mut rows: Vec<wire::UsageRow> = Vec::new();
@@ -466,6 +491,11 @@ fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
 
 fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::Ended {
     wire::Ended { reason: reason(finish.reason), sentence: words::ended(id, finish.reason), at_unix_s }
+}
+
+/// The wall clock's µs as Unix seconds, to the millisecond.
+pub fn wall_s(wall_us: u64) -> f64 {
+    (wall_us / 1_000) as f64 / 1e3
 }
 
 fn unix_s(wall_us: u64, now: Time, at: Time) -> f64 {

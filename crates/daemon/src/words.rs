@@ -210,6 +210,18 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::DiskFull => Problem::new(Code::DiskFull, detail)
             .hint("free space on the disk of the state directory; leases that are held go on")
             .retry_after(30),
+        Refusal::BadToken(_) => Problem::new(Code::BadValue, detail),
+        Refusal::NoSuchToken => Problem::new(Code::NoSuchToken, detail),
+        Refusal::ThroughToken => {
+            Problem::new(Code::Denied, detail).hint("make it on the host itself, or ask an operator for one")
+        }
+        Refusal::TokenGone => Problem::new(Code::Unauthenticated, detail).hint("ask for a new token"),
+        Refusal::TooManyTokens { .. } => {
+            Problem::new(Code::TooManyTokens, detail).hint("revoke those that nobody uses: `sublet token list`")
+        }
+        Refusal::TokenLeases { .. } | Refusal::TokenVram { .. } => {
+            Problem::new(Code::TokenCap, detail).hint("end a lease of this token, ask for less, or use another token")
+        }
     }
 }
 
@@ -229,6 +241,10 @@ fn detail(refusal: &Refusal) -> String {
         ),
         Refusal::NoRoom { largest } => {
             format!("there is no room now (largest lease that one card could give: {})", show(largest.0))
+        }
+        Refusal::TokenVram { cap, has } => {
+            let (cap, has) = (show(cap.0), show(has.0));
+            format!("through this token {cap} may be had at a time, {has} are, and this asks for more than the rest")
         }
         other => other.to_string(),
     }
@@ -262,6 +278,12 @@ pub fn action(action: &Action) -> String {
         Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
         Action::End { lease, reason, .. } => ended(&lease.to_string(), *reason),
+        Action::IssueToken { token } => {
+            let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+            let scope = if token.read_only { "may look" } else { "may ask for leases" };
+            format!("token {}{name} of {} is made; it {scope}", token.id, token.tenant)
+        }
+        Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Retire { lease } => format!("the cards of {lease} were seen again; its bytes count no more"),
     }
 }

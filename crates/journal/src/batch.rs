@@ -5,8 +5,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::ids::{CardId, LeaseId, TenantId};
+use sublet_core::ids::{CardId, LeaseId, TenantId, TokenId};
 use sublet_core::rows::{Card, Ended, Lease, Meta, Rows, Tenant};
+use sublet_core::token::Token;
 use sublet_core::units::Time;
 
 /// One fact for the log, which is the audit trail.
@@ -56,6 +57,10 @@ pub struct Batch {
     pub leases: Vec<Lease>,
     /// Leases of earlier batches that are not live any more.
     pub gone: Vec<LeaseId>,
+    /// New tokens.
+    pub tokens: Vec<Token>,
+    /// Tokens that were revoked.
+    pub revoked: Vec<TokenId>,
     /// What became history.
     pub past: Vec<Ended>,
     /// Answers to keep.
@@ -71,6 +76,8 @@ impl Batch {
             && self.cards.is_empty()
             && self.leases.is_empty()
             && self.gone.is_empty()
+            && self.tokens.is_empty()
+            && self.revoked.is_empty()
             && self.past.is_empty()
             && self.answers.is_empty()
     }
@@ -94,6 +101,7 @@ pub struct Open {
     tenants: BTreeSet<TenantId>,
     cards: BTreeSet<CardId>,
     leases: BTreeSet<LeaseId>,
+    tokens: BTreeSet<TokenId>,
     /// Those of `leases` that no earlier batch knows.
     queued: BTreeSet<LeaseId>,
     /// Every tenant's row changed.
@@ -138,6 +146,13 @@ impl Open {
             Action::End { lease, .. } | Action::Renew { lease, .. } => {
                 self.charged.insert(*lease);
             }
+            Action::IssueToken { token } => {
+                self.meta = true;
+                self.tokens.insert(token.id);
+            }
+            Action::RevokeToken { token, .. } => {
+                self.tokens.insert(*token);
+            }
             Action::Bind { .. } | Action::Retire { .. } => {}
         }
         self.leases.extend(entry.action.lease());
@@ -166,6 +181,12 @@ impl Open {
         batch.tenants = open.tenants.into_iter().filter_map(tenant).collect();
         let card = |id: CardId| Some((id, rows.cards.get(usize::from(id.0))?.clone()));
         batch.cards = open.cards.into_iter().filter_map(card).collect();
+        for id in open.tokens {
+            match rows.tokens.get(&id) {
+                Some(token) => batch.tokens.push(token.clone()),
+                None => batch.revoked.push(id),
+            }
+        }
         for id in open.leases {
             match rows.leases.get(&id) {
                 Some(lease) => batch.leases.push(lease.clone()),

@@ -10,8 +10,9 @@ use rusqlite::{CachedStatement, Connection, Error, Result, Row, Statement, param
 use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
-use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId};
+use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId, TokenId};
 use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Tenant};
+use sublet_core::token::{Token, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// The columns of a grant, in `leases` and in `past`.
@@ -23,7 +24,7 @@ macro_rules! hold_columns {
 
 /// Reads meta's part that is [`Meta`].
 pub const META: &str =
-    "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day FROM meta";
+    "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token FROM meta";
 /// Reads tenants in order.
 pub const TENANTS: &str =
     "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us FROM tenants ORDER BY id";
@@ -33,15 +34,18 @@ pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    " FROM leases ORDER BY id"
+    ", token FROM leases ORDER BY id"
 );
+/// Reads tokens.
+pub const TOKENS: &str =
+    "SELECT id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us FROM tokens ORDER BY id";
 /// Reads ended leases; a condition follows.
 pub const PAST: &str =
     concat!("SELECT id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), " FROM past ");
 /// Reads answers, the oldest first.
 pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers ORDER BY number";
 
-const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7";
+const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
     "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us)
@@ -50,8 +54,12 @@ const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES
 const PUT_LEASE: &str = concat!(
     "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)"
+    ", token) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
 );
+const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
+                         (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
+                         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 const PUT_PAST: &str = concat!(
     "INSERT INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ",
@@ -129,7 +137,8 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         signed(meta.next_epoch.0),
         signed(meta.grace_from.0),
         signed(meta.grace_until.0),
-        meta.day
+        meta.day,
+        meta.next_token
     ])?;
     Ok(())
 }
@@ -144,6 +153,7 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         grace_from: time(row, 4)?,
         grace_until: time(row, 5)?,
         day: small(row, 6)?,
+        next_token: small(row, 7)?,
     })
 }
 
@@ -218,6 +228,7 @@ pub fn put_lease(put: &mut Statement<'_>, row: &Lease) -> Result<()> {
     put.raw_bind_parameter(7, give_up)?;
     put.raw_bind_parameter(8, finish)?;
     bind_hold(put, 9, row.hold())?;
+    put.raw_bind_parameter(19, row.token.map(|token| token.0))?;
     put.raw_execute()?;
     Ok(())
 }
@@ -244,6 +255,36 @@ pub fn lease(row: &Row<'_>) -> Result<Lease> {
         ask: from_json(row, 3)?,
         roots: from_json(row, 4)?,
         phase,
+        token: row.get::<_, Option<u32>>(18)?.map(TokenId),
+    })
+}
+
+/// Writes a token.
+pub fn put_token(conn: &Connection, row: &Token) -> Result<()> {
+    let expires = row.expires_wall_us.map(signed);
+    let (caps, made) = (json(&row.caps)?, signed(row.made_wall_us));
+    let mut put = conn.prepare_cached(PUT_TOKEN)?;
+    put.execute(params![row.id.0, row.tenant, row.name, row.hash.0, row.read_only, caps, made, expires])?;
+    Ok(())
+}
+
+/// Removes a token.
+pub fn drop_token(conn: &Connection, id: TokenId) -> Result<()> {
+    conn.prepare_cached(DROP_TOKEN)?.execute([id.0])?;
+    Ok(())
+}
+
+/// Reads a token.
+pub fn token(row: &Row<'_>) -> Result<Token> {
+    Ok(Token {
+        id: TokenId(small(row, 0)?),
+        tenant: row.get(1)?,
+        name: row.get(2)?,
+        hash: TokenHash(row.get(3)?),
+        read_only: row.get(4)?,
+        caps: from_json(row, 5)?,
+        made_wall_us: int(row, 6)?,
+        expires_wall_us: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
     })
 }
 

@@ -51,6 +51,11 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
             check(lease.0 < u64::MAX, "names an impossible lease")?;
             check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")
         }
+        Action::IssueToken { token } => {
+            check(token.id.0 < u32::MAX, "names an impossible token")?;
+            check(!rows.tokens.contains_key(&token.id), "makes a token that is there")
+        }
+        Action::RevokeToken { token, .. } => check(rows.tokens.contains_key(token), "revokes an unknown token"),
         Action::Grant { epoch, .. } => check(epoch.0 < u64::MAX, "names an impossible epoch"),
         Action::End { lease, at, .. } => check(chargeable(rows, *lease, at.0), "charges more than can be counted"),
         _ => Ok(()),

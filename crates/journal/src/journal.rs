@@ -286,6 +286,8 @@ fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
     for id in &batch.gone {
         codec::drop_lease(conn, *id)?;
     }
+    batch.revoked.iter().try_for_each(|id| codec::drop_token(conn, *id))?;
+    batch.tokens.iter().try_for_each(|token| codec::put_token(conn, token))?;
     if !batch.leases.is_empty() {
         let mut put = codec::lease_put(conn)?;
         batch.leases.iter().try_for_each(|lease| codec::put_lease(&mut put, lease))?;

@@ -97,6 +97,9 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     let mut leases = conn.prepare_cached(codec::LEASES)?;
     rows.leases =
         leases.query_map([], codec::lease)?.map(|lease| lease.map(|lease| (lease.id, lease))).collect::<Result<_>>()?;
+    let mut tokens = conn.prepare_cached(codec::TOKENS)?;
+    rows.tokens =
+        tokens.query_map([], codec::token)?.map(|token| token.map(|token| (token.id, token))).collect::<Result<_>>()?;
     for lease in rows.leases.values() {
         if lease.tenant.0 as usize >= rows.tenants.len() {
             return Err(missing("tenant", lease.tenant.0 as usize));

@@ -130,6 +130,31 @@ ALTER TABLE past ADD COLUMN paid_us INTEGER;
 ALTER TABLE past ADD COLUMN before_us INTEGER;
 ALTER TABLE past ADD COLUMN day INTEGER;
 ",
+    "
+CREATE TABLE tokens (
+    id INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    name TEXT,
+    hash BLOB NOT NULL,           -- of the secret, which is nowhere
+    read_only INTEGER NOT NULL,
+    caps TEXT NOT NULL,           -- JSON
+    made_wall_us INTEGER NOT NULL,
+    expires_wall_us INTEGER
+) STRICT;
+ALTER TABLE meta ADD COLUMN next_token INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE leases ADD COLUMN token INTEGER;
+
+-- The same as before, with one kind more.
+CREATE TABLE base_2 (
+    kind TEXT NOT NULL CHECK (kind IN ('meta', 'tenant', 'card', 'lease', 'token')),
+    id INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
+INSERT INTO base_2 SELECT kind, id, body FROM base;
+DROP TABLE base;
+ALTER TABLE base_2 RENAME TO base;
+",
 ];
 
 /// What a file is, by its own word.
@@ -198,6 +223,25 @@ mod tests {
         let b: i64 =
             conn.query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'b'", [], |row| row.get(0)).unwrap();
         assert_eq!(b, 0, "half a step is no step");
+    }
+
+    #[test]
+    fn a_file_of_the_first_release_keeps_its_rows() {
+        let mut conn = Connection::open_in_memory().unwrap();
+        advance(&mut conn, &STEPS[..1]).unwrap();
+        conn.execute_batch(
+            "INSERT INTO base VALUES ('meta', 0, '{}'), ('lease', 7, '{}');
+             INSERT INTO leases (id, tenant, asked_us, ask, roots, phase) VALUES (7, 0, 0, '{}', '[]', 'waiting');",
+        )
+        .unwrap();
+        migrate(&mut conn).unwrap();
+        let one = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, Option<i64>>(0)).unwrap();
+        assert_eq!(one("SELECT count(*) FROM base WHERE kind IN ('meta', 'lease')"), Some(2));
+        assert_eq!(one("SELECT next_token FROM meta"), Some(1));
+        assert_eq!(one("SELECT token FROM leases WHERE id = 7"), None);
+        assert_eq!(one("SELECT count(*) FROM tokens"), Some(0));
+        conn.execute("INSERT INTO base VALUES ('token', 1, '{}')", []).unwrap();
+        conn.execute("INSERT INTO base VALUES ('other', 1, '{}')", []).unwrap_err();
     }
 
     #[test]

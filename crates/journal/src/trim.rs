@@ -92,6 +92,7 @@ fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<Le
     put(conn, "meta", 0, &rows.meta)?;
     put_changed(conn, "tenant", &before.tenants, &rows.tenants)?;
     put_changed(conn, "card", &before.cards, &rows.cards)?;
+    put_tokens(conn, before, rows)?;
     for id in touched {
         match rows.leases.get(id) {
             Some(lease) => put(conn, "lease", id.0, lease)?,
@@ -99,6 +100,17 @@ fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<Le
                 conn.prepare_cached("DELETE FROM base WHERE kind = 'lease' AND id = ?1")?.execute([signed(id.0)])?;
             }
         }
+    }
+    Ok(())
+}
+
+/// A token is never changed: it comes, and it goes.
+fn put_tokens(conn: &Connection, before: &Rows, rows: &Rows) -> Result<()> {
+    for (id, token) in rows.tokens.iter().filter(|(id, _)| !before.tokens.contains_key(id)) {
+        put(conn, "token", id.0.into(), token)?;
+    }
+    for id in before.tokens.keys().filter(|id| !rows.tokens.contains_key(id)) {
+        conn.prepare_cached("DELETE FROM base WHERE kind = 'token' AND id = ?1")?.execute([id.0])?;
     }
     Ok(())
 }
@@ -126,7 +138,8 @@ fn all<T: DeserializeOwned>(conn: &Connection, kind: &str) -> Result<Vec<T>> {
 
 fn base_without_leases(conn: &Connection) -> Result<Rows> {
     let meta = get(conn, "meta", 0)?.unwrap_or_default();
-    Ok(Rows { meta, tenants: all(conn, "tenant")?, cards: all(conn, "card")?, ..Rows::default() })
+    let tokens = all(conn, "token")?.into_iter().map(|token: sublet_core::token::Token| (token.id, token)).collect();
+    Ok(Rows { meta, tenants: all(conn, "tenant")?, cards: all(conn, "card")?, tokens, ..Rows::default() })
 }
 
 /// The rows as they were before the log's first entry.

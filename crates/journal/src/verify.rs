@@ -12,8 +12,8 @@ use crate::fold;
 use crate::read::{self, Marks};
 use crate::trim;
 use rusqlite::{Connection, OptionalExtension, Result};
-use std::collections::BTreeSet;
-use std::fmt::Debug;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Debug, Display};
 use std::path::Path;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::{Ended, Rows};
@@ -166,12 +166,22 @@ fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
     }
     compare_lists("tenant", &log.tenants, &rows.tenants, report);
     compare_lists("card", &log.cards, &rows.cards, report);
-    for id in log.leases.keys().chain(rows.leases.keys()).collect::<BTreeSet<_>>() {
-        match (log.leases.get(id), rows.leases.get(id)) {
+    compare_maps("lease", &log.leases, &rows.leases, report);
+    compare_maps("token", &log.tokens, &rows.tokens, report);
+}
+
+fn compare_maps<K: Ord + Display, T: PartialEq + Debug>(
+    what: &str,
+    log: &BTreeMap<K, T>,
+    rows: &BTreeMap<K, T>,
+    report: &mut Report,
+) {
+    for id in log.keys().chain(rows.keys()).collect::<BTreeSet<_>>() {
+        match (log.get(id), rows.get(id)) {
             (Some(log), Some(row)) if log == row => {}
-            (Some(log), Some(row)) => report.find(differs(&format!("lease {id}"), log, row)),
-            (Some(_), None) => report.find(format!("lease {id} is live by the log, but its row is missing")),
-            (None, _) => report.find(format!("lease {id} has a row that the log does not explain")),
+            (Some(log), Some(row)) => report.find(differs(&format!("{what} {id}"), log, row)),
+            (Some(_), None) => report.find(format!("{what} {id} is live by the log, but its row is missing")),
+            (None, _) => report.find(format!("{what} {id} has a row that the log does not explain")),
         }
     }
 }

@@ -160,7 +160,7 @@ pub fn drive(setup: &Setup<'_>) -> Run {
         callers: trace
             .tenants
             .iter()
-            .map(|name| Caller { tenant: name.clone(), groups: Vec::new(), operator: false })
+            .map(|name| Caller { tenant: name.clone(), groups: Vec::new(), operator: false, token: None })
             .collect(),
         uuids: (0..setup.cluster.cards.len()).map(uuid).collect(),
         books: Books::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),

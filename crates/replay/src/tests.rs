@@ -83,14 +83,15 @@ fn use_of_the_card_is_what_the_schedule_says() {
 
 #[test]
 fn room_that_is_kept_for_a_gang_is_told_as_such() {
-    // The gang claims both cards at 10 s; the small job behind it would fit on either.
+    // The gang claims both cards for 100 s; the job behind it would fit on the empty one, but not
+    // beside the gang, and not until then.
     let trace = trace(
         "0,ann,6GiB,1,100,batch
          10,ben,6GiB,2,50,batch
-         20,cat,2GiB,1,30,batch",
+         20,cat,5GiB,1,90,batch",
     );
-    let fifo = run_on(&trace, "2x10GiB", Name::Fifo, Leases::Renewed, None);
-    assert_eq!(waits(&fifo), [0, 90, 80]);
+    let fifo = run_on(&trace, "2x10GiB", Name::Fifo, Leases::Fixed, None);
+    assert_eq!(waits(&fifo), [0, 90, 130]);
     assert_eq!(fifo.books.fitting_us / 1_000_000, 80, "from 20 s to 100 s");
 }
 

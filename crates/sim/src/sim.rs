@@ -70,8 +70,10 @@ impl<'a> Sim<'a> {
         let mut rng = Rng::new(seed);
         let shape = Shape::draw(&mut rng);
         let world = World::new(&shape, &mut rng);
-        let caller =
-            |n| Caller { tenant: tenant_name(n, shape.tenants), groups: Vec::new(), operator: n == shape.tenants };
+        let caller = |n| {
+            let tenant = tenant_name(n, shape.tenants);
+            Caller { tenant, groups: Vec::new(), operator: n == shape.tenants, token: None }
+        };
         Sim {
             t: 1_000 * S,
             lag: 1_000 * S - rng.below(100 * S),

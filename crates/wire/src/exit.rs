@@ -27,13 +27,21 @@ pub const SIGNAL_BASE: u8 = 128;
 pub const fn of(code: Code) -> u8 {
     match code {
         Code::BadRequest | Code::BadValue | Code::NeverFits | Code::BelowContext | Code::KeyReused => USAGE,
-        Code::Denied | Code::NotYourProcess | Code::OverCap => DENIED,
+        Code::Denied
+        | Code::NotYourProcess
+        | Code::OverCap
+        | Code::Unauthenticated
+        | Code::TokenExpired
+        | Code::ReadOnly
+        | Code::TokenCap
+        | Code::PidNotLocal => DENIED,
         Code::NoRoom
         | Code::QueueFull
         | Code::LeaseEnded
         | Code::LeaseNotActive
         | Code::Fenced
         | Code::DiskFull
+        | Code::TooManyRequests
         | Code::TooBusy => LEASE_LOST,
         Code::Stopping | Code::JournalFailed => NO_DAEMON,
         _ => FAILURE,

@@ -13,6 +13,7 @@ mod problem;
 mod record;
 pub mod size;
 pub mod span;
+mod token;
 
 pub use ask::{Accept, Ask, Bind, Exclusivity, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, Unreadable};
@@ -21,6 +22,7 @@ pub use lease::{
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
+pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenAsk, Tokens};
 
 /// The media type of every refusal.
 pub const PROBLEM_JSON: &str = "application/problem+json";

@@ -102,6 +102,22 @@ codes! {
     Denied = "denied", 403, Stop;
     /// The process is not there, or not the caller's.
     NotYourProcess = "not_your_process", 403, Stop;
+    /// No token came with the call, or none that is known.
+    Unauthenticated = "unauthenticated", 401, Stop;
+    /// The token has expired.
+    TokenExpired = "token_expired", 401, Stop;
+    /// The token may only look.
+    ReadOnly = "read_only", 403, Stop;
+    /// Through this token not so much may be had.
+    TokenCap = "token_cap", 403, Stop;
+    /// A process can be named on the host's own socket only.
+    PidNotLocal = "pid_not_local", 403, Stop;
+    /// No such token, or not the caller's.
+    NoSuchToken = "no_such_token", 404, Stop;
+    /// There are as many tokens as may be.
+    TooManyTokens = "too_many_tokens", 409, Stop;
+    /// More calls than this tenant, or this address, may make.
+    TooManyRequests = "too_many_requests", 429, Retry;
     /// The call carried an old epoch.
     Fenced = "fenced", 409, Reacquire;
     /// The lease has ended.

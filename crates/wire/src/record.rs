@@ -64,7 +64,8 @@ pub struct AuditLine {
     pub seq: u64,
     /// When, in Unix seconds by the host's wall clock.
     pub at_unix_s: f64,
-    /// On whose word: a tenant, or `sublet` itself.
+    /// On whose word: a tenant (`uid:1000`), with its token if it called through one (`user:ana K3`),
+    /// or `sublet` itself.
     pub actor: String,
     /// The lease it concerns.
     pub lease: Option<String>,

@@ -1,7 +1,7 @@
 //! One HTTP/1.1 request and its answer, over any byte stream.
 //!
 //! Just what the daemon's API needs: a connection for each request, bodies of
-//! known length, chunked, or up to the end. No redirects, no compression, no TLS.
+//! known length, chunked, or up to the end. No redirects, no compression; TLS is the stream's affair.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -21,6 +21,8 @@ pub struct Request<'a> {
     pub method: &'a str,
     /// Path and query.
     pub target: &'a str,
+    /// The host as it is called, and the token, beyond the socket.
+    pub remote: Option<(&'a str, &'a str)>,
     /// Makes it safe to send again.
     pub key: Option<&'a str>,
     /// JSON.
@@ -53,9 +55,13 @@ pub fn exchange(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::
 }
 
 fn encode(request: &Request<'_>) -> Vec<u8> {
-    let mut head = format!("{} {} HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\n", request.method, request.target);
-    if let Some(key) = request.key {
+    let host = request.remote.map_or("sublet", |(host, _)| host);
+    let mut head = format!("{} {} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n", request.method, request.target);
+    if let Some((_, token)) = request.remote {
         // Writing to a string cannot fail.
+        let _ = write!(head, "authorization: Bearer {token}\r\n");
+    }
+    if let Some(key) = request.key {
         let _ = write!(head, "{IDEMPOTENCY_KEY}: {key}\r\n");
     }
     if let Some(body) = request.body {
@@ -236,7 +242,7 @@ mod tests {
         // However the bytes arrive, the answer is the same.
         for piece in [1, 7, 4096] {
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
-            let request = Request { method: "GET", target: "/v1/cards", key: None, body: None };
+            let request = Request { method: "GET", target: "/v1/cards", remote: None, key: None, body: None };
             let got = match exchange(&mut stream, &request) {
                 Ok(r) => format!("{} problem={} {:?}", r.status, r.is_problem, String::from_utf8_lossy(&r.body)),
                 Err(error) => format!("{error}"),
@@ -248,9 +254,21 @@ mod tests {
     #[test]
     fn a_request_is_written_as_http() {
         let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
-        let request = Request { method: "POST", target: "/v1/leases", key: Some("k1"), body: Some(b"{}") };
+        let request =
+            Request { method: "POST", target: "/v1/leases", remote: None, key: Some("k1"), body: Some(b"{}") };
         exchange(&mut stream, &request).unwrap();
         expect![[r#""POST /v1/leases HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\nidempotency-key: k1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}""#]]
+        .assert_eq(&format!("{:?}", String::from_utf8(stream.sent).unwrap()));
+    }
+
+    #[test]
+    fn beyond_the_socket_the_token_goes_with_every_request() {
+        let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
+        let remote = Some(("gpu1:7474", "sbl_x"));
+        exchange(&mut stream, &Request { method: "GET", target: "/v1/cards", remote, key: None, body: None }).unwrap();
+        expect![[
+            r#""GET /v1/cards HTTP/1.1\r\nhost: gpu1:7474\r\nconnection: close\r\nauthorization: Bearer sbl_x\r\n\r\n""#
+        ]]
         .assert_eq(&format!("{:?}", String::from_utf8(stream.sent).unwrap()));
     }
 

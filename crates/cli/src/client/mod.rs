@@ -1,14 +1,17 @@
-//! The daemon's API as typed calls, blocking, over its Unix socket.
+//! The daemon's API as typed calls, blocking, over its Unix socket or, with a token, over TCP.
 //!
 //! A start of the program must cost next to nothing, so there is no runtime here:
 //! one connection for each call. Every POST carries an Idempotency-Key and can be
 //! sent again when the daemon restarts under it.
 
 mod http;
+mod remote;
 
+use crate::args::Globals;
 use crate::failure::Failure;
 use crate::place::{self, Candidates};
 use http::{Request, Response};
+use remote::Remote;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -17,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Accept, Ask, Bind, Code, Lease, Problem, exit};
+use sublet_wire::{Accept, Ask, Bind, Code, Lease, Problem, Token, TokenAsk, exit};
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -32,10 +35,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where a daemon answers.
 #[derive(Clone, Debug)]
-pub struct Client {
-    socket: PathBuf,
-    /// The connection that showed it, for the first call.
-    first: Arc<Mutex<Option<UnixStream>>>,
+pub struct Client(Where);
+
+#[derive(Clone, Debug)]
+enum Where {
+    Here {
+        socket: PathBuf,
+        /// The connection that showed it, for the first call.
+        first: Arc<Mutex<Option<UnixStream>>>,
+    },
+    Elsewhere(Arc<Remote>),
 }
 
 /// Why a call brought no answer of the kind that was wanted.
@@ -59,9 +68,12 @@ pub enum Until {
 }
 
 impl Client {
-    /// Finds the daemon: the first place where somebody listens.
-    pub fn open(given: Option<&Path>) -> Result<Client, Failure> {
-        let candidates = place::sockets(given);
+    /// Finds the daemon: the one that is named, or the first place where somebody listens.
+    pub fn open(globals: &Globals) -> Result<Client, Failure> {
+        if let Some(url) = globals.url() {
+            return Remote::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
+        }
+        let candidates = place::sockets(globals.socket());
         let mut denied = None;
         for socket in candidates.paths() {
             match UnixStream::connect(socket) {
@@ -77,17 +89,36 @@ impl Client {
     }
 
     fn at(socket: PathBuf, first: Option<UnixStream>) -> Client {
-        Client { socket, first: Arc::new(Mutex::new(first)) }
+        Client(Where::Here { socket, first: Arc::new(Mutex::new(first)) })
     }
 
-    /// Its socket, as an absolute path.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// Its socket, as an absolute path, if it is on this host.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.0 {
+            Where::Here { socket, .. } => Some(socket),
+            Where::Elsewhere(_) => None,
+        }
+    }
+
+    /// Where it is, for people.
+    pub fn place(&self) -> String {
+        match &self.0 {
+            Where::Here { socket, .. } => socket.display().to_string(),
+            Where::Elsewhere(remote) => remote.url().to_owned(),
+        }
+    }
+
+    /// Where it is, for the environment of a holder.
+    pub fn variable(&self) -> (&'static str, String) {
+        match &self.0 {
+            Where::Here { .. } => ("SUBLET_SOCKET", self.place()),
+            Where::Elsewhere(_) => ("SUBLET_URL", self.place()),
+        }
     }
 
     /// A GET of a path and query.
     pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
-        let request = Request { method: "GET", target, key: None, body: None };
+        let request = self.request("GET", target, None, None);
         self.call(&request, ANSWER_WITHIN).and_then(decode).map_err(|error| self.failure(error))
     }
 
@@ -96,13 +127,29 @@ impl Client {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| CallError::Senseless(error.to_string()))?;
         let key = random_key().map_err(CallError::Gone)?;
-        let request = Request { method: "POST", target, key: Some(&key), body: body.as_deref() };
+        let request = self.request("POST", target, Some(&key), body.as_deref());
         patiently(patience, || self.call(&request, ANSWER_WITHIN))
     }
 
     /// Asks for a lease.
     pub fn ask(&self, ask: &Ask) -> Result<Lease, Failure> {
         self.post("/v1/leases", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Makes a token.
+    pub fn make_token(&self, ask: &TokenAsk) -> Result<Token, Failure> {
+        self.post("/v1/tokens", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Revokes a token.
+    pub fn revoke_token(&self, token: &str) -> Result<Token, Failure> {
+        let target = format!("/v1/tokens/{token}");
+        let once = || {
+            let key = random_key().map_err(CallError::Gone)?;
+            let request = self.request("DELETE", &target, Some(&key), None);
+            patiently(RESTART, || self.call(&request, ANSWER_WITHIN)).and_then(decode)
+        };
+        once().map_err(|error| self.failure(error))
     }
 
     /// Makes a process and its descendants holders of a lease.
@@ -129,7 +176,7 @@ impl Client {
             None => format!("/v1/leases/{lease}"),
         };
         let key = random_key().map_err(CallError::Gone)?;
-        let request = Request { method: "DELETE", target: &target, key: Some(&key), body: None };
+        let request = self.request("DELETE", &target, Some(&key), None);
         let response = patiently(patience, || self.call(&request, ANSWER_WITHIN))?;
         if response.body.is_empty() { Ok(None) } else { decode(response).map(Some) }
     }
@@ -141,7 +188,7 @@ impl Client {
             Until::Ended => "&for=end",
         };
         let target = format!("/v1/leases/{lease}?wait={}s{until}", wait.as_secs());
-        let request = Request { method: "GET", target: &target, key: None, body: None };
+        let request = self.request("GET", &target, None, None);
         self.call(&request, wait + POLL_SLACK).and_then(decode)
     }
 
@@ -150,28 +197,50 @@ impl Client {
         match error {
             CallError::Refused(problem) => problem.into(),
             CallError::Senseless(why) => {
-                Failure::new(exit::FAILURE, format!("{} answered something else: {why}", self.socket.display()))
+                Failure::new(exit::FAILURE, format!("{} answered something else: {why}", self.place()))
                     .hint("is another program listening there, or a daemon of another version?")
             }
             CallError::Gone(error) if is_timeout(&error) => {
                 let waited = sublet_wire::span::show(ANSWER_WITHIN.as_secs_f64());
-                Failure::new(exit::NO_DAEMON, format!("{} did not answer within {waited}", self.socket.display()))
+                Failure::new(exit::NO_DAEMON, format!("{} did not answer within {waited}", self.place()))
                     .hint("look at the daemon's log; its disk may be stalled")
             }
-            CallError::Gone(_) => Failure::no_daemon(&self.socket),
+            CallError::Gone(error) => match &self.0 {
+                Where::Here { socket, .. } => Failure::no_daemon(socket),
+                Where::Elsewhere(remote) => remote.unreachable(&error),
+            },
         }
     }
 
+    fn request<'a>(
+        &'a self,
+        method: &'a str,
+        target: &'a str,
+        key: Option<&'a str>,
+        body: Option<&'a [u8]>,
+    ) -> Request<'a> {
+        let remote = match &self.0 {
+            Where::Here { .. } => None,
+            Where::Elsewhere(remote) => Some(remote.header()),
+        };
+        Request { method, target, remote, key, body }
+    }
+
     fn call(&self, request: &Request<'_>, within: Duration) -> Result<Response, CallError> {
-        let exchange = || {
-            let first = self.first.lock().ok().and_then(|mut first| first.take());
-            let mut stream = first.map_or_else(|| UnixStream::connect(&self.socket), Ok)?;
-            stream.set_read_timeout(Some(within))?;
-            stream.set_write_timeout(Some(within))?;
-            http::exchange(&mut stream, request)
+        let exchange = || match &self.0 {
+            Where::Elsewhere(remote) => http::exchange(&mut remote.connect(within)?, request),
+            Where::Here { socket, first } => {
+                let first = first.lock().ok().and_then(|mut first| first.take());
+                let mut stream = first.map_or_else(|| UnixStream::connect(socket), Ok)?;
+                stream.set_read_timeout(Some(within))?;
+                stream.set_write_timeout(Some(within))?;
+                http::exchange(&mut stream, request)
+            }
         };
         let response = exchange().map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => CallError::Senseless(error.to_string()),
+            io::ErrorKind::InvalidData if remote::tls_error(&error).is_none() => {
+                CallError::Senseless(error.to_string())
+            }
             _ => CallError::Gone(error),
         })?;
         match response.status {
@@ -216,7 +285,7 @@ impl CallError {
     /// The same call may be answered if it is sent again soon.
     pub fn may_pass(&self) -> bool {
         match self {
-            CallError::Gone(error) => !is_timeout(error),
+            CallError::Gone(error) => !is_timeout(error) && remote::tls_error(error).is_none(),
             CallError::Refused(problem) => {
                 matches!(problem.code, Code::Stopping | Code::KeyInUse | Code::JournalFailed | Code::TooBusy)
             }

@@ -27,7 +27,7 @@ fn daemon(answers: Vec<&'static str>) -> (tempfile::TempDir, Client, thread::Joi
 fn nobody_listening_is_said_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
-    let failure = Client::open(Some(&socket)).unwrap_err();
+    let failure = Client::open(&Globals::at(&socket)).unwrap_err();
     assert_eq!(failure.exit(), exit::NO_DAEMON);
     expect![[r#"
         no daemon answers at DIR/s

@@ -29,7 +29,7 @@ quicker, the place in the queue stays.";
 
 /// Takes what is offered.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let accept = match args.vram {
         Some(vram_bytes) => Accept { vram_bytes, gpus: args.gpus },
         None => first_offer(&client, &args.lease)?,

@@ -34,7 +34,7 @@ pub struct AuditArgs {
 
 /// Shows it.
 pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let zone = TimeZone::system();
     let mut after = args.after;
     let mut all = Vec::new();

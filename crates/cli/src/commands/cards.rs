@@ -33,7 +33,7 @@ pub enum Verb {
 
 /// Shows or changes them.
 pub fn run(globals: &Globals, args: &CardsArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
     let (name, verb) = match &args.verb {
         None => return show(globals, &cards),

@@ -59,6 +59,10 @@ struct Findings {
 
 /// Looks at everything.
 pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
+    globals.must_be_local(
+        "the doctor looks at the host it runs on",
+        "run it there; `sublet cards` shows the cards from here",
+    )?;
     let findings = look(globals);
     if globals.json {
         output::json(&findings)?;
@@ -72,9 +76,9 @@ fn look(globals: &Globals) -> Findings {
     let mut checks = Vec::new();
     let mut cards = None;
     let mut daemon_pid = None;
-    match Client::open(globals.socket()) {
+    match Client::open(globals) {
         Ok(client) => {
-            daemon_pid = client::peer(client.socket()).map(|(pid, _)| pid).filter(|pid| *pid > 0);
+            daemon_pid = client.socket().and_then(client::peer).map(|(pid, _)| pid).filter(|pid| *pid > 0);
             checks.push(daemon(&client, daemon_pid));
             match client.get::<Cards>("/v1/cards") {
                 Ok(found) => cards = Some(found),
@@ -97,7 +101,7 @@ fn daemon(client: &Client, pid: Option<u32>) -> Check {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid}"));
     match client.get::<Health>("/readyz") {
         Ok(health) => {
-            let at = client.socket().display();
+            let at = client.place();
             Check::new("daemon", State::Ok, format!("version {} answers at {at}{process}", health.version))
         }
         Err(failure) => Check::new("daemon", State::Bad, format!("not ready: {failure}")),

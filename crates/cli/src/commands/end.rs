@@ -18,7 +18,7 @@ pub struct EndArgs {
 
 /// Ends each; the first failure decides the exit code.
 pub fn run(globals: &Globals, args: &EndArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let mut code = exit::OK;
     for lease in &args.leases {
         match client.release(&lease.to_string(), None, Duration::ZERO) {

@@ -20,7 +20,7 @@ pub struct ExplainArgs {
 
 /// Explains it.
 pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let found = client.get(&format!("/v1/leases/{}/explain", args.lease));
     let explanation: Explanation = found.map_err(|failure| failure.about(&args.lease))?;
     if globals.json {

@@ -47,7 +47,13 @@ pub enum ShellArg {
 
 /// Takes a lease and prints what the shell should know.
 pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    if !args.detach {
+        globals.must_be_local(
+            "a shell holds a lease where its card is",
+            "`--detach` asks for one that no process holds",
+        )?;
+    }
+    let client = Client::open(globals)?;
     let shell = (!args.detach).then(shell::pid);
     let lease = match obtain(&client, &args.ask, shell)? {
         Outcome::Granted(lease) => *lease,
@@ -58,7 +64,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let before = environment::seen_before();
-    match environment::variables(&lease, args.ask.visible, client.socket(), before.as_deref()) {
+    match environment::variables(&lease, args.ask.visible, &client.variable(), before.as_deref()) {
         Ok(variables) => print(&variables, args.shell)?,
         Err(failure) => {
             // The lease is of no use here; if nobody answers it ends unused.

@@ -17,4 +17,5 @@ pub mod replay;
 pub mod run;
 pub mod serve;
 pub mod status;
+pub mod token;
 pub mod usage;

@@ -19,7 +19,7 @@ pub struct PsArgs {
 
 /// Lists them.
 pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let leases: Leases = client.get(if args.all { "/v1/leases?all=true" } else { "/v1/leases" })?;
     if globals.json {
         output::json(&leases)?;

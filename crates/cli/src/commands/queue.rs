@@ -10,7 +10,7 @@ use sublet_wire::{Lease, Leases, exit};
 
 /// Lists who waits.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let queue: Leases = client.get("/v1/queue")?;
     if globals.json {
         output::json(&queue)?;

@@ -51,8 +51,12 @@ Examples:
 
 /// Runs it; the exit code is the command's.
 pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
+    globals.must_be_local(
+        "a command runs where its card is",
+        "run it on that host, where `sublet run` finds the socket",
+    )?;
     child::find(&args.command[0])?;
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let (sender, receiver) = events::listen()?;
     let ask = args.ask.ask(Some(std::process::id()));
     let lease = match wait::obtain(&client, &ask, &sender, &receiver)? {
@@ -83,7 +87,7 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
 
 fn start(client: &Client, args: &RunArgs, lease: &Lease) -> Result<Started, Failure> {
     let before = environment::seen_before();
-    let variables = environment::variables(lease, args.ask.visible, client.socket(), before.as_deref())?;
+    let variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
     Started::start(&args.command, &variables)
 }
 

@@ -1,7 +1,7 @@
 //! `sublet serve`: the daemon, in the foreground.
 
 use crate::args::Globals;
-use crate::daemon;
+use crate::daemon::{self, Options, TcpConfig};
 use crate::failure::Failure;
 use crate::place;
 use clap::Args;
@@ -20,13 +20,31 @@ pub struct ServeArgs {
     /// Its configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Serve over TCP too, for whoever has a token, such as on 127.0.0.1:7474
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// The certificate for TCP, PEM; needed beyond this host
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
 }
 
 /// Serves until it is told to stop.
 pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
+    if globals.has_url() {
+        return Err(Failure::usage("`--url` names a daemon elsewhere").hint("`--listen` says where this one serves"));
+    }
     let state_dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
     let socket = place::own_socket(globals.socket());
-    daemon::serve(state_dir, socket, args.gpu.clone(), args.config.clone())?;
+    let tcp = TcpConfig {
+        listen: args.listen.clone(),
+        tls_cert: args.tls_cert.clone(),
+        tls_key: args.tls_key.clone(),
+        ..TcpConfig::default()
+    };
+    daemon::serve(Options { state_dir, socket, gpu: args.gpu.clone(), config: args.config.clone(), tcp })?;
     Ok(exit::OK)
 }
 

@@ -19,7 +19,7 @@ struct Status<'a> {
 
 /// Prints it.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
     let queue: Leases = client.get("/v1/queue")?;
     if globals.json {

@@ -28,7 +28,7 @@ pub enum ByArg {
 
 /// Adds it up.
 pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals.socket())?;
+    let client = Client::open(globals)?;
     let usage: Usage = client.get(match args.by {
         ByArg::Tenant => "/v1/usage?by=tenant",
         ByArg::Lease => "/v1/usage?by=lease",

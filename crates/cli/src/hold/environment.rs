@@ -7,7 +7,6 @@
 use super::ask::VisibleArg;
 use crate::failure::Failure;
 use crate::text;
-use std::path::Path;
 use sublet_wire::{Lease, exit};
 
 /// The variables of a holder, in order.
@@ -21,11 +20,11 @@ pub fn seen_before() -> Option<String> {
     }
 }
 
-/// The variables for a granted lease. `before` is the caller's own `CUDA_VISIBLE_DEVICES`.
+/// The variables for a granted lease. `daemon` says where it was granted, `before` is the caller's own `CUDA_VISIBLE_DEVICES`.
 pub fn variables(
     lease: &Lease,
     visible: VisibleArg,
-    socket: &Path,
+    daemon: &(&'static str, String),
     before: Option<&str>,
 ) -> Result<Variables, Failure> {
     let cards = match visible_list(before) {
@@ -39,7 +38,7 @@ pub fn variables(
         ("SUBLET_LEASE", lease.id.clone()),
         ("SUBLET_EPOCH", lease.epoch.unwrap_or(0).to_string()),
         ("SUBLET_DEADLINE", deadline.to_string()),
-        ("SUBLET_SOCKET", socket.display().to_string()),
+        daemon.clone(),
     ])
 }
 
@@ -115,7 +114,7 @@ mod tests {
 
     fn visible(before: Option<&str>, visible: VisibleArg) -> String {
         let lease = sample::two_card_lease();
-        match variables(&lease, visible, Path::new("/run/s"), before) {
+        match variables(&lease, visible, &("SUBLET_SOCKET", "/run/s".to_owned()), before) {
             Ok(variables) => variables[0].1.clone(),
             Err(failure) => format!("{}: {failure}", failure.exit()),
         }

@@ -18,12 +18,12 @@ impl Turn<'_> {
             return Answer::Refused(refusal);
         }
         let tenant = self.enrol(by);
-        if let Err(refusal) = self.admissible(tenant, &ask) {
+        if let Err(refusal) = self.admissible(by, tenant, &ask) {
             return Answer::Refused(refusal);
         }
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
-        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root });
+        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.serve();
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
@@ -33,7 +33,8 @@ impl Turn<'_> {
         Answer::Lease(lease)
     }
 
-    fn admissible(&self, tenant: TenantId, ask: &Ask) -> Result<(), Refusal> {
+    fn admissible(&self, by: &Caller, tenant: TenantId, ask: &Ask) -> Result<(), Refusal> {
+        self.within_token(by, ask)?;
         if let Some(held) = quota::holds(self.state, tenant, ask)
             && (held.always || matches!(held.what, Capped::GpuDay { .. }))
         {
@@ -57,14 +58,15 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The tenant's number; a new one's, or its groups, are facts to be kept.
-    fn enrol(&mut self, by: &Caller) -> TenantId {
+    /// The tenant's number; a new one's, or its groups, are facts to be kept. A token says nothing of
+    /// groups: what the tenant was last seen in counts.
+    pub(super) fn enrol(&mut self, by: &Caller) -> TenantId {
         let tenant = self.state.tenant(&by.tenant).unwrap_or_else(|| {
             let tenant = TenantId(self.state.rows().tenants.len() as u32);
             self.emit(Action::Enrol { tenant, name: by.tenant.clone() });
             tenant
         });
-        if self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
+        if by.token.is_none() && self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
             self.emit(Action::Regroup { tenant, groups: by.groups.clone() });
         }
         tenant

@@ -12,6 +12,7 @@ pub mod offer;
 mod see;
 pub(crate) mod serve;
 mod term;
+pub(crate) mod tokens;
 
 use crate::action::Action;
 use crate::event::{Answer, Caller, Event, Refusal};
@@ -20,6 +21,8 @@ use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
 use crate::state::State;
 use crate::units::{Span, Time};
+
+pub use tokens::may_know;
 
 /// A gap between two events longer than this is a stall: the loop ticks far more often.
 pub const STALL: Span = Span::secs(10);
@@ -70,6 +73,8 @@ impl Turn<'_> {
             Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
             Event::Drained { by, card } => return self.drain(&by, &card),
             Event::Cleared { by, card } => return self.clear(&by, &card),
+            Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
+            Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
             Event::Members { lease, processes } => self.state.set_members(lease, processes),

@@ -5,12 +5,13 @@ use crate::mail::Key;
 use crate::peer::Peer;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Request};
+use axum::http::header;
 use axum::http::request::Parts;
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, TokenId};
 use sublet_wire::{Code, IDEMPOTENCY_KEY, Problem};
 
 /// The largest request body; the largest sensible one is a few hundred bytes.
@@ -33,7 +34,13 @@ pub struct Heard<T> {
 /// Who sent a request. The server put it there; nobody else can.
 pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
     let found = request.extensions().get::<Arc<Peer>>().cloned();
-    found.ok_or_else(|| Problem::new(Code::Denied, "nobody knows who you are").into())
+    let peer = found.ok_or_else(|| Problem::new(Code::Denied, "nobody knows who you are"))?;
+    // Nobody shall believe that a token with few rights limits what is done here.
+    if peer.uid().is_some() && request.headers().contains_key(header::AUTHORIZATION) {
+        let detail = "on this socket the kernel says who you are; a token says nothing here";
+        return Err(Problem::new(Code::BadRequest, detail).hint("leave `Authorization` out, or call over TCP").into());
+    }
+    Ok(peer)
 }
 
 /// Reads a JSON body.
@@ -124,6 +131,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 /// Reads a lease's id. What is no id is no lease.
 pub fn lease_id(text: &str) -> Result<LeaseId, Refused> {
     text.parse().map_err(|_| Problem::new(Code::NoSuchLease, "no such lease").into())
+}
+
+/// Reads a token's id. What is no id is no token.
+pub fn token_id(text: &str) -> Result<TokenId, Refused> {
+    text.parse().map_err(|_| Problem::new(Code::NoSuchToken, "no such token").into())
 }
 
 /// Reads a query; unknown parameters are errors.

@@ -16,17 +16,25 @@ use sublet_wire as wire;
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
     let peer = body::peer(&request)?;
-    let (by, uid) = (peer.caller.clone(), peer.uid);
-    let see_all = app.house().see_all || by.operator;
+    let by = peer.caller.clone();
+    let see_all = peer.sees_all(app.house().see_all);
     let mut cards = app.post.read(move |view| view.cards(&by, see_all)).await?;
-    name_strangers(&app, &mut cards, (!see_all).then_some(uid)).await;
+    name_strangers(&app, &mut cards, if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) }).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), trouble }))
 }
 
+/// Whose strangers are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Anybodys,
+    /// This user's; nobody's for who has none.
+    Only(Option<u32>),
+}
+
 /// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
 /// only itself, strangers of others are left out.
-async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, only: Option<u32>) {
+async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, whose: Whose) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
@@ -41,7 +49,7 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, only: Option<u32
                     names.look_up(uid);
                     occupant.user = Some(names.of(&crate::names::tenant_of(uid)));
                 }
-                only.is_none() || uid == only
+                whose == Whose::Anybodys || (uid.is_some() && whose == Whose::Only(uid))
             });
         }
         shown

@@ -8,14 +8,19 @@ use super::body;
 use super::records::{Sieve, history, shown};
 use super::shared::OnRead;
 use super::{App, Refused};
+use crate::looper::wall_us;
+use crate::peer::Peer;
 use axum::extract::{Request, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::stream::{self, Stream, StreamExt};
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 use sublet_wire::{Code, Problem};
 use tokio::sync::watch;
 
+/// How long a stream that nothing happens on outlives the token it was opened with.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Lines read at a time.
 const CHUNK: usize = 256;
 
@@ -30,7 +35,8 @@ pub async fn stream(
     State(app): State<App>,
     request: Request,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refused> {
-    let by = body::peer(&request)?.caller.clone();
+    let peer = body::peer(&request)?;
+    let by = peer.caller.clone();
     let after = last_event_id(&request)?;
     let sieve = Sieve::of(&app, by, None).await?;
     let start = history(&app, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
@@ -38,7 +44,7 @@ pub async fn stream(
     let after = after.unwrap_or(last);
     let gap = (after + 1 < first)
         .then(|| Event::default().event("gap").data(format!("{{\"from\":{},\"to\":{}}}", after + 1, first - 1)));
-    let follow = Follow { synced: app.synced.clone(), app, sieve, after: after.max(first - 1) };
+    let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after: after.max(first - 1) };
     let stop = {
         let mut stopping = follow.app.stopping.clone();
         async move { drop(stopping.wait_for(|stop| *stop).await) }
@@ -60,13 +66,14 @@ fn last_event_id(request: &Request) -> Result<Option<u64>, Refused> {
 /// Where a stream is.
 struct Follow {
     app: App,
+    peer: Arc<Peer>,
     synced: watch::Receiver<u64>,
     sieve: Sieve,
     after: u64,
 }
 
 impl Follow {
-    /// The next lines the caller may see; `None` when the log cannot be read any more.
+    /// The next lines the caller may see; `None` when the log cannot be read any more, or not by it.
     async fn next(mut self) -> Option<(Vec<Event>, Follow)> {
         loop {
             self.synced.borrow_and_update();
@@ -84,11 +91,17 @@ impl Follow {
             });
             let (events, read, this) = read.await.ok()?;
             self = this;
+            if !self.peer.still_good(wall_us()) {
+                return None;
+            }
             if !events.is_empty() {
                 return Some((events, self));
             }
             if read < CHUNK {
-                self.synced.changed().await.ok()?;
+                // Now and then also in silence: its token may have expired.
+                if let Ok(grown) = tokio::time::timeout(LOOK_AGAIN, self.synced.changed()).await {
+                    grown.ok()?;
+                }
             }
         }
     }

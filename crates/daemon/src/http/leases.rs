@@ -108,8 +108,8 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     OnRead,
 ))]
 pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
-    let by = body::peer(&request)?.caller.clone();
-    let see_all = app.house().see_all;
+    let peer = body::peer(&request)?;
+    let (by, see_all) = (peer.caller.clone(), peer.sees_all(app.house().see_all));
     let queue = app.post.read(move |view| {
         let mut queue = view.queue(&by, 256);
         if !see_all {
@@ -215,10 +215,10 @@ pub async fn explain(
     Name(id): Name,
     request: Request,
 ) -> Result<Json<wire::Explanation>, Refused> {
-    let by = body::peer(&request)?.caller.clone();
+    let peer = body::peer(&request)?;
     let id = lease_id(&id)?;
-    let caller = by.clone();
-    let see_all = app.house().see_all;
+    let (by, caller) = (peer.caller.clone(), peer.caller.clone());
+    let see_all = peer.sees_all(app.house().see_all);
     let found = app
         .post
         .read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease, see_all)));

@@ -6,11 +6,16 @@
 mod body;
 mod cards;
 mod events;
+pub mod gate;
 mod leases;
 mod openapi;
+pub mod rate;
 mod records;
 mod server;
 mod shared;
+pub mod tcp;
+pub mod tls;
+mod tokens;
 
 pub use openapi::document;
 pub use server::{Limits, serve};
@@ -19,10 +24,11 @@ use self::shared::OnRead;
 use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
 use crate::names::Names;
+use crate::tokens::Tokens;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, RwLock};
@@ -58,6 +64,8 @@ pub struct Reach {
     pub reader: Arc<Mutex<Reader>>,
     /// Names for people.
     pub names: Names,
+    /// Who is let in over TCP.
+    pub tokens: Tokens,
     /// Grows with every line of the log that is durable.
     pub synced: watch::Receiver<u64>,
     /// Why the driver lists no cards.
@@ -98,6 +106,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/cards", get(cards::list))
         .route("/v1/cards/{uuid}/drain", post(cards::drain))
         .route("/v1/cards/{uuid}/clear", post(cards::clear))
+        .route("/v1/tokens", get(tokens::list).post(tokens::make))
+        .route("/v1/tokens/{id}", delete(tokens::revoke))
         .route("/v1/usage", get(records::usage))
         .route("/v1/audit", get(records::audit))
         .route("/v1/events", get(events::stream))
@@ -147,6 +157,9 @@ impl IntoResponse for Reply {
         let mut response = Response::new(Body::from(self.body));
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        if self.status == 401 {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

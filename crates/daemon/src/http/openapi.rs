@@ -1,32 +1,51 @@
 //! The API's description, generated from the handlers.
 
-use super::{cards, events, leases, records};
+use super::{cards, events, leases, records, tokens};
 use axum::response::IntoResponse;
 use std::sync::OnceLock;
-use utoipa::OpenApi;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Sublet",
-        description = "Share a few GPUs by short leases. Served on a Unix socket; the kernel says who calls.",
+        description = "Share a few GPUs by short leases. On the host's Unix socket the kernel says who calls and no token is taken; over TCP, where it is switched on, every call but /healthz, /readyz and /openapi.json carries a token.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     servers((url = "http://localhost", description = "over the Unix socket")),
     paths(
-        leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind, leases::explain,
-        leases::queue, cards::list, cards::drain, cards::clear, records::usage, records::audit, events::stream,
+        leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind,
+        leases::explain, leases::queue, cards::list, cards::drain, cards::clear, tokens::make, tokens::list,
+        tokens::revoke, records::usage, records::audit, events::stream,
         super::health, super::ready,
     ),
+    modifiers(&Bearer),
+    security((), ("token" = [])),
     components(schemas(sublet_wire::Problem, sublet_wire::Code, sublet_wire::Remedy)),
     tags(
         (name = "leases", description = "ask, wait, hold, give back"),
         (name = "cards", description = "what there is"),
+        (name = "tokens", description = "who may call over TCP, and what for"),
         (name = "records", description = "what was used, what was decided"),
         (name = "service", description = "the service itself"),
     ),
 )]
 struct Api;
+
+/// Describes how a token is sent.
+struct Bearer;
+
+impl Modify for Bearer {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .bearer_format("sbl_…")
+            .description(Some("Over TCP only; on the Unix socket it is refused."));
+        let components = openapi.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme.build()));
+    }
+}
 
 /// The OpenAPI document, as it is checked in.
 pub fn document() -> String {

@@ -160,7 +160,7 @@ impl Sieve {
         }
     }
 
-    /// Whether the caller may see this line: an operator all, others those of their own leases.
+    /// Whether the caller may see this line: an operator all, others those of their own leases and tokens.
     pub fn passes(&mut self, line: &LogLine, reader: &Reader) -> Result<bool, OpenError> {
         if self.lease.is_some() && self.lease != line.lease {
             return Ok(false);
@@ -168,7 +168,16 @@ impl Sieve {
         match line.lease {
             _ if self.by.operator => Ok(true),
             Some(lease) => self.is_mine(lease, line, reader),
-            None => Ok(false),
+            None => Ok(self.is_my_token(line)),
+        }
+    }
+
+    /// A tenant learns what tokens act in its name; whoever has one of them does not.
+    fn is_my_token(&self, line: &LogLine) -> bool {
+        match line.action() {
+            Ok(Action::IssueToken { token }) => self.by.token.is_none() && token.tenant == self.by.tenant,
+            Ok(Action::RevokeToken { tenant, .. }) => self.by.token.is_none() && tenant == self.by.tenant,
+            _ => false,
         }
     }
 

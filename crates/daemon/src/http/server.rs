@@ -7,9 +7,11 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 /// Bounds on connections.
@@ -17,7 +19,7 @@ use tokio::sync::watch;
 pub struct Limits {
     /// In all.
     pub connections: usize,
-    /// Of one user, so that one cannot shut out the others.
+    /// Of one user, or one address, so that one cannot shut out the others.
     pub per_user: usize,
     /// A header that takes longer, or a connection idle for longer, is closed.
     pub header_time: Duration,
@@ -60,7 +62,11 @@ pub async fn serve(
         };
         let Ok(cred) = stream.peer_cred() else { continue };
         let Some(seat) = Seat::take(&counts, cred.uid(), limits) else {
-            tokio::spawn(turn_away(stream));
+            tokio::spawn(async move {
+                if stream.writable().await.is_ok() {
+                    turn_away(|bytes| stream.try_write(bytes));
+                }
+            });
             continue;
         };
         let peer = match operators.lock() {
@@ -79,7 +85,8 @@ pub async fn serve(
                     Err(_) => return,
                 },
             };
-            connection(stream, peer, router, limits, stop).await;
+            let service = TowerToHyperService::new(tower_layer(router, peer));
+            converse(stream, service, limits, stop).await;
             drop(seat);
         });
     }
@@ -89,19 +96,18 @@ pub async fn serve(
     }
 }
 
-async fn connection(
-    stream: UnixStream,
-    peer: Arc<Peer>,
-    router: axum::Router,
-    limits: Limits,
-    mut stop: watch::Receiver<bool>,
-) {
-    let service = tower_layer(router, peer);
+/// Answers on one connection until it ends.
+pub(super) async fn converse<S, T>(stream: T, service: S, limits: Limits, mut stop: watch::Receiver<bool>)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+    S: hyper::service::HttpService<hyper::body::Incoming, ResBody = axum::body::Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let stopped = tokio::select! {
         // A broken connection is the client's affair.
@@ -122,44 +128,48 @@ fn tower_layer(router: axum::Router, peer: Arc<Peer>) -> axum::middleware::AddEx
 }
 
 /// Says that there are too many, and hangs up.
-async fn turn_away(stream: UnixStream) {
+pub(super) fn turn_away(write: impl FnOnce(&[u8]) -> std::io::Result<usize>) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 151\r\n\r\n{\"type\":\"about:sublet/too_busy\",\"status\":503,\"code\":\"too_busy\",\"detail\":\"too many connections are open\",\"remedy\":\"retry\",\"retry_after_s\":5}           ";
-    if stream.writable().await.is_ok() {
-        let _ = stream.try_write(BUSY);
-    }
+    // It fits into the buffer of a new connection, or nobody wants it.
+    let _ = write(BUSY);
 }
 
 /// Who is connected.
-#[derive(Default)]
-struct Counts(Mutex<(usize, HashMap<u32, usize>)>);
+pub(super) struct Counts<K>(Mutex<(usize, HashMap<K, usize>)>);
 
-/// A place among the connections; given back when it is dropped.
-struct Seat {
-    counts: Arc<Counts>,
-    uid: u32,
+impl<K> Default for Counts<K> {
+    fn default() -> Counts<K> {
+        Counts(Mutex::new((0, HashMap::new())))
+    }
 }
 
-impl Seat {
-    fn take(counts: &Arc<Counts>, uid: u32, limits: Limits) -> Option<Seat> {
+/// A place among the connections; given back when it is dropped.
+pub(super) struct Seat<K: Hash + Eq> {
+    counts: Arc<Counts<K>>,
+    who: K,
+}
+
+impl<K: Hash + Eq + Copy> Seat<K> {
+    pub(super) fn take(counts: &Arc<Counts<K>>, who: K, limits: Limits) -> Option<Seat<K>> {
         let mut held = counts.0.lock().ok()?;
-        let of_user = held.1.get(&uid).copied().unwrap_or(0);
+        let of_user = held.1.get(&who).copied().unwrap_or(0);
         if held.0 >= limits.connections || of_user >= limits.per_user {
             return None;
         }
         held.0 += 1;
-        held.1.insert(uid, of_user + 1);
-        Some(Seat { counts: Arc::clone(counts), uid })
+        held.1.insert(who, of_user + 1);
+        Some(Seat { counts: Arc::clone(counts), who })
     }
 }
 
-impl Drop for Seat {
+impl<K: Hash + Eq> Drop for Seat<K> {
     fn drop(&mut self) {
         if let Ok(mut held) = self.counts.0.lock() {
             held.0 -= 1;
-            if let Some(of_user) = held.1.get_mut(&self.uid) {
+            if let Some(of_user) = held.1.get_mut(&self.who) {
                 *of_user -= 1;
                 if *of_user == 0 {
-                    held.1.remove(&self.uid);
+                    held.1.remove(&self.who);
                 }
             }
         }

@@ -20,7 +20,9 @@ impl IntoResponses for OnRead {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         refusals(&[
             (400, "the request cannot be read"),
+            (401, "over TCP: no token, or none that is good"),
             (404, "there is no such thing, or it is not yours"),
+            (429, "over TCP: more calls than one may make"),
             (503, "not now: the daemon stops, or has no cards"),
         ])
     }
@@ -30,6 +32,7 @@ impl IntoResponses for OnCall {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         refusals(&[
             (400, "the request cannot be read"),
+            (401, "over TCP: no token, or none that is good"),
             (403, "you may not, or not that much"),
             (404, "there is no such thing, or it is not yours"),
             (408, "the body did not arrive in time"),
@@ -37,7 +40,7 @@ impl IntoResponses for OnCall {
             (410, "the lease has ended"),
             (413, "the body is too large"),
             (422, "a value makes no sense, could never be met, or the key was used for something else"),
-            (429, "the queue is full"),
+            (429, "the queue is full, or over TCP: more calls than one may make"),
             (503, "not now: the daemon stops, or has no cards"),
             (507, "the disk is full"),
         ])

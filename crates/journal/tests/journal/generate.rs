@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
+use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, Entry, Open, StoredAnswer};
 
@@ -111,7 +112,8 @@ impl World {
             ask.name = Some("Größe \"x\" 🦀".to_owned());
         }
         let root = (self.dice.below(2) == 0).then(|| self.process());
-        self.act(Action::Queue { lease, tenant, ask, at: self.now, give_up: Time(u64::MAX), root });
+        let token = self.some_token().filter(|_| self.dice.below(2) == 0);
+        self.act(Action::Queue { lease, tenant, ask, at: self.now, give_up: Time(u64::MAX), root, token });
         lease
     }
 
@@ -143,6 +145,34 @@ impl World {
         self.now = self.now + Span::millis(10);
         self.end(lease);
         self.act(Action::Retire { lease });
+    }
+
+    /// A token, with what the dice give it.
+    pub fn issue(&mut self) -> TokenId {
+        let id = TokenId(self.rows.meta.next_token);
+        let (vram, leases) = (self.dice.below(2) == 0, self.dice.below(2) == 0);
+        let token = Token {
+            id,
+            tenant: format!("user:{}", self.dice.below(9)),
+            name: (self.dice.below(2) == 0).then(|| "Größe".to_owned()),
+            hash: TokenHash([self.dice.below(256) as u8; 32]),
+            read_only: self.dice.below(2) == 0,
+            caps: TokenCaps { vram: vram.then_some(Bytes::gib(3)), leases: leases.then_some(4) },
+            made_wall_us: self.now.0,
+            expires_wall_us: (self.dice.below(2) == 0).then_some(u64::MAX),
+        };
+        self.act(Action::IssueToken { token });
+        id
+    }
+
+    pub fn revoke(&mut self, token: TokenId) {
+        let tenant = self.rows.tokens[&token].tenant.clone();
+        self.act(Action::RevokeToken { token, tenant, at_wall_us: self.now.0 });
+    }
+
+    fn some_token(&mut self) -> Option<TokenId> {
+        let nth = self.dice.below(self.rows.tokens.len().max(1) as u64) as usize;
+        self.rows.tokens.keys().nth(nth).copied()
     }
 
     fn process(&mut self) -> ProcKey {
@@ -185,7 +215,13 @@ impl World {
 
     fn step_of_the_host(&mut self) {
         let tenant = TenantId(self.rows.tenants.len() as u32);
-        match self.dice.below(5) {
+        match self.dice.below(8) {
+            5 | 6 => drop(self.issue()),
+            7 => {
+                if let Some(token) = self.some_token() {
+                    self.revoke(token);
+                }
+            }
             0 => self.act(Action::Enrol { tenant, name: format!("uid:{}", 1000 + tenant.0) }),
             1 => self.act(Action::Serve { card: CardId(1), service: Service::Out { why: "lost".to_owned() } }),
             2 => self.act(Action::Serve { card: CardId(1), service: Service::Draining }),

@@ -3,9 +3,10 @@
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
-use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId};
+use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant};
+use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
@@ -53,14 +54,28 @@ fn extreme_hold() -> Hold {
 
 fn lease(id: u64, phase: Phase) -> Lease {
     let roots = vec![ProcKey { pid: u32::MAX, start: u64::MAX }, ProcKey { pid: 0, start: 0 }];
-    Lease { id: LeaseId(id), tenant: TenantId(0), ask: extreme_ask(), asked: Time(u64::MAX), roots, phase }
+    let (tenant, asked, token) = (TenantId(0), Time(u64::MAX), Some(TokenId(u32::MAX)));
+    Lease { id: LeaseId(id), tenant, ask: extreme_ask(), asked, roots, phase, token }
+}
+
+fn token(id: u32) -> Token {
+    Token {
+        id: TokenId(id),
+        tenant: "user:'\"\u{0}".to_owned(),
+        name: Some(String::new()),
+        hash: TokenHash([255; 32]),
+        read_only: true,
+        caps: TokenCaps { vram: Some(Bytes(u64::MAX)), leases: Some(u32::MAX) },
+        made_wall_us: u64::MAX,
+        expires_wall_us: Some(u64::MAX),
+    }
 }
 
 fn extreme_rows() -> Rows {
     let finish = Finish { reason: Reason::DeviceLost, at: Time(u64::MAX), peak: Some(Bytes(u64::MAX)) };
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
-        Lease { ask: ask(), roots: vec![], ..lease(7, Phase::Active(extreme_hold())) },
+        Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
         lease(u64::MAX, Phase::Ending(Hold { idle: false, cards: vec![], ..extreme_hold() }, finish)),
     ];
     Rows {
@@ -69,6 +84,7 @@ fn extreme_rows() -> Rows {
             clock_offset_us: i64::MIN,
             next_lease: u64::MAX,
             next_epoch: Epoch(u64::MAX),
+            next_token: u32::MAX,
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
             day: u32::MAX,
@@ -103,6 +119,10 @@ fn extreme_rows() -> Rows {
             },
         ],
         leases: leases.into_iter().map(|lease| (lease.id, lease)).collect(),
+        tokens: [token(u32::MAX), Token { name: None, caps: TokenCaps::default(), expires_wall_us: None, ..token(0) }]
+            .into_iter()
+            .map(|token| (token.id, token))
+            .collect(),
     }
 }
 
@@ -113,6 +133,7 @@ fn image(rows: &Rows) -> Batch {
         tenants: (0..).map(TenantId).zip(rows.tenants.iter().cloned()).collect(),
         cards: (0..).map(CardId).zip(rows.cards.iter().cloned()).collect(),
         leases: rows.leases.values().cloned().collect(),
+        tokens: rows.tokens.values().cloned().collect(),
         ..Batch::default()
     }
 }

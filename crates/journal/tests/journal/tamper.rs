@@ -8,6 +8,8 @@ use sublet_journal::verify;
 fn after(sql: &str) -> String {
     let dir = Dir::new();
     let mut world = World::new(3);
+    // Before the log's first entry once it is trimmed, and after it.
+    world.issue();
     {
         let (mut journal, _) = dir.open();
         for _ in 0..5 {
@@ -15,6 +17,10 @@ fn after(sql: &str) -> String {
             world.lease();
             journal.commit(&world.close()).unwrap();
         }
+        world.issue();
+        let short = world.issue();
+        world.revoke(short);
+        journal.commit(&world.close()).unwrap();
         while journal.trim(20).unwrap() > 0 {}
     }
     assert!(verify(&dir.path()).unwrap().is_clean());
@@ -39,8 +45,8 @@ fn a_changed_entry_is_found() {
 fn a_missing_entry_is_found_wherever_it_was() {
     check("DELETE FROM log WHERE seq = (SELECT min(seq) FROM log)", "of the log is missing");
     check("DELETE FROM log WHERE seq = 20", "entry 20 of the log is missing");
-    check("DELETE FROM log WHERE seq = (SELECT max(seq) FROM log)", "the log ends at entry 34, but 35 were written");
-    check("DELETE FROM log", "the log ends at entry 15, but 35 were written");
+    check("DELETE FROM log WHERE seq = (SELECT max(seq) FROM log)", "the log ends at entry 38, but 39 were written");
+    check("DELETE FROM log", "the log ends at entry 19, but 39 were written");
 }
 
 #[test]
@@ -59,7 +65,7 @@ fn changed_rows_are_found() {
     check("DELETE FROM leases WHERE id = 4", "lease L4 is live by the log, but its row is missing");
     check(
         "INSERT INTO leases SELECT 99, tenant, asked_us, ask, roots, phase, give_up_us, vram, epoch, granted_us,
-           renewed_us, until_us, idle, cards, finish, paid_us, before_us, day FROM leases WHERE id = 4",
+           renewed_us, until_us, idle, cards, finish, paid_us, before_us, day, token FROM leases WHERE id = 4",
         "lease L99 has a row that the log does not",
     );
     check("UPDATE tenants SET byte_us = '0'", "tenant 0 differs");
@@ -67,6 +73,17 @@ fn changed_rows_are_found() {
     check("UPDATE cards SET service = '\"draining\"' WHERE id = 1", "card 1 differs");
     check("DELETE FROM cards WHERE id = 1", "the log gives 2 cards, the table has 1");
     check("UPDATE leases SET ask = '{'", "the file is damaged");
+    check("UPDATE leases SET token = 9 WHERE id = 4", "lease L4 differs");
+    for id in [1, 2] {
+        check(&format!("UPDATE tokens SET hash = zeroblob(32) WHERE id = {id}"), &format!("token K{id} differs"));
+        let gone = format!("token K{id} is live by the log, but its row is missing");
+        check(&format!("DELETE FROM tokens WHERE id = {id}"), &gone);
+    }
+    check(
+        "INSERT INTO tokens SELECT 3, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us
+         FROM tokens WHERE id = 1",
+        "token K3 has a row that the log does not explain",
+    );
 }
 
 #[test]

@@ -124,6 +124,8 @@ impl Books {
                 self.disk_full = false;
                 Cause::Other
             }
+            // Nobody in these worlds has a token.
+            Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
             Event::Awoke | Event::Day { .. } | Event::Accepted { .. } => Cause::Other,
             Event::Ticked => Cause::Ticked,
         }

@@ -53,8 +53,8 @@ impl Books {
                 self.serve(usize::from(card.0), service);
                 Ok(())
             }
-            Action::Queue { lease, tenant, ask, at, give_up, root } => {
-                let fits = matches!(cause, Cause::Asked { .. }) && *at == now && *give_up >= now;
+            Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
+                let fits = matches!(cause, Cause::Asked { .. }) && *at == now && *give_up >= now && token.is_none();
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
@@ -79,6 +79,9 @@ impl Books {
                     before: *before,
                 };
                 self.grant(now, *lease, held, *mark, *turn)
+            }
+            Action::IssueToken { .. } | Action::RevokeToken { .. } => {
+                must(0, false, || format!("{action:?} in a world without tokens"))
             }
             Action::Renew { lease, at, until, idle, mark, before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;

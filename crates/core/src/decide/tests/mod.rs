@@ -9,6 +9,7 @@
 mod order;
 mod room;
 mod term;
+mod tokens;
 
 use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use crate::event::{Answer, Caller, Event};
@@ -16,6 +17,7 @@ use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
 use crate::rows::Rows;
+use crate::token::{TokenAsk, TokenCaps, TokenHash};
 use crate::units::{Bytes, Span, Time};
 use crate::{State, action::Action, decide};
 use expect_test::Expect;
@@ -102,10 +104,12 @@ impl Teller {
     }
 
     fn event(&self, now: Time, words: &[&str]) -> Event {
+        // `ann/lab` is ann, a member of lab; `ann@K1` is ann, through token K1.
         let by = |name: &str| {
-            // `ann/lab` is ann, a member of lab.
+            let (name, token) = name.split_once('@').map_or((name, None), |(name, token)| (name, Some(token)));
+            let token = token.map(|token| token.parse().expect("a token"));
             let (tenant, groups) = name.split_once('/').map_or((name, Vec::new()), |(n, g)| (n, vec![g.to_owned()]));
-            Caller { tenant: tenant.to_owned(), groups, operator: name == "root" }
+            Caller { tenant: tenant.to_owned(), groups, operator: tenant == "root" && token.is_none(), token }
         };
         match words {
             ["cards", sizes @ ..] => Event::Listed(sizes.iter().zip(0..).map(|(s, n)| facts(n, bytes(s))).collect()),
@@ -137,6 +141,10 @@ impl Teller {
             }
             ["renew", id, who, epoch] => {
                 Event::Renewed { by: by(who), lease: lease(id), epoch: Epoch(epoch.parse().expect("an epoch")) }
+            }
+            ["token", who, rest @ ..] => Event::TokenAsked { by: by(who), ask: Box::new(token(rest)), wall_us: now.0 },
+            ["revoke", id, who] => {
+                Event::TokenRevoked { by: by(who), token: id.parse().expect("a token"), wall_us: now.0 }
             }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
@@ -190,6 +198,8 @@ impl Teller {
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
             Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
             Action::Day { number } => writeln!(out, "{now} day {number}"),
+            Action::IssueToken { token } => writeln!(out, "{now} issue {} to {}", token.id, token.tenant),
+            Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
             Action::Start { .. } | Action::Enrol { .. } | Action::Regroup { .. } | Action::List { .. } => Ok(()),
         }
         .unwrap();
@@ -211,6 +221,32 @@ fn facts(index: u32, total: Bytes) -> CardFacts {
         node: None,
         unusable: None,
     }
+}
+
+fn token(words: &[&str]) -> TokenAsk {
+    let mut ask = TokenAsk {
+        tenant: None,
+        name: None,
+        hash: TokenHash([0; 32]),
+        read_only: words.contains(&"read-only"),
+        caps: TokenCaps::default(),
+        expires_wall_us: None,
+    };
+    for word in words {
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("secret", n) => ask.hash = TokenHash([n.parse().expect("a number"); 32]),
+            ("for", tenant) => ask.tenant = Some(tenant.to_owned()),
+            ("name", name) => ask.name = Some(name.to_owned()),
+            ("vram", size) => ask.caps.vram = Some(bytes(size)),
+            ("leases", n) => ask.caps.leases = Some(n.parse().expect("a number")),
+            ("until", s) => {
+                ask.expires_wall_us = Some(s.trim_end_matches('s').parse::<u64>().expect("seconds") * 1_000_000)
+            }
+            ("read-only", _) => {}
+            other => panic!("no such wish: {other:?}"),
+        }
+    }
+    ask
 }
 
 fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {

@@ -1,0 +1,265 @@
+//! A daemon elsewhere: its address, the token to send, and connections to it.
+//!
+//! Nothing of this is touched on the way to a daemon on this host: certificates are read and TLS
+//! is set up when the first connection is made. A token never goes over a network unencrypted.
+
+use crate::failure::Failure;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, version};
+use std::env;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use sublet_wire::{TOKEN_DIGITS, TOKEN_PREFIX, exit};
+
+/// The port of a daemon whose address names none.
+const PORT: u16 = 7474;
+/// A host that does not answer by then is away.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// A daemon elsewhere.
+pub struct Remote {
+    url: String,
+    place: Place,
+    token: String,
+    /// The connection that showed that somebody listens there, for the first call.
+    first: Mutex<Option<TcpStream>>,
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl fmt::Debug for Remote {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// What an address names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    private: bool,
+    host: String,
+    port: u16,
+    /// As it was written.
+    authority: String,
+}
+
+/// What can be read from and written to.
+pub trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+impl Remote {
+    /// The daemon at an address, if somebody listens there, with the token from the environment.
+    pub fn at(url: &str) -> Result<Remote, Failure> {
+        let (place, token, first) = (read_url(url)?, token()?, Mutex::new(None));
+        let mut remote = Remote { url: url.to_owned(), place, token, first, tls: OnceLock::new() };
+        let stream = remote.dial().map_err(|error| remote.unreachable(&error))?;
+        remote.first = Mutex::new(Some(stream));
+        Ok(remote)
+    }
+
+    /// Its address, as it was given.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The host and the token, for the head of a request.
+    pub fn header(&self) -> (&str, &str) {
+        (&self.place.authority, &self.token)
+    }
+
+    /// A connection whose reads and writes end in time.
+    pub fn connect(&self, within: Duration) -> io::Result<Box<dyn Stream>> {
+        let first = self.first.lock().ok().and_then(|mut first| first.take());
+        let stream = first.map_or_else(|| self.dial(), Ok)?;
+        stream.set_read_timeout(Some(within))?;
+        stream.set_write_timeout(Some(within))?;
+        stream.set_nodelay(true)?;
+        if !self.place.private {
+            return Ok(Box::new(stream));
+        }
+        let name = ServerName::try_from(self.place.host.clone()).map_err(io::Error::other)?;
+        let config = match self.tls.get() {
+            Some(config) => Arc::clone(config),
+            None => {
+                let config = trust().map_err(io::Error::other)?;
+                Arc::clone(self.tls.get_or_init(|| config))
+            }
+        };
+        let session = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        Ok(Box::new(StreamOwned::new(session, stream)))
+    }
+
+    fn dial(&self) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in (self.place.host.as_str(), self.place.port).to_socket_addrs()? {
+            // A name that was to be this host only must not lead elsewhere.
+            if !self.place.private && !address.ip().to_canonical().is_loopback() {
+                continue;
+            }
+            match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// What to say when no answer came.
+    pub fn unreachable(&self, error: &io::Error) -> Failure {
+        let failure = Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}: {error}", self.url));
+        match tls_error(error) {
+            Some(rustls::Error::InvalidCertificate(_)) => failure.hint(
+                "its certificate is not one this host trusts: name the one that vouches for it with SUBLET_CA=FILE",
+            ),
+            Some(_) => failure.hint("is it a daemon with a certificate? without one write http:// (this host only)"),
+            None => failure.hint("is it started with `sublet serve --listen`, and does a firewall let you through?"),
+        }
+    }
+}
+
+/// What TLS objected to, if it did. Trying again helps nobody.
+pub fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
+/// `https://gpu1:7474`; without https only to this host itself.
+fn read_url(url: &str) -> Result<Place, Failure> {
+    let wrong = || {
+        Failure::usage(format!("`{}` is not a daemon's address", crate::table::plain(url)))
+            .hint("write https://HOST:PORT, such as https://gpu1:7474")
+    };
+    let (private, rest) = match url.split_once("://") {
+        Some(("https", rest)) => (true, rest),
+        Some(("http", rest)) => (false, rest),
+        _ => return Err(wrong()),
+    };
+    let authority = rest.strip_suffix('/').unwrap_or(rest);
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| wrong())?;
+            (host, port.strip_prefix(':').or(port.is_empty().then_some("")))
+        }
+        None => authority.split_once(':').map_or((authority, Some("")), |(host, port)| (host, Some(port))),
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    let plain = authority.starts_with('[') || (!host.is_empty() && host.chars().all(is_name));
+    let port = match port.ok_or_else(wrong)? {
+        "" if authority.ends_with(':') => return Err(wrong()),
+        "" => PORT,
+        digits => digits.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
+    };
+    if !plain {
+        return Err(wrong());
+    }
+    let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+    if !private && !here {
+        return Err(Failure::usage(format!("{url} would send the token for all on the way to read"))
+            .hint("write https://; the daemon needs a certificate for it (`sublet serve --tls-cert`)"));
+    }
+    Ok(Place { private, host: host.to_owned(), port, authority: authority.to_owned() })
+}
+
+/// The token from the environment. It is checked here so that nothing else ever goes into a header.
+fn token() -> Result<String, Failure> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    let (text, place) = match (set("SUBLET_TOKEN"), set("SUBLET_TOKEN_FILE").map(PathBuf::from)) {
+        (Some(text), _) => (text.to_string_lossy().into_owned(), "SUBLET_TOKEN".to_owned()),
+        (None, Some(path)) => {
+            let shown = path.display().to_string();
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| Failure::usage(format!("the token cannot be read from {shown}: {error}")))?;
+            (text, shown)
+        }
+        (None, None) => {
+            return Err(Failure::new(exit::DENIED, "a daemon elsewhere wants a token, and there is none")
+                .hint("set SUBLET_TOKEN_FILE to a file with it; `sublet token create` on that host makes one"));
+        }
+    };
+    let token = text.trim();
+    let digits = token.strip_prefix(TOKEN_PREFIX).filter(|digits| digits.len() == TOKEN_DIGITS);
+    match digits.is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())) {
+        true => Ok(token.to_owned()),
+        false => Err(Failure::usage(format!("what {place} has is not a token"))
+            .hint("a token is sbl_ and 64 digits, as `sublet token create` printed it")),
+    }
+}
+
+/// Whom to trust: who vouches in SUBLET_CA, or whom this host trusts.
+fn trust() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let general = |what: String| rustls::Error::General(what);
+    let mut roots = RootCertStore::empty();
+    match env::var_os("SUBLET_CA").filter(|path| !path.is_empty()).map(PathBuf::from) {
+        Some(path) => {
+            let named = |error| general(format!("SUBLET_CA={}: {error}", path.display()));
+            for found in CertificateDer::pem_file_iter(&path).map_err(named)? {
+                roots.add(found.map_err(named)?)?;
+            }
+        }
+        None => {
+            // Some that cannot be read do no harm; none at all vouches for nobody.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        return Err(general("no certificate was found that could vouch for anybody".to_owned()));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(url: &str) -> Result<(bool, String, u16), String> {
+        read_url(url).map(|place| (place.private, place.host, place.port)).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        let is = |private, host: &str, port| Ok((private, host.to_owned(), port));
+        assert_eq!(place("https://gpu1:7000"), is(true, "gpu1", 7000));
+        assert_eq!(place("https://gpu1.example/"), is(true, "gpu1.example", PORT));
+        assert_eq!(place("https://[2001:db8::1]:7000"), is(true, "2001:db8::1", 7000));
+        assert_eq!(place("http://127.0.0.1:7000"), is(false, "127.0.0.1", 7000));
+        assert_eq!(place("http://localhost"), is(false, "localhost", PORT));
+        assert_eq!(place("http://[::1]"), is(false, "::1", PORT));
+        for url in [
+            "",
+            "gpu1",
+            "ftp://gpu1",
+            "https://",
+            "https://:1",
+            "https://gpu1:",
+            "https://gpu1:0",
+            "https://gpu1:99999",
+            "https://gpu1/v1",
+            "https://me@gpu1",
+            "https://gpu1\r\nx",
+            "https://[::1",
+            "https://[gpu1]",
+            "https://[::1]x",
+            "https://gpu1?token=sbl_",
+        ] {
+            assert!(place(url).unwrap_err().contains("is not a daemon's address"), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_sent_in_clear_beyond_this_host() {
+        for url in ["http://gpu1:7474", "http://192.0.2.1", "http://0.0.0.0", "http://localhost.example"] {
+            assert!(place(url).unwrap_err().contains("for all on the way to read"), "{url}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Tokens are made and revoked, and an ask through one keeps within its caps.
+
+use super::Turn;
+use super::admit::would_do;
+use crate::action::Action;
+use crate::ask::{Ask, Vram};
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::TokenId;
+use crate::rows::{Lease, Phase};
+use crate::state::State;
+use crate::token::{BadToken, TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenAsk};
+use crate::units::Bytes;
+
+impl Turn<'_> {
+    pub(super) fn issue(&mut self, by: &Caller, ask: TokenAsk, wall_us: u64) -> Answer {
+        match self.issuable(by, &ask, wall_us) {
+            Ok(Some(same)) => return Answer::Token(Box::new(same)),
+            Ok(None) => {}
+            Err(refusal) => return Answer::Refused(refusal),
+        }
+        let tenant = ask.tenant.unwrap_or_else(|| by.tenant.clone());
+        self.forget_expired(&tenant, wall_us);
+        if let Err(refusal) = self.has_room(&tenant) {
+            return Answer::Refused(refusal);
+        }
+        // Whoever can make something twice must be known, so that its keys can be.
+        self.enrol(by);
+        let token = Token {
+            id: TokenId(self.state.rows().meta.next_token),
+            tenant,
+            name: ask.name,
+            hash: ask.hash,
+            read_only: ask.read_only,
+            caps: ask.caps,
+            made_wall_us: wall_us,
+            expires_wall_us: ask.expires_wall_us,
+        };
+        self.emit(Action::IssueToken { token: token.clone() });
+        Answer::Token(Box::new(token))
+    }
+
+    /// Whether the caller may have it; the token itself if it was asked for before.
+    fn issuable(&self, by: &Caller, ask: &TokenAsk, wall_us: u64) -> Result<Option<Token>, Refusal> {
+        ask.check(wall_us).map_err(Refusal::BadToken)?;
+        // A token that makes tokens would make one without its own caps.
+        if by.token.is_some() {
+            return Err(Refusal::ThroughToken);
+        }
+        let tenant = ask.tenant.as_ref().unwrap_or(&by.tenant);
+        if *tenant != by.tenant && !by.operator {
+            return Err(Refusal::NotOperator);
+        }
+        match self.state.rows().tokens.values().find(|token| token.hash == ask.hash) {
+            Some(token) if token.is_for(tenant, ask) => Ok(Some(token.clone())),
+            Some(_) => Err(Refusal::BadToken(BadToken::Hash)),
+            None if self.state.disk_full => Err(Refusal::DiskFull),
+            None => Ok(None),
+        }
+    }
+
+    fn has_room(&self, tenant: &str) -> Result<(), Refusal> {
+        let tokens = &self.state.rows().tokens;
+        if tokens.values().filter(|token| token.tenant == tenant).count() >= TOKENS_OF_TENANT {
+            return Err(Refusal::TooManyTokens { own: true });
+        }
+        if tokens.len() >= TOKENS_MAX {
+            return Err(Refusal::TooManyTokens { own: false });
+        }
+        Ok(())
+    }
+
+    /// Expired tokens are listed until their places are needed.
+    fn forget_expired(&mut self, tenant: &str, wall_us: u64) {
+        let full = self.state.rows().tokens.len() >= TOKENS_MAX;
+        if self.has_room(tenant).is_ok() {
+            return;
+        }
+        let over = |token: &&Token| token.is_expired(wall_us) && (full || token.tenant == tenant);
+        let over: Vec<Token> = self.state.rows().tokens.values().filter(over).cloned().collect();
+        for token in over {
+            self.emit(Action::RevokeToken { token: token.id, tenant: token.tenant, at_wall_us: wall_us });
+        }
+    }
+
+    pub(super) fn revoke(&mut self, by: &Caller, id: TokenId, wall_us: u64) -> Answer {
+        let Some(token) = self.state.rows().tokens.get(&id).filter(|token| may_know(by, token)).cloned() else {
+            return Answer::Refused(Refusal::NoSuchToken);
+        };
+        self.emit(Action::RevokeToken { token: id, tenant: token.tenant.clone(), at_wall_us: wall_us });
+        Answer::Token(Box::new(token))
+    }
+
+    /// Whether an ask keeps within the caps of the token it came through.
+    pub(super) fn within_token(&self, by: &Caller, ask: &Ask) -> Result<(), Refusal> {
+        let Some(id) = by.token else { return Ok(()) };
+        // Revoked while the ask was on its way.
+        let token = self.state.rows().tokens.get(&id).ok_or(Refusal::TokenGone)?;
+        let caps = &token.caps;
+        if token.read_only || token.tenant != by.tenant {
+            return Err(Refusal::TokenGone);
+        }
+        if caps.leases.is_none() && caps.vram.is_none() {
+            return Ok(());
+        }
+        let own = || self.state.rows().leases.values().filter(|lease| lease.token == Some(id) && counts(lease));
+        if let Some(cap) = caps.leases.filter(|cap| own().count() >= *cap as usize) {
+            return Err(Refusal::TokenLeases { cap });
+        }
+        if let Some(cap) = caps.vram {
+            let has = own().fold(Bytes::ZERO, |sum, lease| sum + most_of(self.state, lease));
+            if has + most_wish(self.state, ask) > cap {
+                return Err(Refusal::TokenVram { cap, has });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a caller may know of a token: its own tenant's, and through a token only that one.
+pub fn may_know(by: &Caller, token: &Token) -> bool {
+    match by.token {
+        Some(own) => own == token.id && by.tenant == token.tenant,
+        None => by.operator || by.tenant == token.tenant,
+    }
+}
+
+/// What has ended is not had any more, although its bytes count until its cards were seen again.
+fn counts(lease: &Lease) -> bool {
+    !matches!(lease.phase, Phase::Ending(..))
+}
+
+fn most_of(state: &State, lease: &Lease) -> Bytes {
+    match lease.hold() {
+        Some(hold) => times(hold.vram, hold.cards.len()),
+        None => most_wish(state, &lease.ask),
+    }
+}
+
+/// The most an ask could put on the books: of a whole card it shows only with the grant how large
+/// it is, and a cap must hold whichever it is.
+fn most_wish(state: &State, ask: &Ask) -> Bytes {
+    let each = match ask.vram {
+        Vram::Bytes(vram) => vram,
+        Vram::Whole => {
+            let cards = state.cards().filter(|card| would_do(state, ask, *card));
+            cards.map(|card| state.room(card).largest_ever()).max().unwrap_or_default()
+        }
+    };
+    times(each, usize::from(ask.gpus))
+}
+
+fn times(each: Bytes, cards: usize) -> Bytes {
+    Bytes(each.0.saturating_mul(cards as u64))
+}

@@ -1,0 +1,246 @@
+//! Who is let in over TCP: whoever sends the secret of a token that is good, and not too often.
+//!
+//! Nothing of a request is looked at here but its method, its path and one header. The secret is
+//! hashed and forgotten; it is never stored, logged or compared as text. Whoever is not let in
+//! reaches no handler, and a request without a peer is refused by every handler that needs one.
+
+use super::rate::{Rate, Rates, TooSoon};
+use crate::peer::Peer;
+use crate::tokens::Tokens;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, Method, Request};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Instant;
+use sublet_core::token::TokenHash;
+use sublet_wire::{Code, Problem, TOKEN_DIGITS, TOKEN_PREFIX};
+
+/// What anybody may read: whether the service lives, and how to speak to it.
+const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
+/// Secrets that are wrong, of one address. Nobody mistypes faster, and nobody guesses 256 bits.
+const FAILURES: Rate = Rate { per_s: 10.0, burst: 20.0 };
+
+/// The gate.
+#[derive(Debug)]
+pub struct Gate {
+    tokens: Tokens,
+    /// Of addresses whose secrets were wrong.
+    failures: Rates<IpAddr>,
+    /// Of addresses that read what anybody may.
+    visitors: Rates<IpAddr>,
+    tenants: Rates<String>,
+}
+
+impl Gate {
+    /// Lets in who has one of these tokens, at this rate for each tenant.
+    pub fn new(tokens: Tokens, rate: Rate) -> Gate {
+        Gate { tokens, failures: Rates::new(FAILURES), visitors: Rates::new(rate), tenants: Rates::new(rate) }
+    }
+
+    /// Another rate from now on.
+    pub fn set_rate(&self, rate: Rate) {
+        self.visitors.set(rate);
+        self.tenants.set(rate);
+    }
+
+    /// Who sends a request; `None` for what anybody may read.
+    pub fn admit<B>(
+        &self,
+        request: &Request<B>,
+        from: IpAddr,
+        wall_us: u64,
+        now: Instant,
+    ) -> Result<Option<Arc<Peer>>, Problem> {
+        let from = whole(from);
+        let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+        if looks && PUBLIC.contains(&request.uri().path()) {
+            self.visitors.take(&from, now).map_err(too_many)?;
+            return Ok(None);
+        }
+        // Before anything is hashed.
+        self.failures.look(&from, now).map_err(too_many_failures)?;
+        let peer = self.identify(request.headers(), wall_us).inspect_err(|_| {
+            // It was looked at just now; whoever took the last one meanwhile changes nothing.
+            let _ = self.failures.take(&from, now);
+        })?;
+        self.tenants.take(&peer.caller.tenant, now).map_err(too_many)?;
+        let crate::peer::Proof::Token(known) = &peer.proof else { return Err(no_token()) };
+        known.note_use(wall_us);
+        if known.token.read_only && !looks {
+            return Err(Problem::new(Code::ReadOnly, "this token may look and change nothing")
+                .hint("use a token that was made without `--read-only`"));
+        }
+        Ok(Some(peer))
+    }
+
+    fn identify(&self, headers: &HeaderMap, wall_us: u64) -> Result<Arc<Peer>, Problem> {
+        let mut sent = headers.get_all(AUTHORIZATION).iter();
+        let (Some(value), None) = (sent.next(), sent.next()) else { return Err(no_token()) };
+        let secret = secret_of(value.as_bytes()).ok_or_else(no_token)?;
+        let hash = TokenHash(*blake3::hash(secret).as_bytes());
+        let known = self.tokens.find(&hash).ok_or_else(|| {
+            Problem::new(Code::Unauthenticated, "there is no such token, or it was revoked").hint("ask for a new token")
+        })?;
+        if !known.is_good(wall_us) {
+            return Err(gone(&known.token.id.to_string()));
+        }
+        Ok(Peer::through(known))
+    }
+}
+
+/// What is said to whoever had a token until now.
+pub fn gone(token: &str) -> Problem {
+    Problem::new(Code::TokenExpired, format!("token {token} has expired or was revoked")).hint("ask for a new token")
+}
+
+fn no_token() -> Problem {
+    Problem::new(Code::Unauthenticated, "over TCP every call needs a token")
+        .hint("send `Authorization: Bearer sbl_…`; `sublet token create` makes a token. One in the address is not read")
+}
+
+fn too_many(too_soon: TooSoon) -> Problem {
+    Problem::new(Code::TooManyRequests, "more calls than you may make").retry_after(too_soon.after_s)
+}
+
+fn too_many_failures(too_soon: TooSoon) -> Problem {
+    Problem::new(Code::TooManyRequests, "too many calls from your address had no good token")
+        .retry_after(too_soon.after_s)
+}
+
+/// The secret in a header's value, if it could be one.
+fn secret_of(value: &[u8]) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"bearer ";
+    let (scheme, secret) = value.split_at_checked(SCHEME.len())?;
+    let digits = secret.strip_prefix(TOKEN_PREFIX.as_bytes())?;
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    let right = scheme.eq_ignore_ascii_case(SCHEME) && digits.len() == TOKEN_DIGITS && digits.iter().all(is_digit);
+    right.then_some(secret)
+}
+
+/// Whose address it is: of the newer kind everybody has 2⁶⁴.
+pub fn whole(from: IpAddr) -> IpAddr {
+    match from.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use sublet_core::ids::TokenId;
+    use sublet_core::token::{Token, TokenCaps};
+
+    const HERE: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    const FAST: Rate = Rate { per_s: 1e6, burst: 1e6 };
+
+    fn secret(digit: char) -> String {
+        format!("{TOKEN_PREFIX}{}", digit.to_string().repeat(TOKEN_DIGITS))
+    }
+
+    fn token(id: u32, digit: char, read_only: bool) -> Token {
+        Token {
+            id: TokenId(id),
+            tenant: "user:ana".to_owned(),
+            name: None,
+            hash: TokenHash(*blake3::hash(secret(digit).as_bytes()).as_bytes()),
+            read_only,
+            caps: TokenCaps::default(),
+            made_wall_us: 0,
+            expires_wall_us: Some(100),
+        }
+    }
+
+    fn gate(rate: Rate) -> Gate {
+        let tokens = Tokens::default();
+        tokens.enter(token(1, 'a', false));
+        tokens.enter(token(2, 'b', true));
+        Gate::new(tokens, rate)
+    }
+
+    fn call(gate: &Gate, method: &str, path: &str, values: &[String], wall_us: u64, now: Instant) -> String {
+        let mut request = Request::builder().method(method).uri(path);
+        for value in values {
+            request = request.header("authorization", value);
+        }
+        match gate.admit(&request.body(()).unwrap(), HERE, wall_us, now) {
+            Ok(None) => "anybody".to_owned(),
+            Ok(Some(peer)) => {
+                assert!(!peer.caller.operator && peer.uid().is_none());
+                format!("{} {}", peer.caller.tenant, peer.caller.token.unwrap())
+            }
+            Err(problem) => problem.code.as_str().to_owned(),
+        }
+    }
+
+    #[test]
+    fn one_whole_secret_in_the_header_is_let_in_and_nothing_else() {
+        let (gate, now) = (gate(FAST), Instant::now());
+        let check = |method: &str, path: &str, values: &[String], expected: &str| {
+            let later = now + Duration::from_secs(1000);
+            assert_eq!(call(&gate, method, path, values, 5, later), expected, "{method} {path} {values:?}");
+        };
+        let bearer = |text: String| vec![format!("Bearer {text}")];
+        check("POST", "/v1/leases", &bearer(secret('a')), "user:ana K1");
+        check("GET", "/v1/leases", &[format!("bEARER {}", secret('b'))], "user:ana K2");
+        check("POST", "/v1/leases", &bearer(secret('b')), "read_only");
+        check("DELETE", "/v1/leases/L1", &bearer(secret('b')), "read_only");
+        check("GET", "/healthz", &[], "anybody");
+        check("POST", "/healthz", &[], "unauthenticated");
+        check("GET", "/healthz/", &[], "unauthenticated");
+        check("GET", "/v1/leases", &[], "unauthenticated");
+        check("GET", "/v1/leases", &bearer(secret('c')), "unauthenticated");
+        check("GET", &format!("/v1/leases?token={}", secret('a')), &[], "unauthenticated");
+        for wrong in [
+            secret('a') + "a",
+            secret('a').to_uppercase(),
+            secret('a')[1..].to_owned(),
+            format!(" {}", secret('a')),
+            format!("{} ", secret('a')),
+            "\u{e9}".repeat(34),
+            String::new(),
+        ] {
+            check("GET", "/v1/leases", &bearer(wrong), "unauthenticated");
+        }
+        check("GET", "/v1/leases", &[format!("Basic {}", secret('a'))], "unauthenticated");
+        check("GET", "/v1/leases", &[secret('a')], "unauthenticated");
+        check(
+            "GET",
+            "/v1/leases",
+            &[format!("Bearer {}", secret('a')), format!("Bearer {}", secret('a'))],
+            "unauthenticated",
+        );
+    }
+
+    #[test]
+    fn an_expired_or_revoked_token_is_refused_from_that_moment() {
+        let (gate, now) = (gate(FAST), Instant::now());
+        let good = vec![format!("Bearer {}", secret('a'))];
+        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 99, now), "user:ana K1");
+        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 100, now), "token_expired");
+        gate.tokens.revoke(TokenId(1));
+        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now), "unauthenticated");
+    }
+
+    #[test]
+    fn guessing_and_haste_are_slowed_down_and_pass() {
+        let (gate, now) = (gate(Rate { per_s: 1.0, burst: 2.0 }), Instant::now());
+        let good = vec![format!("Bearer {}", secret('a'))];
+        let other = vec![format!("Bearer {}", secret('b'))];
+        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now), "user:ana K1");
+        assert_eq!(call(&gate, "GET", "/v1/cards", &other, 5, now), "user:ana K2");
+        assert_eq!(
+            call(&gate, "GET", "/v1/cards", &good, 5, now),
+            "too_many_requests",
+            "of one tenant, whatever token"
+        );
+        assert_eq!(call(&gate, "GET", "/v1/cards", &good, 5, now + Duration::from_secs(1)), "user:ana K1");
+        let wrong = vec![format!("Bearer {}", secret('c'))];
+        for _ in 0..20 {
+            assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now), "unauthenticated");
+        }
+        assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now), "too_many_requests");
+        assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now + Duration::from_secs(1)), "unauthenticated");
+    }
+}

@@ -1,0 +1,155 @@
+//! How often somebody may call: a bucket each, refilled steadily, of a bounded number of buckets.
+//!
+//! No clock is read here; whoever asks says what time it is.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Buckets kept at a time. Tenants with a token are never more; of addresses, who was silent
+/// longest is forgotten first.
+const BUCKETS_MAX: usize = 10_000;
+/// Looking through all buckets costs some 100 µs, so it is not done with every call.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// How often, and how many at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// In a second, in the long run.
+    pub per_s: f64,
+    /// At once, after a rest.
+    pub burst: f64,
+}
+
+/// A bucket for each.
+#[derive(Debug)]
+pub struct Rates<K>(Mutex<Inside<K>>);
+
+#[derive(Debug)]
+struct Inside<K> {
+    rate: Rate,
+    buckets: HashMap<K, Bucket>,
+    swept: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    level: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn level(&self, rate: Rate, now: Instant) -> f64 {
+        let refill = now.saturating_duration_since(self.at).as_secs_f64() * rate.per_s;
+        (self.level + refill).min(rate.burst)
+    }
+}
+
+/// Too soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSoon {
+    /// When to try again.
+    pub after_s: u64,
+}
+
+impl<K: Hash + Eq + Clone> Rates<K> {
+    /// Everybody's bucket is full.
+    pub fn new(rate: Rate) -> Rates<K> {
+        Rates(Mutex::new(Inside { rate, buckets: HashMap::new(), swept: None }))
+    }
+
+    /// Another rate from now on.
+    pub fn set(&self, rate: Rate) {
+        if let Ok(mut inside) = self.0.lock() {
+            inside.rate = rate;
+        }
+    }
+
+    /// Whether a call would be let through.
+    pub fn look(&self, who: &K, now: Instant) -> Result<(), TooSoon> {
+        let Ok(inside) = self.0.lock() else { return Err(TooSoon { after_s: 1 }) };
+        let level = inside.buckets.get(who).map_or(inside.rate.burst, |bucket| bucket.level(inside.rate, now));
+        enough(level, inside.rate)
+    }
+
+    /// Lets a call through and takes it off, or does not.
+    pub fn take(&self, who: &K, now: Instant) -> Result<(), TooSoon> {
+        let Ok(mut inside) = self.0.lock() else { return Err(TooSoon { after_s: 1 }) };
+        let rate = inside.rate;
+        let level = inside.buckets.get(who).map_or(rate.burst, |bucket| bucket.level(rate, now));
+        enough(level, rate)?;
+        if !inside.buckets.contains_key(who) {
+            inside.make_room(now);
+        }
+        inside.buckets.insert(who.clone(), Bucket { level: level - 1.0, at: now });
+        Ok(())
+    }
+}
+
+impl<K: Hash + Eq + Clone> Inside<K> {
+    /// A bucket that is full again says nothing. If none is, anybody's is forgotten: its owner
+    /// gets a full one, which matters less than memory without bound.
+    fn make_room(&mut self, now: Instant) {
+        if self.buckets.len() < BUCKETS_MAX {
+            return;
+        }
+        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP_EVERY) {
+            self.swept = Some(now);
+            let rate = self.rate;
+            self.buckets.retain(|_, bucket| bucket.level(rate, now) < rate.burst);
+        }
+        if self.buckets.len() >= BUCKETS_MAX
+            && let Some(any) = self.buckets.keys().next().cloned()
+        {
+            self.buckets.remove(&any);
+        }
+    }
+}
+
+fn enough(level: f64, rate: Rate) -> Result<(), TooSoon> {
+    if level >= 1.0 {
+        return Ok(());
+    }
+    let after_s = ((1.0 - level) / rate.per_s).ceil().clamp(1.0, 3600.0) as u64;
+    Err(TooSoon { after_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate { per_s: 2.0, burst: 3.0 };
+
+    #[test]
+    fn a_burst_passes_then_the_steady_rate_does() {
+        let (rates, start) = (Rates::new(RATE), Instant::now());
+        let taken = |at_ms: u64, who| rates.take(&who, start + Duration::from_millis(at_ms)).is_ok();
+        assert_eq!((0..5).map(|_| taken(0, "ana")).collect::<Vec<_>>(), [true, true, true, false, false]);
+        assert!(taken(0, "ben"), "another's calls are not one's own");
+        assert!(!taken(400, "ana"));
+        assert!(taken(500, "ana"));
+        assert!(!taken(600, "ana"));
+        assert_eq!((0..5).map(|_| taken(60_000, "ana")).filter(|taken| *taken).count(), 3, "no more than a burst");
+    }
+
+    #[test]
+    fn whoever_comes_too_soon_is_told_when_to_come() {
+        let (rates, now) = (Rates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
+        assert_eq!(rates.look(&1, now), Ok(()));
+        assert_eq!(rates.take(&1, now), Ok(()));
+        assert_eq!(rates.look(&1, now), Err(TooSoon { after_s: 10 }));
+        assert_eq!(rates.take(&1, now + Duration::from_secs(4)), Err(TooSoon { after_s: 6 }));
+    }
+
+    #[test]
+    fn however_many_call_the_buckets_are_bounded() {
+        let (rates, start) = (Rates::new(RATE), Instant::now());
+        for n in 0..3 * BUCKETS_MAX {
+            rates.take(&n, start + Duration::from_micros(n as u64)).unwrap();
+        }
+        assert_eq!(rates.0.lock().unwrap().buckets.len(), BUCKETS_MAX);
+        rates.take(&usize::MAX, start + Duration::from_secs(60)).unwrap();
+        assert_eq!(rates.0.lock().unwrap().buckets.len(), 1, "those that are full again were swept");
+    }
+}

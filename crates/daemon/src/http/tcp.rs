@@ -1,0 +1,131 @@
+//! The TCP listener: the same routes as on the socket, behind the [gate](super::gate).
+//!
+//! Its seats are its own: however many strangers connect, the host's own socket has room.
+
+use super::gate::{self, Gate};
+use super::server::{Counts, Limits, Seat, turn_away};
+use super::{App, Refused, router};
+use crate::looper::wall_us;
+use crate::peer::Peer;
+use axum::http::{Method, Request};
+use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+
+/// A handshake takes two turns; who needs longer does not want to speak.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// Bounds on connections over TCP.
+pub const LIMITS: Limits = Limits {
+    connections: 1_024,
+    // A building behind one address is some dozens; one program that leaks connections is more.
+    per_user: 256,
+    header_time: Duration::from_secs(30),
+    header_bytes: 16 << 10,
+};
+
+/// How connections are made private; `None`: they are not. Read anew on reload.
+pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
+
+/// Serves until told to stop, then lets what is under way finish for a while.
+pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, mut stop: watch::Receiver<bool>) {
+    let router = router(app);
+    let counts = Arc::new(Counts::default());
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        while tasks.try_join_next().is_some() {}
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, most likely: others will close.
+                tracing::warn!(%error, "a TCP connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        // A lock that is poisoned lets nobody in: without its answer nothing may go out in clear.
+        let Ok(config) = tls.read().map(|tls| tls.clone()) else { continue };
+        let Some(seat) = Seat::take(&counts, gate::whole(from.ip()), LIMITS) else {
+            if config.is_none() {
+                tokio::spawn(async move {
+                    if stream.writable().await.is_ok() {
+                        turn_away(|bytes| stream.try_write(bytes));
+                    }
+                });
+            }
+            continue;
+        };
+        let (router, gate, stop) = (router.clone(), Arc::clone(&gate), stop.clone());
+        tasks.spawn(async move {
+            connection(stream, from, config, router, gate, stop).await;
+            drop(seat);
+        });
+    }
+    let finish = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
+        tracing::warn!("some TCP connections were still open; they are closed now");
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    from: SocketAddr,
+    config: Option<Arc<ServerConfig>>,
+    router: axum::Router,
+    gate: Arc<Gate>,
+    stop: watch::Receiver<bool>,
+) {
+    // Answers are small and wanted at once; where that cannot be set they come a little later.
+    let _ = stream.set_nodelay(true);
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(move |request| answer(request, from.ip(), Arc::clone(&gate), routes.clone()));
+    let Some(config) = config else {
+        return super::server::converse(stream, service, LIMITS, stop).await;
+    };
+    match tokio::time::timeout(HANDSHAKE_TIME, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => super::server::converse(stream, service, LIMITS, stop).await,
+        // Whoever does not speak TLS, or not in time, is not answered.
+        Ok(Err(error)) => tracing::debug!(%from, %error, "a handshake failed"),
+        Err(_) => tracing::debug!(%from, "a handshake took too long"),
+    }
+}
+
+async fn answer(
+    mut request: Request<Incoming>,
+    from: IpAddr,
+    gate: Arc<Gate>,
+    routes: TowerToHyperService<axum::Router>,
+) -> Result<Response, Infallible> {
+    let peer = match gate.admit(&request, from, wall_us(), Instant::now()) {
+        Ok(peer) => peer,
+        Err(problem) => return Ok(Refused(problem).into_response()),
+    };
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    if let Some(peer) = &peer {
+        request.extensions_mut().insert(Arc::clone(peer));
+    }
+    let response = routes.call(request).await?;
+    // A look may have waited for a minute, and what it waited for is not its any more. What was
+    // done is done, and whoever did it is told.
+    Ok(match peer.filter(|peer| looks && !peer.still_good(wall_us())) {
+        Some(peer) => Refused(gate::gone(&name_of(&peer))).into_response(),
+        None => response,
+    })
+}
+
+fn name_of(peer: &Peer) -> String {
+    peer.caller.token.map_or_else(String::new, |token| token.to_string())
+}

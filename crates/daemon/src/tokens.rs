@@ -1,0 +1,133 @@
+//! Tokens as whoever lets callers in sees them: by the hash of the secret, and only those that
+//! are durable.
+//!
+//! The loop puts a token in when the disk has it, and takes it out when the disk has its end; no
+//! request waits for the loop to learn who sent it. When a token was last used is kept here and
+//! nowhere else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use sublet_core::ids::TokenId;
+use sublet_core::rows::Rows;
+use sublet_core::token::{Token, TokenHash};
+
+/// All tokens that are good, or were until they expired.
+#[derive(Clone, Debug, Default)]
+pub struct Tokens(Arc<RwLock<HashMap<TokenHash, Arc<Known>>>>);
+
+/// A token, and what is known of it here.
+#[derive(Debug)]
+pub struct Known {
+    /// The token.
+    pub token: Token,
+    used_wall_us: AtomicU64,
+    revoked: AtomicBool,
+}
+
+impl Known {
+    /// Whether it may be used now.
+    pub fn is_good(&self, wall_us: u64) -> bool {
+        !self.revoked.load(Ordering::Acquire) && !self.token.is_expired(wall_us)
+    }
+
+    /// It is used now.
+    pub fn note_use(&self, wall_us: u64) {
+        self.used_wall_us.fetch_max(wall_us, Ordering::Relaxed);
+    }
+}
+
+impl Tokens {
+    /// Takes in what the disk has, and forgets everything else.
+    pub fn fill(&self, rows: &Rows) {
+        // A lock that is poisoned lets nobody in.
+        let Ok(mut known) = self.0.write() else { return };
+        known.retain(|_, known| {
+            let stays = rows.tokens.get(&known.token.id) == Some(&known.token);
+            known.revoked.fetch_or(!stays, Ordering::AcqRel);
+            stays
+        });
+        for token in rows.tokens.values() {
+            known.entry(token.hash).or_insert_with(|| new(token.clone()));
+        }
+    }
+
+    /// A token is good from now on.
+    pub fn enter(&self, token: Token) {
+        if let Ok(mut known) = self.0.write() {
+            known.insert(token.hash, new(token));
+        }
+    }
+
+    /// A token is good for nothing from now on.
+    pub fn revoke(&self, id: TokenId) {
+        if let Ok(mut known) = self.0.write() {
+            known.retain(|_, known| {
+                let stays = known.token.id != id;
+                known.revoked.fetch_or(!stays, Ordering::AcqRel);
+                stays
+            });
+        }
+    }
+
+    /// The token whose secret has this hash.
+    pub fn find(&self, hash: &TokenHash) -> Option<Arc<Known>> {
+        self.0.read().ok()?.get(hash).cloned()
+    }
+
+    /// When tokens were last used, µs since 1970; those that were not are left out.
+    pub fn last_uses(&self) -> HashMap<TokenId, u64> {
+        let Ok(known) = self.0.read() else { return HashMap::new() };
+        let used = |known: &Arc<Known>| (known.token.id, known.used_wall_us.load(Ordering::Relaxed));
+        known.values().map(used).filter(|(_, at)| *at > 0).collect()
+    }
+}
+
+fn new(token: Token) -> Arc<Known> {
+    Arc::new(Known { token, used_wall_us: AtomicU64::new(0), revoked: AtomicBool::new(false) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_core::token::TokenCaps;
+
+    fn token(id: u32, expires_wall_us: Option<u64>) -> Token {
+        Token {
+            id: TokenId(id),
+            tenant: "user:ana".to_owned(),
+            name: None,
+            hash: TokenHash([id as u8; 32]),
+            read_only: false,
+            caps: TokenCaps::default(),
+            made_wall_us: 0,
+            expires_wall_us,
+        }
+    }
+
+    #[test]
+    fn whoever_holds_on_to_a_token_learns_that_it_was_revoked_or_expired() {
+        let tokens = Tokens::default();
+        tokens.enter(token(1, None));
+        tokens.enter(token(2, Some(10)));
+        let (one, two) = (tokens.find(&TokenHash([1; 32])).unwrap(), tokens.find(&TokenHash([2; 32])).unwrap());
+        assert!(one.is_good(99) && two.is_good(9) && !two.is_good(10));
+        tokens.revoke(TokenId(1));
+        assert!(!one.is_good(0));
+        assert!(tokens.find(&TokenHash([1; 32])).is_none());
+    }
+
+    #[test]
+    fn a_rebuilt_state_keeps_what_the_disk_has_and_when_it_was_used() {
+        let tokens = Tokens::default();
+        let mut rows = Rows::default();
+        rows.tokens.insert(TokenId(1), token(1, None));
+        tokens.fill(&rows);
+        tokens.enter(token(2, None));
+        tokens.find(&TokenHash([1; 32])).unwrap().note_use(7);
+        let lost = tokens.find(&TokenHash([2; 32])).unwrap();
+        tokens.fill(&rows);
+        assert!(!lost.is_good(0) && tokens.find(&TokenHash([2; 32])).is_none());
+        assert_eq!(tokens.last_uses(), HashMap::from([(TokenId(1), 7)]));
+    }
+}

@@ -1,0 +1,78 @@
+//! Tokens as clients see them: who may call over TCP, and what for.
+
+use serde::{Deserialize, Serialize};
+
+/// What every token begins with; 64 hexadecimal digits in lower case follow.
+pub const TOKEN_PREFIX: &str = "sbl_";
+/// How many digits follow.
+pub const TOKEN_DIGITS: usize = 64;
+
+/// A wish for a token: `POST /v1/tokens`. Whoever asks makes the secret and keeps it; the service
+/// gets its hash and never the secret itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TokenAsk {
+    /// The BLAKE3 hash of the whole token (`sbl_` and 64 random hexadecimal digits), in hexadecimal.
+    #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-f]{64}$"))]
+    pub hash: String,
+    /// For whom: `uid:1000`, or a kind and a name such as `user:ana` (operators). Default: the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 3, max_length = 64))]
+    pub tenant: Option<String>,
+    /// What people call it. At most 64 characters, no control characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
+    pub name: Option<String>,
+    /// It may look and change nothing.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The most bytes that its leases may have together, waiting ones and every card counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1_125_899_906_842_624_u64))]
+    pub vram_bytes: Option<u64>,
+    /// The most leases it may have, waiting ones counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub leases: Option<u32>,
+    /// Seconds from now until it is of no use. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 31_622_400))]
+    pub expires_in_s: Option<u64>,
+}
+
+/// A token that was not revoked, without its secret.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Token {
+    /// `K3`.
+    pub id: String,
+    /// Whose leases it touches (`uid:1000`, `user:ana`).
+    pub tenant: String,
+    /// The tenant's name for people.
+    pub user: String,
+    /// What its owner calls it.
+    pub name: Option<String>,
+    /// It may look and change nothing.
+    pub read_only: bool,
+    /// The most bytes that its leases may have together; null: no cap of its own.
+    pub vram_bytes: Option<u64>,
+    /// The most leases it may have; null: no cap of its own.
+    pub leases: Option<u32>,
+    /// When it was made, in Unix seconds.
+    pub made_unix_s: f64,
+    /// From then on it is of no use, in Unix seconds; null: never.
+    pub expires_unix_s: Option<f64>,
+    /// It is of no use any more.
+    pub expired: bool,
+    /// When it was last used, in Unix seconds; null if not since the service started.
+    pub last_used_unix_s: Option<f64>,
+}
+
+/// `GET /v1/tokens`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Tokens {
+    /// The tokens the caller may see, oldest first.
+    pub tokens: Vec<Token>,
+}

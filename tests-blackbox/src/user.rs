@@ -1,0 +1,25 @@
+//! Being somebody else for a moment.
+
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::thread;
+
+/// Whether this process may become others.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What `what` gives when this user does it. On Linux a user is a matter of
+/// the thread, and so are the credentials that the other end of a socket sees.
+pub fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            set_thread_groups(&[]).expect("root can leave its groups");
+            set_thread_res_gid(group, group, group).expect("root can change its group");
+            set_thread_res_uid(user, user, user).expect("root can become anybody");
+            what()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
