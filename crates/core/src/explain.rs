@@ -12,6 +12,7 @@ use crate::room::Closed;
 use crate::rows::{Lease, Service};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Counting a waiter's place stops here.
@@ -125,14 +126,16 @@ pub enum NoBound {
     Holder(LeaseId),
     /// The same of a waiter ahead.
     Ahead(LeaseId),
+    /// Others of the same tenant are ahead of it; there is one when it is the first of them.
+    OwnAhead,
     /// Too many are ahead to count.
     Far,
     /// The disk is full.
     Disk,
 }
 
-/// When a waiter is served at the latest: everybody ahead of it holds its cards as long as may be,
-/// one after the other.
+/// When a waiter is served at the latest: one waiter of every other tenant is served before it, and
+/// each holds its cards as long as may be, one after the other.
 pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let cap = state.policy().hold_cap;
     let long = |waiter: &Lease| match waiter.ask.term {
@@ -155,31 +158,34 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     if let Some((_, holder, _)) = ends.into_iter().find(|(at, _, _)| at.since(now) > cap) {
         return Bound::None(NoBound::Holder(*holder));
     }
-    let mut ahead = 0;
-    for (id, _) in state.queue().iter().take_while(|(id, _)| *id != lease.id) {
-        ahead += 1;
-        if ahead > PLACE_MAX {
-            return Bound::None(NoBound::Far);
-        }
-        if state.lease(id).is_some_and(long) {
-            return Bound::None(NoBound::Ahead(id));
-        }
+    let place = state.place_of(lease);
+    if state.queue().before(lease.tenant, place) > 0 {
+        return Bound::None(NoBound::OwnAhead);
     }
+    // Of each other tenant only the first waiter can be served before it: the next one's turn begins
+    // when that is over, too late to pass.
+    let others = state.queue().firsts().filter(|(_, tenant)| *tenant != lease.tenant);
+    let others: Vec<LeaseId> = others.map(|(id, _)| id).take(PLACE_MAX + 1).collect();
+    if others.len() > PLACE_MAX {
+        return Bound::None(NoBound::Far);
+    }
+    if let Some(other) = others.iter().find(|id| state.lease(**id).is_some_and(long)) {
+        return Bound::None(NoBound::Ahead(*other));
+    }
+    let ahead = others.len();
     let policy = state.policy();
-    let head = policy.head_start.largest() - (lease.asked.0 as i64 - state.place_of(lease).rank);
-    // Each of its tenant's waiters before it may be passed as long.
-    let own = state.queue().before(lease.tenant, state.place_of(lease)) as u64 + 1;
+    let head = policy.head_start.largest() - (lease.asked.0 as i64 - place.rank);
     let since = lease.asked.max(state.rows().tenants[lease.tenant.0 as usize].turn);
-    let settled = since + Span((policy.debt_max.0 + head.max(0) as u64).saturating_mul(own));
+    let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
     let turn = cap + Span(3 * policy.period.0);
     let from = now.max(settled).max(state.rows().meta.grace_until);
     Bound::By { at: from + Span(turn.0.saturating_mul(ahead as u64 + 1)), settled }
 }
 
-/// When each of the first few waiters should start at the latest, if they are
-/// served in turn and everybody ahead holds as long as it may. Who is not in it
-/// is too far back, or nothing that is known to end makes its room.
+/// When each of the first few waiters should start, if they are served in turn, everybody holds as
+/// long as it may, and nobody is delayed by who comes later. Who is not in it is too far back, or
+/// nothing that is known to end makes its room.
 pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
     let mut starts = BTreeMap::new();
@@ -199,31 +205,40 @@ pub fn places(state: &State) -> BTreeMap<LeaseId, usize> {
     state.queue().everybody().take(PLACE_MAX).zip(1..).map(|((id, _), place)| (id, place)).collect()
 }
 
-/// Cards as they empty over time.
+/// Cards as they empty and fill over time.
 struct Plan {
     now: Time,
-    cards: Vec<Emptying>,
+    cards: Vec<Outlook>,
 }
 
-/// What a card gives back, and when.
-struct Emptying {
+/// How much of a card is free from when on; the last holds for ever.
+struct Outlook {
     card: CardId,
-    free: Bytes,
-    ends: Vec<(Time, Bytes)>,
+    steps: Vec<(Time, Bytes)>,
 }
 
 impl Plan {
     fn new(state: &State, now: Time) -> Plan {
-        let cards = state
-            .cards()
-            .filter(|card| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok())
-            .map(|card| Emptying {
-                card,
-                free: state.promisable(card, now),
-                ends: blockers(state, card, now).into_iter().map(|(at, _, counted)| (at, counted)).collect(),
-            })
-            .collect();
-        Plan { now, cards }
+        let usable =
+            |card: &CardId| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok();
+        let outlook = |card: CardId| {
+            let mut free = state.promisable(card, now);
+            let mut steps = vec![(now, free)];
+            for (at, _, bytes) in blockers(state, card, now) {
+                if at == Time::NEVER {
+                    break;
+                }
+                // What is over is there with the next look.
+                let at = at.max(now + state.policy().period);
+                free = free + bytes;
+                match steps.last_mut() {
+                    Some((last, room)) if *last == at => *room = free,
+                    _ => steps.push((at, free)),
+                }
+            }
+            Outlook { card, steps }
+        };
+        Plan { now, cards: state.cards().filter(usable).map(outlook).collect() }
     }
 
     /// Finds the first moment for a waiter, and books it from then on.
@@ -232,50 +247,64 @@ impl Plan {
             Term::Fixed(term) => term,
             Term::Renewed(_) => state.policy().hold_cap,
         };
-        let mut starts: Vec<(Time, usize, Bytes)> = self
-            .cards
-            .iter()
-            .enumerate()
-            .filter(|(_, c)| eligible(state, &waiter.ask, c.card))
-            .filter_map(|(n, c)| {
+        let wanted = usize::from(waiter.ask.gpus);
+        let mut able: Vec<(&mut Outlook, Bytes)> = Vec::new();
+        for outlook in &mut self.cards {
+            if could_hold(state, waiter, outlook.card) {
                 let need = match waiter.ask.vram {
                     Vram::Bytes(vram) => vram,
-                    Vram::Whole => whole_least(state, c.card),
+                    Vram::Whole => whole_least(state, outlook.card),
                 };
-                c.first_with(need, self.now).map(|at| (at, n, need))
-            })
-            .collect();
-        starts.sort();
-        starts.truncate(usize::from(waiter.ask.gpus));
-        let at = starts.last().filter(|_| starts.len() == usize::from(waiter.ask.gpus))?.0;
-        for (_, n, need) in starts {
-            self.cards[n].book(at, need, at + term);
+                able.push((outlook, need));
+            }
         }
-        Some(at)
-    }
-}
-
-impl Emptying {
-    fn first_with(&self, need: Bytes, now: Time) -> Option<Time> {
-        let mut free = self.free;
-        if free >= need {
-            return Some(now);
-        }
-        for (at, bytes) in &self.ends {
-            free = free + *bytes;
-            if free >= need {
-                return Some((*at).max(now));
+        let mut moments: Vec<Time> =
+            able.iter().flat_map(|(outlook, _)| outlook.steps.iter().map(|(at, _)| *at)).collect();
+        moments.sort();
+        moments.dedup();
+        // Whoever waits could not start now: that was just tried.
+        for at in moments.into_iter().filter(|at| *at > self.now) {
+            let fit = |(outlook, need): &(&mut Outlook, Bytes)| outlook.has(*need, at, at + term);
+            if able.iter().filter(|one| fit(one)).count() >= wanted {
+                let mut chosen: Vec<usize> = (0..able.len()).filter(|n| fit(&able[*n])).collect();
+                // As claims are made: the cards that are free first, the roomiest of those.
+                chosen.sort_by_key(|number| {
+                    let (outlook, need) = &able[*number];
+                    (outlook.first_with(*need), Reverse(outlook.steps[0].1), outlook.card)
+                });
+                for number in chosen.into_iter().take(wanted) {
+                    let (outlook, need) = &mut able[number];
+                    outlook.book(*need, at, at + term);
+                }
+                return Some(at);
             }
         }
         None
     }
+}
 
-    /// From `at` until `end` these bytes are taken: what ended before is used up first.
-    fn book(&mut self, at: Time, need: Bytes, end: Time) {
-        let over = self.ends.partition_point(|(ends, _)| *ends <= at);
-        let freed: Bytes = self.ends.drain(..over).map(|(_, bytes)| bytes).sum();
-        self.free = (self.free + freed).less(need);
-        let position = self.ends.partition_point(|(ends, _)| *ends <= end);
-        self.ends.insert(position, (end, need));
+impl Outlook {
+    /// When so much is free first.
+    fn first_with(&self, need: Bytes) -> Option<Time> {
+        self.steps.iter().find(|(_, free)| *free >= need).map(|(at, _)| *at)
+    }
+
+    /// Whether so much is free all the time from then until then.
+    fn has(&self, need: Bytes, from: Time, to: Time) -> bool {
+        let first = self.steps.partition_point(|(at, _)| *at <= from).saturating_sub(1);
+        self.steps[first..].iter().take_while(|(at, _)| *at < to).all(|(_, free)| *free >= need)
+    }
+
+    /// Takes so much from then until then.
+    fn book(&mut self, need: Bytes, from: Time, to: Time) {
+        for at in [from, to] {
+            let next = self.steps.partition_point(|(step, _)| *step <= at);
+            if next > 0 && self.steps[next - 1].0 != at {
+                self.steps.insert(next, (at, self.steps[next - 1].1));
+            }
+        }
+        for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {
+            *free = free.less(need);
+        }
     }
 }

@@ -157,6 +157,12 @@ impl Queue {
         self.heads.first().map(|(_, lease, _)| *lease)
     }
 
+    /// The first waiter of each tenant, also of those who stand aside.
+    pub fn firsts(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
+        let lines = self.lines.iter().zip(0..);
+        lines.filter_map(|(line, number)| line.places.first().map(|place| (place.lease, TenantId(number))))
+    }
+
     /// Every waiter, also who stands aside, first first.
     pub fn everybody(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let mut cursor = Cursor::default();

@@ -30,7 +30,7 @@ fn a_long_run_keeps_the_rules() {
 fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
     let deaths =
         [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Unsynced, Fate::Full];
-    for seed in 301..=303 {
+    for seed in [301, 304, 308] {
         let options = Options { steps: 300, ..Options::default() };
         let commits = check(seed, options).commits;
         for commit in 1..=commits.min(60) {

@@ -6,6 +6,7 @@
 //! look at each card every second, seeing what was last seen; `stall` is the
 //! exception.
 
+mod fair;
 mod order;
 mod room;
 mod term;
@@ -112,7 +113,19 @@ impl Teller {
             Caller { tenant: tenant.to_owned(), groups, operator: tenant == "root" && token.is_none(), token }
         };
         match words {
-            ["cards", sizes @ ..] => Event::Listed(sizes.iter().zip(0..).map(|(s, n)| facts(n, bytes(s))).collect()),
+            // `24G@1` is nearest to memory node 1.
+            ["cards", sizes @ ..] => Event::Listed(
+                sizes
+                    .iter()
+                    .zip(0..)
+                    .map(|(size, number)| {
+                        let (size, node) =
+                            size.split_once('@').map_or((*size, None), |(size, node)| (size, Some(node)));
+                        let node = node.map(|node| node.parse().expect("a node"));
+                        CardFacts { node, ..facts(number, bytes(size)) }
+                    })
+                    .collect(),
+            ),
             ["card", index, "unreadable"] => self.look(now, index, Reading::Unreadable(Unreadable::NoAnswer)),
             ["card", index, "lost"] => self.look(now, index, Reading::Unreadable(Unreadable::Lost)),
             ["card", index, rest @ ..] => self.look(now, index, self.used(index, rest)),
