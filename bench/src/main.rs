@@ -13,6 +13,7 @@
 mod cli;
 mod client;
 mod disk;
+mod fair;
 mod figure;
 mod grant;
 mod http;
@@ -47,6 +48,7 @@ const BENCHES: &[(&str, Run)] = &[
     ("grant", grant::run),
     ("loop", turn::run),
     ("queue", queue::run),
+    ("fair", fair::run),
     ("restart", restart::run),
     ("idle", idle::run),
     ("cli", cli::run),
@@ -75,6 +77,8 @@ enum What {
     Loop,
     /// The head of a million waiters, and what an ask costs there.
     Queue,
+    /// A large house, and the speed of a replay.
+    Fair,
     /// Events a second of the simulation with its checker on.
     Sim,
     /// kill -9 to first correct answer with many leases, beside raw SQLite reading the rows.
@@ -148,6 +152,7 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::Grant => vec!["grant"],
         What::Loop => vec!["loop"],
         What::Queue => vec!["queue"],
+        What::Fair => vec!["fair"],
         What::Sim => vec!["sim"],
         What::Restart => vec!["restart"],
         What::Idle => vec!["idle"],

@@ -5,7 +5,7 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 use crate::action::Action;
-use crate::ask::{Exclusivity, Preempt, Term};
+use crate::ask::{Ask, Exclusivity, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
@@ -27,6 +27,8 @@ pub struct State {
     names: BTreeMap<String, TenantId>,
     slots: BTreeMap<String, CardId>,
     queue: Queue,
+    /// How many waiters would do with how much of a card; none is for a whole one.
+    wishes: BTreeMap<Option<Bytes>, usize>,
     rooms: Vec<Room>,
     books: Books,
     due: BTreeSet<(Time, LeaseId)>,
@@ -61,6 +63,7 @@ impl State {
             names: rows.tenants.iter().zip(0..).map(|(t, n)| (t.name.clone(), TenantId(n))).collect(),
             slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), CardId(n))).collect(),
             queue: Queue::new(policy.debt_max),
+            wishes: BTreeMap::new(),
             rooms: rows.cards.iter().map(|c| Room::new(c.facts.total, margin(&policy, c.facts.display))).collect(),
             books: Books::new(&rows, &policy),
             due: BTreeSet::new(),
@@ -131,7 +134,14 @@ impl State {
                     && matches!(row.phase, Phase::Waiting { .. })
                 {
                     let (tenant, place) = (row.tenant, self.place_of(row));
+                    let wish = least(&row.ask);
                     self.queue.remove(tenant, place);
+                    if let Some(count) = self.wishes.get_mut(&wish) {
+                        *count -= 1;
+                        if *count == 0 {
+                            self.wishes.remove(&wish);
+                        }
+                    }
                     self.books.book(tenant, |load| load.waiting -= 1);
                     self.queue.come_back(tenant);
                 }
@@ -171,6 +181,7 @@ impl State {
     fn line_up(&mut self, lease: &Lease) {
         let place = self.place_of(lease);
         self.queue.insert(lease.tenant, place);
+        *self.wishes.entry(least(&lease.ask)).or_default() += 1;
         self.books.book(lease.tenant, |load| load.waiting += 1);
         self.queue.come_back(lease.tenant);
     }
@@ -337,6 +348,7 @@ impl State {
     /// Counts anew what quotas count, and lines everybody up again: the rules changed, or a group.
     fn recount(&mut self) {
         self.books = Books::new(&self.rows, &self.policy);
+        self.wishes.clear();
         let unbound = self.planted(Mutant::NoClamp);
         self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
         for (tenant, number) in self.rows.tenants.iter().zip(0..) {
@@ -533,6 +545,11 @@ impl State {
         self.disk_full
     }
 
+    /// Whether somebody waits for a whole card, and the least that any of the others would do with.
+    pub fn wishes(&self) -> (bool, Option<Bytes>) {
+        (self.wishes.contains_key(&None), self.wishes.keys().find_map(|wish| *wish))
+    }
+
     /// Whether it is its tenant's first waiter.
     pub fn is_first(&self, lease: &Lease) -> bool {
         matches!(lease.phase, Phase::Waiting { .. }) && self.queue.is_first(lease.tenant, self.place_of(lease))
@@ -576,4 +593,12 @@ impl State {
 
 fn margin(policy: &Policy, display: bool) -> Bytes {
     if display { policy.margin_display } else { policy.margin }
+}
+
+/// The least of a card that an ask would do with; nothing for a whole card.
+fn least(ask: &Ask) -> Option<Bytes> {
+    ask.at_least.or(match ask.vram {
+        Vram::Bytes(vram) => Some(vram),
+        Vram::Whole => None,
+    })
 }

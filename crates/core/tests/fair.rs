@@ -124,7 +124,7 @@ impl World {
             let Some(row) = self.state.lease(*lease) else { continue };
             if !matches!(row.phase, Phase::Waiting { .. }) {
                 wait.started = Some(self.now);
-            } else if self.now % 60 == 0
+            } else if self.now.is_multiple_of(60)
                 && let Bound::By { at, settled } = explain::bound(&self.state, row, now)
                 && settled <= now
             {
@@ -145,7 +145,7 @@ impl World {
                     *left -= 1;
                     if *left == 0 {
                         done.push(*lease);
-                    } else if !job.fixed && self.now % 10 == 0 {
+                    } else if !job.fixed && self.now.is_multiple_of(10) {
                         renewed.push((*lease, hold.epoch, job.tenant));
                     }
                 }

@@ -103,6 +103,13 @@ impl Board {
         board
     }
 
+    /// Whether there is a card on which any waiter might start; on a full house there is none, and
+    /// nobody need be looked at.
+    pub fn has_room(&self, (whole, least): (bool, Option<Bytes>)) -> bool {
+        let enough = |slot: &Slot| least.is_some_and(|least| slot.room >= least) || (whole && slot.empty);
+        self.slots.iter().any(|slot| slot.room > Bytes::ZERO && enough(slot))
+    }
+
     /// Where a waiter could start now, on the tightest cards that fit, so that large rooms stay whole.
     pub fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
         let wanted = usize::from(lease.ask.gpus);
@@ -226,16 +233,16 @@ impl Board {
 
     /// A waiter that does not fit claims the cards that leases give back first.
     pub fn claim(&mut self, state: &State, lease: &Lease) -> Claimed {
-        let wanted = usize::from(lease.ask.gpus);
-        let able = |slot: &&Slot| could_hold(state, lease, slot.card);
-        if self.slots.iter().filter(able).count() < wanted {
-            return Claimed::Hopeless;
-        }
         if self.claimants == CLAIMANTS {
             return Claimed::Yes;
         }
+        let wanted = usize::from(lease.ask.gpus);
+        let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
+        if able.len() < wanted {
+            return Claimed::Hopeless;
+        }
         self.claimants += 1;
-        let open = self.slots.iter().filter(|slot| slot.claim.is_none()).filter(able);
+        let open = able.into_iter().filter(|slot| slot.claim.is_none());
         let mut open: Vec<(Reverse<Bytes>, CardId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
         open.sort();
         open.truncate(wanted + CANDIDATES);

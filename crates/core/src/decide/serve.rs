@@ -31,7 +31,7 @@ impl Turn<'_> {
         }
         let mut round = Round::new(self.state, self.now);
         let mut looked = 0;
-        while looked < LOOKS && round.looked < LOOK_AHEAD {
+        while looked < LOOKS && round.looked < LOOK_AHEAD && round.board.has_room(self.state.wishes()) {
             let Some((place, tenant)) = round.cursor.next(self.state.queue()) else { break };
             let Some(lease) = self.state.lease(place.lease) else { break };
             match quota::held(self.state, lease) {

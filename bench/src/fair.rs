@@ -1,0 +1,155 @@
+//! A large house: 64 cards with a thousand leases each, and how fast the same core replays a trace.
+
+use crate::figure::{Figure, Outcome, Target, digits};
+use crate::rig::Rig;
+use crate::samples::Samples;
+use anyhow::{Result, ensure};
+use std::time::Instant;
+use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
+use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::policy::{Caps, Policy};
+use sublet_core::reading::{CardFacts, Observation, Reading, Used};
+use sublet_core::rows::Rows;
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::{State, decide};
+use sublet_replay::cluster::Cluster;
+use sublet_replay::drive::Leases;
+use sublet_replay::policies::Name;
+use sublet_replay::report::{Options, replay};
+use sublet_replay::synthetic::{Shape, make};
+
+const CARDS: u32 = 64;
+const LEASES: u64 = 1_000;
+const WAITERS: usize = 500;
+const SAMPLES: usize = 2_000;
+const TOTAL: Bytes = Bytes::gib(1_100);
+
+/// Measures both.
+pub fn run(_: &Rig) -> Result<Outcome> {
+    let (asks, looks) = large_house()?;
+    let (events, seconds) = replayed()?;
+    Ok(Outcome {
+        figures: vec![
+            Figure {
+                what: "64 cards with 1,000 leases each and 500 waiters: one ask, p50",
+                target: Target::AtMost(100.0),
+                measured: asks.p50_us,
+                unit: "µs",
+                note: format!("p99 {} µs", digits(asks.p99_us)),
+            },
+            Figure {
+                what: "the same: a look at a card after a lease ended there, and serving the queue, p50",
+                target: Target::AtMost(100.0),
+                measured: looks.p50_us,
+                unit: "µs",
+                note: format!("p99 {} µs", digits(looks.p99_us)),
+            },
+            Figure {
+                what: "replay of a made-up trace, events a second on one core",
+                target: Target::AtLeast(200_000.0),
+                measured: events as f64 / seconds,
+                unit: "/s",
+                note: format!("{events} events, 8 cards, load 0.6, policy fair"),
+            },
+        ],
+        raw: serde_json::json!({ "ask": asks, "look": looks, "replay_events": events, "replay_s": seconds }),
+    })
+}
+
+fn ask(gib: u64, gpus: u16) -> Ask {
+    Ask {
+        vram: Vram::Bytes(Bytes::gib(gib)),
+        gpus,
+        term: Term::Renewed(Span::secs(300)),
+        tier: Tier::Batch,
+        priority: 0,
+        exclusivity: Exclusivity::Shared,
+        preempt: Preempt::Usual,
+        at_least: None,
+        on: None,
+        name: None,
+    }
+}
+
+fn by(number: usize) -> Caller {
+    Caller { tenant: format!("uid:{}", number % 100), groups: Vec::new(), operator: false, token: None }
+}
+
+fn look(state: &mut State, now: Time, card: u32) {
+    let reading = Reading::Used(Used { free: TOTAL, processes: Vec::new(), coarse: false });
+    let observation = Observation { begun: now, reading };
+    decide(state, now, Event::Observed { card: format!("GPU-{card}"), observation });
+}
+
+/// Full cards, waiters too large for any of them and some who want to be alone (there is room for
+/// those, so that nobody can be passed over unseen), and then asks and ends one by one.
+fn large_house() -> Result<(crate::samples::Quantiles, crate::samples::Quantiles)> {
+    let caps = Caps { places: None, ..Caps::default() };
+    // Readings are made here only where they matter.
+    let policy = Policy { queue_max: usize::MAX, period: Span::secs(1 << 30), caps, ..Policy::default() };
+    let mut state = State::new(Rows::default(), policy);
+    let facts = |index: u32| CardFacts {
+        uuid: format!("GPU-{index}"),
+        index,
+        name: "a card".to_owned(),
+        total: TOTAL,
+        display: false,
+        context: None,
+        node: Some(index / 8),
+        unusable: None,
+    };
+    let mut now = Time(1);
+    decide(&mut state, now, Event::Listed((0..CARDS).map(facts).collect()));
+    (0..CARDS).for_each(|card| look(&mut state, now, card));
+    let mut held = Vec::new();
+    for number in 0..(u64::from(CARDS) * LEASES) as usize {
+        now = now + Span(1);
+        let event = Event::Asked { by: by(number), ask: ask(1, 1), wait: None, root: None };
+        let Answer::Lease(lease) = decide(&mut state, now, event).answer else { continue };
+        held.push((number, lease));
+    }
+    ensure!(state.queue().is_empty(), "not all leases fit");
+    for number in 0..WAITERS {
+        let gpus = if number % 10 == 0 { 4 } else { 1 };
+        let mut ask = ask(600 + (number % 300) as u64, gpus);
+        if number % 50 == 7 {
+            ask = Ask { vram: Vram::Bytes(Bytes::gib(10)), exclusivity: Exclusivity::Session, ..ask };
+        }
+        decide(&mut state, now, Event::Asked { by: by(number), ask, wait: None, root: None });
+    }
+    let (mut asks, mut looks) = (Samples::with_capacity(SAMPLES), Samples::with_capacity(SAMPLES));
+    for number in 0..SAMPLES {
+        now = now + Span(10);
+        let event = Event::Asked { by: by(number), ask: ask(700, 1), wait: None, root: None };
+        let begun = Instant::now();
+        let answer = decide(&mut state, now, event).answer;
+        asks.push(begun.elapsed());
+        // It goes again, so that the queue stays as long.
+        if let Answer::Lease(lease) = answer {
+            decide(&mut state, now, Event::Released { by: by(number), lease, epoch: None });
+        }
+        let (owner, lease) = held[number * 31 % held.len()];
+        let cards = state.lease(lease).and_then(|row| row.hold()).map(|hold| hold.cards.clone()).unwrap_or_default();
+        decide(&mut state, now, Event::Released { by: by(owner), lease, epoch: None });
+        now = now + Span(10);
+        let begun = Instant::now();
+        for card in cards {
+            look(&mut state, now, card.0.into());
+        }
+        looks.push(begun.elapsed());
+    }
+    Ok((asks.quantiles(), looks.quantiles()))
+}
+
+fn replayed() -> Result<(u64, f64)> {
+    let cluster: Cluster = "8x80GiB".parse().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let rules = Policy::default();
+    let shape = Shape { seed: 1, jobs: 50_000, tenants: 20, chatty: true, load: 0.6 };
+    let trace = make(&shape, &cluster, rules.margin).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let policies = vec![Name::Fair];
+    let options = Options { rules, policies, leases: Leases::Renewed, starved: 10.0, places: None, until: None };
+    let mut events = 0;
+    let begun = Instant::now();
+    replay(&trace, &cluster, &options, |outcome| events += outcome.events);
+    Ok((events, begun.elapsed().as_secs_f64()))
+}
