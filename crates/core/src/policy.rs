@@ -20,6 +20,9 @@ pub struct Policy {
     pub head_start: HeadStart,
     /// Who used more than its share lately queues as if it came later, by this at most.
     pub debt_max: Span,
+    /// A waiter counts from when it became its tenant's first, and not from its arrival. Off only to
+    /// compare with plain first come, first served.
+    pub turns: bool,
     /// Who may use how much, in relation to the others.
     pub shares: Shares,
     /// How often cards are read; a reading older than two of these promises nothing.
@@ -154,6 +157,7 @@ impl Default for Policy {
             // Two holds: long enough that who took turns lets others have theirs, short enough that
             // a large job of a busy tenant starts before the day is over.
             debt_max: Span::secs(3600),
+            turns: true,
             shares: Shares::default(),
             period: Span::secs(1),
             // A client that renews at 70 % of a short TTL gets at least one try in.
@@ -209,6 +213,11 @@ impl Policy {
         let members = of_groups.fold(Caps::default(), |caps, more| caps.larger(more));
         let own = self.caps_of.get(name).map_or_else(|| members.clone(), |own| own.or(&members));
         own.or(&self.caps)
+    }
+
+    /// Since when a tenant's first waiter counts.
+    pub fn turn(&self, tenant: &Tenant) -> Time {
+        if self.turns { tenant.turn } else { Time::ZERO }
     }
 
     /// Where an ask queues, if it came then: its head start is capped.

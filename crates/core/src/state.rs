@@ -14,7 +14,7 @@ use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
-use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service, Tenant};
+use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
 use crate::units::{Bytes, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,7 +79,7 @@ impl State {
         };
         state.rows.tenants.clone_from(&rows.tenants);
         for (tenant, number) in rows.tenants.iter().zip(0..) {
-            state.queue.set_mark(TenantId(number), tenant.mark, tenant.turn);
+            state.queue.set_mark(TenantId(number), tenant.mark, state.policy.turn(tenant));
         }
         for lease in rows.leases.values() {
             state.index(lease);
@@ -295,8 +295,8 @@ impl State {
     }
 
     fn set_mark(&mut self, tenant: TenantId) {
-        let Tenant { mark, turn, .. } = self.rows.tenants[tenant.0 as usize];
-        self.queue.set_mark(tenant, mark, turn);
+        let row = &self.rows.tenants[tenant.0 as usize];
+        self.queue.set_mark(tenant, row.mark, self.policy.turn(row));
     }
 
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
@@ -352,7 +352,7 @@ impl State {
         let unbound = self.planted(Mutant::NoClamp);
         self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
         for (tenant, number) in self.rows.tenants.iter().zip(0..) {
-            self.queue.set_mark(TenantId(number), tenant.mark, tenant.turn);
+            self.queue.set_mark(TenantId(number), tenant.mark, self.policy.turn(tenant));
         }
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
             match lease.hold() {

@@ -46,7 +46,7 @@ pub fn policy(name: Name, rules: &Policy) -> Policy {
         Name::Fifo => {
             let none = Span::ZERO;
             let head_start = HeadStart { interactive: none, batch: none, spot: none, priority: none };
-            Policy { head_start, debt_max: none, ..rules.clone() }
+            Policy { head_start, debt_max: none, turns: false, ..rules.clone() }
         }
     }
 }
