@@ -37,7 +37,7 @@ pub fn up() -> Result<()> {
     private_dir(&home.join("state"))?;
     let gpu = if nvidia_visible() { "real" } else { "scripted:1x24GiB" };
     let log = home.join("log");
-    let mut child = serve(&sublet, &home.join("state"), &socket, gpu, &log)?;
+    let mut child = serve(&sublet, &home.join("state"), &socket, gpu, &log, None)?;
     wait_ready(&mut child, &socket, &log)?;
     let record = Record { pid: child.id(), start: start_time(child.id())?, exe: sublet, socket, gpu: gpu.into() };
     record.write()?;
@@ -133,7 +133,10 @@ impl Throwaway {
         private_dir(&dir.join("state"))?;
         let socket = dir.join("socket");
         let log = dir.join("log");
-        let child = serve(sublet, &dir.join("state"), &socket, "scripted:1x24GiB", &log)?;
+        // Whoever tries every value of `wait` shall not wait for it.
+        let config = dir.join("sublet.toml");
+        fs::write(&config, "poll_max = \"1s\"\n")?;
+        let child = serve(sublet, &dir.join("state"), &socket, "scripted:1x24GiB", &log, Some(&config))?;
         let mut service = Throwaway { child, dir, socket };
         wait_ready(&mut service.child, &service.socket, &log)?;
         Ok(service)
@@ -204,7 +207,7 @@ fn private_dir(dir: &Path) -> Result<()> {
         .with_context(|| format!("{} could not be made", dir.display()))
 }
 
-fn serve(sublet: &Path, state: &Path, socket: &Path, gpu: &str, log: &Path) -> Result<Child> {
+fn serve(sublet: &Path, state: &Path, socket: &Path, gpu: &str, log: &Path, config: Option<&Path>) -> Result<Child> {
     let log = fs::File::create(log).with_context(|| format!("{} could not be written", log.display()))?;
     // `setsid` keeps the process id: closing the terminal must not end the service.
     Command::new("setsid")
@@ -212,6 +215,7 @@ fn serve(sublet: &Path, state: &Path, socket: &Path, gpu: &str, log: &Path) -> R
         .arg("serve")
         .args([Path::new("--state-dir"), state, Path::new("--socket"), socket])
         .args(["--gpu", gpu])
+        .args(config.into_iter().flat_map(|config| [Path::new("--config"), config]))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

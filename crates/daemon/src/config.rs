@@ -1,11 +1,13 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
 use crate::day::Hours;
+use crate::http::House;
 use crate::http::rate::Rate;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use sublet_core::policy::{Caps, Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 use sublet_wire::{size, span};
@@ -35,6 +37,8 @@ pub struct Config {
     operators: Option<String>,
     /// `"all"`: local users see who is on a card. `"own"`: each sees only itself.
     visibility: Option<String>,
+    /// The longest that a call may wait for a change (`"60s"`).
+    poll_max: Option<String>,
     /// Measure what a CUDA context takes on each card at the first start.
     measure_context: Option<bool>,
     /// Who used more than its share lately queues as if it came later, by this at most (`"4h"`).
@@ -222,10 +226,20 @@ pub struct Settled {
     pub hours: Vec<Hours>,
     /// Local users see who is on a card.
     pub see_all: bool,
+    /// The longest that a call may wait for a change.
+    pub poll_max: Span,
     /// Measure contexts.
     pub measure_context: bool,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
+}
+
+impl Settled {
+    /// What it says to the face.
+    pub fn house(&self) -> House {
+        let poll_max = Duration::from_micros(self.poll_max.0);
+        House { ttl: self.policy.ttl, see_all: self.see_all, poll_max }
+    }
 }
 
 impl Config {
@@ -297,6 +311,11 @@ impl Config {
             groups: groups.into_iter().map(|(name, gid)| (gid, name)).collect(),
             hours,
             operators_gid: self.operators.as_deref().map(gid).transpose()?,
+            poll_max: {
+                let mut poll_max = Span::secs(60);
+                set(&mut poll_max, "poll_max", &self.poll_max, read_span)?;
+                poll_max
+            },
             see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
             tcp: self.tcp.settle()?,

@@ -264,7 +264,7 @@ fn run(
         groups: settled.groups.clone(),
     };
     let operators = Arc::new(Mutex::new(operators));
-    let house = Arc::new(RwLock::new(House { ttl: settled.policy.ttl, see_all: settled.see_all }));
+    let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
         reader,
@@ -387,10 +387,10 @@ impl Reload {
                 self.run_tcp(settled.tcp.as_ref());
                 if let Ok(mut operators) = self.operators.lock() {
                     operators.gid = settled.operators_gid;
-                    operators.groups = settled.groups;
+                    operators.groups = settled.groups.clone();
                 }
                 if let Ok(mut house) = self.house.write() {
-                    *house = House { ttl: settled.policy.ttl, see_all: settled.see_all };
+                    *house = settled.house();
                 }
                 drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
                 tracing::info!("the configuration was read anew; every lease goes on");

@@ -19,8 +19,6 @@ use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
 use tokio::sync::oneshot;
 
-/// The longest long-poll.
-const WAIT_MAX_S: u64 = 60;
 /// Leases in one listing.
 const LIST_MAX: usize = 1_000;
 
@@ -148,7 +146,7 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
     if let Some(text) = &query.wait {
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
-        let wait = Duration::from_secs(wait.min(WAIT_MAX_S));
+        let wait = Duration::from_secs(wait).min(app.house().poll_max);
         if let Some(lease) = await_change(&app, &by, id, for_end, wait).await? {
             return Ok(Json(lease));
         }

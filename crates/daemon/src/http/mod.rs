@@ -32,6 +32,7 @@ use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 use sublet_core::units::Span;
 use sublet_journal::Reader;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
@@ -85,6 +86,8 @@ pub struct House {
     pub ttl: Span,
     /// Local users see who is on a card.
     pub see_all: bool,
+    /// The longest that a call may wait for a change.
+    pub poll_max: Duration,
 }
 
 impl Reach {
