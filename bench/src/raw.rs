@@ -59,7 +59,9 @@ impl Raw {
         for sql in find.query_map([], |row| row.get::<_, String>(0))? {
             conn.execute_batch(&sql?)?;
         }
-        conn.execute_batch("INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0)")?;
+        conn.execute_batch(
+            "INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0, 0, 1)",
+        )?;
         let wake = checkpoints(path)?;
         let mut woken_at = 0;
         conn.wal_hook(Some(move |_: &mut _, frames| {
@@ -91,9 +93,12 @@ impl Raw {
             conn.prepare_cached("UPDATE meta SET next_lease = ?1, next_epoch = ?2, grace_until_us = 0")?
                 .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
         }
-        let mut tenant = conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5)")?;
+        let mut tenant =
+            conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]')")?;
         for (id, row) in &batch.tenants {
-            tenant.execute(params![id.0, row.name, row.leases as i64, row.card_us as i64, row.byte_us.to_string()])?;
+            let [leases, card_us, mark, turn, today] =
+                [row.leases, row.card_us, row.mark.0, row.turn.0, row.today].map(|n| n as i64);
+            tenant.execute(params![id.0, row.name, leases, card_us, row.byte_us.to_string(), mark, turn, today])?;
         }
         let hash = ready.lines.last().map_or([0; 32], |line| line.1);
         conn.prepare_cached("UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3")?.execute(params![
@@ -109,7 +114,8 @@ impl Raw {
 fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
     let mut put = conn.prepare_cached(
         "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, finish, vram, epoch, granted_us, \
-         renewed_us, until_us, idle, cards) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, '[0]')",
+         renewed_us, until_us, idle, cards, paid_us, day) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
+         ?13, '[0]', ?14, 0)",
     )?;
     for (lease, [ask, roots, finish]) in ready.batch.leases.iter().zip(&ready.leases) {
         let phase = if finish.is_empty() { "active" } else { "ending" };
@@ -117,8 +123,10 @@ fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
         let (id, tenant, asked) = (lease.id.0 as i64, lease.tenant.0, lease.asked.0 as i64);
         let hold = lease.hold().context("a lease that waits: the card is too small for this bench")?;
         let [vram, epoch, granted, renewed, until] = numbers(hold);
-        let idle = hold.idle;
-        put.execute(params![id, tenant, asked, ask, roots, phase, finish, vram, epoch, granted, renewed, until, idle])?;
+        let (idle, paid) = (hold.idle, hold.paid.0 as i64);
+        put.execute(params![
+            id, tenant, asked, ask, roots, phase, finish, vram, epoch, granted, renewed, until, idle, paid
+        ])?;
     }
     let mut gone = conn.prepare_cached("DELETE FROM leases WHERE id = ?1")?;
     for id in &ready.batch.gone {
@@ -129,13 +137,14 @@ fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
 
 fn put_past(conn: &Connection, ready: &Ready) -> Result<()> {
     let mut put = conn.prepare_cached(
-        "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]')",
+        "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]', ?12, NULL, 0)",
     )?;
     for (ended, ask) in ready.batch.past.iter().zip(&ready.past) {
         let hold = ended.hold.as_ref().context("a lease that was never granted")?;
         let [vram, epoch, granted, renewed, until] = numbers(hold);
         let (id, asked, at) = (ended.id.0 as i64, ended.asked.0 as i64, ended.finish.at.0 as i64);
-        put.execute(params![id, ended.tenant.0, asked, ask, at, vram, epoch, granted, renewed, until, hold.idle])?;
+        let (tenant, idle, paid) = (ended.tenant.0, hold.idle, hold.paid.0 as i64);
+        put.execute(params![id, tenant, asked, ask, at, vram, epoch, granted, renewed, until, idle, paid])?;
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 
 /// Waiters that may claim cards at a time. Each takes some reckoning; who comes later claims when
 /// one of them was served.
-const CLAIMANTS: usize = 8;
+const CLAIMANTS: usize = 4;
 /// Beyond the cards it needs, so many of the roomiest are looked at for when they will do.
 const CANDIDATES: usize = 8;
 
