@@ -115,6 +115,13 @@ impl Queue {
         self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
     }
 
+    /// Where a waiter stands among the others, and where its tenant's first one does.
+    pub fn keys(&self, tenant: TenantId, place: Place) -> Option<[(i64, LeaseId); 2]> {
+        let line = self.line(tenant)?;
+        let key = |place: &Place| (place.key(line.mark, line.turn, self.debt_max), place.lease);
+        Some([key(&place), key(line.places.first()?)])
+    }
+
     /// How many of its tenant stand before it.
     pub fn before(&self, tenant: TenantId, place: Place) -> usize {
         self.line(tenant).map_or(0, |line| line.places.range(..place).count())

@@ -7,7 +7,7 @@ use crate::action::Action;
 use crate::ask::{Ask, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
 use crate::mutant::Mutant;
-use crate::queue::Cursor;
+use crate::queue::{Cursor, Place};
 use crate::quota::{self, Held};
 use crate::rows::Lease;
 use crate::state::State;
@@ -47,14 +47,14 @@ impl Turn<'_> {
                 None => match round.fit(self.state, lease) {
                     Some(fit) => {
                         self.grant(place.lease, &fit);
-                        if round.is_upset_by(tenant) {
+                        if round.is_upset_by(self.state, tenant, place) {
                             round = Round::new(self.state, self.now);
                             looked += 1;
                             continue;
                         }
                         round.board.taken(self.state, &fit);
                     }
-                    None => round.keep(self.state, lease),
+                    None => round.keep(self.state, lease, place),
                 },
             }
             looked += 1;
@@ -83,8 +83,9 @@ struct Round {
     cursor: Cursor,
     board: Board,
     looked: usize,
-    /// Tenants with a waiter that was passed.
+    /// Tenants with a waiter that was passed, and where the last of those waiters stands.
     kept: BTreeSet<TenantId>,
+    last: Option<(i64, LeaseId)>,
     /// One of them would not fit whatever ended.
     hopeless: bool,
 }
@@ -92,7 +93,7 @@ struct Round {
 impl Round {
     fn new(state: &State, now: Time) -> Round {
         let board = Board::new(state, now);
-        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeSet::new(), hopeless: false }
+        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeSet::new(), last: None, hopeless: false }
     }
 
     fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
@@ -101,16 +102,18 @@ impl Round {
     }
 
     /// A waiter stays, and claims what it needs.
-    fn keep(&mut self, state: &State, lease: &Lease) {
+    fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
+        self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
         self.hopeless |= self.board.claim(state, lease) == Claimed::Hopeless;
         self.kept.insert(lease.tenant);
     }
 
     /// Whether a grant to this tenant changes what was found on the way: a process on a card may have
-    /// become somebody's, so that who had no hope may have now; and a waiter of the tenant that stands
-    /// further ahead has to let others pass.
-    fn is_upset_by(&self, tenant: TenantId) -> bool {
-        self.hopeless || self.kept.contains(&tenant)
+    /// become somebody's, so that who had no hope may have now; a waiter of the tenant that stands
+    /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
+    fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place) -> bool {
+        let next = state.queue().keys(tenant, place).map(|[_, first]| first);
+        self.hopeless || self.kept.contains(&tenant) || next.is_some_and(|next| Some(next) < self.last)
     }
 }
 
