@@ -5,7 +5,7 @@
 
 use crate::ask::{Preempt, Term, Vram};
 use crate::decide::board::could_hold;
-use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, whole_least};
+use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId};
 use crate::quota::{self, Held};
 use crate::room::Closed;
@@ -54,11 +54,6 @@ pub fn ahead(state: &State, lease: LeaseId) -> Vec<&Lease> {
     before.filter_map(|(id, _)| state.lease(id)).collect()
 }
 
-/// Whether a quota of its own or of its groups holds it.
-pub fn own_quota(state: &State, lease: &Lease) -> Option<Held> {
-    quota::held(state, lease)
-}
-
 /// What keeps this waiter off this card.
 pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstacle {
     let row = &state.rows().cards[card.0 as usize];
@@ -85,20 +80,16 @@ pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstac
     if fits_on(state, lease, card, now).is_some() {
         return Obstacle::Claimed;
     }
-    let room = state.promisable(card, now);
-    match lease.ask.vram {
-        Vram::Bytes(need) => Obstacle::TooFull { need, room },
-        Vram::Whole if !state.room(card).claims().is_empty() => Obstacle::NotEmpty,
-        Vram::Whole => Obstacle::TooFull { need: whole_least(state, card), room },
+    if lease.ask.vram == Vram::Whole && !state.room(card).claims().is_empty() {
+        return Obstacle::NotEmpty;
     }
+    Obstacle::TooFull { need: need(state, &lease.ask, card), room: state.promisable(card, now) }
 }
 
 /// Leases on a card with the latest moment each ends while somebody waits, first first.
 pub fn blockers(state: &State, card: CardId, now: Time) -> Vec<(Time, &Lease, Bytes)> {
-    let grace = state.rows().meta.grace_until;
-    let due = |at: Time| if at == Time::ZERO { now } else { at.max(now).max(grace) };
     let ends = state.room(card).ends().iter();
-    ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (due(*at), lease, *bytes))).collect()
+    ends.filter_map(|(at, id, bytes)| state.lease(*id).map(|lease| (state.over_by(*at, now), lease, *bytes))).collect()
 }
 
 /// When a waiter is served at the latest, whatever the others do.
@@ -189,10 +180,9 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
 pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut plan = Plan::new(state, now);
     let mut starts = BTreeMap::new();
-    for (id, _) in state.queue().iter().take(LOOK_AHEAD) {
-        let Some(waiter) = state.lease(id).filter(|waiter| quota::held(state, waiter).is_none()) else { continue };
+    for waiter in free_to_start(state) {
         match plan.place(state, waiter) {
-            Some(at) => drop(starts.insert(id, at)),
+            Some(at) => drop(starts.insert(waiter.id, at)),
             // Nobody can say when this one starts, nor what is left for those behind it.
             None => break,
         }
@@ -251,10 +241,7 @@ impl Plan {
         let mut able: Vec<(&mut Outlook, Bytes)> = Vec::new();
         for outlook in &mut self.cards {
             if could_hold(state, waiter, outlook.card) {
-                let need = match waiter.ask.vram {
-                    Vram::Bytes(vram) => vram,
-                    Vram::Whole => whole_least(state, outlook.card),
-                };
+                let need = need(state, &waiter.ask, outlook.card);
                 able.push((outlook, need));
             }
         }

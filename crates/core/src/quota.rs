@@ -214,11 +214,11 @@ impl fmt::Display for Held {
     }
 }
 
-/// `1.5h`, `20min`, `45s`.
+/// `1.5h`, `20min`, `100s`.
 fn hours(span: Span) -> String {
     match span.0 / 1_000_000 {
         seconds if seconds >= 3600 => format!("{:.1}h", seconds as f64 / 3600.0),
-        seconds if seconds >= 60 => format!("{}min", seconds / 60),
+        seconds if seconds >= 600 => format!("{}min", seconds / 60),
         seconds => format!("{seconds}s"),
     }
 }

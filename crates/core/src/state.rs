@@ -78,9 +78,7 @@ impl State {
             policy,
         };
         state.rows.tenants.clone_from(&rows.tenants);
-        for (tenant, number) in rows.tenants.iter().zip(0..) {
-            state.queue.set_mark(TenantId(number), tenant.mark, state.policy.turn(tenant));
-        }
+        state.set_marks();
         for lease in rows.leases.values() {
             state.index(lease);
         }
@@ -294,9 +292,18 @@ impl State {
         }
     }
 
+    fn set_marks(&mut self) {
+        (0..self.rows.tenants.len() as u32).for_each(|tenant| self.set_mark(TenantId(tenant)));
+    }
+
     fn set_mark(&mut self, tenant: TenantId) {
         let row = &self.rows.tenants[tenant.0 as usize];
         self.queue.set_mark(tenant, row.mark, self.policy.turn(row));
+    }
+
+    /// When something that [`State::ends_by`] some time really is over: not within a grace.
+    pub(crate) fn over_by(&self, ends: Time, now: Time) -> Time {
+        if ends == Time::ZERO { now } else { ends.max(now).max(self.rows.meta.grace_until) }
     }
 
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
@@ -351,9 +358,7 @@ impl State {
         self.wishes.clear();
         let unbound = self.planted(Mutant::NoClamp);
         self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
-        for (tenant, number) in self.rows.tenants.iter().zip(0..) {
-            self.queue.set_mark(TenantId(number), tenant.mark, self.policy.turn(tenant));
-        }
+        self.set_marks();
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
             match lease.hold() {
                 None => self.line_up(&lease),

@@ -4,12 +4,12 @@ use sublet_core::action::Action;
 use sublet_core::ask::Vram;
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
-use sublet_core::quota::{Capped, Held};
+use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
 use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::state::State;
-use sublet_core::units::Time;
+use sublet_core::units::{Bytes, Time};
 use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{Code, Problem};
@@ -88,7 +88,7 @@ pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obsta
 
 /// Why a lease waits, in one sentence.
 pub fn why_waiting(state: &State, lease: &Lease, place: usize, now: Time) -> String {
-    if let Some(held) = explain::own_quota(state, lease) {
+    if let Some(held) = quota::held(state, lease) {
         return format!("{held}; {}", when_quota_returns(&held));
     }
     if state.disk_full() {
@@ -150,6 +150,7 @@ pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> Str
 /// What must happen before a quota has room.
 fn when_quota_returns(held: &Held) -> &'static str {
     match (held.what, &held.group) {
+        (Capped::Never { cap: Bytes::ZERO, .. }, _) => "ask without `--preempt never`, or ask the operator for a quota",
         _ if held.always => "ask for less, or ask the operator for more",
         (Capped::GpuDay { .. }, _) => "it returns at midnight",
         (_, None) => "it starts when another of your leases ends",

@@ -316,9 +316,10 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
         until: time(row, first + 4)?,
         idle: row.get(first + 5)?,
         cards: from_json(row, first + 6)?,
+        // Rows of the first version have none: nothing was paid, on no day.
         paid: Span(maybe(row, first + 7)?.unwrap_or(0)),
         before: maybe(row, first + 8)?.map(Time),
-        day: maybe(row, first + 9)?.and_then(|day| u32::try_from(day).ok()).unwrap_or(0),
+        day: row.get::<_, Option<u32>>(first + 9)?.unwrap_or(0),
     }))
 }
 

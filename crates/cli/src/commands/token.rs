@@ -5,6 +5,7 @@
 use crate::args::{Globals, TokenName};
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
+use crate::hold::ask::{parse_size, parse_span};
 use crate::output;
 use crate::table::Table;
 use crate::text;
@@ -48,7 +49,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     leases: Option<u32>,
     /// It is of no use after this time, such as 30d
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
     expires: Option<u64>,
 }
 
@@ -188,15 +189,10 @@ fn new_secret() -> Result<String, Failure> {
     Ok(format!("{TOKEN_PREFIX}{digits}"))
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    size::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
-}
-
-fn parse_span(text: &str) -> Result<u64, String> {
-    match span::parse(text) {
-        Ok(0) => Err(format!("time `{text}` is no time at all")),
-        Ok(seconds) => Ok(seconds),
-        Err(error) => Err(format!("{error}\nhint: {}", error.hint())),
+fn some_time(text: &str) -> Result<u64, String> {
+    match parse_span(text)? {
+        0 => Err(format!("time `{text}` is no time at all\nhint: write how long it may be used, such as 30d")),
+        seconds => Ok(seconds),
     }
 }
 

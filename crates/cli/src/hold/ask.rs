@@ -127,6 +127,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// A length of time in seconds, with what to write instead if it is none.
-fn parse_span(text: &str) -> Result<u64, String> {
+pub fn parse_span(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }

@@ -7,15 +7,16 @@
 //! ones, and no card is idle for it that could do something useful meanwhile.
 
 use super::admit::would_do;
-use super::serve::{eligible, whole_is_allowed, whole_least};
+use super::serve::{eligible, free_to_start, need, whole_is_allowed, whole_least};
 use crate::ask::{Exclusivity, Vram};
-use crate::ids::CardId;
+use crate::ids::{CardId, LeaseId};
 use crate::mutant::Mutant;
 use crate::quota;
 use crate::rows::Lease;
 use crate::state::State;
 use crate::units::{Bytes, Time};
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// Waiters that may claim cards at a time. Each takes some reckoning; who comes later claims when
 /// one of them was served.
@@ -92,12 +93,12 @@ impl Board {
     }
 
     /// The cards as they are for a waiter, after all those ahead of it.
-    pub fn behind(state: &State, now: Time, waiters: impl Iterator<Item = crate::ids::LeaseId>) -> Board {
+    pub fn behind(state: &State, now: Time, lease: LeaseId) -> Board {
         let mut board = Board::new(state, now);
-        for lease in waiters.filter_map(|id| state.lease(id)).filter(|lease| quota::held(state, lease).is_none()) {
-            match board.fit(state, lease) {
+        for ahead in free_to_start(state).take_while(|ahead| ahead.id != lease) {
+            match board.fit(state, ahead) {
                 Some(fit) => board.take(&fit),
-                None => drop(board.claim(state, lease)),
+                None => drop(board.claim(state, ahead)),
             }
         }
         board
@@ -178,15 +179,12 @@ impl Board {
     /// Chooses among cards that all would do: those nobody claims, near one another, the tightest.
     fn place(&self, state: &State, lease: &Lease, vram: Vram, wanted: usize, mut seen: Vec<Seen>) -> Option<Fit> {
         if let Vram::Bytes(vram) = vram {
-            let facts = |card: CardId| context(state, card) <= vram;
-            seen.retain(|seen| facts(seen.card));
+            seen.retain(|seen| context(state, seen.card) <= vram);
             // Bytes that will be left over need no end.
             let shared = lease.ask.exclusivity == Exclusivity::Shared;
-            let spare = |slot: &Slot| slot.claim.is_none_or(|claim| shared && vram <= claim.spare);
             for seen in &mut seen {
-                if self.slots.get(seen.card.0 as usize).is_some_and(spare) {
-                    seen.before = None;
-                }
+                let claim = self.slots[seen.card.0 as usize].claim;
+                seen.before = seen.before.filter(|_| claim.is_some_and(|claim| !shared || vram > claim.spare));
             }
         } else {
             seen.retain(|seen| {
@@ -211,23 +209,25 @@ impl Board {
         Some(Fit { cards, vram, before })
     }
 
-    /// A waiter got its cards; for a board that only plans.
+    /// A waiter gets its cards.
     fn take(&mut self, fit: &Fit) {
         for card in &fit.cards {
             let slot = &mut self.slots[card.0 as usize];
             slot.room = slot.room.less(fit.vram);
             slot.empty = false;
-            slot.spend(fit);
+            if let Some(claim) = &mut slot.claim
+                && fit.before.is_none()
+            {
+                claim.spare = claim.spare.less(fit.vram);
+            }
         }
     }
 
-    /// A waiter got its cards, and the state knows.
+    /// A waiter got its cards, and the state knows: where a card is coarse, it knows better.
     pub fn taken(&mut self, state: &State, fit: &Fit) {
+        self.take(fit);
         for card in &fit.cards {
-            let slot = &mut self.slots[card.0 as usize];
-            slot.room = state.promisable(*card, self.now);
-            slot.empty = false;
-            slot.spend(fit);
+            self.slots[card.0 as usize].room = state.promisable(*card, self.now);
         }
     }
 
@@ -261,7 +261,7 @@ impl Board {
     /// When leases will have given back enough of a card for this waiter.
     fn frees_at(&self, state: &State, lease: &Lease, card: CardId) -> Time {
         let ends = state.room(card).ends();
-        let last = ends.last().map_or(self.now, |(at, _, _)| self.due(state, *at));
+        let last = ends.last().map_or(self.now, |(at, _, _)| state.over_by(*at, self.now));
         let Vram::Bytes(need) = lease.ask.vram else { return last };
         let mut room = self.slots[card.0 as usize].room;
         let enough = if room >= need {
@@ -271,7 +271,7 @@ impl Board {
                 room = room + *bytes;
                 room >= need
             });
-            enough.map_or(last, |(at, _, _)| self.due(state, *at))
+            enough.map_or(last, |(at, _, _)| state.over_by(*at, self.now))
         };
         enough.max(self.opens_at(state, lease, card))
     }
@@ -289,13 +289,7 @@ impl Board {
                 (Exclusivity::Shared, Exclusivity::Shared) => false,
             }
         });
-        in_the_way.map(|claim| self.due(state, claim.ends)).max().unwrap_or(self.now)
-    }
-
-    /// When something that ends by its own terms really is over.
-    fn due(&self, state: &State, at: Time) -> Time {
-        let grace = state.rows().meta.grace_until;
-        if at == Time::ZERO { self.now } else { at.max(self.now).max(grace) }
+        in_the_way.map(|claim| state.over_by(claim.ends, self.now)).max().unwrap_or(self.now)
     }
 
     /// What will be left over of a card when the waiter has what it needs.
@@ -305,18 +299,8 @@ impl Board {
         };
         let ends = state.room(card).ends().iter();
         let back: Bytes =
-            ends.take_while(|(ends, _, _)| self.due(state, *ends) <= at).map(|(_, _, bytes)| *bytes).sum();
+            ends.take_while(|(ends, _, _)| state.over_by(*ends, self.now) <= at).map(|(_, _, bytes)| *bytes).sum();
         (self.slots[card.0 as usize].room + back).less(need)
-    }
-}
-
-impl Slot {
-    fn spend(&mut self, fit: &Fit) {
-        if let Some(claim) = &mut self.claim
-            && fit.before.is_none()
-        {
-            claim.spare = claim.spare.less(fit.vram);
-        }
     }
 }
 
@@ -330,7 +314,7 @@ fn context(state: &State, card: CardId) -> Bytes {
 fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> {
     let node = |seen: &Seen| state.rows().cards[seen.card.0 as usize].facts.node;
     let free = |seen: &&Seen| seen.before.is_none();
-    let mut counts: std::collections::BTreeMap<u32, usize> = std::collections::BTreeMap::new();
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for number in seen.iter().filter(free).filter_map(node) {
         *counts.entry(number).or_default() += 1;
     }
@@ -345,14 +329,10 @@ fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> 
 /// Whether the waiter could start on this card if every lease there ended.
 pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
     let room = state.room(card);
-    let need = match lease.ask.vram {
-        Vram::Bytes(vram) => vram,
-        Vram::Whole => whole_least(state, card),
-    };
     let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
     let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
     eligible(state, &lease.ask, card)
         && allowed
         && alone
-        && need <= room.largest_ever().less(room.loose().unwrap_or_default())
+        && need(state, &lease.ask, card) <= room.largest_ever().less(room.loose().unwrap_or_default())
 }

@@ -2,7 +2,6 @@
 
 use super::Turn;
 use super::board::{Board, Fit};
-use super::serve::LOOK_AHEAD;
 use crate::ask::{Ask, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::LeaseId;
@@ -44,13 +43,15 @@ impl Turn<'_> {
         if self.state.disk_full {
             return Err(Refusal::DiskFull);
         }
+        // Less in both ways, or as much: who wants more asks anew.
+        let less = gpus <= row.ask.gpus && !matches!(row.ask.vram, Vram::Bytes(asked) if vram > asked);
         let smaller = smaller(row, vram, gpus);
         smaller.ask.check().map_err(Refusal::BadAsk)?;
         if let Some(held) = quota::held(self.state, &smaller) {
             return Err(Refusal::OverQuota(held));
         }
-        let fit = Board::behind(self.state, self.now, ahead(self.state, lease)).fit(self.state, &smaller);
-        fit.filter(|_| gpus <= row.ask.gpus).ok_or_else(|| {
+        let fit = Board::behind(self.state, self.now, lease).fit(self.state, &smaller);
+        fit.filter(|_| less).ok_or_else(|| {
             let instead = offers(self.state, row, self.now).into_iter().next();
             Refusal::NoSuchOffer { instead: instead.map(|offer| (offer.vram, offer.gpus)) }
         })
@@ -63,17 +64,12 @@ fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
     Lease { ask, ..lease.clone() }
 }
 
-/// Waiters served before this one, as far as anybody looks.
-fn ahead(state: &State, lease: LeaseId) -> impl Iterator<Item = LeaseId> + '_ {
-    state.queue().iter().map(|(id, _)| id).take_while(move |id| *id != lease).take(LOOK_AHEAD)
-}
-
 /// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
 pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
     if state.disk_full() || !matches!(lease.phase, Phase::Waiting { .. }) {
         return Vec::new();
     }
-    let board = Board::behind(state, now, ahead(state, lease.id));
+    let board = Board::behind(state, now, lease.id);
     let mut found: Vec<Offer> = Vec::new();
     // Any size will do for an offer; its taker decides.
     let open = Lease { ask: Ask { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };

@@ -191,15 +191,44 @@ pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
     sized && state.in_service(card) && would_do(state, ask, card)
 }
 
+/// What an ask must find on a card.
+pub(crate) fn need(state: &State, ask: &Ask, card: CardId) -> Bytes {
+    match ask.vram {
+        Vram::Bytes(vram) => vram,
+        Vram::Whole => whole_least(state, card),
+    }
+}
+
+/// The first waiters in the order of service, as [`Turn::serve`] walks along them, with what holds
+/// each back. Behind one that waits for its tenant's own leases the tenant's others are passed over.
+pub(crate) fn in_turn(state: &State) -> impl Iterator<Item = (&Lease, Option<Held>)> {
+    let mut cursor = Cursor::default();
+    let walk = std::iter::from_fn(move || {
+        let (place, tenant) = cursor.next(state.queue())?;
+        let lease = state.lease(place.lease)?;
+        let held = quota::held(state, lease);
+        if held.as_ref().is_none_or(|held| held.always) {
+            cursor.go_on(state.queue(), place, tenant);
+        }
+        Some((lease, held))
+    });
+    walk.take(LOOK_AHEAD)
+}
+
+/// Those of them whom no quota holds back.
+pub(crate) fn free_to_start(state: &State) -> impl Iterator<Item = &Lease> {
+    in_turn(state).filter_map(|(lease, held)| held.is_none().then_some(lease))
+}
+
 /// Whether somebody near the head of the queue could use what this holder has.
 pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[CardId]) -> bool {
-    // Who is held back by its own quota has no use for anybody's room, but for its own tenant's and
-    // its groups'.
-    let mut aside = state.queue().aside();
-    if aside.any(|tenant| tenant == holder.tenant || state.books().mates(tenant).contains(&holder.tenant)) {
-        return true;
-    }
-    let near = state.queue().iter().take(LOOK_AHEAD).filter_map(|(id, _)| state.lease(id));
-    let mut near = near.filter(|waiter| quota::held(state, waiter).is_none_or(|held| !held.always));
-    near.any(|waiter| cards.iter().any(|card| eligible(state, &waiter.ask, *card)))
+    // Who is held back by a quota has no use for anybody's room, but for its own tenant's and its
+    // groups'.
+    let shares_quota =
+        |tenant: TenantId| tenant == holder.tenant || state.books().mates(tenant).contains(&holder.tenant);
+    state.queue().aside().any(shares_quota)
+        || in_turn(state).any(|(waiter, held)| match held {
+            None => cards.iter().any(|card| eligible(state, &waiter.ask, *card)),
+            Some(held) => !held.always && shares_quota(waiter.tenant),
+        })
 }

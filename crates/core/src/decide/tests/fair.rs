@@ -262,7 +262,7 @@ fn a_day_has_so_much_gpu_time_and_the_next_one_again() {
             0s day 1
             0s queue L1
             0s grant L1 23.8GiB on 0 epoch 1 until 60s
-            1s refuse: you may use 1min of GPU time a day, of which 40s are left today: too little for this
+            1s refuse: you may use 100s of GPU time a day, of which 40s are left today: too little for this
             10s end L1 (Released)
             11s retire L1
             12s queue L2
@@ -329,6 +329,51 @@ fn a_gang_is_placed_near_one_another() {
             0s grant L1 8GiB on 0+2 epoch 1 until 60s
             1s queue L2
             1s grant L2 8GiB on 1+3+4 epoch 2 until 61s
+        "#]],
+    );
+}
+
+#[test]
+fn an_offer_is_never_more_than_was_asked_for() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 20G
+         1s   ask ben 8G on=0
+         2s   accept L2 ben 9G 1
+         2s   accept L2 ben 3G 1",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20GiB on 0 epoch 1 until 60s
+            1s queue L2
+            2s refuse: that cannot start now, but 3.8GiB can
+            2s grant L2 3GiB on 0 epoch 2 until 62s
+        "#]],
+    );
+}
+
+#[test]
+fn on_a_full_house_a_held_waiter_costs_nobody_else_its_lease() {
+    let mut policy = Policy::default();
+    policy.caps_of.insert("cap".into(), Caps { leases: Some(1), ..Caps::default() });
+    check_with(
+        policy,
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask cap 10G time=200s
+         0s   ask ann 13G
+         5s   ask cap 10G
+         6s   ask cap 1G
+         70s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 10GiB on 0 epoch 1 until 200s
+            0s queue L2
+            0s grant L2 13GiB on 0 epoch 2 until 60s
+            5s queue L3
+            6s queue L4
+            60s renew L2 until 120s (idle)
         "#]],
     );
 }
