@@ -5,7 +5,7 @@ use crate::rig::Rig;
 use crate::samples::Samples;
 use anyhow::{Result, ensure};
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, Term, Vram};
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::policy::{Caps, Policy};
 use sublet_core::reading::{CardFacts, Observation, Reading, Used};
@@ -57,22 +57,11 @@ pub fn run(_: &Rig) -> Result<Outcome> {
 }
 
 fn ask(gib: u64, gpus: u16) -> Ask {
-    Ask {
-        vram: Vram::Bytes(Bytes::gib(gib)),
-        gpus,
-        term: Term::Renewed(Span::secs(300)),
-        tier: Tier::Batch,
-        priority: 0,
-        exclusivity: Exclusivity::Shared,
-        preempt: Preempt::Usual,
-        at_least: None,
-        on: None,
-        name: None,
-    }
+    Ask { gpus, ..Ask::plain(Bytes::gib(gib), Term::Renewed(Span::secs(300))) }
 }
 
 fn by(number: usize) -> Caller {
-    Caller { tenant: format!("uid:{}", number % 100), groups: Vec::new(), operator: false, token: None }
+    Caller::user(format!("uid:{}", number % 100))
 }
 
 fn look(state: &mut State, now: Time, card: u32) {
@@ -88,16 +77,7 @@ fn large_house() -> Result<(crate::samples::Quantiles, crate::samples::Quantiles
     // Readings are made here only where they matter.
     let policy = Policy { queue_max: usize::MAX, period: Span::secs(1 << 30), caps, ..Policy::default() };
     let mut state = State::new(Rows::default(), policy);
-    let facts = |index: u32| CardFacts {
-        uuid: format!("GPU-{index}"),
-        index,
-        name: "a card".to_owned(),
-        total: TOTAL,
-        display: false,
-        context: None,
-        node: Some(index / 8),
-        unusable: None,
-    };
+    let facts = |index: u32| CardFacts { node: Some(index / 8), ..CardFacts::plain(index, TOTAL) };
     let mut now = Time(1);
     decide(&mut state, now, Event::Listed((0..CARDS).map(facts).collect()));
     (0..CARDS).for_each(|card| look(&mut state, now, card));

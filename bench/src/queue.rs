@@ -7,7 +7,7 @@ use crate::samples::{Samples, median};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Term, Tier};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::policy::{Caps, Policy};
@@ -75,16 +75,9 @@ struct World {
 
 fn ask(number: usize) -> Ask {
     Ask {
-        vram: Vram::Bytes(Bytes::gib(20)),
-        gpus: 1,
-        term: Term::Renewed(Span::secs(300)),
         tier: [Tier::Interactive, Tier::Batch, Tier::Batch, Tier::Spot][number % 4],
         priority: (number % 21) as i8 - 10,
-        exclusivity: Exclusivity::Shared,
-        preempt: Preempt::Usual,
-        at_least: None,
-        on: None,
-        name: None,
+        ..Ask::plain(Bytes::gib(20), Term::Renewed(Span::secs(300)))
     }
 }
 
@@ -93,17 +86,7 @@ impl World {
         let caps = Caps { places: None, ..Caps::default() };
         let policy = Policy { queue_max: usize::MAX, caps, ..Policy::default() };
         let mut world = World { state: State::new(Rows::default(), policy), now: Time::ZERO, asked: 0 };
-        let facts = CardFacts {
-            uuid: "GPU-0".to_owned(),
-            index: 0,
-            name: "a card".to_owned(),
-            total: Bytes::gib(24),
-            display: false,
-            context: None,
-            node: None,
-            unusable: None,
-        };
-        decide(&mut world.state, world.now, Event::Listed(vec![facts]));
+        decide(&mut world.state, world.now, Event::Listed(vec![CardFacts::plain(0, Bytes::gib(24))]));
         world.look();
         world
     }
@@ -122,7 +105,7 @@ impl World {
             // Spread over a day, so that head starts reorder them.
             self.now = self.now + Span(86_400);
             let tenant = format!("uid:{}", self.asked * 7919 % TENANTS);
-            let by = Caller { tenant, groups: Vec::new(), operator: false, token: None };
+            let by = Caller::user(tenant);
             let event = Event::Asked { by, ask: ask(self.asked), wait: Some(Span::secs(86_400 * 300)), root: None };
             let begun = Instant::now();
             decide(&mut self.state, self.now, event);
@@ -156,7 +139,7 @@ impl World {
         for line in lines.values_mut() {
             line.sort_unstable_by(|left, right| right.cmp(left));
         }
-        let operator = Caller { tenant: "uid:0".to_owned(), groups: Vec::new(), operator: true, token: None };
+        let operator = Caller { operator: true, ..Caller::user("uid:0") };
         let mut picks = Samples::with_capacity(SOME);
         for _ in 0..SOME {
             let held = self.state.room(CardId(0)).claims().keys().next().copied();

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
-use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Term};
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
@@ -91,20 +91,10 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let by = Caller { tenant: "uid:1000".to_owned(), groups: Vec::new(), operator: false, token: None };
+        let by = Caller::user("uid:1000");
         let engine = Engine::new(Rows::default(), Policy::default());
         let mut world = World { engine, now: Time::ZERO, actor: Arc::from("uid:1000"), by, held: Vec::new() };
-        let facts = CardFacts {
-            uuid: "GPU-0".to_owned(),
-            index: 0,
-            name: "a large card".to_owned(),
-            total: Bytes::gib(1 << 16),
-            display: false,
-            context: None,
-            node: None,
-            unusable: None,
-        };
-        world.take(Event::Listed(vec![facts]));
+        world.take(Event::Listed(vec![CardFacts::plain(0, Bytes::gib(1 << 16))]));
         world.look();
         world
     }
@@ -127,18 +117,7 @@ impl World {
         }
         self.look();
         for _ in 0..SIZE {
-            let ask = Ask {
-                vram: Vram::Bytes(Bytes::gib(1)),
-                gpus: 1,
-                term: Term::Renewed(Span::secs(300)),
-                tier: Tier::Batch,
-                priority: 0,
-                exclusivity: Exclusivity::Shared,
-                preempt: Preempt::Usual,
-                at_least: None,
-                on: None,
-                name: None,
-            };
+            let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(300)));
             let answer = self.take(Event::Asked { by: self.by.clone(), ask, wait: None, root: None });
             let Answer::Lease(lease) = answer else { anyhow::bail!("an ask was answered {answer:?}") };
             ensure!(self.engine.state().lease(lease).is_some_and(|l| l.hold().is_some()), "{lease} waits");

@@ -12,9 +12,14 @@ pub fn is_root() -> bool {
 /// What `what` gives when this user does it. On Linux a user is a matter of
 /// the thread, and so are the credentials that the other end of a socket sees.
 pub fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> T + Send) -> T {
+    as_user_in(uid, uid, what)
+}
+
+/// The same for a member of one group.
+pub fn as_user_in<T: Send>(uid: u32, gid: u32, what: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(move || {
-            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
             set_thread_groups(&[]).expect("root can leave its groups");
             set_thread_res_gid(group, group, group).expect("root can change its group");
             set_thread_res_uid(user, user, user).expect("root can become anybody");

@@ -8,7 +8,6 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::image::Coin;
 use sublet_blackbox::service::serve_command;
@@ -56,15 +55,17 @@ fn client_at_work(client: &Client, number: u64, load: &Load) {
 fn ask_once(client: &Client, key: &str, load: &Load) -> Option<String> {
     let body = ask(384 * MIB, json!({"ttl_s": 1800, "name": key})).to_string();
     let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key)];
-    let answer = loop {
+    let answer = until("the ask is answered", LONG, || {
         match client.try_send("POST", "/v1/leases", &headers, body.as_bytes()) {
-            Ok(answer) if answer.status < 300 => break answer,
-            Ok(answer) => assert!(["stopping", "key_in_use"].contains(&answer.code()), "{}", answer.text()),
-            Err(_) if load.stop.load(Ordering::Relaxed) => return None,
-            Err(_) => {}
+            Ok(answer) if answer.status < 300 => Ok(Some(answer)),
+            Ok(answer) => {
+                assert!(["stopping", "key_in_use"].contains(&answer.code()), "{}", answer.text());
+                Err(answer.code().to_owned())
+            }
+            Err(_) if load.stop.load(Ordering::Relaxed) => Ok(None),
+            Err(error) => Err(error.to_string()),
         }
-        thread::sleep(Duration::from_millis(5));
-    };
+    })?;
     let lease: Lease = answer.read();
     let id = lease.id.clone();
     let mut known = load.known.lock().expect("no client panicked");

@@ -79,22 +79,24 @@ impl Term {
 }
 
 /// Who goes first. The order of the variants is the order of service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
     /// Somebody is looking at it.
     Interactive,
     /// The ordinary case.
+    #[default]
     Batch,
     /// May be ended for anybody else.
     Spot,
 }
 
 /// Whom a card may be shared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exclusivity {
     /// Anybody.
+    #[default]
     Shared,
     /// The tenant's own leases only, and no stranger's compute.
     Session,
@@ -155,6 +157,22 @@ impl Ask {
     pub const NAME_MAX: usize = 64;
     /// Longest card selector.
     pub const ON_MAX: usize = 128;
+
+    /// A wish for so much of one card, as somebody makes it who says nothing else.
+    pub fn plain(vram: Bytes, term: Term) -> Ask {
+        Ask {
+            vram: Vram::Bytes(vram),
+            gpus: 1,
+            term,
+            tier: Tier::default(),
+            priority: 0,
+            exclusivity: Exclusivity::default(),
+            preempt: Preempt::default(),
+            at_least: None,
+            on: None,
+            name: None,
+        }
+    }
 
     /// Says what is wrong with the wish itself, if anything is.
     pub fn check(&self) -> Result<(), BadAsk> {

@@ -22,6 +22,13 @@ pub struct Caller {
     pub token: Option<TokenId>,
 }
 
+impl Caller {
+    /// A local user in no group of note.
+    pub fn user(tenant: impl Into<String>) -> Caller {
+        Caller { tenant: tenant.into(), groups: Vec::new(), operator: false, token: None }
+    }
+}
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {

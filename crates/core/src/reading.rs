@@ -29,6 +29,22 @@ pub struct CardFacts {
     pub unusable: Option<String>,
 }
 
+impl CardFacts {
+    /// A card of so much memory of which nothing else is known.
+    pub fn plain(index: u32, total: Bytes) -> CardFacts {
+        CardFacts {
+            uuid: format!("GPU-{index}"),
+            index,
+            name: format!("card of {total}"),
+            total,
+            display: false,
+            context: None,
+            node: None,
+            unusable: None,
+        }
+    }
+}
+
 /// One look at one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {

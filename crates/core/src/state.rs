@@ -7,7 +7,7 @@
 use crate::action::Action;
 use crate::ask::{Ask, Exclusivity, Preempt, Term, Vram};
 use crate::decide::STALL;
-use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
+use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::mutant::Mutant;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
@@ -31,6 +31,8 @@ pub struct State {
     wishes: BTreeMap<Option<Bytes>, usize>,
     rooms: Vec<Room>,
     books: Books,
+    /// What is had through each token, waiting and held.
+    through: BTreeMap<TokenId, BTreeSet<LeaseId>>,
     due: BTreeSet<(Time, LeaseId)>,
     ending: Vec<BTreeSet<LeaseId>>,
     // Seen, and gone with the process.
@@ -66,6 +68,7 @@ impl State {
             wishes: BTreeMap::new(),
             rooms: rows.cards.iter().map(|c| Room::new(c.facts.total, margin(&policy, c.facts.display))).collect(),
             books: Books::new(&rows, &policy),
+            through: BTreeMap::new(),
             due: BTreeSet::new(),
             ending: vec![BTreeSet::new(); rows.cards.len()],
             lives: BTreeMap::new(),
@@ -101,6 +104,7 @@ impl State {
             }
         }
         self.lives.insert(lease.id, live);
+        self.came_through(lease);
         self.set_due(lease.id, self.first_due(lease));
     }
 
@@ -126,6 +130,9 @@ impl State {
 
     /// What must be known of the old row, before it changes.
     fn unindex(&mut self, action: &Action) {
+        if let Action::End { lease, .. } = action {
+            self.ended_through(*lease);
+        }
         match action {
             Action::Grant { lease, .. } | Action::End { lease, .. } => {
                 if let Some(row) = self.rows.leases.get(lease)
@@ -175,6 +182,29 @@ impl State {
         }
     }
 
+    fn came_through(&mut self, lease: &Lease) {
+        if let Some(token) = lease.token.filter(|_| !matches!(lease.phase, Phase::Ending(..))) {
+            self.through.entry(token).or_default().insert(lease.id);
+        }
+    }
+
+    /// What has ended is not had any more, although its bytes count until its cards were seen again.
+    fn ended_through(&mut self, lease: LeaseId) {
+        if let Some(token) = self.rows.leases.get(&lease).and_then(|row| row.token)
+            && let Some(leases) = self.through.get_mut(&token)
+        {
+            leases.remove(&lease);
+            if leases.is_empty() {
+                self.through.remove(&token);
+            }
+        }
+    }
+
+    /// The leases had through a token, waiting and held.
+    pub(crate) fn had_through(&self, token: TokenId) -> impl Iterator<Item = &Lease> {
+        self.through.get(&token).into_iter().flatten().filter_map(|lease| self.lease(*lease))
+    }
+
     /// Puts a waiter into its line.
     fn line_up(&mut self, lease: &Lease) {
         let place = self.place_of(lease);
@@ -210,6 +240,7 @@ impl State {
             Action::Queue { lease, .. } => {
                 let row = self.rows.leases[lease].clone();
                 self.line_up(&row);
+                self.came_through(&row);
                 self.lives.insert(*lease, Live::default());
                 if let Action::Queue { root: Some(root), .. } = action {
                     self.add_member(*lease, *root);

@@ -133,7 +133,7 @@ fn is_plain(text: &str) -> bool {
 
 /// A kind and a name, so that nobody who means the local user `ana` makes another tenant of that
 /// name. A local user is written in one way only.
-fn is_subject(text: &str) -> bool {
+pub fn is_subject(text: &str) -> bool {
     let Some((kind, name)) = text.split_once(':') else { return false };
     let well_formed = is_plain(text) && !text.chars().any(char::is_whitespace) && !kind.is_empty() && !name.is_empty();
     let canonical = || name.parse::<u32>().is_ok_and(|uid| uid.to_string() == name);

@@ -46,19 +46,15 @@ impl std::iter::Sum for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// `16GiB`, `7.8GiB`, `650MiB`, `12B`: the largest unit that keeps it readable.
+    /// `16 GiB`, `7.8 GiB`, `650 MiB`, `12 B`: the largest unit that keeps it readable.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        for (unit, name) in UNITS {
-            if self.0 >= unit {
-                return if self.0.is_multiple_of(unit) {
-                    write!(f, "{}{name}", self.0 / unit)
-                } else {
-                    write!(f, "{:.1}{name}", self.0 as f64 / unit as f64)
-                };
-            }
-        }
-        write!(f, "{}B", self.0)
+        let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| self.0 >= *unit) else {
+            return write!(f, "{} B", self.0);
+        };
+        let tenths = (self.0 as f64 / unit as f64 * 10.0).round();
+        let places = usize::from(tenths % 10.0 != 0.0);
+        write!(f, "{:.places$} {name}", tenths / 10.0)
     }
 }
 

@@ -2,7 +2,7 @@
 //! about a wait comes true. A small calm world drives the real core, second by second.
 
 use std::collections::BTreeMap;
-use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Term, Tier};
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
@@ -49,22 +49,13 @@ struct World {
 }
 
 fn caller(tenant: usize) -> Caller {
-    Caller { tenant: format!("t{tenant}"), groups: Vec::new(), operator: false, token: None }
+    Caller::user(format!("t{tenant}"))
 }
 
 impl World {
     fn new(cards: usize, policy: Policy) -> World {
         let mut state = State::new(Rows::default(), policy);
-        let facts = |index: u32| CardFacts {
-            uuid: format!("GPU-{index}"),
-            index,
-            name: "Card".to_owned(),
-            total: TOTAL,
-            display: false,
-            context: None,
-            node: None,
-            unusable: None,
-        };
+        let facts = |index: u32| CardFacts::plain(index, TOTAL);
         decide(&mut state, Time::ZERO, Event::Listed((0..cards as u32).map(facts).collect()));
         let mut world =
             World { state, cards, now: 0, left: BTreeMap::new(), waits: BTreeMap::new(), held: BTreeMap::new() };
@@ -91,18 +82,7 @@ impl World {
 
     fn ask(&mut self, job: Job) -> LeaseId {
         let term = if job.fixed { Term::Fixed(Span::secs(job.work_s)) } else { Term::Renewed(Span::secs(60)) };
-        let ask = Ask {
-            vram: Vram::Bytes(Bytes::gib(job.gib)),
-            gpus: job.gpus,
-            term,
-            tier: job.tier,
-            priority: 0,
-            exclusivity: Exclusivity::Shared,
-            preempt: Preempt::Usual,
-            at_least: None,
-            on: None,
-            name: None,
-        };
+        let ask = Ask { gpus: job.gpus, tier: job.tier, ..Ask::plain(Bytes::gib(job.gib), term) };
         let by = caller(job.tenant);
         let Answer::Lease(lease) = self.take(Event::Asked { by, ask, wait: Some(Span::secs(7 * 86_400)), root: None })
         else {

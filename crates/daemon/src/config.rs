@@ -50,39 +50,13 @@ pub struct Config {
     /// What each tenant may have.
     caps: CapsConfig,
     /// What certain users may have, by user id or name.
-    users: BTreeMap<String, PersonConfig>,
+    users: BTreeMap<String, CapsConfig>,
     /// What certain Unix groups may have together, and each of their members.
-    groups: BTreeMap<String, GroupConfig>,
+    groups: BTreeMap<String, CapsConfig>,
     /// What is different at certain hours; the last that holds counts.
     windows: Vec<WindowConfig>,
     /// The service beyond this host, for whoever has a token.
     tcp: TcpConfig,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct PersonConfig {
-    share: Option<u32>,
-    vram: Option<String>,
-    leases: Option<u32>,
-    places: Option<u32>,
-    gpu_day: Option<String>,
-    never_preempt: Option<String>,
-    head_start_max: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct GroupConfig {
-    /// Of each member.
-    share: Option<u32>,
-    vram: Option<String>,
-    leases: Option<u32>,
-    places: Option<u32>,
-    gpu_day: Option<String>,
-    never_preempt: Option<String>,
-    /// Of each member alone.
-    each: CapsConfig,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -94,9 +68,9 @@ struct WindowConfig {
     #[serde(default)]
     caps: CapsConfig,
     #[serde(default)]
-    users: BTreeMap<String, PersonConfig>,
+    users: BTreeMap<String, CapsConfig>,
     #[serde(default)]
-    groups: BTreeMap<String, GroupConfig>,
+    groups: BTreeMap<String, CapsConfig>,
 }
 
 /// The service over TCP, as the file or the command line says; off without an address.
@@ -144,6 +118,10 @@ struct CapsConfig {
     gpu_day: Option<String>,
     never_preempt: Option<String>,
     head_start_max: Option<String>,
+    /// Of one user, or of each member of a group.
+    share: Option<u32>,
+    /// For each member of a group alone.
+    each: Option<Box<CapsConfig>>,
 }
 
 /// Why the configuration cannot be used.
@@ -183,6 +161,14 @@ pub enum ConfigError {
         /// The name.
         name: String,
     },
+    /// A key that says nothing where it stands.
+    #[error("`{key}` says nothing in `[{table}]`")]
+    Misplaced {
+        /// The key.
+        key: &'static str,
+        /// Where it was.
+        table: &'static str,
+    },
     /// Tokens would go over the network for all to read.
     #[error("without a certificate the service listens on this host only, and {listen} is reached from others")]
     PlainTcp {
@@ -203,7 +189,7 @@ impl ConfigError {
     /// The next step.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            ConfigError::Wrong { .. } => Some("docs/configuration.md lists every key"),
+            ConfigError::Wrong { .. } | ConfigError::Misplaced { .. } => Some("docs/configuration.md lists every key"),
             ConfigError::PlainTcp { .. } => Some(
                 "give a certificate with `tls_cert` and `tls_key` (`--tls-cert`, `--tls-key`), or listen on 127.0.0.1",
             ),
@@ -411,58 +397,71 @@ fn read_visibility(text: &str) -> Result<bool, ConfigError> {
 fn lay_over(
     policy: &mut Policy,
     everybody: &CapsConfig,
-    users: &BTreeMap<String, PersonConfig>,
-    groups: &BTreeMap<String, GroupConfig>,
+    users: &BTreeMap<String, CapsConfig>,
+    groups: &BTreeMap<String, CapsConfig>,
 ) -> Result<(), ConfigError> {
-    policy.caps = caps(everybody, &policy.caps)?;
+    everybody.has_no("caps", &["share", "each"])?;
+    policy.caps = everybody.over(&policy.caps)?;
     for (user, over) in users {
-        let tenant = crate::names::tenant_of(uid(user)?);
+        over.has_no("users", &["each"])?;
+        let tenant = tenant(user)?;
         if let Some(share) = over.share {
             policy.shares.of.insert(tenant.clone(), share);
         }
         let before = policy.caps_of.remove(&tenant).unwrap_or_default();
-        policy.caps_of.insert(tenant, caps(&over.caps(), &before)?);
+        policy.caps_of.insert(tenant, over.over(&before)?);
     }
     for (name, over) in groups {
+        over.has_no("groups", &["head_start_max"])?;
         if let Some(share) = over.share {
             policy.shares.of_groups.insert(name.clone(), share);
         }
         let together = policy.caps_of_groups.remove(name).unwrap_or_default();
-        policy.caps_of_groups.insert(name.clone(), caps(&over.caps(), &together)?);
-        let each = policy.caps_of_members.remove(name).unwrap_or_default();
-        policy.caps_of_members.insert(name.clone(), caps(&over.each, &each)?);
+        policy.caps_of_groups.insert(name.clone(), over.over(&together)?);
+        if let Some(each) = &over.each {
+            each.has_no("groups.….each", &["share", "each"])?;
+            let before = policy.caps_of_members.remove(name).unwrap_or_default();
+            policy.caps_of_members.insert(name.clone(), each.over(&before)?);
+        }
     }
     Ok(())
 }
 
-impl PersonConfig {
-    fn caps(&self) -> CapsConfig {
-        let PersonConfig { share: _, vram, leases, places, gpu_day, never_preempt, head_start_max } = self.clone();
-        CapsConfig { vram, leases, places, gpu_day, never_preempt, head_start_max }
+impl CapsConfig {
+    fn over(&self, base: &Caps) -> Result<Caps, ConfigError> {
+        let mut caps = base.clone();
+        set(&mut caps.vram, "vram", &self.vram, |text| read_size(text).map(Some))?;
+        set(&mut caps.gpu_day, "gpu_day", &self.gpu_day, |text| read_span(text).map(Some))?;
+        set(&mut caps.never, "never_preempt", &self.never_preempt, |text| read_size(text).map(Some))?;
+        set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
+        caps.leases = self.leases.or(caps.leases);
+        caps.places = self.places.or(caps.places);
+        Ok(caps)
+    }
+
+    /// Some keys mean nothing in some tables, and what means nothing must not look as if it held.
+    fn has_no(&self, table: &'static str, keys: &[&'static str]) -> Result<(), ConfigError> {
+        let there = |key: &str| match key {
+            "share" => self.share.is_some(),
+            "each" => self.each.is_some(),
+            _ => self.head_start_max.is_some(),
+        };
+        match keys.iter().copied().find(|key| there(key)) {
+            Some(key) => Err(ConfigError::Misplaced { key, table }),
+            None => Ok(()),
+        }
     }
 }
 
-impl GroupConfig {
-    fn caps(&self) -> CapsConfig {
-        let GroupConfig { share: _, vram, leases, places, gpu_day, never_preempt, each: _ } = self.clone();
-        CapsConfig { vram, leases, places, gpu_day, never_preempt, head_start_max: None }
+/// A user of this host by name or uid, or whom tokens act for (`user:ana`).
+fn tenant(user: &str) -> Result<String, ConfigError> {
+    if sublet_core::token::is_subject(user) {
+        return Ok(user.to_owned());
     }
-}
-
-fn caps(over: &CapsConfig, base: &Caps) -> Result<Caps, ConfigError> {
-    let mut caps = base.clone();
-    set(&mut caps.vram, "vram", &over.vram, |text| read_size(text).map(Some))?;
-    set(&mut caps.gpu_day, "gpu_day", &over.gpu_day, |text| read_span(text).map(Some))?;
-    set(&mut caps.never, "never_preempt", &over.never_preempt, |text| read_size(text).map(Some))?;
-    set(&mut caps.head_start, "head_start_max", &over.head_start_max, |text| read_span(text).map(Some))?;
-    caps.leases = over.leases.or(caps.leases);
-    caps.places = over.places.or(caps.places);
-    Ok(caps)
-}
-
-fn uid(user: &str) -> Result<u32, ConfigError> {
     let known = || uzers::get_user_by_name(user).map(|user| user.uid());
-    user.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "user", name: user.to_owned() })
+    let uid = user.parse().ok().or_else(known);
+    let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned() };
+    uid.map(crate::names::tenant_of).ok_or_else(none)
 }
 
 fn gid(group: &str) -> Result<u32, ConfigError> {
@@ -499,6 +498,8 @@ mod tests {
             vram = "24G"
             [users.0]
             leases = 3
+            [users."team:vision"]
+            leases = 4
             "#,
         )
         .unwrap();
@@ -510,6 +511,7 @@ mod tests {
         let root = settled.policy.caps_for("uid:0", &[]);
         assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));
         assert_eq!(settled.policy.caps_for("uid:5", &[]).leases, None);
+        assert_eq!(settled.policy.caps_for("team:vision", &[]).leases, Some(4));
     }
 
     #[test]
@@ -590,5 +592,14 @@ mod tests {
         assert!(settle("[[windows]]\nfrom = \"9\"\nto = \"18:00\"").unwrap_err().contains("09:00"));
         assert!(settle("[groups.no-such-group-here]\nshare = 1").unwrap_err().contains("no group"));
         assert!(settle("operators = \"no-such-group-here\"").unwrap_err().contains("no group"));
+        for misplaced in [
+            "caps.share = 1",
+            "caps.each.vram = \"1G\"",
+            "users.0.each.vram = \"1G\"",
+            "groups.root.head_start_max = \"1m\"",
+            "groups.root.each.share = 1",
+        ] {
+            assert!(settle(misplaced).unwrap_err().contains("says nothing in"), "{misplaced}");
+        }
     }
 }

@@ -18,17 +18,7 @@ pub struct Cluster {
 impl Cluster {
     /// The cards as the eyes would list them.
     pub fn facts(&self) -> Vec<CardFacts> {
-        let fact = |(index, total): (u32, &Bytes)| CardFacts {
-            uuid: uuid(index as usize),
-            index,
-            name: format!("replayed card of {total}"),
-            total: *total,
-            display: false,
-            context: None,
-            node: None,
-            unusable: None,
-        };
-        (0..).zip(&self.cards).map(fact).collect()
+        (0..).zip(&self.cards).map(|(index, total)| CardFacts::plain(index, *total)).collect()
     }
 
     /// The smallest card.
@@ -75,7 +65,8 @@ impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, group) in self.cards.chunk_by(|a, b| a == b).enumerate() {
             let comma = if n > 0 { "," } else { "" };
-            write!(f, "{comma}{}x{}", group.len(), group[0])?;
+            // As it is given: without a space.
+            write!(f, "{comma}{}x{}", group.len(), group[0].to_string().replace(' ', ""))?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::trace::{Job, Trace};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Exclusivity, Preempt, Term, Vram};
+use sublet_core::ask::{Ask, Term};
 use sublet_core::decide;
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::{CardId, LeaseId};
@@ -157,11 +157,7 @@ pub fn drive(setup: &Setup<'_>) -> Run {
         look_at: began,
         again: VecDeque::new(),
         job_of: Vec::new(),
-        callers: trace
-            .tenants
-            .iter()
-            .map(|name| Caller { tenant: name.clone(), groups: Vec::new(), operator: false, token: None })
-            .collect(),
+        callers: trace.tenants.iter().map(Caller::user).collect(),
         uuids: (0..setup.cluster.cards.len()).map(uuid).collect(),
         books: Books::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),
         refused: BTreeMap::new(),
@@ -354,17 +350,5 @@ fn ask_of(job: &Job, left: Span, setup: &Setup<'_>) -> Ask {
         Leases::Renewed => Term::Renewed(setup.policy.ttl),
         Leases::Fixed => Term::Fixed(left.max(Span::secs(1)).min(Ask::FIXED_MAX)),
     };
-    Ask {
-        vram: Vram::Bytes(job.vram),
-        gpus: job.cards,
-        term,
-        tier: job.tier,
-        priority: job.priority,
-        exclusivity: Exclusivity::Shared,
-        preempt: Preempt::Usual,
-        at_least: None,
-        on: None,
-        // A name is for people, and nobody looks on.
-        name: None,
-    }
+    Ask { gpus: job.cards, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
 }

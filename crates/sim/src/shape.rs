@@ -65,14 +65,11 @@ impl Shape {
 fn card(rng: &mut Rng, index: u32) -> (CardFacts, bool) {
     let (gib, name) = rng.pick(&[(8, "Tiny 8"), (24, "Desk 24"), (24, "Desk 24"), (80, "Rack 80")]);
     let facts = CardFacts {
-        uuid: format!("GPU-{index}"),
-        index,
         name: name.to_owned(),
-        total: Bytes::gib(gib),
         display: rng.chance(150),
         context: rng.chance(300).then(|| Bytes::mib(rng.within(200, 700))),
         node: rng.chance(300).then(|| rng.below(2) as u32),
-        unusable: None,
+        ..CardFacts::plain(index, Bytes::gib(gib))
     };
     (facts, rng.chance(100))
 }

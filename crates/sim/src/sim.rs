@@ -72,7 +72,7 @@ impl<'a> Sim<'a> {
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
-            Caller { tenant, groups: Vec::new(), operator: n == shape.tenants, token: None }
+            Caller { operator: n == shape.tenants, ..Caller::user(tenant) }
         };
         Sim {
             t: 1_000 * S,

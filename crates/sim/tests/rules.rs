@@ -22,6 +22,13 @@ fn two_hundred_seeds_keep_the_rules() {
 }
 
 #[test]
+fn seeds_that_once_broke_a_rule_keep_them_all() {
+    for seed in [502_846, 4_010_768, 4_015_666] {
+        check(seed, Options::default());
+    }
+}
+
+#[test]
 fn a_long_run_keeps_the_rules() {
     check(7, Options { steps: 60_000, ..Options::default() });
 }

@@ -215,8 +215,9 @@ impl Board {
             let slot = &mut self.slots[card.0 as usize];
             slot.room = slot.room.less(fit.vram);
             slot.empty = false;
+            // A gang may be let past one card's claim by its end, and past another's by its size.
             if let Some(claim) = &mut slot.claim
-                && fit.before.is_none()
+                && fit.before.is_none_or(|before| before > claim.at)
             {
                 claim.spare = claim.spare.less(fit.vram);
             }

@@ -43,7 +43,7 @@ impl Turn<'_> {
                     continue;
                 }
                 // A cap was lowered under it: it waits, but those behind it need not.
-                Some(Held { always: true, .. }) => {}
+                Some(Held { always: true, .. }) => round.pass(tenant),
                 None => match round.fit(self.state, lease) {
                     Some(fit) => {
                         self.grant(place.lease, &fit);
@@ -105,7 +105,11 @@ impl Round {
     fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
         self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
         self.hopeless |= self.board.claim(state, lease) == Claimed::Hopeless;
-        self.kept.insert(lease.tenant);
+        self.pass(lease.tenant);
+    }
+
+    fn pass(&mut self, tenant: TenantId) {
+        self.kept.insert(tenant);
     }
 
     /// Whether a grant to this tenant changes what was found on the way: a process on a card may have

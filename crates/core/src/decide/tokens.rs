@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::ask::{Ask, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::TokenId;
-use crate::rows::{Lease, Phase};
+use crate::rows::Lease;
 use crate::state::State;
 use crate::token::{BadToken, TOKENS_MAX, TOKENS_OF_TENANT, Token, TokenAsk};
 use crate::units::Bytes;
@@ -102,7 +102,7 @@ impl Turn<'_> {
         if caps.leases.is_none() && caps.vram.is_none() {
             return Ok(());
         }
-        let own = || self.state.rows().leases.values().filter(|lease| lease.token == Some(id) && counts(lease));
+        let own = || self.state.had_through(id);
         if let Some(cap) = caps.leases.filter(|cap| own().count() >= *cap as usize) {
             return Err(Refusal::TokenLeases { cap });
         }
@@ -122,11 +122,6 @@ pub fn may_know(by: &Caller, token: &Token) -> bool {
         Some(own) => own == token.id && by.tenant == token.tenant,
         None => by.operator || by.tenant == token.tenant,
     }
-}
-
-/// What has ended is not had any more, although its bytes count until its cards were seen again.
-fn counts(lease: &Lease) -> bool {
-    !matches!(lease.phase, Phase::Ending(..))
 }
 
 fn most_of(state: &State, lease: &Lease) -> Bytes {

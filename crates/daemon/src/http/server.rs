@@ -7,11 +7,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 /// Bounds on connections.
@@ -40,47 +42,27 @@ pub async fn serve(
     operators: Arc<Mutex<Operators>>,
     names: Names,
     limits: Limits,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
     let router = router(app);
     let counts = Arc::new(Counts::default());
-    let mut tasks = tokio::task::JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stop.wait_for(|stop| *stop) => break,
-        };
-        while tasks.try_join_next().is_some() {}
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors, most likely: others will close.
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let Ok(cred) = stream.peer_cred() else { continue };
+    let begin = |(stream, _): (UnixStream, _)| {
+        let cred = stream.peer_cred().ok()?;
         let Some(seat) = Seat::take(&counts, cred.uid(), limits) else {
             tokio::spawn(async move {
                 if stream.writable().await.is_ok() {
                     turn_away(|bytes| stream.try_write(bytes));
                 }
             });
-            continue;
+            return None;
         };
-        let peer = match operators.lock() {
-            Ok(operators) => operators.clone(),
-            Err(_) => continue,
-        };
-        let names = names.clone();
-        let router = router.clone();
-        let stop = stop.clone();
-        tasks.spawn(async move {
+        let operators = operators.lock().ok()?.clone();
+        let (router, names, stop) = (router.clone(), names.clone(), stop.clone());
+        Some(async move {
             // A name may come from far away (LDAP): never on the threads that serve.
             let peer = match names.known(cred.uid()) {
-                Some(_) => Peer::of(&cred, &peer, &names),
-                None => match tokio::task::spawn_blocking(move || Peer::of(&cred, &peer, &names)).await {
+                Some(_) => Peer::of(&cred, &operators, &names),
+                None => match tokio::task::spawn_blocking(move || Peer::of(&cred, &operators, &names)).await {
                     Ok(peer) => peer,
                     Err(_) => return,
                 },
@@ -88,7 +70,38 @@ pub async fn serve(
             let service = TowerToHyperService::new(tower_layer(router, peer));
             converse(stream, service, limits, stop).await;
             drop(seat);
-        });
+        })
+    };
+    accept(|context| listener.poll_accept(context), begin, stop.clone()).await;
+}
+
+/// Lets connections begin until told to stop, then lets those under way finish for a while.
+pub(super) async fn accept<A, C>(
+    mut next: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<A>>,
+    mut begin: impl FnMut(A) -> Option<C>,
+    mut stop: watch::Receiver<bool>,
+) where
+    C: Future<Output = ()> + Send + 'static,
+{
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = poll_fn(&mut next) => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        while tasks.try_join_next().is_some() {}
+        match accepted {
+            Ok(accepted) => {
+                if let Some(connection) = begin(accepted) {
+                    tasks.spawn(connection);
+                }
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: others will close.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
     }
     let finish = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {

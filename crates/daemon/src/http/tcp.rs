@@ -3,7 +3,7 @@
 //! Its seats are its own: however many strangers connect, the host's own socket has room.
 
 use super::gate::{self, Gate};
-use super::server::{Counts, Limits, Seat, turn_away};
+use super::server::{Counts, Limits, Seat, accept, turn_away};
 use super::{App, Refused, router};
 use crate::looper::wall_us;
 use crate::peer::Peer;
@@ -37,27 +37,12 @@ pub const LIMITS: Limits = Limits {
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
 /// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, mut stop: watch::Receiver<bool>) {
+pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, stop: watch::Receiver<bool>) {
     let router = router(app);
     let counts = Arc::new(Counts::default());
-    let mut tasks = tokio::task::JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stop.wait_for(|stop| *stop) => break,
-        };
-        while tasks.try_join_next().is_some() {}
-        let (stream, from) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, most likely: others will close.
-                tracing::warn!(%error, "a TCP connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
+    let begin = |(stream, from): (TcpStream, SocketAddr)| {
         // A lock that is poisoned lets nobody in: without its answer nothing may go out in clear.
-        let Ok(config) = tls.read().map(|tls| tls.clone()) else { continue };
+        let config = tls.read().ok()?.clone();
         let Some(seat) = Seat::take(&counts, gate::whole(from.ip()), LIMITS) else {
             if config.is_none() {
                 tokio::spawn(async move {
@@ -66,18 +51,15 @@ pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, m
                     }
                 });
             }
-            continue;
+            return None;
         };
         let (router, gate, stop) = (router.clone(), Arc::clone(&gate), stop.clone());
-        tasks.spawn(async move {
+        Some(async move {
             connection(stream, from, config, router, gate, stop).await;
             drop(seat);
-        });
-    }
-    let finish = async { while tasks.join_next().await.is_some() {} };
-    if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
-        tracing::warn!("some TCP connections were still open; they are closed now");
-    }
+        })
+    };
+    accept(|context| listener.poll_accept(context), begin, stop.clone()).await;
 }
 
 async fn connection(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use sublet_core::action::Action;
-use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, On, Term};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
@@ -33,31 +33,11 @@ pub struct World {
 }
 
 pub fn ask() -> Ask {
-    Ask {
-        vram: Vram::Bytes(Bytes::gib(16)),
-        gpus: 1,
-        term: Term::Renewed(Span::secs(300)),
-        tier: Tier::Batch,
-        priority: 0,
-        exclusivity: Exclusivity::Shared,
-        preempt: Preempt::Usual,
-        at_least: None,
-        on: None,
-        name: None,
-    }
+    Ask::plain(Bytes::gib(16), Term::Renewed(Span::secs(300)))
 }
 
 pub fn facts(index: u32) -> CardFacts {
-    CardFacts {
-        uuid: format!("GPU-{index}"),
-        index,
-        name: "NVIDIA H200".to_owned(),
-        total: Bytes::gib(141),
-        display: false,
-        context: None,
-        node: Some(1),
-        unusable: None,
-    }
+    CardFacts { node: Some(1), ..CardFacts::plain(index, Bytes::gib(141)) }
 }
 
 pub fn answer(tenant: u32, key: &str, wall_us: u64) -> StoredAnswer {

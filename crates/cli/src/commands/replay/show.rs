@@ -190,8 +190,8 @@ mod tests {
             preemptions (none in this release)                0                0
             events                                           52               52
               per second                                 300000           300000
-            fifo: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8GiB)
-            fair: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8GiB)
+            fifo: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
+            fair: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
 
             wait by tier
               WHO          POLICY  JOBS    MEAN     P50     P95     P99     MAX

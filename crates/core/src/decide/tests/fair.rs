@@ -16,15 +16,15 @@ fn who_used_much_lately_lets_others_pass() {
          700s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 300s
+            0s grant L1 20 GiB on 0 epoch 1 until 300s
             10s queue L2
             20s queue L3
             300s end L1 (TermOver)
             301s retire L1
-            301s grant L3 20GiB on 0 epoch 2 until 601s
+            301s grant L3 20 GiB on 0 epoch 2 until 601s
             601s end L3 (TermOver)
             602s retire L3
-            602s grant L2 20GiB on 0 epoch 3 until 902s
+            602s grant L2 20 GiB on 0 epoch 3 until 902s
         "#]],
     );
 }
@@ -43,7 +43,7 @@ fn many_asks_are_one_waiter_at_a_time() {
          400s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             0s queue L2
             0s queue L3
             0s queue L4
@@ -51,19 +51,19 @@ fn many_asks_are_one_waiter_at_a_time() {
             2s queue L6
             60s end L1 (TermOver)
             61s retire L1
-            61s grant L5 20GiB on 0 epoch 2 until 121s
+            61s grant L5 20 GiB on 0 epoch 2 until 121s
             121s end L5 (TermOver)
             122s retire L5
-            122s grant L2 20GiB on 0 epoch 3 until 182s
+            122s grant L2 20 GiB on 0 epoch 3 until 182s
             182s end L2 (TermOver)
             183s retire L2
-            183s grant L6 20GiB on 0 epoch 4 until 243s
+            183s grant L6 20 GiB on 0 epoch 4 until 243s
             243s end L6 (TermOver)
             244s retire L6
-            244s grant L3 20GiB on 0 epoch 5 until 304s
+            244s grant L3 20 GiB on 0 epoch 5 until 304s
             304s end L3 (TermOver)
             305s retire L3
-            305s grant L4 20GiB on 0 epoch 6 until 365s
+            305s grant L4 20 GiB on 0 epoch 6 until 365s
             365s end L4 (TermOver)
             366s retire L4
         "#]],
@@ -83,19 +83,19 @@ fn a_debt_counts_no_more_than_its_bound() {
          400s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 100s
+            0s grant L1 20 GiB on 0 epoch 1 until 100s
             1s queue L2
             20s queue L3
             60s queue L4
             100s end L1 (TermOver)
             101s retire L1
-            101s grant L3 20GiB on 0 epoch 2 until 201s
+            101s grant L3 20 GiB on 0 epoch 2 until 201s
             201s end L3 (TermOver)
             202s retire L3
-            202s grant L2 20GiB on 0 epoch 3 until 302s
+            202s grant L2 20 GiB on 0 epoch 3 until 302s
             302s end L2 (TermOver)
             303s retire L2
-            303s grant L4 20GiB on 0 epoch 4 until 403s
+            303s grant L4 20 GiB on 0 epoch 4 until 403s
         "#]],
     );
 }
@@ -118,10 +118,10 @@ fn what_ends_before_a_claim_is_let_past_it_and_not_renewed_beyond() {
          160s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 10GiB on 0 epoch 1 until 150s
+            0s grant L1 10 GiB on 0 epoch 1 until 150s
             1s queue L2
             2s queue L3
-            2s grant L3 8GiB on 0 epoch 2 until 62s, over by 150s
+            2s grant L3 8 GiB on 0 epoch 2 until 62s, over by 150s
             3s queue L4
             4s bind L3
             39s renew L3 until 99s
@@ -131,7 +131,7 @@ fn what_ends_before_a_claim_is_let_past_it_and_not_renewed_beyond() {
             150s end L3 (HoldCap)
             151s retire L1
             151s retire L3
-            151s grant L2 20GiB on 0 epoch 3 until 211s
+            151s grant L2 20 GiB on 0 epoch 3 until 211s
         "#]],
     );
 }
@@ -151,15 +151,15 @@ fn an_offer_is_taken_and_the_place_given_up() {
          4s   ask cat 8G least=1G",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             2s refuse: no such lease
-            2s refuse: that cannot start now, but 7.8GiB can
-            2s refuse: that cannot start now, but 7.8GiB can
-            2s grant L2 6GiB on 0 epoch 2 until 62s
+            2s refuse: that cannot start now, but 7.8 GiB can
+            2s refuse: that cannot start now, but 7.8 GiB can
+            2s grant L2 6 GiB on 0 epoch 2 until 62s
             3s refuse: the lease does not wait any more
             4s queue L3
-            4s grant L3 1.8GiB on 0 epoch 3 until 64s
+            4s grant L3 1.8 GiB on 0 epoch 3 until 64s
         "#]],
     );
 }
@@ -176,11 +176,11 @@ fn an_offer_takes_nothing_from_who_is_ahead() {
          3s   accept L3 cat 3G 1",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 20s
+            0s grant L1 16 GiB on 0 epoch 1 until 20s
             1s queue L2
             2s queue L3
-            3s refuse: that cannot start now, but 3.8GiB can
-            3s grant L3 3GiB on 0 epoch 2 until 63s
+            3s refuse: that cannot start now, but 3.8 GiB can
+            3s grant L3 3 GiB on 0 epoch 2 until 63s
         "#]],
     );
 }
@@ -196,9 +196,9 @@ fn a_gang_may_accept_fewer_cards() {
          2s   accept L2 ben 16G 1",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             1s queue L2
-            2s grant L2 16GiB on 1 epoch 2 until 62s
+            2s grant L2 16 GiB on 1 epoch 2 until 62s
         "#]],
     );
 }
@@ -222,16 +222,16 @@ fn a_group_is_held_to_what_it_may_have_together() {
          8s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 8GiB on 0 epoch 1 until 60s
+            0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2
             2s queue L3
-            2s grant L3 8GiB on 0 epoch 2 until 62s
-            3s refuse: group lab may together hold 12GiB at a time, and this asks for more
+            2s grant L3 8 GiB on 0 epoch 2 until 62s
+            3s refuse: group lab may together hold 12 GiB at a time, and this asks for more
             3s queue L4
             3s refuse: you have as many asks in the queue as you may
             5s end L1 (Released)
             6s retire L1
-            6s grant L2 8GiB on 0 epoch 3 until 66s
+            6s grant L2 8 GiB on 0 epoch 3 until 66s
         "#]],
     );
 }
@@ -261,12 +261,12 @@ fn a_day_has_so_much_gpu_time_and_the_next_one_again() {
         expect![[r#"
             0s day 1
             0s queue L1
-            0s grant L1 23.8GiB on 0 epoch 1 until 60s
+            0s grant L1 23.8 GiB on 0 epoch 1 until 60s
             1s refuse: you may use 100s of GPU time a day, of which 40s are left today: too little for this
             10s end L1 (Released)
             11s retire L1
             12s queue L2
-            12s grant L2 12GiB on 0 epoch 2 until 72s
+            12s grant L2 12 GiB on 0 epoch 2 until 72s
             13s bind L2
             52s renew L2 until 112s
             100s renew L2 until 160s
@@ -274,7 +274,7 @@ fn a_day_has_so_much_gpu_time_and_the_next_one_again() {
             161s retire L2
             210s day 2
             210s queue L3
-            210s grant L3 12GiB on 0 epoch 3 until 270s
+            210s grant L3 12 GiB on 0 epoch 3 until 270s
         "#]],
     );
 }
@@ -300,9 +300,9 @@ fn never_to_be_preempted_takes_a_quota() {
          100s tick",
         expect![[r#"
             0s refuse: you may have no lease that is never preempted
-            0s refuse: you may hold 10GiB at a time that is never preempted, and 0B are held
+            0s refuse: you may hold 10 GiB at a time that is never preempted, and 0 B are held
             0s queue L1
-            0s grant L1 10GiB on 0 epoch 1 until 30s
+            0s grant L1 10 GiB on 0 epoch 1 until 30s
             0s bind L1
             1s queue L2
             20s renew L1 until 50s
@@ -326,9 +326,9 @@ fn a_gang_is_placed_near_one_another() {
          1s   ask ben 8G gpus=3",
         expect![[r#"
             0s queue L1
-            0s grant L1 8GiB on 0+2 epoch 1 until 60s
+            0s grant L1 8 GiB on 0+2 epoch 1 until 60s
             1s queue L2
-            1s grant L2 8GiB on 1+3+4 epoch 2 until 61s
+            1s grant L2 8 GiB on 1+3+4 epoch 2 until 61s
         "#]],
     );
 }
@@ -345,10 +345,10 @@ fn an_offer_is_never_more_than_was_asked_for() {
          2s   accept L2 ben 3G 1",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             1s queue L2
-            2s refuse: that cannot start now, but 3.8GiB can
-            2s grant L2 3GiB on 0 epoch 2 until 62s
+            2s refuse: that cannot start now, but 3.8 GiB can
+            2s grant L2 3 GiB on 0 epoch 2 until 62s
         "#]],
     );
 }
@@ -368,9 +368,9 @@ fn on_a_full_house_a_held_waiter_costs_nobody_else_its_lease() {
          70s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 10GiB on 0 epoch 1 until 200s
+            0s grant L1 10 GiB on 0 epoch 1 until 200s
             0s queue L2
-            0s grant L2 13GiB on 0 epoch 2 until 60s
+            0s grant L2 13 GiB on 0 epoch 2 until 60s
             5s queue L3
             6s queue L4
             60s renew L2 until 120s (idle)

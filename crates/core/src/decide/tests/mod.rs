@@ -224,16 +224,7 @@ fn uuid(index: &str) -> String {
 }
 
 fn facts(index: u32, total: Bytes) -> CardFacts {
-    CardFacts {
-        uuid: format!("GPU-{index}"),
-        index,
-        name: "Card 24G".to_owned(),
-        total,
-        display: false,
-        context: Some(Bytes::mib(300)),
-        node: None,
-        unusable: None,
-    }
+    CardFacts { name: "Card 24G".to_owned(), context: Some(Bytes::mib(300)), ..CardFacts::plain(index, total) }
 }
 
 fn token(words: &[&str]) -> TokenAsk {
@@ -263,18 +254,8 @@ fn token(words: &[&str]) -> TokenAsk {
 }
 
 fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
-    let mut ask = Ask {
-        vram: if vram == "whole" { Vram::Whole } else { Vram::Bytes(bytes(vram)) },
-        gpus: 1,
-        term: Term::Renewed(Span::secs(60)),
-        tier: Tier::Batch,
-        priority: 0,
-        exclusivity: Exclusivity::Shared,
-        preempt: Preempt::Usual,
-        at_least: None,
-        on: None,
-        name: None,
-    };
+    let mut ask = Ask::plain(Bytes::ZERO, Term::Renewed(Span::secs(60)));
+    ask.vram = if vram == "whole" { Vram::Whole } else { Vram::Bytes(bytes(vram)) };
     let mut wait = None;
     for word in rest {
         let seconds = |text: &str| Span::secs(text.trim_end_matches('s').parse().expect("seconds"));

@@ -19,14 +19,14 @@ fn interactive_passes_batch_but_not_an_old_one() {
          1332s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 2000s
+            0s grant L1 20 GiB on 0 epoch 1 until 2000s
             1s queue L2
             1300s queue L3
             1310s queue L4
             1320s queue L5
             1330s end L1 (Released)
             1331s retire L1
-            1331s grant L2 20GiB on 0 epoch 2 until 1391s
+            1331s grant L2 20 GiB on 0 epoch 2 until 1391s
         "#]],
     );
     check(
@@ -39,12 +39,12 @@ fn interactive_passes_batch_but_not_an_old_one() {
          1022s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 3000s
+            0s grant L1 20 GiB on 0 epoch 1 until 3000s
             1000s queue L2
             1010s queue L3
             1020s end L1 (Released)
             1021s retire L1
-            1021s grant L3 20GiB on 0 epoch 2 until 1081s
+            1021s grant L3 20 GiB on 0 epoch 2 until 1081s
         "#]],
     );
 }
@@ -63,15 +63,15 @@ fn a_large_ask_claims_its_card_and_leaves_the_others_to_small_ones() {
          6s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 10GiB on 0 epoch 1 until 60s
+            0s grant L1 10 GiB on 0 epoch 1 until 60s
             1s queue L2
             2s queue L3
-            2s grant L3 2GiB on 0 epoch 2 until 62s
+            2s grant L3 2 GiB on 0 epoch 2 until 62s
             3s queue L4
-            3s grant L4 2GiB on 1 epoch 3 until 63s
+            3s grant L4 2 GiB on 1 epoch 3 until 63s
             4s end L1 (Released)
             5s retire L1
-            5s grant L2 20GiB on 0 epoch 4 until 65s
+            5s grant L2 20 GiB on 0 epoch 4 until 65s
         "#]],
     );
 }
@@ -89,13 +89,13 @@ fn a_gang_gets_all_its_cards_or_none() {
          6s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 10GiB on 1 epoch 1 until 60s
+            0s grant L1 10 GiB on 1 epoch 1 until 60s
             1s queue L2
             2s queue L3
-            2s grant L3 2GiB on 1 epoch 2 until 62s
+            2s grant L3 2 GiB on 1 epoch 2 until 62s
             4s end L1 (Released)
             5s retire L1
-            5s grant L2 20GiB on 0+1 epoch 3 until 65s
+            5s grant L2 20 GiB on 0+1 epoch 3 until 65s
         "#]],
     );
 }
@@ -121,20 +121,20 @@ fn caps_and_the_bounded_queue() {
          4s   release L1 cap
          6s   tick",
         expect![[r#"
-            0s refuse: you may hold 8GiB at a time, and this asks for more
+            0s refuse: you may hold 8 GiB at a time, and this asks for more
             0s queue L1
-            0s grant L1 8GiB on 0 epoch 1 until 60s
+            0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2
             1s queue L3
             1s refuse: you have as many asks in the queue as you may
             2s queue L4
-            2s grant L4 4GiB on 0 epoch 2 until 62s
+            2s grant L4 4 GiB on 0 epoch 2 until 62s
             3s queue L5
             3s refuse: the queue is full
             4s end L1 (Released)
             5s retire L1
-            5s grant L2 1GiB on 0 epoch 3 until 65s
-            5s grant L3 1GiB on 0 epoch 4 until 65s
+            5s grant L2 1 GiB on 0 epoch 3 until 65s
+            5s grant L3 1 GiB on 0 epoch 4 until 65s
         "#]],
     );
 }
@@ -154,11 +154,11 @@ fn what_cannot_start_keeps_no_card_idle() {
             0s card 1 Draining
             1s queue L1
             2s queue L2
-            2s grant L2 1GiB on 0 epoch 1 until 62s
+            2s grant L2 1 GiB on 0 epoch 1 until 62s
             3s card 1 In
-            3s grant L1 20GiB on 0+1 epoch 2 until 63s
+            3s grant L1 20 GiB on 0+1 epoch 2 until 63s
             4s queue L3
-            4s grant L3 1GiB on 0 epoch 3 until 64s
+            4s grant L3 1 GiB on 0 epoch 3 until 64s
         "#]],
     );
     check(
@@ -171,7 +171,7 @@ fn what_cannot_start_keeps_no_card_idle() {
             1s queue L1
             1s queue L2
             2s queue L3
-            2s grant L3 1GiB on 0 epoch 1 until 62s
+            2s grant L3 1 GiB on 0 epoch 1 until 62s
         "#]],
     );
 }
@@ -193,21 +193,21 @@ fn a_large_ask_claims_the_card_that_is_free_first() {
          8s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 14GiB on 0 epoch 1 until 3000s
+            0s grant L1 14 GiB on 0 epoch 1 until 3000s
             0s queue L2
-            0s grant L2 12GiB on 1 epoch 2 until 60s
+            0s grant L2 12 GiB on 1 epoch 2 until 60s
             0s queue L3
-            0s grant L3 11GiB on 1 epoch 3 until 60s
+            0s grant L3 11 GiB on 1 epoch 3 until 60s
             1s queue L4
             2s queue L5
-            2s grant L5 4GiB on 0 epoch 4 until 62s
+            2s grant L5 4 GiB on 0 epoch 4 until 62s
             3s end L3 (Released)
             4s retire L3
             5s queue L6
-            5s grant L6 4GiB on 0 epoch 5 until 65s
+            5s grant L6 4 GiB on 0 epoch 5 until 65s
             6s end L2 (Released)
             7s retire L2
-            7s grant L4 20GiB on 1 epoch 6 until 67s
+            7s grant L4 20 GiB on 1 epoch 6 until 67s
         "#]],
     );
 }
@@ -228,15 +228,15 @@ fn caps_hold_whole_cards_and_nobody_elses_lease() {
          2s   ask cap 8G
          130s tick",
         expect![[r#"
-            0s refuse: you may hold 16GiB at a time, and this asks for more
+            0s refuse: you may hold 16 GiB at a time, and this asks for more
             0s queue L1
-            0s grant L1 8GiB on 0 epoch 1 until 60s
+            0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2
-            1s grant L2 8GiB on 0 epoch 2 until 61s
+            1s grant L2 8 GiB on 0 epoch 2 until 61s
             2s queue L3
             60s end L1 (Expired)
             61s retire L1
-            61s grant L3 8GiB on 0 epoch 3 until 121s
+            61s grant L3 8 GiB on 0 epoch 3 until 121s
             61s renew L2 until 121s (idle)
             121s renew L2 until 181s (idle)
             121s renew L3 until 181s (idle)
@@ -257,11 +257,11 @@ fn a_cap_makes_ones_own_idle_lease_give_way() {
          65s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 8GiB on 0 epoch 1 until 60s
+            0s grant L1 8 GiB on 0 epoch 1 until 60s
             5s queue L2
             60s end L1 (Expired)
             61s retire L1
-            61s grant L2 8GiB on 0 epoch 2 until 121s
+            61s grant L2 8 GiB on 0 epoch 2 until 121s
         "#]],
     );
 }

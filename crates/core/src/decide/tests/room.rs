@@ -19,11 +19,11 @@ fn a_release_frees_nothing_until_the_card_was_seen_again() {
          14s  card 0 0M",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             1s queue L2
             2.2s end L1 (Released)
             2.5s retire L1
-            9s grant L2 20GiB on 0 epoch 2 until 69s
+            9s grant L2 20 GiB on 0 epoch 2 until 69s
             9.5s end L2 (Released)
             14s retire L2
         "#]],
@@ -45,15 +45,15 @@ fn bytes_of_strangers_count_and_so_do_promises_not_yet_used() {
         expect![[r#"
             0s queue L1
             1s queue L2
-            1s grant L2 13GiB on 0 epoch 1 until 61s
+            1s grant L2 13 GiB on 0 epoch 1 until 61s
             2s queue L3
             2s end L3 (WaitOver)
-            2s refuse: there is no room now (largest possible: 768MiB)
+            2s refuse: there is no room now (largest possible: 768 MiB)
             4s queue L4
             4s end L4 (WaitOver)
-            4s refuse: there is no room now (largest possible: 0B)
+            4s refuse: there is no room now (largest possible: 0 B)
             6s queue L5
-            6s grant L5 1GiB on 0 epoch 2 until 66s
+            6s grant L5 1 GiB on 0 epoch 2 until 66s
         "#]],
     );
 }
@@ -71,13 +71,13 @@ fn a_holder_beyond_its_lease_counts_with_what_it_has() {
          4s   ask bob 11G wait=0s",
         expect![[r#"
             0s queue L1
-            0s grant L1 4GiB on 0 epoch 1 until 60s
+            0s grant L1 4 GiB on 0 epoch 1 until 60s
             1s bind L1
             3s queue L2
             3s end L2 (WaitOver)
-            3s refuse: there is no room now (largest possible: 11.8GiB)
+            3s refuse: there is no room now (largest possible: 11.8 GiB)
             4s queue L3
-            4s grant L3 11GiB on 0 epoch 2 until 64s
+            4s grant L3 11 GiB on 0 epoch 2 until 64s
         "#]],
     );
 }
@@ -96,13 +96,13 @@ fn an_unreadable_or_silent_card_promises_nothing() {
          9s   ask bob 2G wait=0s",
         expect![[r#"
             0s queue L1
-            2s grant L1 1GiB on 0 epoch 1 until 62s
+            2s grant L1 1 GiB on 0 epoch 1 until 62s
             4s queue L2
             4s end L2 (WaitOver)
-            4s refuse: there is no room now (largest possible: 0B)
+            4s refuse: there is no room now (largest possible: 0 B)
             9s queue L3
             9s end L3 (WaitOver)
-            9s refuse: there is no room now (largest possible: 0B)
+            9s refuse: there is no room now (largest possible: 0 B)
         "#]],
     );
 }
@@ -117,12 +117,12 @@ fn where_the_driver_tells_no_bytes_per_process_the_larger_sum_counts() {
          1s   ask bob 13G wait=0s",
         expect![[r#"
             0s queue L1
-            0s grant L1 10GiB on 0 epoch 1 until 60s
+            0s grant L1 10 GiB on 0 epoch 1 until 60s
             1s queue L2
             1s end L2 (WaitOver)
-            1s refuse: there is no room now (largest possible: 13.8GiB)
+            1s refuse: there is no room now (largest possible: 13.8 GiB)
             1s queue L3
-            1s grant L3 13GiB on 0 epoch 2 until 61s
+            1s grant L3 13 GiB on 0 epoch 2 until 61s
         "#]],
     );
 }
@@ -150,41 +150,41 @@ fn whole_cards_and_exclusive_ones() {
          11s  ask ann 1G",
         expect![[r#"
             0s queue L1
-            0s grant L1 23.2GiB on 0 epoch 1 until 60s
+            0s grant L1 23.2 GiB on 0 epoch 1 until 60s
             1s queue L2
             1s end L2 (WaitOver)
-            1s refuse: there is no room now (largest possible: 0B)
+            1s refuse: there is no room now (largest possible: 0 B)
             2s end L1 (Released)
             3s retire L1
             3.5s queue L3
-            3.5s grant L3 4GiB on 0 epoch 2 until 63.5s
+            3.5s grant L3 4 GiB on 0 epoch 2 until 63.5s
             4s queue L4
             4s end L4 (WaitOver)
-            4s refuse: there is no room now (largest possible: 19.2GiB)
+            4s refuse: there is no room now (largest possible: 19.2 GiB)
             4s queue L5
-            4s grant L5 4GiB on 0 epoch 3 until 64s
+            4s grant L5 4 GiB on 0 epoch 3 until 64s
             5s queue L6
             5s end L6 (WaitOver)
-            5s refuse: there is no room now (largest possible: 15.2GiB)
+            5s refuse: there is no room now (largest possible: 15.2 GiB)
             6s end L3 (Released)
             6s end L5 (Released)
             7s retire L3
             7s retire L5
             7.5s queue L7
-            7.5s grant L7 4GiB on 0 epoch 4 until 67.5s
+            7.5s grant L7 4 GiB on 0 epoch 4 until 67.5s
             8s queue L8
             8s end L8 (WaitOver)
-            8s refuse: there is no room now (largest possible: 19.2GiB)
+            8s refuse: there is no room now (largest possible: 19.2 GiB)
             9s end L7 (Released)
             10s retire L7
             11s queue L9
             11s end L9 (WaitOver)
-            11s refuse: there is no room now (largest possible: 15.8GiB)
+            11s refuse: there is no room now (largest possible: 15.8 GiB)
             11s queue L10
             11s end L10 (WaitOver)
-            11s refuse: there is no room now (largest possible: 15.8GiB)
+            11s refuse: there is no room now (largest possible: 15.8 GiB)
             11s queue L11
-            11s grant L11 1GiB on 0 epoch 5 until 71s
+            11s grant L11 1 GiB on 0 epoch 5 until 71s
         "#]],
     );
 }
@@ -206,9 +206,9 @@ fn what_can_never_be_is_refused_with_the_figure() {
          0s   ask ann 1G gpus=0",
         expect![[r#"
             0s refuse: no card has been seen on this host
-            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8GiB)
-            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8GiB)
-            0s refuse: a CUDA context alone takes 300MiB on the card, and a lease includes it
+            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8 GiB)
+            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8 GiB)
+            0s refuse: a CUDA context alone takes 300 MiB on the card, and a lease includes it
             0s refuse: no card here is the one that `on` names
             0s refuse: no card here is the one that `on` names
             0s refuse: `vram_bytes` must be at least 1 byte and at most 1024 TiB
@@ -236,14 +236,14 @@ fn exits_end_leases_and_another_tenants_lease_does_not_exist() {
          8s   release L9 root",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             1s bind L1
             2s refuse: no such lease
             2s refuse: no such lease
             3s queue L2
             4s end L1 (HolderExited)
             5s retire L1
-            5s grant L2 20GiB on 0 epoch 2 until 65s
+            5s grant L2 20 GiB on 0 epoch 2 until 65s
             6s end L2 (Revoked)
             7s retire L2
             7s refuse: no such lease
@@ -271,14 +271,14 @@ fn draining_and_losing_a_card() {
             0s card 0 Draining
             0s refuse: no such card
             1s queue L1
-            1s grant L1 4GiB on 1 epoch 1 until 61s
+            1s grant L1 4 GiB on 1 epoch 1 until 61s
             1s queue L2
             2s card 0 In
-            2s grant L2 4GiB on 0 epoch 2 until 62s
+            2s grant L2 4 GiB on 0 epoch 2 until 62s
             4s card 1 Out { why: "the driver lost it" }
             4s end L1 (DeviceLost)
             6s queue L3
-            6s grant L3 4GiB on 0 epoch 3 until 66s
+            6s grant L3 4 GiB on 0 epoch 3 until 66s
         "#]],
     );
 }
@@ -297,12 +297,12 @@ fn on_a_full_disk_releases_go_on_and_grants_do_not() {
          7s   disk freed",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             3s refuse: the disk is full, so no new lease can be promised
             4s end L1 (Released)
             5s retire L1
-            7s grant L2 16GiB on 0 epoch 2 until 67s
+            7s grant L2 16 GiB on 0 epoch 2 until 67s
         "#]],
     );
 }
@@ -322,14 +322,14 @@ fn a_process_belongs_to_the_lease_it_was_last_seen_with() {
          4s   ask bob 12G wait=0s",
         expect![[r#"
             0s queue L1
-            0s grant L1 4GiB on 0 epoch 1 until 60s
+            0s grant L1 4 GiB on 0 epoch 1 until 60s
             0s queue L2
-            0s grant L2 4GiB on 0 epoch 2 until 60s
+            0s grant L2 4 GiB on 0 epoch 2 until 60s
             1s bind L2
             2s end L2 (HolderExited)
             3s retire L2
             4s queue L3
-            4s grant L3 12GiB on 0 epoch 3 until 64s
+            4s grant L3 12 GiB on 0 epoch 3 until 64s
         "#]],
     );
 }
@@ -345,7 +345,7 @@ fn a_card_that_is_gone_is_given_up_when_an_operator_clears_it() {
          6s   clear 0 root",
         expect![[r#"
             0s queue L1
-            0s grant L1 4GiB on 0 epoch 1 until 60s
+            0s grant L1 4 GiB on 0 epoch 1 until 60s
             2s card 0 Out { why: "the driver lost it" }
             2s end L1 (DeviceLost)
             6s card 0 In
@@ -366,11 +366,11 @@ fn a_lost_card_of_a_gang_keeps_no_room_on_the_others() {
          8s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0+1 epoch 1 until 60s
+            0s grant L1 20 GiB on 0+1 epoch 1 until 60s
             1s queue L2
             3s card 1 Out { why: "the driver lost it" }
             3s end L1 (DeviceLost)
-            4s grant L2 20GiB on 0 epoch 2 until 64s
+            4s grant L2 20 GiB on 0 epoch 2 until 64s
         "#]],
     );
 }

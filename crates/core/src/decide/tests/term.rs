@@ -15,11 +15,11 @@ fn an_unrenewed_lease_ends_and_the_next_in_line_is_served() {
          62s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             5s queue L2
             60s end L1 (Expired)
             61s retire L1
-            61s grant L2 16GiB on 0 epoch 2 until 121s
+            61s grant L2 16 GiB on 0 epoch 2 until 121s
         "#]],
     );
 }
@@ -35,11 +35,11 @@ fn an_unused_lease_that_nobody_waits_for_goes_on_and_is_shown_idle() {
          200s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             60s renew L1 until 120s (idle)
             120s renew L1 until 180s (idle)
             125s queue L2
-            125s grant L2 2GiB on 0 epoch 2 until 185s
+            125s grant L2 2 GiB on 0 epoch 2 until 185s
             180s renew L1 until 240s (idle)
             185s renew L2 until 245s (idle)
         "#]],
@@ -63,14 +63,14 @@ fn use_renews_a_bound_lease_and_words_do_not() {
          160s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s bind L1
             2s queue L2
             40s renew L1 until 100s
             84s renew L1 until 144s
             144s end L1 (Expired)
             145s retire L1
-            145s grant L2 16GiB on 0 epoch 2 until 205s
+            145s grant L2 16 GiB on 0 epoch 2 until 205s
         "#]],
     );
 }
@@ -89,7 +89,7 @@ fn a_word_renews_a_lease_that_no_process_is_bound_to() {
          165s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             50s renew L1 until 110s
             50s refuse: no such lease
@@ -97,7 +97,7 @@ fn a_word_renews_a_lease_that_no_process_is_bound_to() {
             100s renew L1 until 160s
             160s end L1 (Expired)
             161s retire L1
-            161s grant L2 16GiB on 0 epoch 2 until 221s
+            161s grant L2 16 GiB on 0 epoch 2 until 221s
         "#]],
     );
 }
@@ -120,12 +120,12 @@ fn a_busy_holder_keeps_its_card_no_longer_than_the_hold_cap_while_somebody_waits
          290s renew L2 bob",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             40s renew L1 until 100s
             100s end L1 (HoldCap)
             101s retire L1
-            101s grant L2 16GiB on 0 epoch 2 until 161s
+            101s grant L2 16 GiB on 0 epoch 2 until 161s
             140s renew L2 until 200s
             190s renew L2 until 250s
             240s renew L2 until 300s
@@ -144,7 +144,7 @@ fn a_fixed_term_is_neither_renewed_nor_cut() {
          102s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 100s
+            0s grant L1 16 GiB on 0 epoch 1 until 100s
             100s end L1 (TermOver)
             101s retire L1
         "#]],
@@ -165,13 +165,13 @@ fn after_a_stall_or_a_suspend_nothing_expires_before_the_grace_is_over() {
          195s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             100s grace until 160s
             130s renew L1 until 190s
             190s end L1 (Expired)
             191s retire L1
-            191s grant L2 16GiB on 0 epoch 2 until 251s
+            191s grant L2 16 GiB on 0 epoch 2 until 251s
         "#]],
     );
     check(
@@ -183,12 +183,12 @@ fn after_a_stall_or_a_suspend_nothing_expires_before_the_grace_is_over() {
          121s tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             59s grace until 119s
             119s end L1 (Expired)
             120s retire L1
-            120s grant L2 16GiB on 0 epoch 2 until 180s
+            120s grant L2 16 GiB on 0 epoch 2 until 180s
         "#]],
     );
 }
@@ -206,13 +206,13 @@ fn a_restart_ends_nobody_and_a_reboot_ends_holders_only() {
          8s   tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 60s
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s queue L2
             3s grace until 63s
             5s grace until 65s
             5s end L1 (HostRebooted)
             5s retire L1
-            6s grant L2 16GiB on 0 epoch 2 until 66s
+            6s grant L2 16 GiB on 0 epoch 2 until 66s
         "#]],
     );
 }
@@ -227,7 +227,7 @@ fn who_would_wait_no_longer_leaves_the_queue() {
          35s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 20GiB on 0 epoch 1 until 60s
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
             1s queue L2
             31s end L2 (WaitOver)
         "#]],
@@ -246,7 +246,7 @@ fn a_fixed_term_gets_no_second_one_from_a_grace() {
          95s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 30s
+            0s grant L1 16 GiB on 0 epoch 1 until 30s
             1s bind L1
             29s grace until 89s
             89s end L1 (TermOver)
@@ -265,7 +265,7 @@ fn a_ttl_is_no_longer_than_others_must_wait() {
         expect![[r#"
             0s refuse: a lease that use renews may last 1800s at a time here
             0s queue L1
-            0s grant L1 8GiB on 0 epoch 1 until 1800s
+            0s grant L1 8 GiB on 0 epoch 1 until 1800s
         "#]],
     );
 }
@@ -284,7 +284,7 @@ fn a_busy_holder_is_renewed_even_when_the_daemon_looks_late() {
          10s  tick",
         expect![[r#"
             0s queue L1
-            0s grant L1 16GiB on 0 epoch 1 until 6s
+            0s grant L1 16 GiB on 0 epoch 1 until 6s
             0s bind L1
             1s queue L2
             9s renew L1 until 15s

@@ -77,20 +77,20 @@ fn the_caps_of_a_token_count_what_waits_and_what_is_held() {
             1s issue K1 to u:ann
             1s issue K2 to u:ann
             2s queue L1
-            2s grant L1 60GiB on 1 epoch 1 until 62s
+            2s grant L1 60 GiB on 1 epoch 1 until 62s
             2s queue L2
             2s refuse: this token has as many leases as it may have (2)
             2s queue L3
-            2s grant L3 1GiB on 1 epoch 2 until 62s
+            2s grant L3 1 GiB on 1 epoch 2 until 62s
             3s end L2 (Released)
             3s queue L4
-            3s grant L4 2GiB on 1 epoch 3 until 63s
-            4s refuse: through this token 40GiB may be had, and 0B are: this asks for more than the rest
-            4s refuse: through this token 40GiB may be had, and 0B are: this asks for more than the rest
+            3s grant L4 2 GiB on 1 epoch 3 until 63s
+            4s refuse: through this token 40 GiB may be had, and 0 B are: this asks for more than the rest
+            4s refuse: through this token 40 GiB may be had, and 0 B are: this asks for more than the rest
             4s queue L5
-            4s grant L5 10GiB on 0+1 epoch 4 until 64s
-            4s refuse: no card could ever hold this ask (cards that would do: 2, largest lease there: 79.8GiB)
-            5s refuse: through this token 40GiB may be had, and 20GiB are: this asks for more than the rest
+            4s grant L5 10 GiB on 0+1 epoch 4 until 64s
+            4s refuse: no card could ever hold this ask (cards that would do: 2, largest lease there: 79.8 GiB)
+            5s refuse: through this token 40 GiB may be had, and 20 GiB are: this asks for more than the rest
             5s queue L6
         "#]],
     );
@@ -113,7 +113,7 @@ fn a_token_that_was_revoked_or_only_looks_asks_for_nothing() {
             1s issue K1 to u:ann
             1s issue K2 to u:ann
             2s queue L1
-            2s grant L1 1GiB on 0 epoch 1 until 62s
+            2s grant L1 1 GiB on 0 epoch 1 until 62s
             3s revoke K1
             4s refuse: the token was revoked
             4s refuse: the token was revoked
@@ -146,7 +146,7 @@ fn tokens(count: usize, of_one: usize, expired: usize) -> State {
 
 fn one_more(mut state: State, who: &str) -> String {
     let ask = Box::new(TokenAsk { hash: TokenHash([255; 32]), ..token(&[]) });
-    let by = Caller { tenant: who.to_owned(), groups: Vec::new(), operator: false, token: None };
+    let by = Caller::user(who);
     let outcome = decide(&mut state, Time(5), Event::TokenAsked { by, ask, wall_us: 5 });
     match outcome.answer {
         Answer::Refused(refusal) => refusal.to_string(),
