@@ -6,13 +6,13 @@
 //! ```
 //!
 //! It shares the cores with the service, so it sends requests made beforehand, reads with one call
-//! an answer, and takes the time once per answer. The same code loads both services. Any other
+//! an answer, takes the time once per answer, and does not interrupt who is at work. The same code loads both services. Any other
 //! answer than the expected one stops the run: a refused ask is not a slow ask.
 
 use crate::client::{self, Answer};
 use crate::proc;
 use crate::samples::{Quantiles, Samples};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::event::{Timespec, epoll};
 use serde::Serialize;
 use std::io::{ErrorKind, Read, Write};
@@ -56,6 +56,16 @@ pub struct Granted {
 
 /// Asks and releases in a closed loop on every connection, for `length` after a warm-up.
 pub fn pairs(socket: &Path, connections: usize, length: Duration) -> Result<Pairs> {
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            proc::interrupt_nobody()?;
+            measure(socket, connections, length)
+        });
+        load.join().map_err(|_| anyhow!("the load generator panicked"))?
+    })
+}
+
+fn measure(socket: &Path, connections: usize, length: Duration) -> Result<Pairs> {
     let mut lines = Lines::open(socket, connections, ASK)?;
     let begin = Instant::now() + WARM_UP;
     let end = begin + length;
