@@ -7,6 +7,7 @@ use crate::ask::{Preempt, Term, Vram};
 use crate::decide::board::could_hold;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId};
+use crate::mutant::Mutant;
 use crate::quota::{self, Held};
 use crate::room::Closed;
 use crate::rows::{Lease, Service};
@@ -171,6 +172,9 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     // A lease that ended counts until its cards were seen again.
     let turn = cap + Span(3 * policy.period.0);
     let from = now.max(settled).max(state.rows().meta.grace_until);
+    if state.planted(Mutant::HastyBound) {
+        return Bound::By { at: now, settled };
+    }
     Bound::By { at: from + Span(turn.0.saturating_mul(ahead as u64 + 1)), settled }
 }
 

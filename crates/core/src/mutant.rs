@@ -42,11 +42,15 @@ pub enum Mutant {
     RenewBackfill,
     /// A gang gets one card of those it asked for.
     PartialGang,
+    /// Rule 9: who is ahead is left out of the bound.
+    HastyBound,
+    /// Rule 9: an offer is made of what those ahead wait for.
+    GreedyOffer,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 19] = [
+    pub const ALL: [Mutant; 21] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -66,5 +70,7 @@ impl Mutant {
         Mutant::NoClamp,
         Mutant::RenewBackfill,
         Mutant::PartialGang,
+        Mutant::HastyBound,
+        Mutant::GreedyOffer,
     ];
 }

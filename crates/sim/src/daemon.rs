@@ -136,7 +136,7 @@ impl Sim<'_> {
             }
         }
         daemon.decided += taken.actions.len() as u64;
-        self.checker.after(now, &taken.answer, &taken.actions)?;
+        self.checker.after(now, &taken.answer, &taken.actions, daemon.engine.state())?;
         if self.story.step.get().is_multiple_of(1_000) {
             self.checker.cross_check(now, daemon.engine.state(), &self.disk)?;
         }

@@ -13,6 +13,7 @@ use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
+use sublet_core::decide::offer::offers;
 use sublet_core::event::{Answer, Event, Refusal};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
 use sublet_core::rows::Phase;
@@ -240,9 +241,28 @@ impl Sim<'_> {
             0..10 => return self.say_released(number),
             10..15 if rooted => self.exit(number),
             15..20 if rooted => self.grow(number),
+            20..30 => return self.accept(number),
             _ => {}
         }
         Ok(())
+    }
+
+    /// It would take less now: what is offered, or some other amount.
+    fn accept(&mut self, number: u32) -> Result<(), Violation> {
+        let Some(lease) = self.jobs[number as usize].lease else { return Ok(()) };
+        let now = self.now();
+        let offered = self.daemon.as_ref().and_then(|daemon| {
+            let state = daemon.engine.state();
+            let offers = offers(state, state.lease(lease)?, now);
+            offers.into_iter().next()
+        });
+        let (vram, gpus) = match offered {
+            Some(offer) if self.rng.chance(700) => (offer.vram, offer.gpus),
+            _ => (Bytes::mib(self.rng.within(0, 12_000)), self.rng.within(0, self.world.cards.len() as u64) as u16),
+        };
+        let by = self.jobs[number as usize].tenant;
+        let caller = self.callers[by].clone();
+        self.call(Call { by, event: Event::Accepted { by: caller, lease, vram, gpus }, job: Some(number) })
     }
 
     /// Looks where its lease is, in case nobody said.

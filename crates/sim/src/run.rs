@@ -38,6 +38,8 @@ pub struct Passed {
     pub next_lease: u64,
     /// The number of the log's last entry.
     pub entries: u64,
+    /// Waiters that were served by when they were told, at the latest.
+    pub kept: u64,
 }
 
 /// A run that broke a rule.
@@ -79,6 +81,7 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             lives: sim.life,
             next_lease: sim.disk.rows.meta.next_lease,
             entries: sim.disk.seq,
+            kept: sim.checker.promises.kept,
         })
     }));
     let failed = |violation| Failure { seed, step: story.step.get(), violation };

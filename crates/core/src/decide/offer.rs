@@ -5,6 +5,7 @@ use super::board::{Board, Fit};
 use crate::ask::{Ask, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::LeaseId;
+use crate::mutant::Mutant;
 use crate::quota;
 use crate::rows::{Lease, Phase};
 use crate::state::State;
@@ -27,6 +28,8 @@ impl Turn<'_> {
         match self.acceptable(by, lease, vram, gpus) {
             Ok(fit) => {
                 self.grant(lease, &fit);
+                // What it claimed is there for those behind it.
+                self.serve();
                 Answer::Lease(lease)
             }
             Err(refusal) => Answer::Refused(refusal),
@@ -50,7 +53,12 @@ impl Turn<'_> {
         if let Some(held) = quota::held(self.state, &smaller) {
             return Err(Refusal::OverQuota(held));
         }
-        let fit = Board::behind(self.state, self.now, lease).fit(self.state, &smaller);
+        let board = if self.state.planted(Mutant::GreedyOffer) {
+            Board::new(self.state, self.now)
+        } else {
+            Board::behind(self.state, self.now, lease)
+        };
+        let fit = board.fit(self.state, &smaller);
         fit.filter(|_| less).ok_or_else(|| {
             let instead = offers(self.state, row, self.now).into_iter().next();
             Refusal::NoSuchOffer { instead: instead.map(|offer| (offer.vram, offer.gpus)) }

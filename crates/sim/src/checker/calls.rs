@@ -6,7 +6,7 @@ use sublet_core::action::Action;
 use sublet_core::event::{Answer, Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
 use sublet_core::policy::Renewal;
-use sublet_core::units::{Span, Time};
+use sublet_core::units::{Bytes, Span, Time};
 
 /// An event, as far as the checker needs it once core has it.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub enum Cause {
     },
     /// A call about a lease.
     Call(Word, LeaseId, Expect),
+    /// A waiter would take less.
+    Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A card was drained or cleared, with what must be answered.
     Service(Answer),
     /// These cards are listed, by UUID.
@@ -126,7 +128,10 @@ impl Books {
             }
             // Nobody in these worlds has a token.
             Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
-            Event::Awoke | Event::Day { .. } | Event::Accepted { .. } => Cause::Other,
+            Event::Accepted { by, lease, vram, gpus } => {
+                Cause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
+            }
+            Event::Awoke | Event::Day { .. } => Cause::Other,
             Event::Ticked => Cause::Ticked,
         }
     }
@@ -170,6 +175,17 @@ impl Books {
             },
         };
         Cause::Call(word, lease, expect)
+    }
+
+    /// Why nobody could take less, whatever is free.
+    fn unacceptable(&self, by: &Caller, lease: LeaseId) -> Option<Refusal> {
+        let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
+        match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
+            None => Some(Refusal::NoSuchLease),
+            Some(At::Held(_)) => Some(Refusal::NotWaiting),
+            Some(At::Ending(..)) => Some(Refusal::Ended),
+            Some(At::Waiting(_)) => self.disk_full.then_some(Refusal::DiskFull),
+        }
     }
 
     fn service(&self, by: &Caller, card: &str) -> Answer {
@@ -230,6 +246,16 @@ impl Books {
             Cause::Service(right) => {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
+            }
+            Cause::Accepted(lease, vram, gpus, refusal) => {
+                let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } if of == lease);
+                let refused = matches!(answer, Answer::Refused(_));
+                let right = refusal.as_ref().is_none_or(|refusal| *answer == Answer::Refused(refusal.clone()));
+                must(18, right, || format!("{lease} would take less and is answered {answer:?}, not {refusal:?}"))?;
+                must(1, refused || actions.iter().any(granted), || {
+                    format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
+                })?;
+                must(18, !refused || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
             }
             Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
             _ => Ok(()),

@@ -7,6 +7,7 @@ use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Expect, Word};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::ask::{Ask, Vram};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Reason;
 use sublet_core::units::{Span, Time};
@@ -78,7 +79,7 @@ impl Books {
                     paid: Span::ZERO,
                     before: *before,
                 };
-                self.grant(now, *lease, held, *mark, *turn)
+                self.grant(now, cause, *lease, held, (*mark, *turn))
             }
             Action::IssueToken { .. } | Action::RevokeToken { .. } => {
                 must(0, false, || format!("{action:?} in a world without tokens"))
@@ -118,7 +119,14 @@ impl Books {
         }
     }
 
-    fn grant(&mut self, now: Time, lease: LeaseId, mut held: Held, mark: Option<Time>, turn: Option<Time>) -> Verdict {
+    fn grant(
+        &mut self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        mut held: Held,
+        (mark, turn): (Option<Time>, Option<Time>),
+    ) -> Verdict {
         must(11, !self.disk_full, || format!("{lease} is granted on a full disk"))?;
         let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
@@ -128,6 +136,18 @@ impl Books {
         })?;
         let term = now + book.ask.term.span();
         must(8, held.until == term, || format!("{lease} is granted until {}, not {term}", held.until))?;
+        let taken;
+        let book = match cause {
+            // It takes just that, and what it waited for counts no more.
+            Cause::Accepted(of, vram, gpus, None) if *of == lease => {
+                let less = *gpus <= book.ask.gpus && !matches!(book.ask.vram, Vram::Bytes(asked) if *vram > asked);
+                must(1, less, || format!("{lease} gets more than it asked for: {vram} of {gpus} cards"))?;
+                let ask = Ask { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
+                taken = Book { ask, ..book.clone() };
+                &taken
+            }
+            _ => book,
+        };
         self.check_room(now, lease, book, &held.cards, held.vram)?;
         self.check_order(now, lease, &held, book)?;
         let due = self.charged(now, book.tenant, held.vram, held.cards.len(), held.until.since(now));

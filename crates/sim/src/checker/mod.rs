@@ -12,7 +12,7 @@
 //! | 4 | an ended lease is retired only after a later look at each of its cards | [`life`] |
 //! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
 //! | 8 | nothing expires early or late; grace after every absence | [`term`] |
-//! | 9 | order of service, and all are served once the world is calm | [`order`] |
+//! | 9 | order of service, bounds that were told, and all are served once the world is calm | [`order`], [`promises`] |
 //! | 10 | what was told is on the disk after every crash; the rest is whole or absent | [`durable`] |
 //! | 11 | nothing is told after a failed sync; a full disk stops grants only | [`durable`], [`life`] |
 //! | 14 | an independent meter per tenant | [`durable`] |
@@ -29,6 +29,7 @@ pub mod debt;
 pub mod durable;
 pub mod life;
 pub mod order;
+pub mod promises;
 pub mod room;
 pub mod term;
 
@@ -36,11 +37,13 @@ use books::Books;
 pub use calls::Cause;
 pub use durable::Fact;
 use durable::Ledger;
+use promises::Promises;
 use std::fmt;
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
+use sublet_core::state::State;
 use sublet_core::units::Time;
 
 /// A rule, broken.
@@ -93,28 +96,39 @@ pub struct Checker {
     books: Books,
     ledger: Ledger,
     cause: Cause,
+    /// What waiters were told.
+    pub promises: Promises,
 }
 
 impl Checker {
     /// Nothing happened yet.
     pub fn new(policy: Policy) -> Checker {
-        Checker { books: Books::new(policy), ledger: Ledger::default(), cause: Cause::Ticked }
+        Checker {
+            books: Books::new(policy),
+            ledger: Ledger::default(),
+            cause: Cause::Ticked,
+            promises: Promises::default(),
+        }
     }
 
     /// An event is about to be taken in.
     pub fn before(&mut self, now: Time, event: &Event) {
         self.books.mind_the_gap(now, event);
+        if self.books.absent || matches!(event, Event::Configured(_)) {
+            self.promises.void();
+        }
         self.cause = self.books.cause(now, event);
     }
 
-    /// It was.
-    pub fn after(&mut self, now: Time, answer: &Answer, actions: &[Action]) -> Verdict {
+    /// It was, and this is the state after it.
+    pub fn after(&mut self, now: Time, answer: &Answer, actions: &[Action], state: &State) -> Verdict {
         let cause = std::mem::replace(&mut self.cause, Cause::Ticked);
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books);
         }
+        self.promises.after(now, state, actions)?;
         self.books.settle(now, &cause, actions)
     }
 

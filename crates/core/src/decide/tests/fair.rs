@@ -377,3 +377,37 @@ fn on_a_full_house_a_held_waiter_costs_nobody_else_its_lease() {
         "#]],
     );
 }
+
+#[test]
+fn a_gang_let_past_one_claim_by_its_end_and_another_by_its_size_uses_up_what_was_left() {
+    check(
+        "0s   cards 24G 24G
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   ask ann 20G on=0 time=1000s
+         0s   ask ann 14G on=1 time=30s
+         1s   card 0 unreadable
+         1s   card 1 unreadable
+         1s   ask ben 22G on=0
+         2s   ask cy 20G on=1
+         3s   ask dan 3G gpus=2 time=100s
+         4s   ask eve 3G on=1 time=100s
+         5s   card 0 0M
+         5s   card 1 0M
+         40s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20 GiB on 0 epoch 1 until 1000s
+            0s queue L2
+            0s grant L2 14 GiB on 1 epoch 2 until 30s
+            1s queue L3
+            2s queue L4
+            3s queue L5
+            4s queue L6
+            5s grant L5 3 GiB on 0+1 epoch 3 until 105s, over by 1000s
+            30s end L2 (TermOver)
+            31s retire L2
+            31s grant L4 20 GiB on 1 epoch 4 until 91s
+        "#]],
+    );
+}

@@ -1,0 +1,109 @@
+//! Rule 9: whoever was told when it is served at the latest is served by then.
+//!
+//! A bound is about what leases and waiters do. What else may happen to a host (a card that is lost,
+//! drained or used by strangers, a daemon that was away, other rules of the house) voids it, and so
+//! it does here. Unlike the other books these hear core's own word; what is tested is that it holds.
+
+use super::{Verdict, must};
+use std::collections::BTreeMap;
+use sublet_core::action::Action;
+use sublet_core::explain::{Bound, bound};
+use sublet_core::ids::LeaseId;
+use sublet_core::quota;
+use sublet_core::rows::Phase;
+use sublet_core::state::State;
+use sublet_core::units::{Bytes, Time};
+
+/// Bounds are asked for once in so many events, of so many waiters at the head.
+const EVERY: u64 = 32;
+const WAITERS: usize = 8;
+
+/// What waiters were told.
+#[derive(Debug, Default)]
+pub struct Promises {
+    by: BTreeMap<LeaseId, Time>,
+    events: u64,
+    /// What of each card no lease accounts for; `None`: it cannot be read.
+    beyond: Vec<Option<Bytes>>,
+    /// Who was told, and was served by then.
+    pub kept: u64,
+}
+
+impl Promises {
+    /// Everything is void: the daemon was away, or the rules changed.
+    pub fn void(&mut self) {
+        self.by.clear();
+    }
+
+    /// An event was taken in, with these actions.
+    pub fn after(&mut self, now: Time, state: &State, actions: &[Action]) -> Verdict {
+        if actions.iter().any(upsets) || self.is_less_room(state) || state.disk_full() {
+            self.void();
+        }
+        self.check(now, state)?;
+        self.events += 1;
+        if self.events.is_multiple_of(EVERY) {
+            self.ask(now, state);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, now: Time, state: &State) -> Verdict {
+        let mut late = None;
+        let kept = &mut self.kept;
+        self.by.retain(|id, by| {
+            let Some(lease) = state.lease(*id) else { return false };
+            if !matches!(lease.phase, Phase::Waiting { .. }) {
+                *kept += 1;
+                return false;
+            }
+            // Its own tenant's other leases may have used up the quota meanwhile.
+            let free = now <= *by || quota::held(state, lease).is_none();
+            if free && now > *by {
+                late = Some((*id, *by));
+            }
+            free
+        });
+        must(9, late.is_none(), || match late {
+            Some((lease, by)) => format!("{lease} was to be served by {by}, and waits at {now}"),
+            None => String::new(),
+        })
+    }
+
+    fn ask(&mut self, now: Time, state: &State) {
+        for (id, _) in state.queue().iter().take(WAITERS) {
+            if let Some(lease) = state.lease(id)
+                && let Bound::By { at, settled } = bound(state, lease, now)
+                && settled <= now
+            {
+                let by = self.by.entry(id).or_insert(at);
+                *by = at.min(*by);
+            }
+        }
+    }
+
+    /// Whether strangers, the driver or leases beyond their promise have more of a card than before.
+    fn is_less_room(&mut self, state: &State) -> bool {
+        let beyond = |card| {
+            let room = state.room(card);
+            let over: Bytes = room.claims().values().map(|claim| claim.seen.less(claim.reserved)).sum();
+            room.loose().map(|loose| loose + over)
+        };
+        let mut less = false;
+        for (number, card) in state.cards().enumerate() {
+            let now = beyond(card);
+            match self.beyond.get_mut(number) {
+                Some(before) => {
+                    less |= now.is_none() || before.is_some_and(|before| now > Some(before));
+                    *before = now;
+                }
+                None => self.beyond.push(now),
+            }
+        }
+        less
+    }
+}
+
+fn upsets(action: &Action) -> bool {
+    matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. })
+}
