@@ -22,6 +22,9 @@ pub struct CardFacts {
     pub display: bool,
     /// Memory that a CUDA context alone takes, if it was measured.
     pub context: Option<Bytes>,
+    /// Which board it is on, where it shares one with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub board: Option<u32>,
     /// Which memory node it is nearest to, where the system says: cards of one node talk faster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
@@ -39,6 +42,7 @@ impl CardFacts {
             total,
             display: false,
             context: None,
+            board: None,
             node: None,
             unusable: None,
         }

@@ -310,19 +310,28 @@ fn context(state: &State, card: CardId) -> Bytes {
     state.rows().cards[card.0 as usize].facts.context.unwrap_or_default()
 }
 
-/// Of cards in order of preference, those of one memory node first, if one has enough: the node
-/// that has the fewest others, so that large gangs find theirs.
+/// Of cards in order of preference, those of one board first, if one has enough of them, or else
+/// those of one memory node: where the fewest others are, so that large gangs find theirs.
 fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> {
-    let node = |seen: &Seen| state.rows().cards[seen.card.0 as usize].facts.node;
+    let facts = |seen: &Seen| &state.rows().cards[seen.card.0 as usize].facts;
+    let board = |seen: &Seen| facts(seen).board;
+    let node = |seen: &Seen| facts(seen).node;
     let free = |seen: &&Seen| seen.before.is_none();
-    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    for number in seen.iter().filter(free).filter_map(node) {
-        *counts.entry(number).or_default() += 1;
-    }
-    let best = counts.into_iter().filter(|(_, count)| *count >= wanted).min_by_key(|(number, count)| (*count, *number));
-    let Some((best, _)) = best else { return seen };
-    let (mut near, far): (Vec<Seen>, Vec<Seen>) =
-        seen.into_iter().partition(|seen| free(&seen) && node(seen) == Some(best));
+    let best = |place: &dyn Fn(&Seen) -> Option<u32>| {
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        for number in seen.iter().filter(free).filter_map(place) {
+            *counts.entry(number).or_default() += 1;
+        }
+        let enough = counts.into_iter().filter(|(_, count)| *count >= wanted);
+        enough.min_by_key(|(number, count)| (*count, *number)).map(|(number, _)| number)
+    };
+    let (best_board, best_node) = (best(&board), best(&node));
+    let is_near = |seen: &Seen| match (best_board, best_node) {
+        (None, None) => false,
+        (None, best) => node(seen) == best,
+        (best, _) => board(seen) == best,
+    };
+    let (mut near, far): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(|seen| free(&seen) && is_near(seen));
     near.extend(far);
     near
 }

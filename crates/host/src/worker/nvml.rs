@@ -189,6 +189,7 @@ fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
         // Whoever cannot say has no screen: data-centre cards answer "not supported".
         display: card.is_display_active().unwrap_or(false),
         context: None,
+        board: card.is_multi_gpu_board().unwrap_or(false).then(|| card.board_id().ok()).flatten(),
         node: card.pci_info().ok().and_then(|pci| node(&pci.bus_id)),
         unusable: unusable(card),
     })

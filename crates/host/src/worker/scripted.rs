@@ -109,6 +109,7 @@ impl ScriptedCards {
             total: self.total,
             display: false,
             context: Some(CONTEXT),
+            board: None,
             node: None,
             unusable: None,
         }

@@ -334,6 +334,28 @@ fn a_gang_is_placed_near_one_another() {
 }
 
 #[test]
+fn a_gang_is_placed_on_one_board_before_one_node() {
+    check(
+        "0s   cards 24G@0#1 24G@0#2 24G@0#2 24G@0#1
+         0s   card 0 0M
+         0s   card 1 0M
+         0s   card 2 0M
+         0s   card 3 0M
+         0s   ask ann 20G on=0 time=100s
+         1s   ask ben 2G gpus=2
+         2s   ask cy 2G gpus=3",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20 GiB on 0 epoch 1 until 100s
+            1s queue L2
+            1s grant L2 2 GiB on 0+3 epoch 2 until 61s
+            2s queue L3
+            2s grant L3 2 GiB on 1+2+3 epoch 3 until 62s
+        "#]],
+    );
+}
+
+#[test]
 fn an_offer_is_never_more_than_was_asked_for() {
     check(
         "0s   cards 24G 24G

@@ -113,16 +113,18 @@ impl Teller {
             Caller { tenant: tenant.to_owned(), groups, operator: tenant == "root" && token.is_none(), token }
         };
         match words {
-            // `24G@1` is nearest to memory node 1.
+            // `24G@1` is nearest to memory node 1, and `24G@1#7` on board 7.
             ["cards", sizes @ ..] => Event::Listed(
                 sizes
                     .iter()
                     .zip(0..)
                     .map(|(size, number)| {
-                        let (size, node) =
-                            size.split_once('@').map_or((*size, None), |(size, node)| (size, Some(node)));
+                        let (size, board) =
+                            size.split_once('#').map_or((*size, None), |(size, board)| (size, Some(board)));
+                        let board = board.map(|board| board.parse().expect("a board"));
+                        let (size, node) = size.split_once('@').map_or((size, None), |(size, node)| (size, Some(node)));
                         let node = node.map(|node| node.parse().expect("a node"));
-                        CardFacts { node, ..facts(number, bytes(size)) }
+                        CardFacts { board, node, ..facts(number, bytes(size)) }
                     })
                     .collect(),
             ),
