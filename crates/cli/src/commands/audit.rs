@@ -70,7 +70,7 @@ fn render(lines: &[AuditLine], zone: &TimeZone) -> String {
 fn show(line: &AuditLine, zone: &TimeZone) -> String {
     let lease = text::or_none(line.lease.as_deref());
     let (at, who) = (time(line.at_unix_s, zone), plain(&line.actor));
-    format!("{:>6}  {at}  {who:<10} {lease:<6} {:<8} {}", line.seq, plain(&line.kind), plain(&line.sentence))
+    format!("{:>6}  {at}  {who:<14} {lease:<6} {:<12} {}", line.seq, plain(&line.kind), plain(&line.sentence))
 }
 
 /// As the caller's clock on the wall shows it.
@@ -108,8 +108,8 @@ mod tests {
             ..line.clone()
         };
         expect![[r#"
-                41  2023-11-14 22:13:20  uid:1000   L7     grant    granted 10 GiB on card 0 to ana
-            104200  2023-11-14 22:13:20  sublet     -      start    started [2J
+                41  2023-11-14 22:13:20  uid:1000       L7     grant        granted 10 GiB on card 0 to ana
+            104200  2023-11-14 22:13:20  sublet         -      start        started [2J
         "#]]
         .assert_eq(&render(&[line, start], &TimeZone::UTC));
     }
