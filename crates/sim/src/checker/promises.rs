@@ -23,8 +23,8 @@ const WAITERS: usize = 8;
 pub struct Promises {
     by: BTreeMap<LeaseId, Time>,
     events: u64,
-    /// What of each card no lease accounts for; `None`: it cannot be read.
-    beyond: Vec<Option<Bytes>>,
+    /// Bytes and processes on each card that no lease accounts for; `None`: it cannot be read.
+    beyond: Vec<Option<(Bytes, usize)>>,
     /// Who was told, and was served by then.
     pub kept: u64,
 }
@@ -87,14 +87,18 @@ impl Promises {
         let beyond = |card| {
             let room = state.room(card);
             let over: Bytes = room.claims().values().map(|claim| claim.seen.less(claim.reserved)).sum();
-            room.loose().map(|loose| loose + over)
+            room.loose().map(|loose| (loose + over, state.strangers(card)))
         };
         let mut less = false;
         for (number, card) in state.cards().enumerate() {
             let now = beyond(card);
             match self.beyond.get_mut(number) {
                 Some(before) => {
-                    less |= now.is_none() || before.is_some_and(|before| now > Some(before));
+                    less |= match (*before, now) {
+                        (Some(before), Some(now)) => now.0 > before.0 || now.1 > before.1,
+                        (None, Some(_)) => false,
+                        (_, None) => true,
+                    };
                     *before = now;
                 }
                 None => self.beyond.push(now),
