@@ -112,7 +112,7 @@ pub enum Bound {
 pub enum NoBound {
     /// A quota holds it.
     Quota(Held),
-    /// Too few cards that would do can be read and are in service, or strangers are on them.
+    /// Too few cards that would do can be read and are in service, or strangers are on them, or might be.
     Cards,
     /// This lease holds its cards longer than others must wait: by a fixed term, or never preempted.
     Holder(LeaseId),
@@ -140,8 +140,10 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     if let Some(held) = quota::held(state, lease) {
         return Bound::None(NoBound::Quota(held));
     }
-    let able =
-        |card: &CardId| could_hold(state, lease, *card) && state.room(*card).open(now, state.policy().period).is_ok();
+    let able = |card: &CardId| {
+        let room = state.room(*card);
+        could_hold(state, lease, *card) && room.open(now, state.policy().period).is_ok() && !room.hides_loose()
+    };
     let able: Vec<CardId> = state.cards().filter(able).collect();
     if able.len() < usize::from(lease.ask.gpus) {
         return Bound::None(NoBound::Cards);

@@ -227,6 +227,12 @@ impl Room {
         }
     }
 
+    /// Whether strangers' bytes may hide behind promises that are not used yet: the driver tells what
+    /// is free, and not whose the rest is.
+    pub fn hides_loose(&self) -> bool {
+        matches!(&self.observed.reading, Reading::Used(used) if used.coarse) && self.reserved > Bytes::ZERO
+    }
+
     /// Bytes counted for leases.
     pub fn counted(&self) -> Bytes {
         self.counted

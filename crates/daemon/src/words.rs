@@ -162,7 +162,9 @@ fn when_quota_returns(held: &Held) -> &'static str {
 pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
-        NoBound::Cards => "too few of the cards that would do can be read and are free of strangers".to_owned(),
+        NoBound::Cards => {
+            "too few of the cards that would do can be read and are known to be free of strangers".to_owned()
+        }
         NoBound::Holder(_) => "a lease on its cards has a long fixed term, or is never preempted".to_owned(),
         NoBound::Ahead(_) => "somebody ahead asks for a long fixed term, or is never preempted".to_owned(),
         NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
