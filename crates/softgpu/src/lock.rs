@@ -1,0 +1,70 @@
+//! Locks on bytes of a file that the kernel releases with their owner.
+//!
+//! Open-file-description locks: they belong to one `open`, so that two parts of a process do not
+//! release each other's by closing a descriptor, and they go when the last descriptor does, however
+//! the process ends.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// How a byte is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Take,
+    Release,
+}
+
+fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
+    // SAFETY: `flock` is plain numbers; all zeros is a valid one.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = byte as libc::off_t;
+    lock.l_len = 1;
+    lock
+}
+
+fn set(file: &File, command: libc::c_int, how: How, byte: u64) -> io::Result<()> {
+    let kind = if how == How::Take { libc::F_WRLCK } else { libc::F_UNLCK };
+    let lock = flock(kind, byte);
+    loop {
+        // SAFETY: the descriptor is open, and the structure lives until the call returns.
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Takes a byte, waiting for whoever has it.
+pub fn take(file: &File, byte: u64) -> io::Result<()> {
+    set(file, libc::F_OFD_SETLKW, How::Take, byte)
+}
+
+/// Takes a byte if nobody has it.
+pub fn try_take(file: &File, byte: u64) -> io::Result<bool> {
+    match set(file, libc::F_OFD_SETLK, How::Take, byte) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a byte back.
+pub fn release(file: &File, byte: u64) -> io::Result<()> {
+    set(file, libc::F_OFD_SETLK, How::Release, byte)
+}
+
+/// Whether another open file has the byte.
+pub fn is_taken(file: &File, byte: u64) -> io::Result<bool> {
+    let mut lock = flock(libc::F_WRLCK, byte);
+    // SAFETY: the descriptor is open, and the structure lives until the call returns.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {
+        0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

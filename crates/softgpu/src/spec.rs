@@ -1,0 +1,69 @@
+//! Which cards there are: `2x24GiB`, `1x80GiB,1x24GiB`.
+
+use crate::layout::CARDS_MAX;
+use std::str::FromStr;
+
+/// The least a soft card has: room for a context and something beside it.
+const LEAST: u64 = 1 << 30;
+/// The most: an address has fewer bits than this many cards would fill.
+const MOST: u64 = 1 << 40;
+
+/// Cards to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Bytes of each.
+    pub totals: Vec<u64>,
+}
+
+impl FromStr for Spec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Spec, String> {
+        let mut totals = Vec::new();
+        for part in text.split(',') {
+            let (count, size) = part.trim().split_once(['x', '×']).unwrap_or(("1", part.trim()));
+            let count: usize = count.trim().parse().map_err(|_| bad(part))?;
+            let total = bytes(size.trim()).ok_or_else(|| bad(part))?;
+            if !(LEAST..=MOST).contains(&total) {
+                return Err(format!("a soft card has 1GiB to 1TiB, and `{part}` is not within that"));
+            }
+            totals.extend(std::iter::repeat_n(total, count.min(CARDS_MAX + 1)));
+        }
+        match totals.len() {
+            1..=CARDS_MAX => Ok(Spec { totals }),
+            _ => Err(format!("there can be 1 to {CARDS_MAX} soft cards")),
+        }
+    }
+}
+
+fn bad(part: &str) -> String {
+    format!("`{part}` is not a number of cards and their size, such as 2x24GiB")
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let split = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_read_and_nonsense_is_not() {
+        assert_eq!("2x24GiB".parse(), Ok(Spec { totals: vec![24 << 30, 24 << 30] }));
+        assert_eq!("1x80G, 24GiB".parse(), Ok(Spec { totals: vec![80 << 30, 24 << 30] }));
+        for text in
+            ["", "x", "2x", "0x24GiB", "2x24", "17x24GiB", "1x1MiB", "1x2048GiB", "1x99999999999999GiB", "-1x2G"]
+        {
+            assert!(text.parse::<Spec>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The file that all processes map: who has how much of which card.
+//!
+//! A process takes a [`Seat`]: a row, and the lock that says that it lives. Bytes are taken and given
+//! back under one lock for all (a few microseconds), so that no two processes are promised the same
+//! ones. Rows of the dead are read as empty and taken by whoever comes next.
+
+use crate::fault::{CardFault, CheckpointFault, NvmlFault};
+use crate::layout::{Board, CARDS_MAX, Card, MAGIC, PROCESSES_MAX, Row, VERSION};
+use crate::lock;
+use crate::spec::Spec;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+use thiserror::Error;
+
+/// Where a program finds the file, if nobody said otherwise.
+pub const ENV: &str = "SUBLET_SOFT_STATE";
+/// What the driver keeps of a card for itself.
+pub const IDLE_BYTES: u64 = 64 << 20;
+/// What a context takes of a card.
+pub const CONTEXT_BYTES: u64 = 128 << 20;
+
+/// The byte that is locked while the books are changed; beyond the end of the file.
+const BOOKS: u64 = 1 << 40;
+/// The byte of the first row's owner.
+const SEATS: u64 = 1 << 41;
+
+/// Why the soft cards cannot be used.
+#[derive(Debug, Error)]
+pub enum StateError {
+    /// The file cannot be made, opened or mapped.
+    #[error("the soft cards' file `{}` cannot be used", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("`{}` is not a file of soft cards, or one of another version", path.display())]
+    NotCards {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Other cards are wanted, and somebody uses those there are.
+    #[error("process {pid} uses the soft cards there are: other ones can be made when it is gone")]
+    InUse {
+        /// One of those who do.
+        pid: u32,
+    },
+    /// There are too many processes.
+    #[error("{PROCESSES_MAX} processes use the soft cards already")]
+    Crowded,
+}
+
+/// The card has not so many bytes left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// How far a checkpoint of a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Checkpoint {
+    /// It works.
+    Running = 0,
+    /// Its calls wait; nothing of it runs on a card.
+    Locked = 1,
+    /// And its memory is not on the cards.
+    Checkpointed = 2,
+    /// It could not be brought back: it is lost.
+    Failed = 3,
+    /// Somebody waits for what it has under way.
+    Locking = 4,
+}
+
+impl Checkpoint {
+    /// As it is in the file; nonsense is a process that is lost.
+    pub fn from_number(number: u32) -> Checkpoint {
+        match number {
+            0 => Checkpoint::Running,
+            1 => Checkpoint::Locked,
+            2 => Checkpoint::Checkpointed,
+            4 => Checkpoint::Locking,
+            _ => Checkpoint::Failed,
+        }
+    }
+}
+
+/// The mapped file.
+#[derive(Debug)]
+pub struct State {
+    file: File,
+    path: PathBuf,
+    board: NonNull<Board>,
+}
+
+// SAFETY: the mapping is only ever read and written through atomics, and lives until the drop.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and nobody has a reference any more.
+        unsafe { libc::munmap(self.board.as_ptr().cast(), size_of::<Board>()) };
+    }
+}
+
+/// A live process on the cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Process<'a> {
+    /// Its place in the file.
+    pub number: usize,
+    /// Its row.
+    pub row: &'a Row,
+}
+
+impl Process<'_> {
+    /// Its id, in its own pid namespace.
+    pub fn pid(&self) -> u32 {
+        self.row.pid.load(SeqCst)
+    }
+    /// Bytes it has of a card.
+    pub fn used(&self, card: usize) -> u64 {
+        self.row.cards[card].used.load(SeqCst)
+    }
+    /// Whether it has a context on a card.
+    pub fn is_on(&self, card: usize) -> bool {
+        self.row.cards[card].contexts.load(SeqCst) > 0 && self.used(card) > 0
+    }
+    /// Nanoseconds during which its kernels ran on a card, until now.
+    pub fn busy_ns(&self, card: usize) -> u64 {
+        let share = &self.row.cards[card];
+        let since = share.busy_since.load(SeqCst);
+        let open = if since == 0 { 0 } else { now_ns().saturating_sub(since) };
+        share.busy_ns.load(SeqCst).saturating_add(open)
+    }
+}
+
+/// The monotonic clock, which all processes share.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure lives until the call returns, which fills it.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl State {
+    /// Makes the cards, unless just those are there already.
+    pub fn create(path: &Path, spec: &Spec) -> Result<State, StateError> {
+        let failed = |source| StateError::File { path: path.to_owned(), source };
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o666).open(path);
+        let file = file.map_err(failed)?;
+        // The name of the file lets in whoever may open its directory, whatever the umask was.
+        if file.metadata().map_err(failed)?.uid() == own_uid() {
+            file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(failed)?;
+        }
+        lock::take(&file, BOOKS).map_err(failed)?;
+        file.set_len(size_of::<Board>() as u64).map_err(failed)?;
+        let state = State::map(file, path)?;
+        let made = state.make(spec);
+        state.unlock_books();
+        made.map(|()| state)
+    }
+
+    /// Opens the cards that somebody made.
+    pub fn open(path: &Path) -> Result<State, StateError> {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|source| StateError::File { path: path.to_owned(), source })?;
+        let long = file.metadata().is_ok_and(|data| data.len() >= size_of::<Board>() as u64);
+        let not = || StateError::NotCards { path: path.to_owned() };
+        if !long {
+            return Err(not());
+        }
+        let state = State::map(file, path)?;
+        let board = state.board();
+        if board.magic.load(SeqCst) != MAGIC || board.version.load(SeqCst) != VERSION || state.cards().is_empty() {
+            return Err(not());
+        }
+        Ok(state)
+    }
+
+    fn map(file: File, path: &Path) -> Result<State, StateError> {
+        let (access, length) = (libc::PROT_READ | libc::PROT_WRITE, size_of::<Board>());
+        // SAFETY: a new mapping of a file that is long enough; the kernel chooses where.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        match NonNull::new(at.cast::<Board>()).filter(|_| at != libc::MAP_FAILED) {
+            Some(board) => Ok(State { file, path: path.to_owned(), board }),
+            None => Err(StateError::File { path: path.to_owned(), source: io::Error::last_os_error() }),
+        }
+    }
+
+    fn make(&self, spec: &Spec) -> Result<(), StateError> {
+        let board = self.board();
+        let totals = |cards: &[Card]| cards.iter().map(|card| card.total.load(SeqCst)).collect::<Vec<_>>();
+        let known = board.magic.load(SeqCst) == MAGIC && board.version.load(SeqCst) == VERSION;
+        if known && totals(self.cards()) == spec.totals {
+            return Ok(());
+        }
+        if let Some(process) = self.processes().next().filter(|_| known) {
+            return Err(StateError::InUse { pid: process.pid() });
+        }
+        board.magic.store(0, SeqCst);
+        board.processes.iter().for_each(clear);
+        for (number, (card, total)) in board.cards.iter().zip(&spec.totals).enumerate() {
+            card.total.store(*total, SeqCst);
+            let name = format!("Sublet Soft {}GiB", total >> 30);
+            let name = name.bytes().chain(std::iter::repeat(0));
+            card.name.iter().zip(name).for_each(|(place, byte)| place.store(byte, SeqCst));
+            // The same after every start, as a real card's: made of the file's own place and number.
+            let uuid = uuid(&self.path, number);
+            card.uuid.iter().zip(uuid).for_each(|(place, byte)| place.store(byte, SeqCst));
+            set_fault(card, CardFault::Clear);
+        }
+        board.cards_len.store(spec.totals.len() as u32, SeqCst);
+        board.version.store(VERSION, SeqCst);
+        board.magic.store(MAGIC, SeqCst);
+        Ok(())
+    }
+
+    fn board(&self) -> &Board {
+        // SAFETY: mapped as long as `self` lives; every field is an atomic, for which any bytes do.
+        unsafe { self.board.as_ref() }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The cards.
+    pub fn cards(&self) -> &[Card] {
+        let board = self.board();
+        &board.cards[..(board.cards_len.load(SeqCst) as usize).min(CARDS_MAX)]
+    }
+
+    /// Who lives and is on a card.
+    pub fn processes(&self) -> impl Iterator<Item = Process<'_>> {
+        let rows = self.board().processes.iter().enumerate();
+        let there = rows.filter(|(_, row)| row.pid.load(SeqCst) != 0);
+        there.filter(|(number, _)| self.lives(*number)).map(|(number, row)| Process { number, row })
+    }
+
+    /// The process with this id, in the pid namespace of the caller.
+    pub fn process(&self, pid: u32) -> Option<Process<'_>> {
+        let own = own_namespace();
+        self.processes().find(|process| process.pid() == pid && process.row.namespace.load(SeqCst) == own)
+    }
+
+    fn lives(&self, number: usize) -> bool {
+        // Who cannot be asked about is there: unknown is not free.
+        lock::is_taken(&self.file, SEATS + number as u64).unwrap_or(true)
+    }
+
+    /// Bytes of a card that are not free.
+    pub fn used(&self, card: usize) -> u64 {
+        self.processes().fold(IDLE_BYTES, |sum, process| sum.saturating_add(process.used(card)))
+    }
+
+    /// Makes a card fail, or work again.
+    pub fn fault(&self, card: usize, fault: CardFault) -> bool {
+        self.cards().get(card).map(|card| set_fault(card, fault)).is_some()
+    }
+
+    pub(crate) fn lock_books(&self) {
+        // The file is open and locks need no memory; without one the books are only less exact.
+        let _ = lock::take(&self.file, BOOKS);
+    }
+
+    pub(crate) fn unlock_books(&self) {
+        let _ = lock::release(&self.file, BOOKS);
+    }
+}
+
+fn set_fault(card: &Card, fault: CardFault) {
+    match fault {
+        CardFault::Nvml(fault) => card.nvml_fault.store(fault as u32, SeqCst),
+        CardFault::Checkpoint(fault) => card.checkpoint_fault.store(fault as u32, SeqCst),
+        CardFault::Allocations(count) => card.failing_allocations.store(count, SeqCst),
+        CardFault::SlowPercent(percent) => card.slow_percent.store(percent, SeqCst),
+        CardFault::CopyBytesPerS(rate) => card.copy_bytes_per_s.store(rate, SeqCst),
+        CardFault::Clear => {
+            set_fault(card, CardFault::Nvml(NvmlFault::None));
+            set_fault(card, CardFault::Checkpoint(CheckpointFault::None));
+            set_fault(card, CardFault::Allocations(0));
+            set_fault(card, CardFault::SlowPercent(0));
+            set_fault(card, CardFault::CopyBytesPerS(0));
+        }
+    }
+}
+
+/// A process's own row, and the lock that says that it lives.
+#[derive(Debug)]
+pub struct Seat {
+    state: State,
+    number: usize,
+    /// An open file of its own: with it the lock goes.
+    file: File,
+    running: Mutex<()>,
+}
+
+impl Seat {
+    /// Sits down; the row is free again when this process ends, however it does.
+    pub fn take(state: State) -> Result<Seat, StateError> {
+        let failed = |source| StateError::File { path: state.path.clone(), source };
+        let file = OpenOptions::new().read(true).write(true).open(&state.path).map_err(failed)?;
+        state.lock_books();
+        let rows = &state.board().processes;
+        let found = (0..rows.len()).find(|number| lock::try_take(&file, SEATS + *number as u64).unwrap_or(false));
+        if let Some(number) = found {
+            let row = &rows[number];
+            clear(row);
+            row.uid.store(own_uid(), SeqCst);
+            row.start.store(own_start(), SeqCst);
+            row.namespace.store(own_namespace(), SeqCst);
+            row.pid.store(std::process::id(), SeqCst);
+        }
+        state.unlock_books();
+        match found {
+            Some(number) => Ok(Seat { state, number, file, running: Mutex::new(()) }),
+            None => Err(StateError::Crowded),
+        }
+    }
+
+    /// The cards.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Its row.
+    pub fn row(&self) -> &Row {
+        &self.state.board().processes[self.number]
+    }
+
+    /// The descriptors that a forked child must close: with them it would keep its parent's seat.
+    pub fn descriptors(&self) -> [i32; 2] {
+        [self.file.as_raw_fd(), self.state.file.as_raw_fd()]
+    }
+
+    /// Takes bytes of a card.
+    pub fn reserve(&self, card: usize, bytes: u64) -> Result<(), Full> {
+        let Some(of_card) = self.state.cards().get(card) else { return Err(Full) };
+        let fails = of_card.failing_allocations.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        if fails {
+            return Err(Full);
+        }
+        self.state.lock_books();
+        let free = of_card.total.load(SeqCst).saturating_sub(self.state.used(card));
+        let fits = bytes <= free;
+        if fits {
+            self.row().cards[card].used.fetch_add(bytes, SeqCst);
+        }
+        self.state.unlock_books();
+        if fits { Ok(()) } else { Err(Full) }
+    }
+
+    /// Gives bytes back.
+    pub fn give_back(&self, card: usize, bytes: u64) {
+        let share = &self.row().cards[card];
+        // A number that anybody can write is not trusted to be large enough.
+        let _ = share.used.fetch_update(SeqCst, SeqCst, |used| Some(used.saturating_sub(bytes)));
+    }
+
+    /// A kernel begins on a card; it ends with the drop.
+    pub fn kernel(&self, card: usize) -> Running<'_> {
+        let share = &self.row().cards[card];
+        let held = self.running.lock();
+        if share.running.fetch_add(1, SeqCst) == 0 {
+            share.busy_since.store(now_ns().max(1), SeqCst);
+        }
+        drop(held);
+        Running { seat: self, card }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.state.lock_books();
+        clear(self.row());
+        let _ = lock::release(&self.file, SEATS + self.number as u64);
+        self.state.unlock_books();
+    }
+}
+
+/// A kernel that runs.
+#[derive(Debug)]
+pub struct Running<'a> {
+    seat: &'a Seat,
+    card: usize,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let share = &self.seat.row().cards[self.card];
+        let held = self.seat.running.lock();
+        if share.running.fetch_sub(1, SeqCst) == 1 {
+            let since = share.busy_since.swap(0, SeqCst);
+            share.busy_ns.fetch_add(now_ns().saturating_sub(since), SeqCst);
+        }
+        drop(held);
+    }
+}
+
+fn clear(row: &Row) {
+    row.pid.store(0, SeqCst);
+    for number in [&row.uid, &row.checkpoint, &row.inside, &row.managed, &row.contexts] {
+        number.store(0, SeqCst);
+    }
+    row.start.store(0, SeqCst);
+    row.namespace.store(0, SeqCst);
+    for share in &row.cards {
+        for number in [&share.used, &share.parked, &share.busy_ns, &share.busy_since] {
+            number.store(0, SeqCst);
+        }
+        share.running.store(0, SeqCst);
+        share.contexts.store(0, SeqCst);
+    }
+}
+
+/// The caller's effective user.
+pub fn own_uid() -> u32 {
+    // SAFETY: it has no arguments and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+fn own_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+}
+
+/// When this process started: field 22 of its line, counted after the name in parentheses.
+fn own_start() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after.split_whitespace().nth(19).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Sixteen bytes that say which card of which file it is (FNV-1a, twice).
+fn uuid(path: &Path, number: usize) -> [u8; 16] {
+    let text = format!("{}#{number}", path.display());
+    let hash = |seed: u64| text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&hash(0xcbf2_9ce4_8422_2325).to_le_bytes());
+    uuid[8..].copy_from_slice(&hash(0x8422_2325_cbf2_9ce4).to_le_bytes());
+    uuid
+}

@@ -1,0 +1,146 @@
+//! Several open files stand for several processes: to the kernel's locks they are the same.
+
+use std::path::Path;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use sublet_softgpu::checkpoint::Refused;
+use sublet_softgpu::state::{Checkpoint, Full, IDLE_BYTES};
+use sublet_softgpu::{CardFault, CheckpointFault, Seat, State, StateError};
+
+const GIB: u64 = 1 << 30;
+
+fn cards(dir: &Path, spec: &str) -> State {
+    State::create(&dir.join("cards"), &spec.parse().unwrap()).unwrap()
+}
+
+fn sit(dir: &Path) -> Seat {
+    Seat::take(State::open(&dir.join("cards")).unwrap()).unwrap()
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn nobody_gets_what_another_has_and_it_comes_back_with_its_owner() {
+    let dir = directory();
+    let state = cards(dir.path(), "2x4GiB");
+    let (one, two) = (sit(dir.path()), sit(dir.path()));
+    assert_eq!(one.reserve(0, 3 * GIB), Ok(()));
+    assert_eq!(two.reserve(0, GIB), Err(Full), "the driver keeps a little");
+    assert_eq!(two.reserve(0, GIB - IDLE_BYTES), Ok(()));
+    assert_eq!(two.reserve(1, 3 * GIB), Ok(()), "another card is another matter");
+    assert_eq!(two.reserve(2, 1), Err(Full), "there is no such card");
+    assert_eq!((state.used(0), two.state().used(0)), (4 * GIB, 4 * GIB));
+    one.give_back(0, GIB);
+    assert_eq!(two.reserve(0, GIB), Ok(()));
+    drop(one);
+    assert_eq!(state.used(0), 2 * GIB);
+    assert_eq!(state.processes().count(), 1);
+}
+
+#[test]
+fn the_same_cards_are_kept_and_others_only_made_when_nobody_is_there() {
+    let dir = directory();
+    let path = dir.path().join("cards");
+    let state = cards(dir.path(), "1x4GiB");
+    let uuid = |state: &State| state.cards()[0].uuid.iter().map(|byte| byte.load(SeqCst)).collect::<Vec<_>>();
+    let seat = sit(dir.path());
+    seat.reserve(0, GIB).unwrap();
+    assert_eq!(State::create(&path, &"1x4GiB".parse().unwrap()).unwrap().used(0), IDLE_BYTES + GIB);
+    let refused = State::create(&path, &"2x8GiB".parse().unwrap());
+    assert!(matches!(refused, Err(StateError::InUse { .. })), "{refused:?}");
+    drop(seat);
+    let other = State::create(&path, &"2x8GiB".parse().unwrap()).unwrap();
+    assert_eq!((other.cards().len(), other.used(0)), (2, IDLE_BYTES));
+    assert_eq!(uuid(&state), uuid(&other), "a card's name stays");
+    std::fs::write(dir.path().join("text"), "not cards").unwrap();
+    assert!(matches!(State::open(&dir.path().join("text")), Err(StateError::NotCards { .. })));
+    assert!(matches!(State::open(&dir.path().join("none")), Err(StateError::File { .. })));
+}
+
+#[test]
+fn a_process_is_taken_off_its_card_and_put_back() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let pid = std::process::id();
+    assert_eq!(state.checkpoint_state(pid), Err(Refused::OperatingSystem), "it is not there");
+    let seat = sit(dir.path());
+    seat.reserve(0, 3 * GIB).unwrap();
+    assert_eq!(state.checkpoint_state(pid), Ok(Checkpoint::Running));
+    assert_eq!(state.checkpoint_save(pid), Err(Refused::IllegalState), "it is not locked");
+    let inside = seat.pass();
+    let soon = Some(Duration::from_millis(20));
+    assert_eq!(state.checkpoint_lock(pid, soon), Err(Refused::NotReady), "a call is under way");
+    assert_eq!(state.checkpoint_state(pid), Ok(Checkpoint::Running));
+    drop(inside);
+    assert_eq!(state.checkpoint_lock(pid, soon), Ok(()));
+    assert_eq!(state.checkpoint_save(pid), Ok(()));
+    assert_eq!((state.used(0), state.checkpoint_state(pid)), (IDLE_BYTES, Ok(Checkpoint::Checkpointed)));
+    assert_eq!(state.checkpoint_unlock(pid), Err(Refused::IllegalState));
+    assert_eq!(state.checkpoint_restore(pid), Ok(()));
+    assert_eq!(state.used(0), IDLE_BYTES + 3 * GIB);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| drop(seat.pass()));
+        assert_eq!(state.checkpoint_unlock(pid), Ok(()));
+        waits.join().unwrap();
+    });
+}
+
+#[test]
+fn a_restore_without_room_loses_the_process() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let pid = std::process::id();
+    let seat = sit(dir.path());
+    seat.reserve(0, 3 * GIB).unwrap();
+    state.checkpoint_lock(pid, None).unwrap();
+    state.checkpoint_save(pid).unwrap();
+    // Another process with the same id, as far as the books are concerned: it has the card now.
+    let other = sit(dir.path());
+    other.row().pid.store(pid + 1, SeqCst);
+    other.reserve(0, 2 * GIB).unwrap();
+    assert_eq!(state.checkpoint_restore(pid), Err(Refused::OutOfMemory));
+    drop(other);
+    assert_eq!(state.checkpoint_restore(pid), Err(Refused::OperatingSystem), "for good");
+    assert_eq!(state.checkpoint_unlock(pid), Err(Refused::IllegalState));
+}
+
+#[test]
+fn faults_happen_when_they_are_ordered() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let pid = std::process::id();
+    let seat = sit(dir.path());
+    seat.row().cards[0].contexts.store(1, SeqCst);
+    assert!(state.fault(0, CardFault::Allocations(2)) && !state.fault(1, CardFault::Allocations(2)));
+    assert_eq!((seat.reserve(0, 1), seat.reserve(0, 1), seat.reserve(0, GIB)), (Err(Full), Err(Full), Ok(())));
+    state.fault(0, CardFault::Checkpoint(CheckpointFault::TimesOut));
+    assert_eq!(state.checkpoint_lock(pid, Some(Duration::from_millis(5))), Err(Refused::NotReady));
+    state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
+    state.checkpoint_lock(pid, None).unwrap();
+    assert_eq!((state.checkpoint_save(pid), state.used(0)), (Ok(()), IDLE_BYTES + GIB));
+    state.fault(0, CardFault::Clear);
+    seat.row().managed.store(1, SeqCst);
+    seat.row().checkpoint.store(Checkpoint::Locked as u32, SeqCst);
+    assert_eq!(state.checkpoint_save(pid), Err(Refused::NotSupported));
+    assert_eq!(state.checkpoint_unlock(pid), Ok(()), "and it is unharmed");
+}
+
+#[test]
+fn busy_time_is_the_time_in_which_kernels_ran() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let seat = sit(dir.path());
+    let busy = || state.processes().next().unwrap().busy_ns(0);
+    assert_eq!(busy(), 0);
+    let (one, two) = (seat.kernel(0), seat.kernel(0));
+    let begun = sublet_softgpu::state::now_ns();
+    while busy() < 2_000_000 {}
+    drop(one);
+    assert!(seat.row().cards[0].busy_since.load(SeqCst) > 0, "one still runs");
+    drop(two);
+    let (sum, wall) = (busy(), sublet_softgpu::state::now_ns() - begun);
+    assert!(sum >= 2_000_000 && sum <= wall + 1_000_000, "{sum} of {wall}");
+    assert_eq!(busy(), sum, "none runs");
+}
