@@ -112,7 +112,7 @@ fn a_field_out_of_its_range_or_of_a_wrong_type_is_refused() {
 #[test]
 fn what_no_card_could_ever_hold_is_refused_and_not_queued() {
     check(&[
-        (r#"{"vram_bytes": 1}"#, &["below_context"]),
+        (r#"{"vram_bytes": 1}"#, &["bad_value"]),
         (r#"{"vram_bytes": 1048576}"#, &["below_context"]),
         (r#"{"vram_bytes": 51539607552}"#, &["never_fits"]),
         (r#"{"vram_bytes": 1073741824, "gpus": 2}"#, &["never_fits"]),

@@ -49,7 +49,7 @@ pub enum Preempt {
     /// Whatever loses nothing.
     #[default]
     Usual,
-    /// Nothing: it keeps its lease until it gives it back. Takes a quota.
+    /// Nothing, as long as it is used. Takes a quota.
     Never,
 }
 
@@ -147,6 +147,8 @@ pub enum BadAsk {
 }
 
 impl Ask {
+    /// Nothing useful is smaller, and a card is not a million leases.
+    pub const VRAM_MIN: Bytes = Bytes::mib(1);
     /// Cards in one lease: above what one host has.
     pub const GPUS_MAX: u16 = 64;
     /// A renewed lease must show life once a day.
@@ -185,7 +187,7 @@ impl Ask {
             Term::Renewed(_) => Ask::TTL_MAX,
             Term::Fixed(_) => Ask::FIXED_MAX,
         };
-        if matches!(self.vram, Vram::Bytes(b) if b == Bytes::ZERO || b > Bytes::MAX_ASK) {
+        if matches!(self.vram, Vram::Bytes(b) if b < Ask::VRAM_MIN || b > Bytes::MAX_ASK) {
             Err(BadAsk::Vram)
         } else if self.gpus == 0 || self.gpus > Ask::GPUS_MAX {
             Err(BadAsk::Gpus)
@@ -198,7 +200,7 @@ impl Ask {
         } else if on_text.is_some_and(|t| t.is_empty() || !plain(t, Ask::ON_MAX)) {
             Err(BadAsk::On)
         } else if matches!((self.at_least, self.vram), (Some(least), Vram::Bytes(full)) if least >= full)
-            || self.at_least == Some(Bytes::ZERO)
+            || self.at_least.is_some_and(|least| least < Ask::VRAM_MIN)
         {
             Err(BadAsk::AtLeast)
         } else {

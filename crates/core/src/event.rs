@@ -274,7 +274,7 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::BadAsk(BadAsk::Vram) => f.write_str("`vram_bytes` must be at least 1 byte and at most 1024 TiB"),
+            Refusal::BadAsk(BadAsk::Vram) => f.write_str("`vram_bytes` must be at least 1 MiB and at most 1024 TiB"),
             Refusal::BadAsk(BadAsk::Gpus) => write!(f, "`gpus` must be 1 to {}", Ask::GPUS_MAX),
             Refusal::BadAsk(BadAsk::Term) => f.write_str("`ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days"),
             Refusal::BadAsk(BadAsk::Priority) => f.write_str("`priority` must be -10 to 10"),
@@ -314,7 +314,9 @@ impl fmt::Display for Refusal {
                 write!(f, "that cannot start now, but {vram} of each of {gpus} cards can")
             }
             Refusal::NoRoom { largest } => write!(f, "there is no room now (largest possible: {largest})"),
-            Refusal::QueueFull { own: true } => f.write_str("you have as many asks in the queue as you may"),
+            Refusal::QueueFull { own: true } => {
+                f.write_str("you, or your group, have as many asks in the queue as you may")
+            }
             Refusal::QueueFull { own: false } => f.write_str("the queue is full"),
             Refusal::DiskFull => f.write_str("the disk is full, so no new lease can be promised"),
             Refusal::BadToken(bad) => bad.fmt(f),

@@ -6,7 +6,7 @@
 use crate::ask::{Preempt, Term, Vram};
 use crate::decide::board::could_hold;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
-use crate::ids::{CardId, LeaseId};
+use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::quota::{self, Held};
 use crate::room::Closed;
@@ -122,6 +122,8 @@ pub enum NoBound {
     OwnAhead,
     /// Too many are ahead to count.
     Far,
+    /// It has so much GPU time a day, which may be used up before.
+    Budget,
     /// The disk is full.
     Disk,
 }
@@ -132,7 +134,7 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let cap = state.policy().hold_cap;
     let long = |waiter: &Lease| match waiter.ask.term {
         Term::Fixed(term) => term > cap,
-        Term::Renewed(_) => waiter.ask.preempt == Preempt::Never,
+        Term::Renewed(term) => term > cap || waiter.ask.preempt == Preempt::Never,
     };
     if state.disk_full() {
         return Bound::None(NoBound::Disk);
@@ -156,17 +158,22 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     if state.queue().before(lease.tenant, place) > 0 {
         return Bound::None(NoBound::OwnAhead);
     }
-    // Of each other tenant only the first waiter can be served before it: the next one's turn begins
-    // when that is over, too late to pass.
-    let others = state.queue().firsts().filter(|(_, tenant)| *tenant != lease.tenant);
-    let others: Vec<LeaseId> = others.map(|(id, _)| id).take(PLACE_MAX + 1).collect();
+    if quota::has_budget(state, lease.tenant) {
+        return Bound::None(NoBound::Budget);
+    }
+    let others: Vec<(LeaseId, TenantId)> =
+        state.queue().everybody().filter(|(_, tenant)| *tenant != lease.tenant).take(PLACE_MAX + 1).collect();
     if others.len() > PLACE_MAX {
         return Bound::None(NoBound::Far);
     }
-    if let Some(other) = others.iter().find(|id| state.lease(**id).is_some_and(long)) {
+    if let Some((other, _)) = others.iter().find(|(id, _)| state.lease(*id).is_some_and(long)) {
         return Bound::None(NoBound::Ahead(*other));
     }
-    let ahead = others.len();
+    // Of each other tenant its first waiter can be served before it, and one more where that one cannot
+    // start yet: the next one's turn begins when the tenant was served, too late to pass.
+    let mut of_tenant: BTreeMap<TenantId, usize> = BTreeMap::new();
+    others.iter().for_each(|(_, tenant)| *of_tenant.entry(*tenant).or_default() += 1);
+    let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum();
     let policy = state.policy();
     let head = policy.head_start.largest() - (lease.asked.0 as i64 - place.rank);
     let since = lease.asked.max(state.rows().tenants[lease.tenant.0 as usize].turn);

@@ -7,9 +7,13 @@
 //! first = the later of its arrival and its tenant's turn (when the waiter before it left)
 //! key   = first + clamp(mark − first, 0, debt_max) − head start           ties by arrival number
 //! ```
-//! So a thousand asks made at once are one waiter at a time among the others'. A tenant's mark and
-//! turn are absolute times: the order changes with a charge or a departure, never with time alone. Each tenant has its own line; the heads of all lines stand in one more. A tenant that its
-//! own quota holds back stands aside with its whole line, and costs nothing until it may come back.
+//! Whoever stands behind another of its tenant counts from when the tenant was last served, too: one
+//! that cannot start yet does not let those behind it pass as if they had waited alone. So a thousand
+//! asks made at once are one waiter at a time among the others'. Marks and turns are absolute times:
+//! the order changes with a charge or a departure, never with time alone.
+//!
+//! Each tenant has its own line; the heads of all lines stand in one more. A tenant that its own
+//! quota holds back stands aside with its whole line, and costs nothing until it may come back.
 
 use crate::ids::{LeaseId, TenantId};
 use crate::units::{Span, Time};
@@ -56,8 +60,19 @@ struct Line {
     places: BTreeSet<Place>,
     mark: Time,
     turn: Time,
+    /// When one of them was last served.
+    served: Time,
     /// What stands for it among the heads.
     head: Option<Head>,
+}
+
+impl Line {
+    /// Where a waiter of this line stands among the others.
+    fn key(&self, place: &Place, debt_max: Span) -> i64 {
+        let first = self.places.first() == Some(place);
+        let turn = if first { self.turn } else { self.turn.max(self.served) };
+        place.key(self.mark, turn, debt_max)
+    }
 }
 
 impl Queue {
@@ -110,6 +125,18 @@ impl Queue {
         self.mend_head(tenant);
     }
 
+    /// One of a tenant's waiters was served.
+    pub fn set_served(&mut self, tenant: TenantId, at: Time) {
+        let line = self.line_mut(tenant);
+        line.served = line.served.max(at);
+        self.mend_head(tenant);
+    }
+
+    /// When one of a tenant's waiters was last served.
+    pub fn served(&self, tenant: TenantId) -> Time {
+        self.line(tenant).map_or(Time::ZERO, |line| line.served)
+    }
+
     /// Whether nobody of its tenant stands before it.
     pub fn is_first(&self, tenant: TenantId, place: Place) -> bool {
         self.line(tenant).and_then(|line| line.places.first()) == Some(&place)
@@ -118,7 +145,7 @@ impl Queue {
     /// Where a waiter stands among the others, and where its tenant's first one does.
     pub fn keys(&self, tenant: TenantId, place: Place) -> Option<[(i64, LeaseId); 2]> {
         let line = self.line(tenant)?;
-        let key = |place: &Place| (place.key(line.mark, line.turn, self.debt_max), place.lease);
+        let key = |place: &Place| (line.key(place, self.debt_max), place.lease);
         Some([key(&place), key(line.places.first()?)])
     }
 
@@ -149,7 +176,7 @@ impl Queue {
         let (debt_max, aside) = (self.debt_max, self.aside.contains(&tenant));
         let line = self.line_mut(tenant);
         let first = line.places.first().filter(|_| !aside);
-        let head = first.map(|place| (place.key(line.mark, line.turn, debt_max), place.lease, tenant));
+        let head = first.map(|place| (line.key(place, debt_max), place.lease, tenant));
         let old = std::mem::replace(&mut line.head, head);
         if old != head {
             if let Some(old) = old {
@@ -164,6 +191,11 @@ impl Queue {
         self.heads.first().map(|(_, lease, _)| *lease)
     }
 
+    /// The first waiter of a tenant, also if it stands aside.
+    pub fn first_of(&self, tenant: TenantId) -> Option<LeaseId> {
+        self.line(tenant).and_then(|line| line.places.first()).map(|place| place.lease)
+    }
+
     /// The first waiter of each tenant, also of those who stand aside.
     pub fn firsts(&self) -> impl Iterator<Item = (LeaseId, TenantId)> + '_ {
         let lines = self.lines.iter().zip(0..);
@@ -176,7 +208,7 @@ impl Queue {
         for tenant in &self.aside {
             let line = &self.lines[tenant.0 as usize];
             if let Some(first) = line.places.first() {
-                let head = (first.key(line.mark, line.turn, self.debt_max), first.lease, *tenant);
+                let head = (line.key(first, self.debt_max), first.lease, *tenant);
                 cursor.followed.insert(*tenant);
                 cursor.later.push(Reverse((head, *first)));
             }
@@ -234,7 +266,7 @@ impl Cursor {
     pub fn go_on(&mut self, queue: &Queue, place: Place, tenant: TenantId) {
         let Some(line) = queue.line(tenant) else { return };
         if let Some(next) = line.places.range((Excluded(place), Unbounded)).next() {
-            self.later.push(Reverse(((next.key(line.mark, line.turn, queue.debt_max), next.lease, tenant), *next)));
+            self.later.push(Reverse(((line.key(next, queue.debt_max), next.lease, tenant), *next)));
         }
     }
 }
@@ -249,8 +281,8 @@ mod tests {
     /// One line of a story: a tenant's ask at a time with a head start.
     type Asked = (u32, u64, i64);
 
-    /// What a tenant owes, and since when its first waiter is the first.
-    type Owes = (u64, u64);
+    /// What a tenant owes, since when its first waiter is the first, and when it was last served.
+    type Owes = (u64, u64, u64);
 
     fn queue(asks: &[Asked], marks: &[Owes]) -> (Queue, Vec<(Place, TenantId)>) {
         let mut queue = Queue::new(DEBT_MAX);
@@ -260,16 +292,17 @@ mod tests {
             queue.insert(TenantId(*tenant), place);
             all.push((place, TenantId(*tenant)));
         }
-        for (tenant, (mark, turn)) in (0..).zip(marks) {
+        for (tenant, (mark, turn, served)) in (0..).zip(marks) {
             queue.set_mark(TenantId(tenant), Time(*mark), Time(*turn));
+            queue.set_served(TenantId(tenant), Time(*served));
         }
         (queue, all)
     }
 
     /// The rule as it is written, without any structure: again and again, of each tenant's first
-    /// waiter the one that comes first.
-    fn by_force(all: &[(Place, TenantId)], marks: &[Owes]) -> Vec<LeaseId> {
-        let mut left = all.to_vec();
+    /// waiter of those `left` the one that comes first.
+    fn by_force(all: &[(Place, TenantId)], left: &[(Place, TenantId)], marks: &[Owes]) -> Vec<LeaseId> {
+        let mut left = left.to_vec();
         let mut order = Vec::new();
         while !left.is_empty() {
             let firsts = left.iter().filter(|(place, tenant)| {
@@ -277,7 +310,11 @@ mod tests {
                     .all(|(other, whose)| whose != tenant || (place.rank, place.lease) <= (other.rank, other.lease))
             });
             let key = |place: &Place, tenant: TenantId| {
-                let (mark, turn) = marks[tenant.0 as usize];
+                let (mark, turn, served) = marks[tenant.0 as usize];
+                let behind = all
+                    .iter()
+                    .any(|(other, whose)| *whose == tenant && (other.rank, other.lease) < (place.rank, place.lease));
+                let turn = if behind { turn.max(served) } else { turn };
                 let first = place.arrival.0.max(turn) as i64;
                 let head_start = place.arrival.0 as i64 - place.rank;
                 first + (mark as i64 - first).clamp(0, DEBT_MAX.0 as i64) - head_start
@@ -293,7 +330,7 @@ mod tests {
         #[test]
         fn the_order_is_that_of_the_rule_itself(
             asks in prop::collection::vec((0u32..5, 0u64..100, -20i64..20), 0..60),
-            marks in prop::collection::vec((0u64..200, 0u64..150), 5),
+            marks in prop::collection::vec((0u64..200, 0u64..150, 0u64..150), 5),
             gone in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
         ) {
             let (mut queue, mut all) = queue(&asks, &marks);
@@ -303,7 +340,7 @@ mod tests {
                     queue.remove(tenant, place);
                 }
             }
-            let want = by_force(&all, &marks);
+            let want = by_force(&all, &all, &marks);
             prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), want.clone());
             prop_assert_eq!(queue.first(), want.first().copied());
             prop_assert_eq!(queue.len(), all.len());
@@ -313,27 +350,30 @@ mod tests {
         #[test]
         fn a_charge_on_the_way_moves_only_those_who_come_later(
             asks in prop::collection::vec((0u32..4, 0u64..50, -9i64..9), 0..40),
-            marks in prop::collection::vec((0u64..60, 0u64..60), 4),
+            marks in prop::collection::vec((0u64..60, 0u64..60, 0u64..60), 4),
             taken in prop::collection::vec((any::<bool>(), 0u64..40), 40),
         ) {
             let (mut queue, all) = queue(&asks, &marks);
             let mut marks = marks;
             let mut cursor = Cursor::default();
             let mut kept: Vec<(Place, TenantId)> = Vec::new();
-            let mut left = all;
+            let (mut there, mut left) = (all.clone(), all);
             while let Some((place, tenant)) = cursor.next(&queue) {
-                let first = by_force(&left, &marks)[0];
+                let first = by_force(&there, &left, &marks)[0];
                 prop_assert_eq!(place.lease, first);
                 left.retain(|(other, _)| other.lease != place.lease);
                 let (take, charge) = taken[place.lease.0 as usize];
                 if take {
-                    let (mark, turn) = &mut marks[tenant.0 as usize];
+                    let (mark, turn, served) = &mut marks[tenant.0 as usize];
                     *mark += charge;
                     if queue.is_first(tenant, place) {
                         *turn += charge / 2;
                     }
+                    *served += charge / 3;
                     queue.set_mark(tenant, Time(*mark), Time(*turn));
+                    queue.set_served(tenant, Time(*served));
                     queue.remove(tenant, place);
+                    there.retain(|(other, _)| other.lease != place.lease);
                 } else {
                     kept.push((place, tenant));
                 }
@@ -348,14 +388,14 @@ mod tests {
             asks in prop::collection::vec((0u32..4, 0u64..50, 0i64..9), 0..40),
             aside in 0u32..4,
         ) {
-            let marks = [(0, 0); 4];
+            let marks = [(0, 0, 0); 4];
             let (mut queue, all) = queue(&asks, &marks);
             queue.stand_aside(TenantId(aside));
             let others: Vec<_> = all.iter().copied().filter(|(_, tenant)| tenant.0 != aside).collect();
-            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&others, &marks));
-            prop_assert_eq!(queue.everybody().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &marks));
+            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &others, &marks));
+            prop_assert_eq!(queue.everybody().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &all, &marks));
             queue.come_back(TenantId(aside));
-            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &marks));
+            prop_assert_eq!(queue.iter().map(|(lease, _)| lease).collect::<Vec<_>>(), by_force(&all, &all, &marks));
         }
     }
 }

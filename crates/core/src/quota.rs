@@ -5,7 +5,7 @@
 
 use crate::ask::{Ask, Preempt};
 use crate::decide::serve::{could_be, least_wish};
-use crate::ids::TenantId;
+use crate::ids::{CardId, TenantId};
 use crate::policy::{Caps, Policy};
 use crate::rows::{Hold, Lease, Rows, Tenant, gpu_time};
 use crate::state::State;
@@ -131,6 +131,11 @@ impl Books {
     pub fn shares(&self, tenant: TenantId) -> (u64, u64) {
         let own = u64::from(self.tenants[tenant.0 as usize].share);
         (own, self.shares.max(own))
+    }
+    /// Whether two tenants share a quota: they are one, or in one capped group.
+    pub fn share_quota(&self, one: TenantId, other: TenantId) -> bool {
+        let groups = |tenant: TenantId| &self.tenants[tenant.0 as usize].groups;
+        one == other || groups(one).iter().any(|group| groups(other).contains(group))
     }
     /// Who shares a capped group with it.
     pub fn mates(&self, tenant: TenantId) -> BTreeSet<TenantId> {
@@ -292,6 +297,13 @@ fn first_term(state: &State, ask: &Ask, wish: Bytes) -> Span {
     Span(least.unwrap_or_default().0.saturating_mul(u64::from(ask.gpus)))
 }
 
+/// Whether a tenant, or a group of its, has only so much GPU time a day.
+pub fn has_budget(state: &State, tenant: TenantId) -> bool {
+    let books = state.books();
+    let mut caps = books.groups(tenant).map(|(_, _, caps)| caps).chain([books.caps(tenant)]);
+    caps.any(|caps| caps.gpu_day.is_some())
+}
+
 /// Whether a tenant and its groups may be charged so much more GPU time today.
 pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
     let books = state.books();
@@ -301,11 +313,19 @@ pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
     within(None, books.caps(tenant)) && books.groups(tenant).all(|(name, _, caps)| within(Some(name), caps))
 }
 
-/// Whether a tenant and its groups may hold so many bytes more.
-pub fn may_hold(state: &State, tenant: TenantId, more: Bytes) -> bool {
-    let books = state.books();
-    let within = |load: &Load, caps: &Caps| caps.vram.is_none_or(|cap| load.vram + more <= cap);
-    within(books.load(tenant), books.caps(tenant)) && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
+/// Whether a waiter's tenant and its groups may have so much of just these cards: what a lease is
+/// charged and counts for shows only once its cards are chosen.
+pub fn allows(state: &State, lease: &Lease, cards: &[CardId], vram: Bytes) -> bool {
+    let (books, tenant) = (state.books(), lease.tenant);
+    let more = Bytes(vram.0.saturating_mul(cards.len() as u64));
+    let never = lease.ask.preempt == Preempt::Never;
+    let within = |load: &Load, caps: &Caps| {
+        caps.vram.is_none_or(|cap| load.vram + more <= cap)
+            && caps.never.filter(|_| never).is_none_or(|cap| load.never + more <= cap)
+    };
+    within(books.load(tenant), books.caps(tenant))
+        && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
+        && affords(state, tenant, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
 }
 
 /// Whether a tenant and its groups may ever hold so many bytes.

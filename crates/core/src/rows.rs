@@ -195,6 +195,14 @@ pub struct Hold {
     pub day: u32,
 }
 
+impl Hold {
+    /// The time that a renewal until then charges on this day. What is left of a term that an earlier
+    /// day was charged is used today, so today is charged for it: it is what an early end gives back.
+    pub fn added(&self, until: Time, now: Time, day: u32) -> Span {
+        if self.day == day { until.since(self.until) } else { until.since(now) }
+    }
+}
+
 /// How it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finish {
@@ -358,7 +366,8 @@ impl Rows {
             Action::Renew { lease, at, until, idle, mark, before } => {
                 if let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
                     let tenant = &mut self.tenants[tenant.0 as usize];
-                    tenant.today += gpu_time(&self.cards, &hold.cards, hold.vram, until.since(hold.until)).0;
+                    tenant.today +=
+                        gpu_time(&self.cards, &hold.cards, hold.vram, hold.added(*until, *at, self.meta.day)).0;
                     hold.paid = hold.unused(*at) + tenant.pay(*at, *mark);
                     (hold.renewed, hold.until, hold.idle, hold.before) = (*at, *until, *idle, *before);
                     hold.day = self.meta.day;

@@ -41,6 +41,8 @@ pub struct State {
     listed: BTreeSet<CardId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
+    /// Since when it is the day it is.
+    pub(crate) day_seen: Option<Time>,
     mutant: Option<Mutant>,
 }
 
@@ -76,6 +78,7 @@ impl State {
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
+            day_seen: None,
             mutant: None,
             rows: Rows::default(),
             policy,
@@ -92,6 +95,9 @@ impl State {
     fn index(&mut self, lease: &Lease) {
         // Activity is unreadable after a start, and unreadable counts as active.
         let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
+        if let Some(hold) = lease.hold() {
+            self.queue.set_served(lease.tenant, hold.granted);
+        }
         match &lease.phase {
             Phase::Waiting { .. } => self.line_up(lease),
             Phase::Active(hold) => self.put_claims(lease, hold),
@@ -254,6 +260,7 @@ impl State {
                     self.put_claims(&row, hold);
                     self.set_due(*lease, self.first_due(&row));
                     self.set_mark(row.tenant);
+                    self.queue.set_served(row.tenant, hold.granted);
                 }
             }
             Action::Renew { lease, .. } => {
@@ -344,8 +351,8 @@ impl State {
         match (&lease.phase, lease.ask.term) {
             (Phase::Ending(..), _) => Time::ZERO,
             (_, Term::Fixed(_)) => hold.until,
-            (_, Term::Renewed(_)) if hold.idle => hold.until,
             (_, Term::Renewed(_)) if lease.ask.preempt == Preempt::Never => Time::NEVER,
+            (_, Term::Renewed(_)) if hold.idle => hold.until,
             (_, Term::Renewed(_)) => hold.until.max(hold.before.map_or(cap, |before| before.min(cap))),
         }
     }
@@ -388,7 +395,11 @@ impl State {
         self.books = Books::new(&self.rows, &self.policy);
         self.wishes.clear();
         let unbound = self.planted(Mutant::NoClamp);
-        self.queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
+        let queue = Queue::new(if unbound { Span::secs(1 << 40) } else { self.policy.debt_max });
+        let old = std::mem::replace(&mut self.queue, queue);
+        for tenant in (0..self.rows.tenants.len() as u32).map(TenantId) {
+            self.queue.set_served(tenant, old.served(tenant));
+        }
         self.set_marks();
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
             match lease.hold() {

@@ -44,6 +44,8 @@ const LONE: usize = 4;
 const FULL_AGAIN: Duration = Duration::from_secs(5);
 /// How long nothing is decided when not even the ballast was enough.
 const STUCK: Duration = Duration::from_secs(1);
+/// Core is told which day it is at midnight, and once an hour: the clock may have been set.
+const DAY_AGAIN_US: u64 = 3_600_000_000;
 /// A longer suspend is told to core.
 const SUSPEND_US: u64 = 10_000_000;
 
@@ -88,8 +90,8 @@ pub struct Loop {
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
-    /// When the day ends that was last begun, by the wall clock.
-    midnight_us: u64,
+    /// When core is told again which day it is, by the wall clock.
+    day_again_us: u64,
     full: Option<Full>,
     own: Arc<str>,
     host: Arc<Host>,
@@ -126,7 +128,7 @@ impl Loop {
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
-            midnight_us: midnight_us(),
+            day_again_us: day_again_us(),
             full: None,
             own: Arc::from("sublet"),
             host: parts.host,
@@ -219,8 +221,10 @@ impl Loop {
             self.take(Event::Awoke);
         }
         self.suspended_us = suspended;
-        if wall_us() >= self.midnight_us {
-            self.midnight_us = midnight_us();
+        let wall = wall_us();
+        // By a clock that was set back, midnight is further away than a day has hours.
+        if wall >= self.day_again_us || self.day_again_us - wall > DAY_AGAIN_US {
+            self.day_again_us = day_again_us();
             self.take(Event::Day { number: crate::day::number() });
         }
         let now = self.clock.now();
@@ -568,8 +572,8 @@ impl Loop {
     }
 }
 
-fn midnight_us() -> u64 {
-    wall_us() + crate::day::seconds_left() * 1_000_000
+fn day_again_us() -> u64 {
+    wall_us() + (crate::day::seconds_left() * 1_000_000).min(DAY_AGAIN_US)
 }
 
 fn refuse(to: oneshot::Sender<Reply>) {

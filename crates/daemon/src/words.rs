@@ -168,6 +168,7 @@ pub fn no_bound(why: &NoBound) -> String {
         NoBound::Holder(_) => "a lease on its cards has a long fixed term, or is never preempted".to_owned(),
         NoBound::Ahead(_) => "somebody ahead asks for a long fixed term, or is never preempted".to_owned(),
         NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
+        NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
         NoBound::Far => "too many are ahead".to_owned(),
         NoBound::Disk => "the disk is full".to_owned(),
     }

@@ -339,7 +339,7 @@ fn alibabas_list_becomes_a_trace_that_says_what_was_derived() {
     expect![[r#"
         Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent")
         tenants are not in the trace: 3 were drawn by seed 1, the n-th with weight 1/n
-        bytes are not in the trace: thousandths of a card were taken of 9.8GiB each
+        bytes are not in the trace: thousandths of a card were taken of 9.8 GiB each
         tiers are from its qos: LS and Guaranteed interactive, Burstable batch, BE spot; it has no priorities
         a task arrives when it was created and works from scheduling to deletion; how busy its card was is not in the trace
         left out of 5 tasks: 1 without a card, 1 never scheduled (how long they would have run is unknown), 1 deleted when they were scheduled

@@ -36,7 +36,7 @@ pub struct Ask {
     pub preempt: Preempt,
     /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub at_least_bytes: Option<u64>,
     /// Only on this card (index or UUID), or on cards whose model contains this text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ impl utoipa::PartialSchema for Vram {
             .item(
                 ObjectBuilder::new()
                     .schema_type(SchemaType::Type(Type::Integer))
-                    .minimum(Some(1))
+                    .minimum(Some(1 << 20))
                     .maximum(Some(1u64 << 50)),
             )
             .item(ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).enum_values(Some(["whole"])))
@@ -169,7 +169,7 @@ pub enum Preempt {
 #[serde(deny_unknown_fields)]
 pub struct Accept {
     /// So much of each card, as offered or less.
-    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub vram_bytes: u64,
     /// On so many cards. Default: as many as were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -25,12 +25,24 @@ impl Turn<'_> {
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
         self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.serve();
+        self.stand_aside_if_held(tenant);
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
+            let held = self.state.lease(lease).and_then(|row| quota::held(self.state, row));
             self.end(lease, Reason::WaitOver);
-            return Answer::Refused(Refusal::NoRoom { largest: self.largest_now() });
+            let no_room = || Refusal::NoRoom { largest: self.largest_now() };
+            return Answer::Refused(held.map_or_else(no_room, Refusal::OverQuota));
         }
         Answer::Lease(lease)
+    }
+
+    /// On a full house nobody is looked at, and whom a quota holds back must not look like somebody
+    /// who wants the cards.
+    fn stand_aside_if_held(&mut self, tenant: TenantId) {
+        let first = self.state.queue().first_of(tenant).and_then(|lease| self.state.lease(lease));
+        if first.and_then(|lease| quota::held(self.state, lease)).is_some_and(|held| !held.always) {
+            self.state.stand_aside(tenant);
+        }
     }
 
     fn admissible(&self, by: &Caller, tenant: TenantId, ask: &Ask) -> Result<(), Refusal> {
@@ -58,15 +70,14 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The tenant's number; a new one's, or its groups, are facts to be kept. A token says nothing of
-    /// groups: what the tenant was last seen in counts.
+    /// The tenant's number; a new one's, or its groups, are facts to be kept.
     pub(super) fn enrol(&mut self, by: &Caller) -> TenantId {
         let tenant = self.state.tenant(&by.tenant).unwrap_or_else(|| {
             let tenant = TenantId(self.state.rows().tenants.len() as u32);
             self.emit(Action::Enrol { tenant, name: by.tenant.clone() });
             tenant
         });
-        if by.token.is_none() && self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
+        if self.state.rows().tenants[tenant.0 as usize].groups != by.groups {
             self.emit(Action::Regroup { tenant, groups: by.groups.clone() });
         }
         tenant

@@ -1,26 +1,29 @@
 //! The cards while the queue is served: what each can promise, and who claims it.
 //!
 //! A waiter that does not fit claims the cards it would get soonest, a gang all of its cards, for
-//! the moment when the leases there will have given back enough. Those behind it may use a claimed
-//! card only as far as that does not move the moment: for bytes that will be left over then, or for
-//! a term that is over by then and is not renewed beyond it. So a large ask is not starved by small
-//! ones, and no card is idle for it that could do something useful meanwhile.
+//! the moment when the leases there will have given back enough, and for as long as it may hold them.
+//! Others may claim the same cards for other times, or for what will be left over. Those behind them
+//! may use a claimed card only as far as that moves nobody's moment: for bytes that will be left over
+//! then, or for a term that is over by then and is not renewed beyond it. So a large ask is not
+//! starved by small ones, and no card is idle for it that could do something useful meanwhile.
 
 use super::admit::would_do;
-use super::serve::{eligible, free_to_start, need, whole_is_allowed, whole_least};
-use crate::ask::{Exclusivity, Vram};
-use crate::ids::{CardId, LeaseId};
+use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
+use crate::ask::{Exclusivity, Preempt, Term, Vram};
+use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::quota;
 use crate::rows::Lease;
 use crate::state::State;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Waiters that may claim cards at a time. Each takes some reckoning; who comes later claims when
-/// one of them was served.
-const CLAIMANTS: usize = 4;
+/// Tenants whose first such waiter may claim cards at a time. Each takes some reckoning; who comes
+/// later claims when one of them was served.
+const CLAIMANTS: usize = 8;
+/// Claims on one card at a time, so that those who wait for one card leave the others alone.
+const CLAIMS_OF_CARD: usize = 4;
 /// Beyond the cards it needs, so many of the roomiest are looked at for when they will do.
 const CANDIDATES: usize = 8;
 
@@ -28,7 +31,7 @@ const CANDIDATES: usize = 8;
 pub(crate) struct Board {
     now: Time,
     slots: Vec<Slot>,
-    claimants: usize,
+    claimants: Vec<TenantId>,
 }
 
 /// One card.
@@ -38,16 +41,70 @@ struct Slot {
     room: Bytes,
     /// Nobody has a lease there.
     empty: bool,
-    claim: Option<Claim>,
+    claims: Vec<Claim>,
 }
 
 /// Somebody will have this card.
 #[derive(Clone, Copy)]
 struct Claim {
-    /// Then.
+    /// From then …
     at: Time,
-    /// And so much will be left over.
+    /// … until then at the latest.
+    until: Time,
+    /// So much of it.
+    need: Bytes,
+    /// And nobody beside it.
+    alone: bool,
+    /// When it begins, so much will be left over.
     spare: Bytes,
+}
+
+/// What a waiter would claim.
+struct Wish {
+    need: Bytes,
+    alone: bool,
+    term: Span,
+}
+
+impl Slot {
+    /// What will be free at a moment, of what is free now and what leases give back until then.
+    fn free_at(&self, state: &State, now: Time, at: Time) -> Bytes {
+        let ends = state.room(self.card).ends().iter();
+        let back: Bytes = ends.take_while(|(ends, _, _)| state.over_by(*ends, now) <= at).map(|(_, _, b)| *b).sum();
+        let taken: Bytes =
+            self.claims.iter().filter(|claim| claim.at <= at && at < claim.until).map(|claim| claim.need).sum();
+        (self.room + back).less(taken)
+    }
+
+    /// Whether nobody's claim is in the way of this one from a moment on; else when to look again.
+    fn is_open(&self, state: &State, now: Time, wish: &Wish, at: Time) -> Result<(), Time> {
+        let until = at + wish.term;
+        let overlap = self.claims.iter().filter(|claim| claim.at < until && at < claim.until);
+        let in_the_way = |claim: &&Claim| wish.alone || claim.alone || (claim.at >= at && wish.need > claim.spare);
+        if let Some(claim) = overlap.filter(in_the_way).max_by_key(|claim| claim.until) {
+            return Err(claim.until);
+        }
+        // Without a claim it is for the leases to say, and they did: a card that cannot be read now may
+        // have the room when it can.
+        let beside = self.claims.iter().filter(|claim| claim.at <= at && at < claim.until);
+        let later = beside.map(|claim| claim.until).min();
+        match later {
+            Some(later) if wish.need > self.free_at(state, now, at) => Err(later),
+            _ => Ok(()),
+        }
+    }
+
+    /// The most that a lease may take which is over then, and the claims that it must not outlast
+    /// with so many bytes.
+    fn most_until(&self, over: Time) -> Bytes {
+        let met = self.claims.iter().filter(|claim| claim.at < over);
+        met.map(|claim| claim.spare).fold(self.room, Bytes::min)
+    }
+
+    /// By when a lease of so many bytes must be over: the first claim that it would be in the way of.
+    fn before(&self, vram: Bytes, alone: bool) -> Option<Time> {
+        self.claims.iter().filter(|claim| alone || vram > claim.spare).map(|claim| claim.at).min()
+    }
 }
 
 /// Where a waiter could start now.
@@ -87,21 +144,27 @@ impl Board {
             card,
             room: state.promisable(card, now),
             empty: state.room(card).claims().is_empty(),
-            claim: None,
+            claims: Vec::new(),
         };
-        Board { now, slots: state.cards().map(slot).collect(), claimants: 0 }
+        Board { now, slots: state.cards().map(slot).collect(), claimants: Vec::new() }
     }
 
-    /// The cards as they are for a waiter, after all those ahead of it.
-    pub fn behind(state: &State, now: Time, lease: LeaseId) -> Board {
+    /// The cards as they are for a waiter, after all those ahead of it; `None` if there are more of
+    /// those than are looked at.
+    pub fn behind(state: &State, now: Time, lease: LeaseId) -> Option<Board> {
         let mut board = Board::new(state, now);
-        for ahead in free_to_start(state).take_while(|ahead| ahead.id != lease) {
+        let mut looked = 0;
+        for (ahead, held) in in_turn(state).take_while(|(ahead, _)| ahead.id != lease) {
+            if held.is_some() {
+                continue;
+            }
+            looked += 1;
             match board.fit(state, ahead) {
                 Some(fit) => board.take(&fit),
                 None => drop(board.claim(state, ahead)),
             }
         }
-        board
+        (looked < LOOK_AHEAD).then_some(board)
     }
 
     /// Whether there is a card on which any waiter might start; on a full house there is none, and
@@ -166,14 +229,13 @@ impl Board {
             return None;
         }
         let over = self.now + lease.ask.term.span();
-        let (most, before) = match slot.claim {
-            None => (slot.room, None),
-            Some(claim) if over <= claim.at => (slot.room, Some(claim.at)),
-            // Who wants to be alone would be in the way, however few bytes it takes.
-            Some(_) if lease.ask.exclusivity != Exclusivity::Shared => return None,
-            Some(claim) => (slot.room.min(claim.spare), None),
-        };
-        (most >= least).then_some(Seen { card: slot.card, room: slot.room, most, before })
+        let alone = lease.ask.exclusivity != Exclusivity::Shared;
+        // Who wants to be alone would be in the way, however few bytes it takes.
+        if alone && slot.claims.iter().any(|claim| claim.at < over) {
+            return None;
+        }
+        let most = slot.most_until(over);
+        (most >= least).then(|| Seen { card: slot.card, room: slot.room, most, before: slot.before(most, alone) })
     }
 
     /// Chooses among cards that all would do: those nobody claims, near one another, the tightest.
@@ -181,10 +243,12 @@ impl Board {
         if let Vram::Bytes(vram) = vram {
             seen.retain(|seen| context(state, seen.card) <= vram);
             // Bytes that will be left over need no end.
-            let shared = lease.ask.exclusivity == Exclusivity::Shared;
+            let alone = lease.ask.exclusivity != Exclusivity::Shared;
+            if quota::has_budget(state, lease.tenant) {
+                seen.retain(|seen| quota::allows(state, lease, &vec![seen.card; wanted], vram));
+            }
             for seen in &mut seen {
-                let claim = self.slots[seen.card.0 as usize].claim;
-                seen.before = seen.before.filter(|_| claim.is_some_and(|claim| !shared || vram > claim.spare));
+                seen.before = self.slots[seen.card.0 as usize].before(vram, alone);
             }
         } else {
             seen.retain(|seen| {
@@ -200,12 +264,12 @@ impl Board {
             Vram::Bytes(vram) => vram,
             Vram::Whole => chosen.iter().map(|seen| seen.room).min()?,
         };
-        if !quota::may_hold(state, lease.tenant, Bytes(vram.0.saturating_mul(wanted as u64))) {
-            return None;
-        }
         let before = chosen.iter().filter_map(|seen| seen.before).min();
         let mut cards: Vec<CardId> = chosen.iter().map(|seen| seen.card).collect();
         cards.sort();
+        if !quota::allows(state, lease, &cards, vram) {
+            return None;
+        }
         Some(Fit { cards, vram, before })
     }
 
@@ -216,9 +280,7 @@ impl Board {
             slot.room = slot.room.less(fit.vram);
             slot.empty = false;
             // A gang may be let past one card's claim by its end, and past another's by its size.
-            if let Some(claim) = &mut slot.claim
-                && fit.before.is_none_or(|before| before > claim.at)
-            {
+            for claim in slot.claims.iter_mut().filter(|claim| fit.before.is_none_or(|before| before > claim.at)) {
                 claim.spare = claim.spare.less(fit.vram);
             }
         }
@@ -234,29 +296,78 @@ impl Board {
 
     /// A waiter that does not fit claims the cards that leases give back first.
     pub fn claim(&mut self, state: &State, lease: &Lease) -> Claimed {
-        if self.claimants == CLAIMANTS {
-            return Claimed::Yes;
-        }
         let wanted = usize::from(lease.ask.gpus);
         let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
         if able.len() < wanted {
             return Claimed::Hopeless;
         }
-        self.claimants += 1;
-        let open = able.into_iter().filter(|slot| slot.claim.is_none());
+        if self.claimants.len() == CLAIMANTS || self.claimants.contains(&lease.tenant) {
+            return Claimed::Yes;
+        }
+        let open = able.into_iter().filter(|slot| slot.claims.len() < CLAIMS_OF_CARD);
         let mut open: Vec<(Reverse<Bytes>, CardId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
         open.sort();
         open.truncate(wanted + CANDIDATES);
-        let mut open: Vec<(Time, Reverse<Bytes>, CardId)> =
-            open.into_iter().map(|(room, card)| (self.frees_at(state, lease, card), room, card)).collect();
-        open.sort();
-        open.truncate(wanted);
-        let at = open.last().map_or(self.now, |(at, _, _)| *at);
-        for (_, _, card) in open {
-            let spare = self.spare(state, lease, card, at);
-            self.slots[card.0 as usize].claim = Some(Claim { at, spare });
+        if let Some((at, cards)) = self.soonest(state, lease, wanted, &open) {
+            self.claimants.push(lease.tenant);
+            cards.into_iter().for_each(|card| self.put_claim(state, lease, card, at));
         }
         Claimed::Yes
+    }
+
+    /// When a waiter has as many of these cards as it wants, all at once, and which.
+    fn soonest(
+        &self,
+        state: &State,
+        lease: &Lease,
+        wanted: usize,
+        open: &[(Reverse<Bytes>, CardId)],
+    ) -> Option<(Time, Vec<CardId>)> {
+        let frees: Vec<Time> = open.iter().map(|(_, card)| self.frees_at(state, lease, *card)).collect();
+        let mut from = self.now;
+        // Each look moves on past the end of a claim, of which there are few.
+        for _ in 0..=CLAIMS_OF_CARD * 2 {
+            let found = open.iter().zip(&frees);
+            let found = found
+                .map(|((room, card), frees)| (self.opens_from(state, lease, *card, (*frees).max(from)), *room, *card));
+            let mut found: Vec<(Time, Reverse<Bytes>, CardId)> = found.collect();
+            found.sort();
+            found.truncate(wanted);
+            let at = found.get(wanted.checked_sub(1)?)?.0;
+            if at == Time::NEVER {
+                return None;
+            }
+            if found.iter().all(|(own, _, card)| *own == at || self.opens_from(state, lease, *card, at) == at) {
+                return Some((at, found.into_iter().map(|(_, _, card)| card).collect()));
+            }
+            from = at;
+        }
+        None
+    }
+
+    /// When others' claims leave a card open to a waiter, from a moment on at which leases do.
+    fn opens_from(&self, state: &State, lease: &Lease, card: CardId, from: Time) -> Time {
+        let (slot, wish) = (&self.slots[card.0 as usize], wish(state, lease, card));
+        let mut at = from;
+        for _ in 0..=CLAIMS_OF_CARD {
+            match slot.is_open(state, self.now, &wish, at) {
+                Ok(()) => return at,
+                Err(Time::NEVER) => break,
+                Err(later) => at = later,
+            }
+        }
+        Time::NEVER
+    }
+
+    fn put_claim(&mut self, state: &State, lease: &Lease, card: CardId, at: Time) {
+        let Wish { need, alone, term } = wish(state, lease, card);
+        let (now, until) = (self.now, at + term);
+        let slot = &mut self.slots[card.0 as usize];
+        let spare = if alone { Bytes::ZERO } else { slot.free_at(state, now, at).less(need) };
+        for claim in slot.claims.iter_mut().filter(|claim| at <= claim.at && claim.at < until) {
+            claim.spare = claim.spare.less(need);
+        }
+        slot.claims.push(Claim { at, until, need, alone, spare });
     }
 
     /// When leases will have given back enough of a card for this waiter.
@@ -292,17 +403,18 @@ impl Board {
         });
         in_the_way.map(|claim| state.over_by(claim.ends, self.now)).max().unwrap_or(self.now)
     }
+}
 
-    /// What will be left over of a card when the waiter has what it needs.
-    fn spare(&self, state: &State, lease: &Lease, card: CardId, at: Time) -> Bytes {
-        let (Vram::Bytes(need), Exclusivity::Shared) = (lease.ask.vram, lease.ask.exclusivity) else {
-            return Bytes::ZERO;
-        };
-        let ends = state.room(card).ends().iter();
-        let back: Bytes =
-            ends.take_while(|(ends, _, _)| state.over_by(*ends, self.now) <= at).map(|(_, _, bytes)| *bytes).sum();
-        (self.slots[card.0 as usize].room + back).less(need)
-    }
+/// What a waiter would claim of a card.
+fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
+    let whole = lease.ask.vram == Vram::Whole;
+    let term = match (lease.ask.term, lease.ask.preempt) {
+        (Term::Fixed(term), _) => term,
+        (Term::Renewed(_), Preempt::Never) => Span(Time::NEVER.0),
+        (Term::Renewed(_), Preempt::Usual) => state.policy().hold_cap,
+    };
+    let need = if whole { state.room(card).largest_ever() } else { need(state, &lease.ask, card) };
+    Wish { need, alone: whole || lease.ask.exclusivity != Exclusivity::Shared, term }
 }
 
 /// What a CUDA context alone takes.

@@ -41,6 +41,10 @@ pub struct Outcome {
     pub past: Vec<Ended>,
 }
 
+/// So long after a day began it is another one, whatever the clock on the wall says: less than the
+/// shortest day there is.
+const ANOTHER_DAY: Span = Span::secs(20 * 3600);
+
 /// Takes in one event.
 pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
     let mut turn = Turn { state, now, actions: Vec::new(), past: Vec::new() };
@@ -130,9 +134,13 @@ impl Turn<'_> {
         }
     }
 
-    /// Days only go on: a clock set back gives nobody its budget twice.
+    /// Days go on: a clock set back gives nobody its budget twice. One that was ahead and was set right
+    /// does not take it away for ever either: after a day's length, it is another day.
     fn begin_day(&mut self, number: u32) {
-        if number > self.state.rows().meta.day {
+        let day = self.state.rows().meta.day;
+        let seen = *self.state.day_seen.get_or_insert(self.now);
+        if number > day || (number < day && self.now.since(seen) >= ANOTHER_DAY) {
+            self.state.day_seen = Some(self.now);
             self.emit(Action::Day { number });
             self.serve();
         }

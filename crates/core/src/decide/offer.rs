@@ -54,11 +54,11 @@ impl Turn<'_> {
             return Err(Refusal::OverQuota(held));
         }
         let board = if self.state.planted(Mutant::GreedyOffer) {
-            Board::new(self.state, self.now)
+            Some(Board::new(self.state, self.now))
         } else {
             Board::behind(self.state, self.now, lease)
         };
-        let fit = board.fit(self.state, &smaller);
+        let fit = board.and_then(|board| board.fit(self.state, &smaller));
         fit.filter(|_| less).ok_or_else(|| {
             let instead = offers(self.state, row, self.now).into_iter().next();
             Refusal::NoSuchOffer { instead: instead.map(|offer| (offer.vram, offer.gpus)) }
@@ -77,7 +77,8 @@ pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
     if state.disk_full() || !matches!(lease.phase, Phase::Waiting { .. }) {
         return Vec::new();
     }
-    let board = Board::behind(state, now, lease.id);
+    // Nothing is offered to who is further back than anybody looks: who is ahead might need it.
+    let Some(board) = Board::behind(state, now, lease.id) else { return Vec::new() };
     let mut found: Vec<Offer> = Vec::new();
     // Any size will do for an offer; its taker decides.
     let open = Lease { ask: Ask { at_least: Some(Bytes(1)), ..lease.ask.clone() }, ..lease.clone() };

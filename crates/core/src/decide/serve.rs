@@ -2,23 +2,27 @@
 
 use super::Turn;
 use super::admit::would_do;
-use super::board::{Board, Claimed, Fit};
+use super::board::{Board, Claimed, Fit, could_hold};
 use crate::action::Action;
 use crate::ask::{Ask, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::queue::{Cursor, Place};
 use crate::quota::{self, Held};
-use crate::rows::Lease;
+use crate::rows::{Lease, Service};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// So many waiters are looked at for one event; more would cost time and help few.
 pub(crate) const LOOK_AHEAD: usize = 64;
 
-/// And so many times in all, should the order change on the way.
-const LOOKS: usize = 4 * LOOK_AHEAD;
+/// Of one tenant so many: whoever asks a hundred times for a card that is taken does not keep those
+/// behind it from another.
+pub(crate) const LOOK_AHEAD_OF_TENANT: usize = 16;
+
+/// And so many times in all, should the order change on the way, or quotas hold back whoever is met.
+const LOOKS: usize = 8 * LOOK_AHEAD;
 
 /// A whole card is one of which at least so many hundredths are really there for
 /// the asker: a desktop's few hundred MiB do not matter, a stranger's model does.
@@ -44,6 +48,7 @@ impl Turn<'_> {
                 }
                 // A cap was lowered under it: it waits, but those behind it need not.
                 Some(Held { always: true, .. }) => round.pass(tenant),
+                None if round.has_enough_of(tenant) => continue,
                 None => match round.fit(self.state, lease) {
                     Some(fit) => {
                         self.grant(place.lease, &fit);
@@ -53,12 +58,15 @@ impl Turn<'_> {
                             continue;
                         }
                         round.board.taken(self.state, &fit);
+                        round.looked += 1;
                     }
-                    None => round.keep(self.state, lease, place),
+                    None => {
+                        round.keep(self.state, lease, place);
+                        round.looked += 1;
+                    }
                 },
             }
             looked += 1;
-            round.looked += 1;
             round.cursor.go_on(self.state.queue(), place, tenant);
         }
     }
@@ -84,7 +92,7 @@ struct Round {
     board: Board,
     looked: usize,
     /// Tenants with a waiter that was passed, and where the last of those waiters stands.
-    kept: BTreeSet<TenantId>,
+    kept: BTreeMap<TenantId, usize>,
     last: Option<(i64, LeaseId)>,
     /// One of them would not fit whatever ended.
     hopeless: bool,
@@ -93,7 +101,7 @@ struct Round {
 impl Round {
     fn new(state: &State, now: Time) -> Round {
         let board = Board::new(state, now);
-        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeSet::new(), last: None, hopeless: false }
+        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeMap::new(), last: None, hopeless: false }
     }
 
     fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
@@ -105,11 +113,16 @@ impl Round {
     fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
         self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
         self.hopeless |= self.board.claim(state, lease) == Claimed::Hopeless;
-        self.pass(lease.tenant);
+        *self.kept.entry(lease.tenant).or_default() += 1;
     }
 
+    /// A waiter stays whom its quota never lets start.
     fn pass(&mut self, tenant: TenantId) {
-        self.kept.insert(tenant);
+        self.kept.entry(tenant).or_default();
+    }
+
+    fn has_enough_of(&self, tenant: TenantId) -> bool {
+        self.kept.get(&tenant).is_some_and(|kept| *kept >= LOOK_AHEAD_OF_TENANT)
     }
 
     /// Whether a grant to this tenant changes what was found on the way: a process on a card may have
@@ -117,7 +130,7 @@ impl Round {
     /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
     fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);
-        self.hopeless || self.kept.contains(&tenant) || next.is_some_and(|next| Some(next) < self.last)
+        self.hopeless || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
     }
 }
 
@@ -204,19 +217,26 @@ pub(crate) fn need(state: &State, ask: &Ask, card: CardId) -> Bytes {
 }
 
 /// The first waiters in the order of service, as [`Turn::serve`] walks along them, with what holds
-/// each back. Behind one that waits for its tenant's own leases the tenant's others are passed over.
+/// each back. Behind one that waits for its tenant's own leases the tenant's others are passed over,
+/// and those whom quotas hold back do not count.
 pub(crate) fn in_turn(state: &State) -> impl Iterator<Item = (&Lease, Option<Held>)> {
     let mut cursor = Cursor::default();
+    let mut seen: BTreeMap<TenantId, usize> = BTreeMap::new();
+    let mut looked = 0;
     let walk = std::iter::from_fn(move || {
-        let (place, tenant) = cursor.next(state.queue())?;
+        let (place, tenant) = cursor.next(state.queue()).filter(|_| looked < LOOK_AHEAD)?;
         let lease = state.lease(place.lease)?;
         let held = quota::held(state, lease);
-        if held.as_ref().is_none_or(|held| held.always) {
+        let free = held.is_none();
+        let of_tenant = seen.entry(tenant).or_default();
+        *of_tenant += usize::from(free);
+        looked += usize::from(free);
+        if held.as_ref().is_none_or(|held| held.always) && *of_tenant < LOOK_AHEAD_OF_TENANT {
             cursor.go_on(state.queue(), place, tenant);
         }
         Some((lease, held))
     });
-    walk.take(LOOK_AHEAD)
+    walk.take(LOOKS)
 }
 
 /// Those of them whom no quota holds back.
@@ -228,11 +248,14 @@ pub(crate) fn free_to_start(state: &State) -> impl Iterator<Item = &Lease> {
 pub(crate) fn wanted(state: &State, holder: &Lease, cards: &[CardId]) -> bool {
     // Who is held back by a quota has no use for anybody's room, but for its own tenant's and its
     // groups'.
-    let shares_quota =
-        |tenant: TenantId| tenant == holder.tenant || state.books().mates(tenant).contains(&holder.tenant);
-    state.queue().aside().any(shares_quota)
+    let shares_quota = |tenant: TenantId| state.books().share_quota(tenant, holder.tenant);
+    // A card that is to run empty is wanted by its operator.
+    let drains = |card: &CardId| state.rows().cards[card.0 as usize].service == Service::Draining;
+    cards.iter().any(drains)
+        || state.queue().aside().any(shares_quota)
         || in_turn(state).any(|(waiter, held)| match held {
-            None => cards.iter().any(|card| eligible(state, &waiter.ask, *card)),
+            // Who could not start there whatever ended has no use for it.
+            None => cards.iter().any(|card| could_hold(state, waiter, *card)),
             Some(held) => !held.always && shares_quota(waiter.tenant),
         })
 }

@@ -74,7 +74,8 @@ impl Turn<'_> {
 
     /// Whether the day's budget still has the GPU time to go on until then.
     fn affords(&self, lease: &Lease, hold: &Hold, until: Time) -> bool {
-        let more = gpu_time(&self.state.rows().cards, &hold.cards, hold.vram, until.since(hold.until));
+        let rows = self.state.rows();
+        let more = gpu_time(&rows.cards, &hold.cards, hold.vram, hold.added(until, self.now, rows.meta.day));
         quota::affords(self.state, lease.tenant, more)
     }
 
@@ -106,7 +107,10 @@ impl Turn<'_> {
     /// Gives the lease another term, as far as is allowed while somebody waits.
     pub(super) fn prolong(&mut self, lease: &Lease, hold: &Hold) -> bool {
         let full = self.now + lease.ask.term.span();
-        let waited_for = wanted(self.state, lease, &hold.cards);
+        // Who was let past somebody goes on beyond that only when nobody waits any more: its card may
+        // be out of sight for a moment.
+        let let_past = hold.before.is_some() && !self.state.queue().is_empty();
+        let waited_for = let_past || wanted(self.state, lease, &hold.cards);
         let until = if waited_for { self.limit(lease, hold).map_or(full, |limit| full.min(limit)) } else { full };
         if until <= hold.until || !self.affords(lease, hold, until) {
             return false;

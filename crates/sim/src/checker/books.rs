@@ -99,6 +99,8 @@ pub struct CardBook {
     pub facts: CardFacts,
     /// Its name in lower case.
     pub model: String,
+    /// An operator lets it run empty.
+    pub draining: bool,
     /// An operator, or the service itself, has not taken it out.
     pub serving: bool,
     /// The driver lists it.
@@ -149,6 +151,8 @@ pub struct TenantBook {
     pub mark: Time,
     /// Since when its first waiter is the first.
     pub turn: Time,
+    /// When one of its waiters was last served.
+    pub served: Time,
 }
 
 /// All books.
@@ -308,6 +312,8 @@ impl Books {
                 self.tenants[book.tenant].waiting += 1;
             }
             At::Held(held) | At::Ending(held, ..) => {
+                let tenant = &mut self.tenants[book.tenant];
+                tenant.served = tenant.served.max(held.granted);
                 for card in &held.cards {
                     let card = &mut self.cards[*card];
                     card.claims.insert(lease, held.vram);
@@ -384,6 +390,7 @@ impl Books {
                 model: facts.name.to_lowercase(),
                 facts: facts.clone(),
                 serving: true,
+                draining: false,
                 listed: false,
                 begun: Time::ZERO,
                 look: Look::Blind,
@@ -399,6 +406,7 @@ impl Books {
     /// A card goes into service or out of it.
     pub fn serve(&mut self, number: usize, service: &Service) {
         self.cards[number].serving = *service == Service::In;
+        self.cards[number].draining = *service == Service::Draining;
     }
 
     /// A card's number.

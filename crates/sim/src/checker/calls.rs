@@ -1,6 +1,6 @@
 //! What an event is, and what must be answered to it: rules 7, 18 and 19.
 
-use super::books::{At, Book, Books};
+use super::books::{At, Book, Books, Held};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Caller, Event, Refusal};
@@ -168,7 +168,8 @@ impl Books {
                 }
                 (At::Held(held), _) => {
                     let longer = now + book.ask.term.span() > held.until;
-                    let renews = word == Word::Renew && !book.bound && !book.fixed() && longer && self.queue.is_empty();
+                    let free = self.queue.is_empty() && !self.drains(held);
+                    let renews = word == Word::Renew && !book.bound && !book.fixed() && longer && free;
                     Expect::Yes(renews)
                 }
                 _ => Expect::Yes(false),
@@ -196,8 +197,14 @@ impl Books {
         }
     }
 
+    /// Whether a card of its is to run empty.
+    fn drains(&self, held: &Held) -> bool {
+        held.cards.iter().any(|card| self.cards[*card].draining)
+    }
+
     fn worked(&mut self, now: Time, lease: LeaseId) -> Cause {
-        let nobody_waits = self.queue.is_empty();
+        let drains = self.leases.get(&lease).and_then(Book::held).is_some_and(|held| self.drains(held));
+        let nobody_waits = self.queue.is_empty() && !drains;
         let (_, surely) = self.renewal_window(lease);
         let Some(book) = self.leases.get_mut(&lease) else { return Cause::Worked(lease, false) };
         book.worked = true;
@@ -272,7 +279,7 @@ impl Books {
         match (answer, queued) {
             (Answer::Lease(told), Some(queued)) => must(0, *told == queued, || format!("{told} was told for {queued}")),
             (Answer::Refused(_), None) => Ok(()),
-            (Answer::Refused(Refusal::NoRoom { .. }), Some(queued)) if impatient => {
+            (Answer::Refused(Refusal::NoRoom { .. } | Refusal::OverQuota(_)), Some(queued)) if impatient => {
                 let over = |action: &Action| matches!(action, Action::End { lease, .. } if *lease == queued);
                 must(10, actions.iter().any(over), || format!("{queued} was refused and stays"))
             }

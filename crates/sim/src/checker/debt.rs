@@ -1,6 +1,6 @@
 //! Rule 9: what a tenant owes, and the order that follows, by the rule as it is written.
 
-use super::books::{At, Book, Books, Held};
+use super::books::{At, Book, Books, Held, TenantBook};
 use super::{Verdict, must};
 use sublet_core::ask::{Exclusivity, Vram};
 use sublet_core::ids::LeaseId;
@@ -10,10 +10,14 @@ impl Books {
     /// Every waiter in the order of service: again and again, of each tenant's first waiter the one
     /// that comes first.
     pub fn in_order(&self) -> impl Iterator<Item = LeaseId> + '_ {
-        let mut lines: Vec<_> = self.tenants.iter().map(|t| ((t.mark, t.turn), t.line.iter().peekable())).collect();
+        // Whoever stands behind another counts from when the tenant was last served, too.
+        let line = |t: &'_ TenantBook| ((t.mark, t.turn, t.served), true);
+        let mut lines: Vec<_> = self.tenants.iter().map(|t| (line(t), t.line.iter().peekable())).collect();
         std::iter::from_fn(move || {
-            let key = |(mark, turn): &(Time, Time), (rank, lease, asked): &(i64, LeaseId, Time)| {
-                let first = asked.max(turn);
+            type Owes = ((Time, Time, Time), bool);
+            let key = |((mark, turn, served), is_first): &Owes, (rank, lease, asked): &(i64, LeaseId, Time)| {
+                let turn = if *is_first { *turn } else { *turn.max(served) };
+                let first = *asked.max(&turn);
                 let debt = (mark.0 as i64 - first.0 as i64).clamp(0, self.policy.debt_max.0 as i64);
                 (rank + first.since(*asked).0 as i64 + debt, *lease)
             };
@@ -22,6 +26,7 @@ impl Books {
                 .enumerate()
                 .filter_map(|(n, (mark, line))| line.peek().map(|first| (key(mark, first), n)));
             let (_, first) = firsts.min()?;
+            lines[first].0.1 = false;
             lines[first].1.next().map(|(_, lease, _)| *lease)
         })
     }

@@ -12,6 +12,9 @@ const AHEAD_MAX: usize = 256;
 /// Waiters near the head that count as waiting for a card.
 const NEAR_HEAD: usize = 64;
 
+/// Of each tenant so many.
+const OF_TENANT: usize = 16;
+
 /// The whole queue is not walked for this, however many are passed over.
 const RAW_MAX: usize = 5_000;
 
@@ -63,6 +66,8 @@ impl Books {
     pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
         // Whoever stands behind a capped waiter of the same tenant is passed over with it.
         let mut capped: u64 = 0;
+        // And of those who do not fit only so many of each tenant are looked at.
+        let mut looked = [0; 64];
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
             match self.capped(book) {
@@ -70,7 +75,9 @@ impl Books {
                 // Who may be held or not may claim or not.
                 Capped::Perhaps => return Ok(()),
                 Capped::Always => {}
+                Capped::Not if looked[book.tenant] >= OF_TENANT => {}
                 Capped::Not => {
+                    looked[book.tenant] += 1;
                     self.check_passed(now, lease, ahead, book, &held.cards)?;
                     if self.hopeless(book) {
                         continue;
@@ -181,7 +188,11 @@ impl Books {
     /// Who near the head of the queue could use these cards of a tenant's.
     pub fn wanted(&self, tenant: usize, cards: &[usize]) -> Wanted {
         let mut wanted = Wanted::default();
+        if cards.iter().any(|card| self.cards[*card].draining) {
+            return Wanted { at_all: true, freely: true };
+        }
         let (mut capped, mut looked): (u64, usize) = (0, 0);
+        let mut of_tenant = [0; 64];
         for (lease, raw) in self.in_order().zip(0..RAW_MAX) {
             let Some(book) = self.leases.get(&lease) else { continue };
             let passed = capped & (1 << book.tenant) != 0;
@@ -191,16 +202,19 @@ impl Books {
                 // Its own tenant's end makes room under the cap.
                 wanted.at_all |= book.tenant == tenant;
             }
-            if cards.iter().any(|card| self.eligible(&book.ask, &self.cards[*card])) {
+            if cards.iter().any(|card| self.could_hold(book, &self.cards[*card])) {
                 wanted.at_all = true;
-                if held == Capped::Not && !passed && raw < NEAR_HEAD {
+                if held == Capped::Not && !passed && raw < NEAR_HEAD && of_tenant[book.tenant] < OF_TENANT {
                     wanted.freely = true;
                 }
                 if wanted.freely || raw >= NEAR_HEAD {
                     break;
                 }
             }
-            looked += usize::from(!passed);
+            if held == Capped::Not && !passed {
+                looked += 1;
+                of_tenant[book.tenant] += 1;
+            }
             if looked > NEAR_HEAD {
                 break;
             }

@@ -34,7 +34,8 @@ impl Books {
         let wanted = self.wanted(*tenant, &held.cards);
         let capped = held.granted + self.policy.hold_cap;
         let limited = until == capped || Some(until) == held.before;
-        must(8, until == full || (wanted.at_all && limited), || {
+        let let_past = held.before.is_some() && !self.queue.is_empty();
+        must(8, until == full || ((wanted.at_all || let_past) && limited), || {
             format!("{lease} is renewed until {until}, which is neither its term {full} nor its cap {capped}")
         })?;
         must(9, !wanted.freely || until <= capped.max(held.until), || {

@@ -228,7 +228,7 @@ fn a_group_is_held_to_what_it_may_have_together() {
             2s grant L3 8 GiB on 0 epoch 2 until 62s
             3s refuse: group lab may together hold 12 GiB at a time, and this asks for more
             3s queue L4
-            3s refuse: you have as many asks in the queue as you may
+            3s refuse: you, or your group, have as many asks in the queue as you may
             5s end L1 (Released)
             6s retire L1
             6s grant L2 8 GiB on 0 epoch 3 until 66s

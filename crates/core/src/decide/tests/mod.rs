@@ -7,6 +7,7 @@
 //! exception.
 
 mod fair;
+mod hostile;
 mod order;
 mod room;
 mod term;

@@ -126,7 +126,7 @@ fn caps_and_the_bounded_queue() {
             0s grant L1 8 GiB on 0 epoch 1 until 60s
             1s queue L2
             1s queue L3
-            1s refuse: you have as many asks in the queue as you may
+            1s refuse: you, or your group, have as many asks in the queue as you may
             2s queue L4
             2s grant L4 4 GiB on 0 epoch 2 until 62s
             3s queue L5

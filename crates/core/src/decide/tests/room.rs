@@ -211,7 +211,7 @@ fn what_can_never_be_is_refused_with_the_figure() {
             0s refuse: a CUDA context alone takes 300 MiB on the card, and a lease includes it
             0s refuse: no card here is the one that `on` names
             0s refuse: no card here is the one that `on` names
-            0s refuse: `vram_bytes` must be at least 1 byte and at most 1024 TiB
+            0s refuse: `vram_bytes` must be at least 1 MiB and at most 1024 TiB
             0s refuse: `ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days
             0s refuse: `priority` must be -10 to 10
             0s refuse: `gpus` must be 1 to 64
