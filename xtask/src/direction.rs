@@ -20,13 +20,14 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 12] = [
+const RULES: [(&str, MayKnow); 13] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
     ("sublet-softgpu", MayKnow::Only(&["sublet-ptx"])),
+    ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay"])),
     ("sublet-sim", MayKnow::Anybody),

@@ -1,0 +1,82 @@
+//! How long calls take: `cargo run --release --package sublet-softgpu-nvml --example speed [processes]`.
+//!
+//! Prints microseconds per call. The processes are open files of this one, which are the same to the
+//! library; the library is the one that cargo built beside this example.
+
+use libloading::{Library, Symbol};
+use std::ffi::{c_uint, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+use sublet_softgpu::state::ENV;
+use sublet_softgpu::{Seat, State};
+
+const CALLS: u32 = 100_000;
+
+type Ask<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
+type List = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut [u64; 3]) -> c_uint;
+type Samples = unsafe extern "C" fn(*mut c_void, *mut [u64; 4], *mut c_uint, u64) -> c_uint;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let processes: usize = std::env::args().nth(1).map_or(Ok(1), |count| count.parse())?;
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("cards");
+    State::create(&path, &"1x64GiB".parse()?)?;
+    let seats: Result<Vec<_>, _> = (0..processes).map(|_| sit(&path)).collect();
+    let seats = seats?;
+    let _kernel = seats.first().map(|seat| seat.kernel(0));
+    // SAFETY: this process has one thread.
+    unsafe { std::env::set_var(ENV, &path) };
+    let place = std::env::current_exe()?;
+    let place = place.ancestors().nth(2).ok_or("no directory")?.join("deps/libnvidia_ml.so");
+    // SAFETY: the library does nothing when it is loaded.
+    let library = unsafe { Library::new(&place)? };
+    println!("{processes} processes, {}", place.display());
+    measure(&library)
+}
+
+fn sit(path: &Path) -> Result<Seat, sublet_softgpu::StateError> {
+    let seat = Seat::take(State::open(path)?)?;
+    // Without room its bytes are zero, which costs no less to list.
+    let _ = seat.reserve(0, 64 << 20);
+    seat.row().cards[0].contexts.store(1, SeqCst);
+    Ok(seat)
+}
+
+fn measure(library: &Library) -> Result<(), Box<dyn std::error::Error>> {
+    let mut device = null_mut();
+    // SAFETY: the functions have these arguments in NVML, and every pointer is to enough room.
+    unsafe {
+        let init: Symbol<unsafe extern "C" fn() -> c_uint> = library.get("nvmlInit_v2")?;
+        let handle: Symbol<unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_uint> =
+            library.get("nvmlDeviceGetHandleByIndex_v2")?;
+        assert_eq!((init(), handle(0, &raw mut device)), (0, 0));
+        let memory: Symbol<Ask<[u64; 3]>> = library.get("nvmlDeviceGetMemoryInfo")?;
+        time("memory info", || memory(device, &mut [0; 3]));
+        let list: Symbol<List> = library.get("nvmlDeviceGetComputeRunningProcesses_v3")?;
+        let mut room = vec![[0; 3]; 512];
+        time("process list", || list(device, &mut 512, room.as_mut_ptr()));
+        let rates: Symbol<Ask<[c_uint; 2]>> = library.get("nvmlDeviceGetUtilizationRates")?;
+        time("utilisation", || rates(device, &mut [0; 2]));
+        let samples: Symbol<Samples> = library.get("nvmlDeviceGetProcessUtilization")?;
+        let mut room = vec![[0; 4]; 512];
+        time("process utilisation", || samples(device, room.as_mut_ptr(), &mut 512, 0));
+        let name: Symbol<unsafe extern "C" fn(*mut c_void, *mut u8, c_uint) -> c_uint> =
+            library.get("nvmlDeviceGetName")?;
+        time("name", || name(device, [0; 96].as_mut_ptr(), 96));
+    }
+    Ok(())
+}
+
+fn time(what: &str, mut call: impl FnMut() -> c_uint) {
+    let begun = Instant::now();
+    let mut longest = 0.0_f64;
+    for _ in 0..CALLS {
+        let one = Instant::now();
+        assert_eq!(call(), 0, "{what}");
+        longest = longest.max(one.elapsed().as_secs_f64() * 1e6);
+    }
+    let mean = begun.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS);
+    println!("{what:<20} {mean:>7.2} us, longest {longest:.0} us");
+}

@@ -1,0 +1,215 @@
+//! The C side of a call: pointers that may be null, and numbers for errors.
+//!
+//! A pointer reaches Rust as an [`Out`] or [`Words`], which only a C caller makes: it promised that
+//! they are null or what the function's declaration says. Nothing else here is believed.
+
+use std::ffi::{CStr, c_char, c_uint};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a call did not do its work. The numbers are NVML's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Code {
+    /// Nobody has called `nvmlInit`.
+    Uninitialized = 1,
+    /// A null pointer, a handle that is none, a number out of range.
+    InvalidArgument = 2,
+    /// A soft card does not have it.
+    NotSupported = 3,
+    /// Nobody may.
+    NoPermission = 4,
+    /// There is none.
+    NotFound = 6,
+    /// The caller's memory is too small.
+    InsufficientSize = 7,
+    /// There are no soft cards.
+    DriverNotLoaded = 9,
+    /// The card fell off the bus.
+    GpuIsLost = 15,
+    /// The caller's structure has another version.
+    VersionMismatch = 25,
+    /// Something else.
+    Unknown = 999,
+}
+
+/// What a call came to.
+pub type Answer = Result<(), Code>;
+
+/// Runs a call; a panic must not reach C, and is an unknown error.
+pub fn answer(call: impl FnOnce() -> Answer) -> c_uint {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code as c_uint,
+        Err(_) => Code::Unknown as c_uint,
+    }
+}
+
+/// Exports functions; `one | other` gives one function several names.
+macro_rules! export {
+    ($($(#[$doc:meta])* fn $($name:ident)|+ ($($argument:tt)*) $body:block)*) => {
+        $($crate::abi::export_as! { ($($argument)*) $body $($name)+ })*
+    };
+}
+
+/// One function of [`export!`], under each of its names.
+macro_rules! export_as {
+    (($($argument:ident: $type:ty),* $(,)?) $body:block $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($argument: $type),*) -> std::ffi::c_uint {
+            $crate::abi::answer(move || -> $crate::abi::Answer { $body })
+        }
+    };
+    ($arguments:tt $body:block $($name:ident)+) => {
+        $($crate::abi::export_as! { $arguments $body $name })+
+    };
+}
+
+pub(crate) use {export, export_as};
+
+/// Where a caller wants a value, or has one: null, or valid.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Out<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T: Copy> Out<T> {
+    /// Stands for the pointer of a C caller.
+    #[cfg(test)]
+    pub fn to(value: &mut T) -> Out<T> {
+        Out(value)
+    }
+
+    /// What a caller passes who wants nothing.
+    #[cfg(test)]
+    pub fn null() -> Out<T> {
+        Out(std::ptr::null_mut())
+    }
+
+    fn place(self) -> Result<*mut T, Code> {
+        if self.0.is_null() { Err(Code::InvalidArgument) } else { Ok(self.0) }
+    }
+
+    /// Gives the caller a value.
+    pub fn put(self, value: T) -> Answer {
+        let place = self.place()?;
+        // SAFETY: it is not null, so the caller has room for one value there.
+        unsafe { place.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// The value that the caller has there.
+    pub fn get(self) -> Result<T, Code> {
+        let place = self.place()?;
+        // SAFETY: it is not null, so the caller has one value there, and any bytes do for these types.
+        Ok(unsafe { place.read_unaligned() })
+    }
+
+    /// Gives the caller several values. It said that it has room for as many.
+    fn put_all(self, values: &[T]) -> Answer {
+        let place = self.place()?;
+        // SAFETY: it is not null, so the caller has room for as many values as it said.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len()) };
+        Ok(())
+    }
+}
+
+/// Gives the caller a list: how many there are, and all of them or an error.
+pub fn list<T: Copy>(count: Out<c_uint>, items: Out<T>, found: &[T]) -> Answer {
+    let room = count.get()?;
+    count.put(found.len() as c_uint)?;
+    if (room as usize) < found.len() {
+        return Err(Code::InsufficientSize);
+    }
+    if found.is_empty() { Ok(()) } else { items.put_all(found) }
+}
+
+/// Gives the caller a text with its zero at the end, or an error if it is longer than the room.
+pub fn text(place: Out<c_char>, room: c_uint, text: &str) -> Answer {
+    let bytes: Vec<c_char> = text.bytes().chain([0]).map(|byte| byte as c_char).collect();
+    place.place()?;
+    if bytes.len() > room as usize {
+        return Err(Code::InsufficientSize);
+    }
+    place.put_all(&bytes)
+}
+
+/// As much of a text as there is room for.
+pub fn text_cut(place: Out<c_char>, room: c_uint, whole: &str) -> Answer {
+    let most = (room as usize).checked_sub(1).ok_or(Code::InvalidArgument)?;
+    text(place, room, &whole[..whole.floor_char_boundary(most)])
+}
+
+/// A caller's text, or one for it: null, or ended by a zero.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Words(*const c_char);
+
+impl From<&'static CStr> for Words {
+    fn from(text: &'static CStr) -> Words {
+        Words(text.as_ptr())
+    }
+}
+
+impl Words {
+    /// The text; what is not UTF-8 names nothing that there is.
+    pub fn read(self) -> Result<String, Code> {
+        if self.0.is_null() {
+            return Err(Code::InvalidArgument);
+        }
+        // SAFETY: it is not null, so the caller has a text there that ends with a zero.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        text.to_str().map(str::to_owned).map_err(|_| Code::NotFound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_says_how_many_there_are_and_writes_them_only_where_they_fit() {
+        let mut room = [0_u32; 3];
+        let mut count = 0;
+        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[7, 8]), Err(Code::InsufficientSize));
+        assert_eq!(count, 2);
+        count = 1;
+        assert_eq!(list(Out::to(&mut count), Out::to(&mut room[0]), &[7, 8]), Err(Code::InsufficientSize));
+        assert_eq!((count, room), (2, [0; 3]));
+        count = 3;
+        assert_eq!(list(Out::to(&mut count), Out(room.as_mut_ptr()), &[7, 8]), Ok(()));
+        assert_eq!((count, room), (2, [7, 8, 0]));
+        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[]), Ok(()), "nothing needs no room");
+        assert_eq!(count, 0);
+        assert_eq!(list(Out::null(), Out::<u32>::null(), &[]), Err(Code::InvalidArgument));
+        count = 2;
+        assert_eq!(list(Out::to(&mut count), Out::<u32>::null(), &[7]), Err(Code::InvalidArgument));
+    }
+
+    #[test]
+    fn a_text_is_written_with_its_zero_or_not_at_all() {
+        let mut room = [1 as c_char; 4];
+        let place = Out(room.as_mut_ptr());
+        assert_eq!(text(place, 3, "abc"), Err(Code::InsufficientSize));
+        assert_eq!(room, [1; 4]);
+        assert_eq!(text(place, 4, "abc"), Ok(()));
+        assert_eq!(room, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0]);
+        assert_eq!(text_cut(place, 3, "xyz"), Ok(()));
+        assert_eq!(room, [b'x' as c_char, b'y' as c_char, 0, 0]);
+        assert_eq!(text(Out::null(), 4, "abc"), Err(Code::InvalidArgument));
+        assert_eq!(text_cut(place, 0, "abc"), Err(Code::InvalidArgument));
+    }
+
+    #[test]
+    fn a_panic_is_an_unknown_error() {
+        assert_eq!(answer(|| panic!("on purpose")), 999);
+        assert_eq!(answer(|| Err(Code::GpuIsLost)), 15);
+        assert_eq!(answer(|| Ok(())), 0);
+    }
+}

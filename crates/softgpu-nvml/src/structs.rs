@@ -1,0 +1,184 @@
+//! Structures as C programs lay them out.
+//!
+//! Absent: those of functions that are not supported.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+/// Bytes of a bus id in old structures.
+pub const BUS_ID_OLD: usize = 16;
+/// Bytes of a bus id.
+pub const BUS_ID: usize = 32;
+/// What NVML says for bytes that it does not know.
+pub const BYTES_UNKNOWN: u64 = u64::MAX;
+/// What NVML says for the MIG instance of a process on a whole card.
+pub const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// The version field that a structure must carry.
+pub const fn version<T>(number: u32) -> c_uint {
+    size_of::<T>() as c_uint | number << 24
+}
+
+/// Bytes of a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Memory {
+    /// All.
+    pub total: u64,
+    /// Not used.
+    pub free: u64,
+    /// By the driver and by processes.
+    pub used: u64,
+}
+
+/// Bytes of a card, the driver's own told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Memory2 {
+    /// See [`version`].
+    pub version: c_uint,
+    /// All.
+    pub total: u64,
+    /// By the driver.
+    pub reserved: u64,
+    /// Not used.
+    pub free: u64,
+    /// By processes.
+    pub used: u64,
+}
+
+/// Percentages of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Utilization {
+    /// In which kernels ran.
+    pub gpu: c_uint,
+    /// In which memory was read or written.
+    pub memory: c_uint,
+}
+
+/// What a sensor says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Temperature {
+    /// See [`version`].
+    pub version: c_uint,
+    /// Which.
+    pub sensor: c_uint,
+    /// In degrees.
+    pub degrees: c_int,
+}
+
+/// A process, as the first version of its list tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Process1 {
+    /// Its id.
+    pub pid: c_uint,
+    /// Its bytes, or [`BYTES_UNKNOWN`].
+    pub used: u64,
+}
+
+/// A process, as the second and third version tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Process2 {
+    /// Its id.
+    pub pid: c_uint,
+    /// Its bytes, or [`BYTES_UNKNOWN`].
+    pub used: u64,
+    /// [`NO_INSTANCE`].
+    pub gpu_instance: c_uint,
+    /// [`NO_INSTANCE`].
+    pub compute_instance: c_uint,
+}
+
+/// How much of the time a process used a card's parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessSample {
+    /// Its id.
+    pub pid: c_uint,
+    /// When, in microseconds of the wall clock.
+    pub at_us: u64,
+    /// Percent of the time in which its kernels ran.
+    pub sm: c_uint,
+    /// Percent; zero.
+    pub memory: c_uint,
+    /// Percent; zero.
+    pub encoder: c_uint,
+    /// Percent; zero.
+    pub decoder: c_uint,
+}
+
+/// Where a card is, as the first version tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pci1 {
+    /// As text, the domain with four digits.
+    pub bus_id_old: [c_char; BUS_ID_OLD],
+    /// The domain.
+    pub domain: c_uint,
+    /// The bus.
+    pub bus: c_uint,
+    /// The device.
+    pub device: c_uint,
+    /// Who made it, and what it is.
+    pub id: c_uint,
+}
+
+/// As the second version tells it. Its last sixteen bytes are reserved, and not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pci2 {
+    /// As before.
+    pub first: Pci1,
+    /// Who sold it, and what it is.
+    pub subsystem_id: c_uint,
+}
+
+/// As the third version tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pci3 {
+    /// As before.
+    pub second: Pci2,
+    /// As text, the domain with eight digits.
+    pub bus_id: [c_char; BUS_ID],
+}
+
+/// A card's UUID, as text or as bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Uuid {
+    /// See [`version`].
+    pub version: c_uint,
+    /// [`Uuid::TEXT`] or [`Uuid::BYTES`].
+    pub kind: c_uint,
+    /// The text with its zero, or sixteen bytes.
+    pub value: [u8; 41],
+}
+
+impl Uuid {
+    /// The value is text.
+    pub const TEXT: c_uint = 1;
+    /// The value is bytes.
+    pub const BYTES: c_uint = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn structures_are_as_large_as_c_programs_think() {
+        assert_eq!((size_of::<Memory>(), size_of::<Memory2>()), (24, 40));
+        assert_eq!((size_of::<Process1>(), size_of::<Process2>(), size_of::<ProcessSample>()), (16, 24, 32));
+        assert_eq!((size_of::<Pci1>(), size_of::<Pci2>(), size_of::<Pci3>()), (32, 36, 68));
+        assert_eq!((offset_of!(Pci3, bus_id), offset_of!(Uuid, value)), (36, 8));
+        assert_eq!(
+            (version::<Memory2>(2), version::<Uuid>(1), version::<Temperature>(1)),
+            (0x0200_0028, 0x0100_0034, 0x0100_000c)
+        );
+    }
+}
