@@ -31,6 +31,7 @@ export! {
     }
 
     fn nvmlDeviceGetHandleByUUID(uuid: Words, device: Out<Handle>) {
+        library()?;
         device.put(named(&uuid.read()?)?.handle())
     }
 

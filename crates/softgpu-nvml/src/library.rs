@@ -96,14 +96,13 @@ impl Library {
     fn sample(&self, number: usize) -> Sample {
         let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (wall_us, at_ns) = (wall.as_micros() as u64, now_ns());
-        let there = self.state.processes().filter(|process| process.row.cards[number].contexts.load(SeqCst) > 0);
         let busy = |process: Process<'_>| {
             let (since, sum_ns) = (process.row.cards[number].busy_since.load(SeqCst), process.busy_ns(number));
             let open_ns = if since == 0 { 0 } else { at_ns.saturating_sub(since) };
             let start = process.row.start.load(SeqCst);
             Busy { who: Who { pid: process.pid(), start, row: process.number }, sum_ns, open_ns }
         };
-        Sample { wall_us, at_ns, busy: there.map(busy).collect() }
+        Sample { wall_us, at_ns, busy: self.state.processes_on(number).map(busy).collect() }
     }
 }
 
@@ -166,7 +165,7 @@ impl Card {
 
     /// Id and bytes of the processes on it.
     pub fn processes(&self) -> Vec<(u32, u64)> {
-        let there = self.library.state.processes().filter(|process| process.is_on(self.index));
+        let there = self.library.state.processes_on(self.index).filter(|process| process.is_on(self.index));
         there.map(|process| (process.pid(), process.used(self.index))).collect()
     }
 

@@ -126,6 +126,75 @@ for wrong in 'nvmlDeviceSetComputeMode(h, 1)', 'nvmlDeviceGetHandleByIndex(1)', 
 }
 
 #[test]
+fn old_functions_answer_and_pointers_to_nothing_are_refused() {
+    let machine = Machine::with("1x4GiB");
+    let _seat = machine.sit(0, GIB);
+    let printed = machine.python(
+        "import pynvml
+from ctypes import *
+nvmlInit()
+lib = pynvml.nvmlLib
+h, text = c_void_p(), create_string_buffer(64)
+assert lib.nvmlInit() == 0 and lib.nvmlInit_v2() == 0 and lib.nvmlDeviceGetHandleByIndex(0, byref(h)) == 0
+class Process(Structure): _fields_ = [('pid', c_uint), ('used', c_ulonglong)]
+class Pci(Structure): _fields_ = [('bus_id', c_char * 16), ('n', c_uint * 4), ('beyond', c_uint)]
+count, processes, pci = c_uint(0), (Process * 2)(), Pci(beyond=7)
+print(lib.nvmlDeviceGetComputeRunningProcesses(h, byref(count), None), count.value)
+count.value = 2
+print(lib.nvmlDeviceGetComputeRunningProcesses(h, byref(count), processes), count.value, processes[0].used)
+print(lib.nvmlDeviceGetPciInfo(h, byref(pci)), pci.bus_id, pci.n[1], pci.beyond)
+print(lib.nvmlDeviceGetPciInfo_v2(h, byref(pci)), pci.bus_id, pci.n[1], pci.beyond)
+print(lib.nvmlDeviceGetName(h, text, 16), lib.nvmlDeviceGetName(h, text, 17), lib.nvmlDeviceGetName(h, None, 64))
+print([lib[name](h, None) for name in ('nvmlDeviceGetMemoryInfo', 'nvmlDeviceGetMemoryInfo_v2', 'nvmlDeviceGetIndex',
+    'nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetTemperatureV')])
+print([lib[name](None, None, None) for name in ('nvmlDeviceGetMemoryInfo', 'nvmlDeviceGetHandleByUUID',
+    'nvmlDeviceGetHandleByUUIDV', 'nvmlDeviceGetComputeRunningProcesses_v3', 'nvmlDeviceGetCount')])
+uuid = c_nvmlUUID_t()
+uuid.type, uuid.value.str = 1, nvmlDeviceGetUUID(h).encode()
+print(lib.nvmlDeviceGetHandleByUUIDV(byref(uuid), byref(h)))
+uuid.type, uuid.value.bytes = 2, (c_ubyte * 16)(*bytes.fromhex(nvmlDeviceGetUUID(h)[4:].replace('-', '')))
+print(lib.nvmlDeviceGetHandleByUUIDV(byref(uuid), byref(h)))
+uuid.version = 1
+print(lib.nvmlDeviceGetHandleByUUIDV(byref(uuid), byref(h)))",
+    );
+    let expected = format!(
+        "7 1
+0 1 {}
+0 b'0000:A0:00.0' 160 7
+0 b'0000:A0:00.0' 160 0
+7 0 2
+[2, 2, 2, 2, 2, 2]
+[2, 2, 2, 2, 2]
+0
+0
+25
+",
+        CONTEXT_BYTES + GIB
+    );
+    assert_eq!(printed, expected);
+}
+
+#[test]
+fn many_threads_may_start_ask_and_end_at_once() {
+    let machine = Machine::with("2x4GiB");
+    let _seat = machine.sit(0, GIB);
+    let script = "from concurrent.futures import ThreadPoolExecutor
+def work(n):
+    for _ in range(200):
+        nvmlInit()
+        h = nvmlDeviceGetHandleByIndex(n % 2)
+        assert nvmlDeviceGetMemoryInfo(h).total == 4 << 30
+        assert len(nvmlDeviceGetComputeRunningProcesses(h)) == 1 - n % 2
+        nvmlDeviceGetUtilizationRates(h)
+        nvmlShutdown()
+    return 1
+with ThreadPoolExecutor(8) as pool: print(sum(pool.map(work, range(8))))
+try: nvmlDeviceGetCount()
+except NVMLError as e: print(e.value)";
+    assert_eq!(machine.python(script), "8\n1\n");
+}
+
+#[test]
 fn the_start_is_counted_and_without_cards_there_is_no_driver() {
     let machine = Machine::with("1x4GiB");
     let script = "

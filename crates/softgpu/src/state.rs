@@ -246,6 +246,17 @@ impl State {
         there.filter(|(number, _)| self.lives(*number)).map(|(number, row)| Process { number, row })
     }
 
+    /// Who lives and has anything of a card. Rows without are passed over before the kernel is asked.
+    pub fn processes_on(&self, card: usize) -> impl Iterator<Item = Process<'_>> {
+        let has = move |row: &Row| {
+            let share = &row.cards[card];
+            share.used.load(SeqCst) > 0 || share.contexts.load(SeqCst) > 0
+        };
+        let rows = self.board().processes.iter().enumerate();
+        let there = rows.filter(move |(_, row)| row.pid.load(SeqCst) != 0 && has(row));
+        there.filter(|(number, _)| self.lives(*number)).map(|(number, row)| Process { number, row })
+    }
+
     /// The process with this id, in the pid namespace of the caller.
     pub fn process(&self, pid: u32) -> Option<Process<'_>> {
         let own = own_namespace();
@@ -259,7 +270,7 @@ impl State {
 
     /// Bytes of a card that are not free.
     pub fn used(&self, card: usize) -> u64 {
-        self.processes().fold(IDLE_BYTES, |sum, process| sum.saturating_add(process.used(card)))
+        self.processes_on(card).fold(IDLE_BYTES, |sum, process| sum.saturating_add(process.used(card)))
     }
 
     /// Makes a card fail, or work again.

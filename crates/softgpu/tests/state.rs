@@ -31,6 +31,7 @@ fn nobody_gets_what_another_has_and_it_comes_back_with_its_owner() {
     assert_eq!(two.reserve(0, GIB - IDLE_BYTES), Ok(()));
     assert_eq!(two.reserve(1, 3 * GIB), Ok(()), "another card is another matter");
     assert_eq!(two.reserve(2, 1), Err(Full), "there is no such card");
+    assert_eq!((state.processes_on(0).count(), state.processes_on(1).count()), (2, 1));
     assert_eq!((state.used(0), two.state().used(0)), (4 * GIB, 4 * GIB));
     one.give_back(0, GIB);
     assert_eq!(two.reserve(0, GIB), Ok(()));
