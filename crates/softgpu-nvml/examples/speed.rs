@@ -1,18 +1,21 @@
 //! How long calls take: `cargo run --release --package sublet-softgpu-nvml --example speed [processes]`.
 //!
-//! Prints microseconds per call. The processes are open files of this one, which are the same to the
-//! library; the library is the one that cargo built beside this example.
+//! Prints microseconds per call: many one after the other, and some after a rest each. The processes
+//! are open files of this one, which are the same to the library; the library is the one that cargo
+//! built beside this example.
 
 use libloading::{Library, Symbol};
 use std::ffi::{c_uint, c_void};
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use sublet_softgpu::state::ENV;
 use sublet_softgpu::{Seat, State};
 
-const CALLS: u32 = 100_000;
+const CALLS: usize = 100_000;
+/// Longer than the library keeps a sample for the newest.
+const PAUSE: Duration = Duration::from_millis(21);
 
 type Ask<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> c_uint;
 type List = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut [u64; 3]) -> c_uint;
@@ -59,24 +62,35 @@ fn measure(library: &Library) -> Result<(), Box<dyn std::error::Error>> {
         time("process list", || list(device, &mut 512, room.as_mut_ptr()));
         let rates: Symbol<Ask<[c_uint; 2]>> = library.get("nvmlDeviceGetUtilizationRates")?;
         time("utilisation", || rates(device, &mut [0; 2]));
+        // After a pause the library looks at the processes anew, and the caches are cold.
+        time_apart("utilisation, rested", 200, PAUSE, || rates(device, &mut [0; 2]));
         let samples: Symbol<Samples> = library.get("nvmlDeviceGetProcessUtilization")?;
         let mut room = vec![[0; 4]; 512];
         time("process utilisation", || samples(device, room.as_mut_ptr(), &mut 512, 0));
         let name: Symbol<unsafe extern "C" fn(*mut c_void, *mut u8, c_uint) -> c_uint> =
             library.get("nvmlDeviceGetName")?;
         time("name", || name(device, [0; 96].as_mut_ptr(), 96));
+        time_apart("name, rested", 200, PAUSE, || name(device, [0; 96].as_mut_ptr(), 96));
     }
     Ok(())
 }
 
-fn time(what: &str, mut call: impl FnMut() -> c_uint) {
-    let begun = Instant::now();
-    let mut longest = 0.0_f64;
-    for _ in 0..CALLS {
-        let one = Instant::now();
-        assert_eq!(call(), 0, "{what}");
-        longest = longest.max(one.elapsed().as_secs_f64() * 1e6);
+fn time(what: &str, call: impl FnMut() -> c_uint) {
+    time_apart(what, CALLS, Duration::ZERO, call);
+}
+
+fn time_apart(what: &str, calls: usize, pause: Duration, mut call: impl FnMut() -> c_uint) {
+    let mut times = Vec::with_capacity(calls);
+    for _ in 0..calls {
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        let begun = Instant::now();
+        let code = call();
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+        assert_eq!(code, 0, "{what}");
     }
-    let mean = begun.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS);
-    println!("{what:<20} {mean:>7.2} us, longest {longest:.0} us");
+    times.sort_by(f64::total_cmp);
+    let at = |percent: usize| times[(calls - 1) * percent / 100];
+    println!("{what:<20} median {:>6.2}, 99 % within {:>6.2}, longest {:.0}", at(50), at(99), at(100));
 }

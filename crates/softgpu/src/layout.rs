@@ -29,6 +29,8 @@ pub struct Board {
     pub cards: [Card; CARDS_MAX],
     /// Who is on them.
     pub processes: [Row; PROCESSES_MAX],
+    /// So many of the rows were ever taken: the others need not be looked at.
+    pub rows_len: AtomicU32,
 }
 
 /// A card.

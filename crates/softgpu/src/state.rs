@@ -207,6 +207,7 @@ impl State {
         }
         board.magic.store(0, SeqCst);
         board.processes.iter().for_each(clear);
+        board.rows_len.store(0, SeqCst);
         for (number, (card, total)) in board.cards.iter().zip(&spec.totals).enumerate() {
             card.total.store(*total, SeqCst);
             let name = format!("Sublet Soft {}GiB", total >> 30);
@@ -241,19 +242,21 @@ impl State {
 
     /// Who lives and is on a card.
     pub fn processes(&self) -> impl Iterator<Item = Process<'_>> {
-        let rows = self.board().processes.iter().enumerate();
-        let there = rows.filter(|(_, row)| row.pid.load(SeqCst) != 0);
-        there.filter(|(number, _)| self.lives(*number)).map(|(number, row)| Process { number, row })
+        self.processes_where(|_| true)
     }
 
     /// Who lives and has anything of a card. Rows without are passed over before the kernel is asked.
     pub fn processes_on(&self, card: usize) -> impl Iterator<Item = Process<'_>> {
-        let has = move |row: &Row| {
+        self.processes_where(move |row| {
             let share = &row.cards[card];
             share.used.load(SeqCst) > 0 || share.contexts.load(SeqCst) > 0
-        };
-        let rows = self.board().processes.iter().enumerate();
-        let there = rows.filter(move |(_, row)| row.pid.load(SeqCst) != 0 && has(row));
+        })
+    }
+
+    fn processes_where(&self, is: impl Fn(&Row) -> bool) -> impl Iterator<Item = Process<'_>> {
+        let board = self.board();
+        let rows = board.processes.iter().take(board.rows_len.load(SeqCst) as usize).enumerate();
+        let there = rows.filter(move |(_, row)| row.pid.load(SeqCst) != 0 && is(row));
         there.filter(|(number, _)| self.lives(*number)).map(|(number, row)| Process { number, row })
     }
 
@@ -326,6 +329,7 @@ impl Seat {
         if let Some(number) = found {
             let row = &rows[number];
             clear(row);
+            state.board().rows_len.fetch_max(number as u32 + 1, SeqCst);
             row.uid.store(own_uid(), SeqCst);
             row.start.store(own_start(), SeqCst);
             row.namespace.store(own_namespace(), SeqCst);
