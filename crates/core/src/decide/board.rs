@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 /// Tenants whose first such waiter may claim cards at a time. Each takes some reckoning; who comes
 /// later claims when one of them was served.
-const CLAIMANTS: usize = 8;
+const CLAIMANTS: usize = 4;
 /// Claims on one card at a time, so that those who wait for one card leave the others alone.
 const CLAIMS_OF_CARD: usize = 4;
 /// Beyond the cards it needs, so many of the roomiest are looked at for when they will do.
@@ -296,12 +296,15 @@ impl Board {
 
     /// A waiter that does not fit claims the cards that leases give back first.
     pub fn claim(&mut self, state: &State, lease: &Lease) -> Claimed {
+        if self.claimants.len() == CLAIMANTS {
+            return Claimed::Yes;
+        }
         let wanted = usize::from(lease.ask.gpus);
         let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
         if able.len() < wanted {
             return Claimed::Hopeless;
         }
-        if self.claimants.len() == CLAIMANTS || self.claimants.contains(&lease.tenant) {
+        if self.claimants.contains(&lease.tenant) {
             return Claimed::Yes;
         }
         let open = able.into_iter().filter(|slot| slot.claims.len() < CLAIMS_OF_CARD);

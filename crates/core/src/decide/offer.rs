@@ -25,6 +25,14 @@ pub struct Offer {
 impl Turn<'_> {
     /// A waiter takes less, and is a waiter no more.
     pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+        if let Err(refusal) = self.waiting(by, lease) {
+            return Answer::Refused(refusal);
+        }
+        // Whoever can start now does so first; it may be this one, with all that it asked for.
+        self.serve();
+        if self.waiting(by, lease).is_err() {
+            return Answer::Lease(lease);
+        }
         match self.acceptable(by, lease, vram, gpus) {
             Ok(fit) => {
                 self.grant(lease, &fit);
@@ -36,16 +44,18 @@ impl Turn<'_> {
         }
     }
 
-    fn acceptable(&self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Result<Fit, Refusal> {
+    fn waiting(&self, by: &Caller, lease: LeaseId) -> Result<&Lease, Refusal> {
         let row = self.find(by, lease)?;
         match row.phase {
-            Phase::Waiting { .. } => {}
-            Phase::Active(_) => return Err(Refusal::NotWaiting),
-            Phase::Ending(..) => return Err(Refusal::Ended),
+            Phase::Waiting { .. } if self.state.disk_full => Err(Refusal::DiskFull),
+            Phase::Waiting { .. } => Ok(row),
+            Phase::Active(_) => Err(Refusal::NotWaiting),
+            Phase::Ending(..) => Err(Refusal::Ended),
         }
-        if self.state.disk_full {
-            return Err(Refusal::DiskFull);
-        }
+    }
+
+    fn acceptable(&self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Result<Fit, Refusal> {
+        let row = self.waiting(by, lease)?;
         // Less in both ways, or as much: who wants more asks anew.
         let less = gpus <= row.ask.gpus && !matches!(row.ask.vram, Vram::Bytes(asked) if vram > asked);
         let smaller = smaller(row, vram, gpus);

@@ -262,7 +262,7 @@ impl Books {
                 must(1, refused || actions.iter().any(granted), || {
                     format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
                 })?;
-                must(18, !refused || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
+                must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
             }
             Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
             _ => Ok(()),

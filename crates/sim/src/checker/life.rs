@@ -139,7 +139,9 @@ impl Books {
         let taken;
         let book = match cause {
             // It takes just that, and what it waited for counts no more.
-            Cause::Accepted(of, vram, gpus, None) if *of == lease => {
+            Cause::Accepted(of, vram, gpus, None)
+                if *of == lease && held.vram == *vram && held.cards.len() == usize::from(*gpus) =>
+            {
                 let less = *gpus <= book.ask.gpus && !matches!(book.ask.vram, Vram::Bytes(asked) if *vram > asked);
                 must(1, less, || format!("{lease} gets more than it asked for: {vram} of {gpus} cards"))?;
                 let ask = Ask { vram: Vram::Bytes(*vram), gpus: *gpus, at_least: None, ..book.ask.clone() };
