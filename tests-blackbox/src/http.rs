@@ -180,6 +180,10 @@ wire!(TcpStream,);
 wire!(StreamOwned<ClientConnection, TcpStream>, .sock);
 
 impl Connection {
+    /// Over a stream that somebody else connected.
+    pub fn over(stream: UnixStream) -> io::Result<Connection> {
+        Connection::open(Box::new(stream))
+    }
     fn open(stream: Box<dyn Wire>) -> io::Result<Connection> {
         stream.bound(PATIENCE, PATIENCE)?;
         Ok(Connection { stream: BufReader::new(stream) })

@@ -70,8 +70,18 @@ impl Service {
     }
     /// SIGHUP: it reads its configuration anew.
     pub fn reload(&self) {
+        self.signal(Signal::HUP);
+    }
+    /// Does something while the daemon does nothing.
+    pub fn while_stopped<T>(&self, what: impl FnOnce() -> T) -> T {
+        self.signal(Signal::STOP);
+        let done = what();
+        self.signal(Signal::CONT);
+        done
+    }
+    fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
-        kill_process(pid, Signal::HUP).expect("an own child can be signalled");
+        kill_process(pid, signal).expect("an own child can be signalled");
     }
     /// The directory with the state, the socket and the log.
     pub fn dir(&self) -> &Path {
@@ -96,8 +106,7 @@ impl Service {
     }
     /// SIGTERM, and its end.
     pub fn stop(&mut self) -> ExitStatus {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
-        kill_process(pid, Signal::TERM).expect("an own child can be signalled");
+        self.signal(Signal::TERM);
         until("the daemon stops on SIGTERM", LONG, || self.child.try_wait().ok().flatten().ok_or(()))
     }
     /// Starts it anew on the same state and socket, after it ended.

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Output;
-use sublet_blackbox::user::{as_user_in, is_root};
+use sublet_blackbox::http::{Connection, JSON};
+use sublet_blackbox::user::{as_user_in, is_root, left_by};
 use sublet_blackbox::{Answer, Client, GIB, LONG, Service, Setup, ask, until};
 use sublet_wire::{Explanation, Lease, LeaseState, Offer};
 
@@ -156,6 +157,33 @@ fn members_of_a_group_share_what_the_group_has() {
         |uid: u32, lease: &Lease| as_user_in(uid, 1, || client.delete(&format!("/v1/leases/{}", lease.id)).status);
     assert_eq!(end(ANA, &ana), 200);
     client.await_lease("the other member starts", &ben.id, |lease| lease.state == LeaseState::Active);
+}
+
+#[test]
+fn a_groups_quota_holds_whatever_became_of_the_process_that_connected() {
+    const ANA: u32 = 12_347;
+    if !is_root() {
+        eprintln!("skipped: a_groups_quota_holds_whatever_became_of_the_process_that_connected needs root");
+        return;
+    }
+    let rules = "operators = \"bin\"\n[groups.daemon]\nvram = \"6G\"";
+    let service = Service::start_with(Setup { config: Some(rules.to_owned()), ..Setup::default() });
+    let client = service.client();
+    let left = |uid: u32, group: u32| {
+        // The daemon meets the connection when the process is gone.
+        let stream = service.while_stopped(|| left_by(uid, group, client.socket()));
+        let stream = stream.expect("a process can connect and end");
+        Connection::over(stream).expect("a connection can be bounded")
+    };
+    let body = ask(8 * GIB, json!({})).to_string();
+    let asked = left(ANA, 1).send("POST", "/v1/leases", &[JSON], body.as_bytes()).expect("it is answered");
+    assert_eq!(asked.code(), "over_cap", "{}", asked.text());
+    // A group that makes operators is as good as it was at the connect; root alone is not, without its process.
+    let drain = format!("/v1/cards/{}/drain", client.card().uuid);
+    let drained = |uid: u32, group: u32| left(uid, group).send("POST", &drain, &[], b"").expect("it is answered");
+    assert_eq!(drained(ANA, 2).status, 200);
+    assert_eq!(drained(ANA, 1).code(), "denied");
+    assert_eq!(drained(0, 1).code(), "denied");
 }
 
 #[test]

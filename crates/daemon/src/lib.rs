@@ -7,6 +7,7 @@
 //! than the journal, the socket and the configuration.
 
 mod config;
+mod credentials;
 mod day;
 pub mod engine;
 mod http;

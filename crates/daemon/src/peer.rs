@@ -1,6 +1,7 @@
 //! Who is at the other end of a connection: the kernel says, or a token; never the caller.
 
-use crate::names::{Names, tenant_of};
+use crate::credentials::Credentials;
+use crate::names::tenant_of;
 use crate::tokens::Known;
 use std::sync::Arc;
 use sublet_core::event::Caller;
@@ -43,20 +44,16 @@ pub struct Operators {
 }
 
 impl Peer {
-    /// Reads who connected.
-    pub fn of(cred: &tokio::net::unix::UCred, operators: &Operators, names: &Names) -> Arc<Peer> {
-        let uid = cred.uid();
-        let pid = cred.pid().and_then(|pid| u32::try_from(pid).ok());
-        names.look_up(uid);
-        let in_group = |gid: u32| cred.gid() == gid || pid.is_some_and(|pid| has_group(pid, gid));
-        let same_pids = pid.is_some_and(same_pids);
+    /// Whoever connected, and what follows from that.
+    pub fn of(credentials: &Credentials, operators: &Operators) -> Arc<Peer> {
+        let Credentials { uid, gids, spaces } = credentials;
         // Root in a container is not root here: it must share our namespaces.
-        let operator = (uid == 0 && same_pids && pid.is_some_and(same_users))
-            || (uid == operators.own_uid && uid != 0)
-            || operators.gid.is_some_and(in_group);
-        let groups = operators.groups_of(cred.gid(), pid);
-        let caller = Caller { tenant: tenant_of(uid), groups, operator, token: None };
-        Arc::new(Peer { caller, proof: Proof::Local { uid, same_pids } })
+        let operator = (*uid == 0 && spaces.pids && spaces.users)
+            || (*uid == operators.own_uid && *uid != 0)
+            || operators.gid.is_some_and(|gid| gids.contains(&gid));
+        let groups = operators.groups_of(gids);
+        let caller = Caller { tenant: tenant_of(*uid), groups, operator, token: None };
+        Arc::new(Peer { caller, proof: Proof::Local { uid: *uid, same_pids: spaces.pids } })
     }
 
     /// Whoever sent a token's secret. A token is never an operator's.
@@ -111,38 +108,11 @@ impl Peer {
 }
 
 impl Operators {
-    /// Which of the groups that matter a process is in, by what the kernel says of it.
-    fn groups_of(&self, gid: u32, pid: Option<u32>) -> Vec<String> {
-        if self.groups.is_empty() {
-            return Vec::new();
-        }
-        let listed = pid.map_or(String::new(), |pid| status_field(pid, "Groups:"));
-        let listed: Vec<u32> = listed.split_whitespace().filter_map(|group| group.parse().ok()).collect();
-        let among = |group: &&(u32, String)| group.0 == gid || listed.contains(&group.0);
-        let mut names: Vec<String> = self.groups.iter().filter(among).map(|(_, name)| name.clone()).collect();
+    /// Which of the groups that matter are among these.
+    fn groups_of(&self, gids: &[u32]) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.groups.iter().filter(|(gid, _)| gids.contains(gid)).map(|(_, name)| name.clone()).collect();
         names.sort();
         names
     }
-}
-
-/// Whether a process is in our pid namespace: then it has one pid, and not one for each
-/// namespace down to its own. (Namespace links would tell too, but only to who may trace it.)
-fn same_pids(pid: u32) -> bool {
-    status_field(pid, "NSpid:").split_whitespace().count() == 1
-}
-
-/// Whether user ids mean the same to a process as to us. Unknown is not the same.
-fn same_users(pid: u32) -> bool {
-    let map = |who: &str| std::fs::read_to_string(format!("/proc/{who}/uid_map")).ok();
-    map("self").is_some_and(|ours| map(&pid.to_string()) == Some(ours))
-}
-
-fn has_group(pid: u32, gid: u32) -> bool {
-    status_field(pid, "Groups:").split_whitespace().any(|group| group.parse() == Ok(gid))
-}
-
-/// A field of `/proc/PID/status`, which everybody may read; empty if it cannot be.
-fn status_field(pid: u32, field: &str) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().to_owned()
 }

@@ -1,6 +1,7 @@
 //! Connections: who they are from, how many, how slow they may be.
 
 use super::{App, router};
+use crate::credentials::Credentials;
 use crate::names::Names;
 use crate::peer::{Operators, Peer};
 use hyper::server::conn::http1;
@@ -47,8 +48,8 @@ pub async fn serve(
     let router = router(app);
     let counts = Arc::new(Counts::default());
     let begin = |(stream, _): (UnixStream, _)| {
-        let cred = stream.peer_cred().ok()?;
-        let Some(seat) = Seat::take(&counts, cred.uid(), limits) else {
+        let uid = stream.peer_cred().ok()?.uid();
+        let Some(seat) = Seat::take(&counts, uid, limits) else {
             tokio::spawn(async move {
                 if stream.writable().await.is_ok() {
                     turn_away(|bytes| stream.try_write(bytes));
@@ -59,14 +60,12 @@ pub async fn serve(
         let operators = operators.lock().ok()?.clone();
         let (router, names, stop) = (router.clone(), names.clone(), stop.clone());
         Some(async move {
-            // A name may come from far away (LDAP): never on the threads that serve.
-            let peer = match names.known(cred.uid()) {
-                Some(_) => Peer::of(&cred, &operators, &names),
-                None => match tokio::task::spawn_blocking(move || Peer::of(&cred, &operators, &names)).await {
-                    Ok(peer) => peer,
-                    Err(_) => return,
-                },
-            };
+            let Ok(credentials) = Credentials::of(&stream) else { return };
+            if names.known(uid).is_none() {
+                // A name may come from far away (LDAP): never on the threads that serve.
+                let _ = tokio::task::spawn_blocking(move || names.look_up(uid)).await;
+            }
+            let peer = Peer::of(&credentials, &operators);
             let service = TowerToHyperService::new(tower_layer(router, peer));
             converse(stream, service, limits, stop).await;
             drop(seat);
