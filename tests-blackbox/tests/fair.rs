@@ -187,6 +187,50 @@ fn a_groups_quota_holds_whatever_became_of_the_process_that_connected() {
 }
 
 #[test]
+fn a_users_groups_count_whatever_process_or_token_calls() {
+    // A user that every Linux has, in a group of its own.
+    const DAEMON: u32 = 1;
+    if !is_root() {
+        eprintln!("skipped: a_users_groups_count_whatever_process_or_token_calls needs root to be another user");
+        return;
+    }
+    let service = serve("[groups.daemon]\nvram = \"6G\"");
+    let client = service.client();
+    let elsewhere = as_user_in(DAEMON, 65_534, || client.post("/v1/leases", &ask(8 * GIB, json!({}))));
+    assert_eq!(elsewhere.code(), "over_cap", "its process left the group, the user did not: {}", elsewhere.text());
+    let token = tenant(&service, "uid:1");
+    assert_eq!(token.post("/v1/leases", &ask(8 * GIB, json!({}))).code(), "over_cap");
+    token.grant(&ask(4 * GIB, json!({})));
+    let second = as_user_in(DAEMON, DAEMON, || client.queue(&ask(4 * GIB, json!({}))));
+    assert!(why(&second).contains("daemon"), "{}", why(&second));
+}
+
+#[test]
+fn a_reload_holds_on_connections_that_were_open_before() {
+    const ANA: u32 = 12_347;
+    if !is_root() {
+        eprintln!("skipped: a_reload_holds_on_connections_that_were_open_before needs root to be another user");
+        return;
+    }
+    let service = serve("operators = \"daemon\"");
+    let client = service.client();
+    let drain = format!("/v1/cards/{}/drain", client.card().uuid);
+    let clear = drain.replace("drain", "clear");
+    let mut open = as_user_in(ANA, 1, || client.connect()).expect("it is let in");
+    let mut tells = |method: &str, path: &str, body: &str| {
+        open.send(method, path, &[JSON], body.as_bytes()).expect("the connection stays open")
+    };
+    assert_eq!(tells("POST", &drain, "").status, 200);
+    assert_eq!(tells("POST", &clear, "").status, 200);
+    reload(&service, "[groups.daemon]\nvram = \"6G\"");
+    assert_eq!(tells("POST", &drain, "").code(), "denied");
+    let asked = tells("POST", "/v1/leases", &ask(8 * GIB, json!({})).to_string());
+    assert_eq!(asked.code(), "over_cap", "{}", asked.text());
+    reload(&service, "operators = \"daemon\"");
+    assert_eq!(tells("POST", &drain, "").status, 200);
+}
+
+#[test]
 fn keeping_a_lease_whatever_comes_takes_a_quota() {
     let service = serve("[users.\"user:ana\"]\nnever_preempt = \"8G\"");
     let (ana, ben) = (tenant(&service, "user:ana"), tenant(&service, "user:ben"));

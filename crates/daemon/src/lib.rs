@@ -6,6 +6,7 @@
 //! leaves. What is absent: decisions (core's), NVML (the worker's), files other
 //! than the journal, the socket and the configuration.
 
+mod access;
 mod config;
 mod credentials;
 mod day;

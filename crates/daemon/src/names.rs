@@ -1,40 +1,202 @@
-//! Names of users for people. Looking one up can take seconds (LDAP), so it is
-//! never done by the loop: whoever accepts a connection does it, and the loop
-//! reads what is known.
+//! Users as the host's directory knows them: their names, for people, and their groups, which
+//! must not depend on what process calls.
+//!
+//! Looking one up can take seconds (LDAP). A few threads of its own do that and nothing else;
+//! everybody else reads what is known, and waits if it must. What is known is looked up again
+//! after some minutes and when the configuration was read anew, and counts until then.
 
-use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
-/// Names known so far.
-#[derive(Clone, Debug, Default)]
-pub struct Names(Arc<RwLock<HashMap<u32, String>>>);
+/// So many users are looked up at a time: one that takes long must not hold up all others.
+const THREADS: usize = 4;
+/// After this a user is looked up again: nobody waits longer for a change to take effect.
+const OLD: Duration = Duration::from_secs(300);
+/// The same for whom the directory does not know: it may have been away.
+const OLD_UNKNOWN: Duration = Duration::from_secs(30);
+
+/// How long anybody waits for a name: it is for people, and comes later.
+pub const FOR_A_NAME: Duration = Duration::from_millis(50);
+
+/// What a directory says of a user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Its name, if there is such a user.
+    pub name: Option<String>,
+    /// All of its groups, if they can be told.
+    pub gids: Option<Vec<u32>>,
+}
+
+/// Users known so far.
+#[derive(Clone)]
+pub struct Names(Arc<Inside>);
+
+struct Inside {
+    known: RwLock<HashMap<u32, Known>>,
+    pending: Mutex<HashSet<u32>>,
+    asks: mpsc::Sender<u32>,
+    /// Says that somebody was looked up.
+    told: watch::Sender<()>,
+    /// Grows when something may follow from what is known that did not before.
+    generation: AtomicU64,
+    /// Grows when nothing that is known is to be trusted for long any more.
+    round: AtomicU64,
+}
+
+struct Known {
+    name: Option<String>,
+    gids: Option<Arc<[u32]>>,
+    at: Instant,
+    round: u64,
+}
+
+impl Known {
+    fn is_fresh(&self, round: u64) -> bool {
+        let old = if self.name.is_some() && self.gids.is_some() { OLD } else { OLD_UNKNOWN };
+        self.round == round && self.at.elapsed() < old
+    }
+}
 
 impl Names {
+    /// Users of this host.
+    pub fn start() -> io::Result<Names> {
+        Names::of_directory(look_up)
+    }
+
+    /// Users of any directory; `look_up` may block.
+    pub fn of_directory(look_up: impl Fn(u32) -> Found + Clone + Send + 'static) -> io::Result<Names> {
+        let (asks, inbox) = mpsc::channel();
+        let inside = Arc::new(Inside {
+            known: RwLock::default(),
+            pending: Mutex::default(),
+            asks,
+            told: watch::Sender::new(()),
+            generation: AtomicU64::new(0),
+            round: AtomicU64::new(0),
+        });
+        let inbox = Arc::new(Mutex::new(inbox));
+        for _ in 0..THREADS {
+            // Held weakly: the threads end when nobody can ask any more.
+            let (inside, inbox, look_up) = (Arc::downgrade(&inside), Arc::clone(&inbox), look_up.clone());
+            let work = move || answer(&inside, &inbox, &look_up);
+            thread::Builder::new().name("sublet-names".to_owned()).spawn(work)?;
+        }
+        Ok(Names(inside))
+    }
+
     /// The name of a tenant: its user's, or the tenant itself.
     pub fn of(&self, tenant: &str) -> String {
-        match uid_of(tenant).and_then(|uid| self.known(uid)) {
-            Some(name) => name,
-            None => tenant.to_owned(),
-        }
+        let name = uid_of(tenant).and_then(|uid| self.0.known.read().ok()?.get(&uid)?.name.clone());
+        name.unwrap_or_else(|| tenant.to_owned())
     }
 
-    /// The name of a user, if it was looked up before.
-    pub fn known(&self, uid: u32) -> Option<String> {
-        self.0.read().ok()?.get(&uid).cloned()
+    /// Grows whenever a [peer](crate::peer::Peer) may have become another.
+    pub fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
     }
 
-    /// Looks a user up, once. May block.
-    pub fn look_up(&self, uid: u32) {
-        if self.known(uid).is_some() {
+    /// Everybody is to be looked up again, and whatever follows from it to be made anew.
+    pub fn doubt(&self) {
+        self.0.round.fetch_add(1, Ordering::AcqRel);
+        self.0.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has a user looked up, unless it was lately. Does not wait.
+    pub fn ask(&self, uid: u32) {
+        if self.has_fresh(uid) {
             return;
         }
-        // A user without a name is not looked up again with every connection.
-        let name = uzers::get_user_by_uid(uid)
-            .map_or_else(|| tenant_of(uid), |user| user.name().to_string_lossy().into_owned());
-        if let Ok(mut names) = self.0.write() {
-            names.insert(uid, name);
+        let mut pending = self.0.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.insert(uid) {
+            // The threads live as long as whoever can ask.
+            let _ = self.0.asks.send(uid);
         }
     }
+
+    /// The groups that are known of a user, of whatever age.
+    pub fn groups(&self, uid: u32) -> Option<Arc<[u32]>> {
+        self.0.known.read().ok()?.get(&uid)?.gids.clone()
+    }
+
+    /// Has a user looked up, and waits for that, but not longer.
+    pub async fn wait(&self, uid: u32, patience: Duration) {
+        let mut told = self.0.told.subscribe();
+        self.ask(uid);
+        let looked_up = async {
+            while !self.has_fresh(uid) {
+                if told.changed().await.is_err() {
+                    return;
+                }
+                // It may have been looked up just before the configuration was read anew.
+                self.ask(uid);
+            }
+        };
+        // Whoever waited in vain goes on with what there is.
+        let _ = tokio::time::timeout(patience, looked_up).await;
+    }
+
+    /// The same for several users' names, which nobody waits for long.
+    pub async fn wait_for_names(&self, uids: impl IntoIterator<Item = u32>) {
+        let until = tokio::time::Instant::now() + FOR_A_NAME;
+        let uids: Vec<u32> = uids.into_iter().inspect(|uid| self.ask(*uid)).collect();
+        for uid in uids {
+            self.wait(uid, until.saturating_duration_since(tokio::time::Instant::now())).await;
+        }
+    }
+
+    fn has_fresh(&self, uid: u32) -> bool {
+        let round = self.0.round.load(Ordering::Acquire);
+        self.0.known.read().is_ok_and(|known| known.get(&uid).is_some_and(|known| known.is_fresh(round)))
+    }
+}
+
+impl std::fmt::Debug for Names {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Names").finish_non_exhaustive()
+    }
+}
+
+fn answer(inside: &Weak<Inside>, inbox: &Mutex<mpsc::Receiver<u32>>, look_up: &impl Fn(u32) -> Found) {
+    loop {
+        let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let (Ok(uid), Some(inside)) = (next, inside.upgrade()) else { return };
+        let round = inside.round.load(Ordering::Acquire);
+        let found = look_up(uid);
+        inside.enter(uid, found, round);
+    }
+}
+
+impl Inside {
+    fn enter(&self, uid: u32, found: Found, round: u64) {
+        if let Ok(mut known) = self.known.write() {
+            let before = known.remove(&uid);
+            let groups_before = before.as_ref().and_then(|before| before.gids.clone());
+            // Whom the directory does not know now it may know again: a user never loses groups by that.
+            let gids = found.gids.map(Arc::from).filter(|_| found.name.is_some() || groups_before.is_none());
+            let gids = gids.or_else(|| groups_before.clone());
+            let name = found.name.or_else(|| before.and_then(|before| before.name));
+            if groups_before.is_some() && gids != groups_before {
+                self.generation.fetch_add(1, Ordering::AcqRel);
+            }
+            known.insert(uid, Known { name, gids, at: Instant::now(), round });
+        }
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
+        self.told.send_replace(());
+    }
+}
+
+/// What this host's directory says.
+fn look_up(uid: u32) -> Found {
+    // A user without a name, as in a container, has no groups but those the kernel knows.
+    let Some(user) = uzers::get_user_by_uid(uid) else { return Found { name: None, gids: Some(Vec::new()) } };
+    let gids = uzers::get_user_groups(user.name(), user.primary_group_id())
+        .map(|groups| groups.iter().map(uzers::Group::gid).chain([user.primary_group_id()]).collect());
+    Found { name: Some(user.name().to_string_lossy().into_owned()), gids }
 }
 
 /// The tenant of a Unix user.
@@ -45,4 +207,84 @@ pub fn tenant_of(uid: u32) -> String {
 /// The Unix user of a tenant, if it is one.
 pub fn uid_of(tenant: &str) -> Option<u32> {
     tenant.strip_prefix("uid:")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// A directory that says what is put there, when it is put there.
+    fn slow() -> (mpsc::Sender<Found>, Names) {
+        let (say, answers) = mpsc::channel();
+        let answers = Arc::new(Mutex::new(answers));
+        let names = Names::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
+        (say, names)
+    }
+
+    fn ana(gids: &[u32]) -> Found {
+        Found { name: Some("ana".to_owned()), gids: Some(gids.to_vec()) }
+    }
+
+    #[test]
+    fn what_is_known_counts_until_something_else_is_and_then_everybody_learns_it() {
+        let (say, names) = slow();
+        runtime().block_on(async {
+            names.wait(5, Duration::from_millis(1)).await;
+            assert_eq!((names.groups(5), names.of("uid:5").as_str()), (None, "uid:5"), "nobody was told yet");
+            say.send(ana(&[7])).unwrap();
+            names.wait(5, LONG).await;
+            assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
+            let generation = names.generation();
+            names.doubt();
+            assert!(names.generation() > generation, "a reload makes everybody anew");
+            names.wait(5, Duration::from_millis(1)).await;
+            assert_eq!(names.groups(5).as_deref(), Some(&[7][..]), "until there is an answer the old one counts");
+            let generation = names.generation();
+            say.send(ana(&[7, 8])).unwrap();
+            names.wait(5, LONG).await;
+            assert_eq!(names.groups(5).as_deref(), Some(&[7, 8][..]));
+            assert!(names.generation() > generation);
+        });
+    }
+
+    #[test]
+    fn a_directory_that_is_away_takes_no_groups_from_anybody() {
+        let (say, names) = slow();
+        runtime().block_on(async {
+            for found in [ana(&[7]), Found { name: None, gids: Some(Vec::new()) }, Found::default()] {
+                say.send(found).unwrap();
+                names.doubt();
+                names.wait(5, LONG).await;
+                assert_eq!((names.groups(5).as_deref(), names.of("uid:5").as_str()), (Some(&[7][..]), "ana"));
+            }
+        });
+    }
+
+    #[test]
+    fn a_user_who_takes_long_does_not_hold_up_another() {
+        let (say, answers) = mpsc::channel::<()>();
+        let answers = Arc::new(Mutex::new(answers));
+        let names = Names::of_directory(move |uid| {
+            if uid == 5 {
+                let _ = answers.lock().unwrap().recv();
+            }
+            ana(&[uid])
+        });
+        let names = names.unwrap();
+        runtime().block_on(async {
+            names.ask(5);
+            names.wait(6, LONG).await;
+            assert_eq!(names.groups(6).as_deref(), Some(&[6][..]));
+            assert_eq!(names.groups(5), None);
+            drop(say);
+            names.wait(5, LONG).await;
+            assert!(names.groups(5).is_some());
+        });
+    }
 }

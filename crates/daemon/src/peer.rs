@@ -1,5 +1,6 @@
 //! Who is at the other end of a connection: the kernel says, or a token; never the caller.
 
+use crate::access::Access;
 use crate::credentials::Credentials;
 use crate::names::tenant_of;
 use crate::tokens::Known;
@@ -23,10 +24,10 @@ pub struct Peer {
 pub enum Proof {
     /// The kernel says so, on the socket.
     Local {
-        /// Its Unix user.
-        uid: u32,
-        /// It shares our pid namespace, so its pids mean what ours do.
-        same_pids: bool,
+        /// What it says.
+        credentials: Arc<Credentials>,
+        /// The rules, which may change.
+        access: Access,
     },
     /// It sent the secret of this token.
     Token(Arc<Known>),
@@ -44,16 +45,11 @@ pub struct Operators {
 }
 
 impl Peer {
-    /// Whoever connected, and what follows from that.
-    pub fn of(credentials: &Credentials, operators: &Operators) -> Arc<Peer> {
-        let Credentials { uid, gids, spaces } = credentials;
-        // Root in a container is not root here: it must share our namespaces.
-        let operator = (*uid == 0 && spaces.pids && spaces.users)
-            || (*uid == operators.own_uid && *uid != 0)
-            || operators.gid.is_some_and(|gid| gids.contains(&gid));
-        let groups = operators.groups_of(gids);
-        let caller = Caller { tenant: tenant_of(*uid), groups, operator, token: None };
-        Arc::new(Peer { caller, proof: Proof::Local { uid: *uid, same_pids: spaces.pids } })
+    /// Whoever connected, in these of the groups that matter.
+    pub fn of(credentials: Arc<Credentials>, groups: Vec<String>, access: Access) -> Arc<Peer> {
+        let operator = access.is_operator(&credentials);
+        let caller = Caller { tenant: tenant_of(credentials.uid), groups, operator, token: None };
+        Arc::new(Peer { caller, proof: Proof::Local { credentials, access } })
     }
 
     /// Whoever sent a token's secret. A token is never an operator's.
@@ -64,10 +60,15 @@ impl Peer {
         Arc::new(Peer { caller, proof: Proof::Token(known) })
     }
 
+    /// The same in these groups.
+    pub fn within(&self, groups: Vec<String>) -> Arc<Peer> {
+        Arc::new(Peer { caller: Caller { groups, ..self.caller.clone() }, proof: self.proof.clone() })
+    }
+
     /// Its Unix user, if it is on this host.
     pub fn uid(&self) -> Option<u32> {
-        match self.proof {
-            Proof::Local { uid, .. } => Some(uid),
+        match &self.proof {
+            Proof::Local { credentials, .. } => Some(credentials.uid),
             Proof::Token(_) => None,
         }
     }
@@ -78,10 +79,11 @@ impl Peer {
         self.caller.operator || (local_users_do && self.uid().is_some())
     }
 
-    /// Whether it still is who it was: a token may be revoked, or expire, under a long call.
+    /// Whether it still is who it was: a token may be revoked, or expire, under a long call, and
+    /// an operator may have become somebody else.
     pub fn still_good(&self, wall_us: u64) -> bool {
         match &self.proof {
-            Proof::Local { .. } => true,
+            Proof::Local { credentials, access } => !self.caller.operator || access.is_operator(credentials),
             Proof::Token(known) => known.is_good(wall_us),
         }
     }
@@ -92,24 +94,33 @@ impl Peer {
             Problem::new(Code::NotYourProcess, format!("process {pid} is not there, or not yours"))
                 .hint("bind a live process of your own user")
         };
-        let Proof::Local { uid, same_pids } = self.proof else {
+        let Proof::Local { credentials, .. } = &self.proof else {
             let detail = "a process can be named on the host's own socket only";
             return Err(Problem::new(Code::PidNotLocal, detail)
                 .hint("leave `pid` out and renew the lease yourself, or ask on the host"));
         };
-        if !same_pids {
+        if !credentials.spaces.pids {
             return Err(no().hint("this client runs in another pid namespace: bind from the host"));
         }
         match process::identify(pid) {
-            Ok(identity) if identity.uid == uid => Ok(identity.key),
+            Ok(identity) if identity.uid == credentials.uid => Ok(identity.key),
             _ => Err(no()),
         }
     }
 }
 
 impl Operators {
+    /// Whether somebody is one, by what the kernel says: the directory makes nobody an operator.
+    pub fn include(&self, credentials: &Credentials) -> bool {
+        let Credentials { uid, gids, spaces } = credentials;
+        // Root in a container is not root here: it must share our namespaces.
+        (*uid == 0 && spaces.pids && spaces.users)
+            || (*uid == self.own_uid && *uid != 0)
+            || self.gid.is_some_and(|gid| gids.contains(&gid))
+    }
+
     /// Which of the groups that matter are among these.
-    fn groups_of(&self, gids: &[u32]) -> Vec<String> {
+    pub fn groups_among(&self, gids: &[u32]) -> Vec<String> {
         let mut names: Vec<String> =
             self.groups.iter().filter(|(gid, _)| gids.contains(gid)).map(|(_, name)| name.clone()).collect();
         names.sort();

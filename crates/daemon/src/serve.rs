@@ -1,5 +1,6 @@
 //! Starting and stopping.
 
+use crate::access::Access;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::day::Hours;
 use crate::http::gate::Gate;
@@ -220,7 +221,7 @@ fn run(
 ) -> Result<(), ServeError> {
     let boot = clock::boot_id().map_err(ServeError::System)?;
     let clock = clock_for(&loaded, &boot);
-    let names = Names::default();
+    let names = Names::start().map_err(ServeError::System)?;
     let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
     let kind = if gpu.kind() == GpuKind::Real { "real" } else { "scripted" };
@@ -263,12 +264,12 @@ fn run(
         gid: settled.operators_gid,
         groups: settled.groups.clone(),
     };
-    let operators = Arc::new(Mutex::new(operators));
+    let access = Access::new(operators, names.clone());
     let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
         reader,
-        names: names.clone(),
+        names,
         tokens: tokens.clone(),
         synced,
         trouble,
@@ -286,18 +287,20 @@ fn run(
         let reload = Reload {
             path: options.config.clone(),
             mail: mail.clone(),
-            operators: Arc::clone(&operators),
+            access: access.clone(),
             house: Arc::clone(&house),
             flags: options.tcp.clone(),
             remote: remote
                 .as_ref()
                 .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),
         };
-        let beyond = remote.map(|(remote, gate)| open(remote, gate, &app, &stop)).transpose()?;
+        let beyond = remote
+            .map(|(remote, gate)| open(remote, http::tcp::Door { gate, access: access.clone() }, &app, &stop))
+            .transpose()?;
         let signals = tokio::spawn(signals(stop_tx, reload, settled.hours.clone()));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        http::serve(listener, app, operators, names, Limits::default(), stop).await;
+        http::serve(listener, app, access, Limits::default(), stop).await;
         if let Some(beyond) = beyond {
             // It stops by the same word; whatever became of it, the daemon goes down now.
             let _ = beyond.await;
@@ -319,7 +322,7 @@ fn run(
 /// Lets callers in who have a token.
 fn open(
     remote: Remote,
-    gate: Arc<Gate>,
+    door: http::tcp::Door,
     app: &App,
     stop: &watch::Receiver<bool>,
 ) -> Result<tokio::task::JoinHandle<()>, ServeError> {
@@ -327,7 +330,7 @@ fn open(
     let address = listener.local_addr().map_err(ServeError::System)?;
     let private = if remote.settled.tls.is_some() { "TLS" } else { "not encrypted, this host only" };
     tracing::info!(%address, private, "serving whoever has a token");
-    Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), gate, remote.tls, stop.clone())))
+    Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, stop.clone())))
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
@@ -355,9 +358,7 @@ fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runt
     runtime.spawn(async move {
         let tenants = post.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
         if let Ok(tenants) = tenants.await {
-            let uids = tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)).collect::<Vec<u32>>();
-            let look_up = move || uids.into_iter().for_each(|uid| names.look_up(uid));
-            let _ = tokio::task::spawn_blocking(look_up).await;
+            tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)).for_each(|uid| names.ask(uid));
         }
     });
 }
@@ -368,7 +369,7 @@ const HOURS: Duration = Duration::from_secs(15);
 struct Reload {
     path: Option<PathBuf>,
     mail: mpsc::Sender<Mail>,
-    operators: Arc<Mutex<Operators>>,
+    access: Access,
     house: Arc<RwLock<House>>,
     flags: TcpConfig,
     remote: Option<(Tcp, http::tcp::Tls, Arc<Gate>)>,
@@ -385,10 +386,7 @@ impl Reload {
         match Config::read(self.path.as_deref()).and_then(|config| config.over(&self.flags).settle()) {
             Ok(settled) => {
                 self.run_tcp(settled.tcp.as_ref());
-                if let Ok(mut operators) = self.operators.lock() {
-                    operators.gid = settled.operators_gid;
-                    operators.groups = settled.groups.clone();
-                }
+                self.access.set(settled.operators_gid, settled.groups.clone());
                 if let Ok(mut house) = self.house.write() {
                     *house = settled.house();
                 }

@@ -6,6 +6,7 @@ use super::{App, Refused};
 use crate::mail::Reply;
 use axum::Json;
 use axum::extract::{Request, State};
+use std::collections::BTreeMap;
 use sublet_core::event::Event;
 use sublet_wire as wire;
 
@@ -38,23 +39,26 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, whose: Whose) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
-    let names = app.names.clone();
     let mut shown = std::mem::take(cards);
-    let named = tokio::task::spawn_blocking(move || {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut uids = BTreeMap::new();
         for card in &mut shown {
-            card.occupants.retain_mut(|occupant| {
+            card.occupants.retain(|occupant| {
                 let Some(pid) = occupant.pid else { return true };
                 let uid = sublet_host::process::uid(pid).ok();
-                if let Some(uid) = uid {
-                    names.look_up(uid);
-                    occupant.user = Some(names.of(&crate::names::tenant_of(uid)));
-                }
+                uids.extend(uid.map(|uid| (pid, uid)));
                 whose == Whose::Anybodys || (uid.is_some() && whose == Whose::Only(uid))
             });
         }
-        shown
+        (shown, uids)
     });
-    *cards = named.await.unwrap_or_default();
+    let Ok((mut shown, uids)) = read.await else { return };
+    app.names.wait_for_names(uids.values().copied()).await;
+    for occupant in shown.iter_mut().flat_map(|card| &mut card.occupants) {
+        let uid = occupant.pid.and_then(|pid| uids.get(&pid));
+        occupant.user = uid.map(|uid| app.names.of(&crate::names::tenant_of(*uid))).or(occupant.user.take());
+    }
+    *cards = shown;
 }
 
 /// Lets a card run empty: nothing new lands there.

@@ -52,8 +52,8 @@ impl Gate {
         now: Instant,
     ) -> Result<Option<Arc<Peer>>, Problem> {
         let from = whole(from);
-        let looks = matches!(*request.method(), Method::GET | Method::HEAD);
-        if looks && PUBLIC.contains(&request.uri().path()) {
+        let looks = looks(request);
+        if is_public(request) {
             self.visitors.take(&from, now).map_err(too_many)?;
             return Ok(None);
         }
@@ -86,6 +86,16 @@ impl Gate {
         }
         Ok(Peer::through(known))
     }
+}
+
+/// Whether a request changes nothing.
+pub fn looks<B>(request: &Request<B>) -> bool {
+    matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
+/// Whether anybody may know the answer to a request.
+pub fn is_public<B>(request: &Request<B>) -> bool {
+    looks(request) && PUBLIC.contains(&request.uri().path())
 }
 
 /// What is said to whoever had a token until now.

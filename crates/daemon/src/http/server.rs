@@ -1,18 +1,24 @@
 //! Connections: who they are from, how many, how slow they may be.
 
-use super::{App, router};
+use super::{App, Refused, gate, router};
+use crate::access::{Access, Session};
 use crate::credentials::Credentials;
-use crate::names::Names;
-use crate::peer::{Operators, Peer};
+use crate::looper::wall_us;
+use axum::http::Request;
+use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use sublet_wire::{Code, Problem};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -37,14 +43,7 @@ impl Default for Limits {
 }
 
 /// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(
-    listener: UnixListener,
-    app: App,
-    operators: Arc<Mutex<Operators>>,
-    names: Names,
-    limits: Limits,
-    stop: watch::Receiver<bool>,
-) {
+pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Limits, stop: watch::Receiver<bool>) {
     let router = router(app);
     let counts = Arc::new(Counts::default());
     let begin = |(stream, _): (UnixStream, _)| {
@@ -57,16 +56,13 @@ pub async fn serve(
             });
             return None;
         };
-        let operators = operators.lock().ok()?.clone();
-        let (router, names, stop) = (router.clone(), names.clone(), stop.clone());
+        let (router, access, stop) = (router.clone(), access.clone(), stop.clone());
         Some(async move {
+            // Whoever cannot be told from others is not served.
             let Ok(credentials) = Credentials::of(&stream) else { return };
-            if names.known(uid).is_none() {
-                // A name may come from far away (LDAP): never on the threads that serve.
-                let _ = tokio::task::spawn_blocking(move || names.look_up(uid)).await;
-            }
-            let peer = Peer::of(&credentials, &operators);
-            let service = TowerToHyperService::new(tower_layer(router, peer));
+            let session = Arc::new(Session::new(access, credentials));
+            let routes = TowerToHyperService::new(router);
+            let service = service_fn(move |request| answer(request, Arc::clone(&session), routes.clone()));
             converse(stream, service, limits, stop).await;
             drop(seat);
         })
@@ -132,11 +128,28 @@ where
     }
 }
 
-/// Writes on every request who sent it.
-fn tower_layer(router: axum::Router, peer: Arc<Peer>) -> axum::middleware::AddExtension<axum::Router, Arc<Peer>> {
-    use axum::Extension;
-    use tower_layer::Layer;
-    Extension(peer).layer(router)
+/// Writes on a request who sent it, as of now, and has it answered.
+async fn answer(
+    mut request: Request<Incoming>,
+    session: Arc<Session>,
+    routes: TowerToHyperService<axum::Router>,
+) -> Result<Response, Infallible> {
+    if gate::is_public(&request) {
+        return routes.call(request).await;
+    }
+    let peer = match session.peer().await {
+        Ok(peer) => peer,
+        Err(problem) => return Ok(Refused(problem).into_response()),
+    };
+    let looks = gate::looks(&request);
+    request.extensions_mut().insert(Arc::clone(&peer));
+    let response = routes.call(request).await?;
+    // A look may have waited for a minute, and who looked is no operator any more.
+    if looks && !peer.still_good(wall_us()) {
+        let detail = "you were an operator when you asked, and are none now";
+        return Ok(Refused(Problem::new(Code::Denied, detail)).into_response());
+    }
+    Ok(response)
 }
 
 /// Says that there are too many, and hangs up.

@@ -5,9 +5,10 @@
 use super::gate::{self, Gate};
 use super::server::{Counts, Limits, Seat, accept, turn_away};
 use super::{App, Refused, router};
+use crate::access::Access;
 use crate::looper::wall_us;
 use crate::peer::Peer;
-use axum::http::{Method, Request};
+use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
@@ -16,6 +17,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
+use sublet_wire::Problem;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -36,8 +38,26 @@ pub const LIMITS: Limits = Limits {
 /// How connections are made private; `None`: they are not. Read anew on reload.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
+/// Whom the listener asks who somebody is.
+#[derive(Clone, Debug)]
+pub struct Door {
+    /// Knows tokens.
+    pub gate: Arc<Gate>,
+    /// Knows the groups of users.
+    pub access: Access,
+}
+
+impl Door {
+    async fn admit<B>(&self, request: &Request<B>, from: IpAddr) -> Result<Option<Arc<Peer>>, Problem> {
+        match self.gate.admit(request, from, wall_us(), Instant::now())? {
+            Some(peer) => self.access.grouped(peer).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
 /// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, stop: watch::Receiver<bool>) {
+pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, stop: watch::Receiver<bool>) {
     let router = router(app);
     let counts = Arc::new(Counts::default());
     let begin = |(stream, from): (TcpStream, SocketAddr)| {
@@ -53,9 +73,9 @@ pub async fn serve(listener: TcpListener, app: App, gate: Arc<Gate>, tls: Tls, s
             }
             return None;
         };
-        let (router, gate, stop) = (router.clone(), Arc::clone(&gate), stop.clone());
+        let (router, door, stop) = (router.clone(), door.clone(), stop.clone());
         Some(async move {
-            connection(stream, from, config, router, gate, stop).await;
+            connection(stream, from, config, router, door, stop).await;
             drop(seat);
         })
     };
@@ -67,13 +87,13 @@ async fn connection(
     from: SocketAddr,
     config: Option<Arc<ServerConfig>>,
     router: axum::Router,
-    gate: Arc<Gate>,
+    door: Door,
     stop: watch::Receiver<bool>,
 ) {
     // Answers are small and wanted at once; where that cannot be set they come a little later.
     let _ = stream.set_nodelay(true);
     let routes = TowerToHyperService::new(router);
-    let service = service_fn(move |request| answer(request, from.ip(), Arc::clone(&gate), routes.clone()));
+    let service = service_fn(move |request| answer(request, from.ip(), door.clone(), routes.clone()));
     let Some(config) = config else {
         return super::server::converse(stream, service, LIMITS, stop).await;
     };
@@ -88,14 +108,14 @@ async fn connection(
 async fn answer(
     mut request: Request<Incoming>,
     from: IpAddr,
-    gate: Arc<Gate>,
+    door: Door,
     routes: TowerToHyperService<axum::Router>,
 ) -> Result<Response, Infallible> {
-    let peer = match gate.admit(&request, from, wall_us(), Instant::now()) {
+    let peer = match door.admit(&request, from).await {
         Ok(peer) => peer,
         Err(problem) => return Ok(Refused(problem).into_response()),
     };
-    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    let looks = gate::looks(&request);
     if let Some(peer) = &peer {
         request.extensions_mut().insert(Arc::clone(peer));
     }

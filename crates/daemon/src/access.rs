@@ -1,0 +1,199 @@
+//! Who a caller is under the rules that hold now.
+//!
+//! A connection keeps what the kernel said of it, and nothing that followed: when the rules, or
+//! what the directory says of groups, have changed, the next call on it is another
+//! [peer's](Peer). A number tells whether they have; no lock is taken for that which
+//! anybody else holds.
+
+use crate::credentials::Credentials;
+use crate::names::{FOR_A_NAME, Names, uid_of};
+use crate::peer::{Operators, Peer};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use sublet_wire::{Code, Problem};
+
+/// How long a call waits for its caller's groups where rules name some; then it is refused.
+const FOR_GROUPS: Duration = Duration::from_secs(10);
+/// A peer is made anew after this, so that its groups are looked up now and then.
+const ANEW: Duration = Duration::from_secs(60);
+
+/// The rules about who may do what, and whom they are about.
+#[derive(Clone, Debug)]
+pub struct Access(Arc<Inside>);
+
+#[derive(Debug)]
+struct Inside {
+    operators: RwLock<Arc<Operators>>,
+    names: Names,
+}
+
+impl Access {
+    /// These rules, over these users.
+    pub fn new(operators: Operators, names: Names) -> Access {
+        Access(Arc::new(Inside { operators: RwLock::new(Arc::new(operators)), names }))
+    }
+
+    /// Other rules from now on, for whoever is connected too.
+    pub fn set(&self, gid: Option<u32>, groups: Vec<(u32, String)>) {
+        let own_uid = self.operators().own_uid;
+        let operators = Arc::new(Operators { own_uid, gid, groups });
+        *self.0.operators.write().unwrap_or_else(PoisonError::into_inner) = operators;
+        self.0.names.doubt();
+    }
+
+    fn operators(&self) -> Arc<Operators> {
+        Arc::clone(&self.0.operators.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether somebody is an operator now.
+    pub fn is_operator(&self, credentials: &Credentials) -> bool {
+        self.operators().include(credentials)
+    }
+
+    /// Whoever connected.
+    async fn local(&self, credentials: &Arc<Credentials>) -> Result<Arc<Peer>, Problem> {
+        let operators = self.operators();
+        let mut gids = self.gids(credentials.uid, &operators).await?.to_vec();
+        gids.extend(&credentials.gids);
+        Ok(Peer::of(Arc::clone(credentials), operators.groups_among(&gids), self.clone()))
+    }
+
+    /// A token's peer with the groups of the user it acts for.
+    pub async fn grouped(&self, peer: Arc<Peer>) -> Result<Arc<Peer>, Problem> {
+        let operators = self.operators();
+        let uid = uid_of(&peer.caller.tenant).filter(|_| !operators.groups.is_empty());
+        let Some(uid) = uid else { return Ok(peer) };
+        let gids = self.gids(uid, &operators).await?;
+        Ok(peer.within(operators.groups_among(&gids)))
+    }
+
+    /// A user's groups. Where rules name groups nobody passes whose are not known: it would have
+    /// no quota.
+    async fn gids(&self, uid: u32, operators: &Operators) -> Result<Arc<[u32]>, Problem> {
+        let (names, needed) = (&self.0.names, !operators.groups.is_empty());
+        let patience = if needed && names.groups(uid).is_none() { FOR_GROUPS } else { FOR_A_NAME };
+        names.wait(uid, patience).await;
+        match names.groups(uid) {
+            Some(gids) => Ok(gids),
+            None if needed => Err(unknown()),
+            None => Ok(Arc::default()),
+        }
+    }
+}
+
+fn unknown() -> Problem {
+    Problem::new(Code::TooBusy, "this host's directory does not say what groups you are in, and quotas depend on it")
+        .retry_after(5)
+}
+
+/// One connection: what the kernel said of it, and whom it was taken for last.
+#[derive(Debug)]
+pub struct Session {
+    access: Access,
+    credentials: Arc<Credentials>,
+    last: Mutex<Option<Made>>,
+}
+
+#[derive(Debug)]
+struct Made {
+    generation: u64,
+    at: Instant,
+    peer: Arc<Peer>,
+}
+
+impl Session {
+    /// A connection of this kind.
+    pub fn new(access: Access, credentials: Credentials) -> Session {
+        Session { access, credentials: Arc::new(credentials), last: Mutex::new(None) }
+    }
+
+    /// Who calls on it now.
+    pub async fn peer(&self) -> Result<Arc<Peer>, Problem> {
+        // Before anything is looked at: what changes meanwhile is seen by the next call.
+        let generation = self.access.0.names.generation();
+        if let Some(peer) = self.made(generation) {
+            return Ok(peer);
+        }
+        let peer = self.access.local(&self.credentials).await?;
+        let made = Made { generation, at: Instant::now(), peer: Arc::clone(&peer) };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+        Ok(peer)
+    }
+
+    /// Calls on one connection come one after the other, so nobody else holds this lock.
+    fn made(&self, generation: u64) -> Option<Arc<Peer>> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = last.as_ref().filter(|made| made.generation == generation && made.at.elapsed() < ANEW)?;
+        Some(Arc::clone(&made.peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credentials::Spaces;
+    use crate::names::Found;
+
+    const ANA: u32 = 1000;
+    const LAB: u32 = 70;
+    const OPS: u32 = 80;
+
+    /// Users of whom the directory says that they are in these groups, under these rules.
+    fn access(of_directory: &'static [u32], gid: Option<u32>, groups: &[(u32, &str)]) -> Access {
+        let found = move |_| Found { name: Some("ana".to_owned()), gids: Some(of_directory.to_vec()) };
+        let names = Names::of_directory(found).unwrap();
+        let groups = groups.iter().map(|(gid, name)| (*gid, (*name).to_owned())).collect();
+        Access::new(Operators { own_uid: 1, gid, groups }, names)
+    }
+
+    fn session(access: &Access, uid: u32, gids: &[u32], spaces: Spaces) -> Session {
+        Session::new(access.clone(), Credentials { uid, gids: gids.to_vec(), spaces })
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn the_groups_that_count_are_the_kernels_and_the_directorys() {
+        let access = access(&[LAB], None, &[(LAB, "lab"), (OPS, "ops"), (90, "none")]);
+        let groups =
+            |gids: &[u32]| now(session(&access, ANA, gids, Spaces::default()).peer()).unwrap().caller.groups.clone();
+        assert_eq!(groups(&[OPS]), ["lab", "ops"]);
+        assert_eq!(groups(&[]), ["lab"], "who left its groups behind is in them all the same");
+    }
+
+    #[test]
+    fn rules_that_are_read_anew_hold_for_whoever_is_connected() {
+        let access = access(&[LAB], Some(OPS), &[]);
+        let session = session(&access, ANA, &[OPS], Spaces::default());
+        let before = now(session.peer()).unwrap();
+        assert!(before.caller.operator && before.caller.groups.is_empty() && before.still_good(0));
+        assert!(Arc::ptr_eq(&before, &now(session.peer()).unwrap()), "nothing is made twice");
+        access.set(None, vec![(LAB, "lab".to_owned())]);
+        assert!(!before.still_good(0), "what streams to an operator ends");
+        let after = now(session.peer()).unwrap();
+        assert!(!after.caller.operator && after.still_good(0));
+        assert_eq!(after.caller.groups, ["lab"]);
+    }
+
+    #[test]
+    fn root_is_an_operator_where_its_numbers_are_ours() {
+        let access = access(&[], None, &[]);
+        let operator =
+            |pids, users| now(session(&access, 0, &[0], Spaces { pids, users }).peer()).unwrap().caller.operator;
+        assert!(operator(true, true));
+        assert!(!operator(true, false) && !operator(false, true) && !operator(false, false));
+    }
+
+    #[test]
+    fn nobody_passes_whose_groups_are_not_known_where_rules_name_groups() {
+        let nothing = Names::of_directory(|_| Found::default()).unwrap();
+        let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, nothing.clone());
+        let open = rules(Vec::new());
+        assert!(now(session(&open, ANA, &[], Spaces::default()).peer()).is_ok());
+        let strict = rules(vec![(LAB, "lab".to_owned())]);
+        let refused = now(session(&strict, ANA, &[LAB], Spaces::default()).peer()).unwrap_err();
+        assert_eq!(refused.code, Code::TooBusy);
+    }
+}
