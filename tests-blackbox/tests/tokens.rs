@@ -179,6 +179,26 @@ fn whoever_connects_and_says_nothing_is_hung_up_on_and_disturbs_nobody() {
 }
 
 #[test]
+fn a_lease_is_kept_whatever_others_do_from_its_address_or_with_its_tenants_tokens() {
+    let service = serve("requests_per_s = 2\nburst = 5\n");
+    let operator = service.client();
+    let client = |ask: Value| service.remote().with_token(&operator.make_token(ask).0);
+    let ana = client(json!({ "tenant": "user:ana" }));
+    let looker = client(json!({ "tenant": "user:ana", "read_only": true }));
+    let lease = ana.grant(&ask(GIB, json!({})));
+    let renewed = || ana.post(&format!("/v1/leases/{}/renew", lease.id), &json!({ "epoch": lease.epoch }));
+    let guesser = service.remote().with_token(&new_secret());
+    let guesses: Vec<Answer> = (0..40).map(|_| guesser.get("/v1/cards")).collect();
+    assert!(guesses.iter().any(|answer| answer.status == 429), "guessing is slowed down");
+    assert_eq!(renewed().status, 200, "{}", renewed().text());
+    let looks: Vec<Answer> = (0..40).map(|_| looker.get("/v1/leases")).collect();
+    assert!(looks.iter().any(|answer| answer.status == 429), "so is looking");
+    let answer = renewed();
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(ana.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
+}
+
+#[test]
 fn haste_is_refused_with_a_time_to_come_back_and_then_passes() {
     let service = serve("requests_per_s = 2\nburst = 5\n");
     let operator = service.client();

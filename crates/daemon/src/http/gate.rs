@@ -29,18 +29,27 @@ pub struct Gate {
     /// Of addresses that read what anybody may.
     visitors: Rates<IpAddr>,
     tenants: Rates<String>,
+    /// Of tenants that renew, release and bind: however much is looked at, a lease can be kept.
+    keepers: Rates<String>,
 }
 
 impl Gate {
     /// Lets in who has one of these tokens, at this rate for each tenant.
     pub fn new(tokens: Tokens, rate: Rate) -> Gate {
-        Gate { tokens, failures: Rates::new(FAILURES), visitors: Rates::new(rate), tenants: Rates::new(rate) }
+        Gate {
+            tokens,
+            failures: Rates::new(FAILURES),
+            visitors: Rates::new(rate),
+            tenants: Rates::new(rate),
+            keepers: Rates::new(rate),
+        }
     }
 
     /// Another rate from now on.
     pub fn set_rate(&self, rate: Rate) {
         self.visitors.set(rate);
         self.tenants.set(rate);
+        self.keepers.set(rate);
     }
 
     /// Who sends a request; `None` for what anybody may read.
@@ -57,16 +66,18 @@ impl Gate {
             self.visitors.take(&from, now).map_err(too_many)?;
             return Ok(None);
         }
-        // Before anything is hashed.
-        self.failures.look(&from, now).map_err(too_many_failures)?;
-        let peer = self.identify(request.headers(), wall_us).inspect_err(|_| {
-            // It was looked at just now; whoever took the last one meanwhile changes nothing.
-            let _ = self.failures.take(&from, now);
+        // Who has a good token is not held up by whoever guesses from the same address.
+        let peer = self.identify(request.headers(), wall_us).or_else(|problem| {
+            self.failures.take(&from, now).map_err(too_many_failures)?;
+            Err(problem)
         })?;
-        self.tenants.take(&peer.caller.tenant, now).map_err(too_many)?;
         let crate::peer::Proof::Token(known) = &peer.proof else { return Err(no_token()) };
+        let refused = known.token.read_only && !looks;
+        // What is refused anyhow must not use up what keeps leases alive.
+        let rates = if keeps(request) && !refused { &self.keepers } else { &self.tenants };
+        rates.take(&peer.caller.tenant, now).map_err(too_many)?;
         known.note_use(wall_us);
-        if known.token.read_only && !looks {
+        if refused {
             return Err(Problem::new(Code::ReadOnly, "this token may look and change nothing")
                 .hint("use a token that was made without `--read-only`"));
         }
@@ -96,6 +107,16 @@ pub fn looks<B>(request: &Request<B>) -> bool {
 /// Whether anybody may know the answer to a request.
 pub fn is_public<B>(request: &Request<B>) -> bool {
     looks(request) && PUBLIC.contains(&request.uri().path())
+}
+
+/// Whether a request keeps a lease alive, or gives it back.
+fn keeps<B>(request: &Request<B>) -> bool {
+    let Some(rest) = request.uri().path().strip_prefix("/v1/leases/") else { return false };
+    match (request.method(), rest.split_once('/')) {
+        (&Method::DELETE, None) => true,
+        (&Method::POST, Some((_, what))) => matches!(what, "renew" | "bind"),
+        _ => false,
+    }
 }
 
 /// What is said to whoever had a token until now.
@@ -252,5 +273,45 @@ mod tests {
         }
         assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now), "too_many_requests");
         assert_eq!(call(&gate, "GET", "/v1/cards", &wrong, 5, now + Duration::from_secs(1)), "unauthenticated");
+    }
+
+    #[test]
+    fn whoever_guesses_does_not_lock_out_a_good_token_of_its_address() {
+        let (gate, now) = (gate(FAST), Instant::now());
+        let good = vec![format!("Bearer {}", secret('a'))];
+        let wrong = vec![format!("Bearer {}", secret('c'))];
+        for _ in 0..20 {
+            assert_eq!(call(&gate, "POST", "/v1/leases/L1/renew", &wrong, 5, now), "unauthenticated");
+        }
+        assert_eq!(call(&gate, "POST", "/v1/leases/L1/renew", &wrong, 5, now), "too_many_requests");
+        assert_eq!(call(&gate, "POST", "/v1/leases/L1/renew", &good, 5, now), "user:ana K1");
+        assert_eq!(call(&gate, "POST", "/v1/leases/L1/renew", &[], 5, now), "too_many_requests");
+    }
+
+    #[test]
+    fn looking_does_not_use_up_what_keeps_a_lease_alive() {
+        let (gate, now) = (gate(Rate { per_s: 1.0, burst: 4.0 }), Instant::now());
+        let good = vec![format!("Bearer {}", secret('a'))];
+        let reader = vec![format!("Bearer {}", secret('b'))];
+        for _ in 0..4 {
+            assert_eq!(call(&gate, "GET", "/v1/leases", &reader, 5, now), "user:ana K2");
+        }
+        // Nor does trying what is refused, nor a path that only resembles one.
+        for (method, path) in [("POST", "/v1/leases/L1/renew"), ("DELETE", "/v1/leases/L1")] {
+            assert_eq!(call(&gate, method, path, &reader, 5, now), "too_many_requests");
+        }
+        for path in ["/v1/leases", "/v1/leases/L1/accept", "/v1/leases/L1/renew/x", "/v1/leasesL1/renew"] {
+            assert_eq!(call(&gate, "POST", path, &good, 5, now), "too_many_requests", "{path}");
+        }
+        let keeping = [
+            ("POST", "/v1/leases/L1/renew"),
+            ("POST", "/v1/leases/L1/bind"),
+            ("DELETE", "/v1/leases/L1"),
+            ("POST", "/v1/leases/L2/renew"),
+        ];
+        for (method, path) in keeping {
+            assert_eq!(call(&gate, method, path, &good, 5, now), "user:ana K1", "{method} {path}");
+        }
+        assert_eq!(call(&gate, "POST", "/v1/leases/L1/renew", &good, 5, now), "too_many_requests");
     }
 }

@@ -66,13 +66,6 @@ impl<K: Hash + Eq + Clone> Rates<K> {
         }
     }
 
-    /// Whether a call would be let through.
-    pub fn look(&self, who: &K, now: Instant) -> Result<(), TooSoon> {
-        let Ok(inside) = self.0.lock() else { return Err(TooSoon { after_s: 1 }) };
-        let level = inside.buckets.get(who).map_or(inside.rate.burst, |bucket| bucket.level(inside.rate, now));
-        enough(level, inside.rate)
-    }
-
     /// Lets a call through and takes it off, or does not.
     pub fn take(&self, who: &K, now: Instant) -> Result<(), TooSoon> {
         let Ok(mut inside) = self.0.lock() else { return Err(TooSoon { after_s: 1 }) };
@@ -136,9 +129,8 @@ mod tests {
     #[test]
     fn whoever_comes_too_soon_is_told_when_to_come() {
         let (rates, now) = (Rates::new(Rate { per_s: 0.1, burst: 1.0 }), Instant::now());
-        assert_eq!(rates.look(&1, now), Ok(()));
         assert_eq!(rates.take(&1, now), Ok(()));
-        assert_eq!(rates.look(&1, now), Err(TooSoon { after_s: 10 }));
+        assert_eq!(rates.take(&1, now), Err(TooSoon { after_s: 10 }));
         assert_eq!(rates.take(&1, now + Duration::from_secs(4)), Err(TooSoon { after_s: 6 }));
     }
 
