@@ -22,6 +22,7 @@ pub struct Engine<R> {
     state: State,
     open: Open,
     held: Vec<R>,
+    version: u64,
 }
 
 /// What came of an event.
@@ -38,7 +39,7 @@ pub struct Taken {
 impl<R> Engine<R> {
     /// Begins from what the disk has.
     pub fn new(rows: Rows, policy: Policy) -> Engine<R> {
-        Engine { state: State::new(rows, policy), open: Open::default(), held: Vec::new() }
+        Engine { state: State::new(rows, policy), open: Open::default(), held: Vec::new(), version: 0 }
     }
 
     /// What is known now, decided but perhaps not yet durable: whoever shows it
@@ -47,13 +48,20 @@ impl<R> Engine<R> {
         &self.state
     }
 
+    /// Another number for another state: it grows with every event.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// For planting bugs in the simulation.
     pub fn state_mut(&mut self) -> &mut State {
+        self.version += 1;
         &mut self.state
     }
 
     /// Takes in one event: decides, applies, and enters it all into the open batch.
     pub fn take(&mut self, now: Time, wall_us: u64, actor: &Arc<str>, event: Event) -> Taken {
+        self.version += 1;
         let outcome = decide(&mut self.state, now, event);
         let mut past = outcome.past.iter().peekable();
         for action in &outcome.actions {

@@ -17,6 +17,7 @@ mod looper;
 mod mail;
 mod names;
 mod peer;
+mod plans;
 mod serve;
 mod tokens;
 mod view;

@@ -13,6 +13,7 @@ use crate::engine::{Engine, Taken};
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
 use crate::names::{Names, uid_of};
+use crate::plans::Plans;
 use crate::tokens::Tokens;
 use crate::view::{self, View};
 use crate::words;
@@ -83,6 +84,7 @@ pub struct Loop {
     mail: Receiver<Mail>,
     orders: Sender<Order>,
     names: Names,
+    plans: Plans,
     tokens: Tokens,
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
@@ -121,6 +123,7 @@ impl Loop {
             mail: parts.mail,
             orders: parts.orders,
             names: parts.names,
+            plans: Plans::default(),
             tokens: parts.tokens,
             trouble: parts.trouble,
             keys: Keys::default(),
@@ -307,7 +310,8 @@ impl Loop {
     }
 
     fn view(&self) -> View<'_> {
-        View::new(self.engine.state(), self.clock.now(), wall_us(), &self.names)
+        let state = (self.engine.state(), self.engine.version());
+        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans)
     }
 
     // ---- requests ----------------------------------------------------------
@@ -536,6 +540,7 @@ impl Loop {
         let (_, open) = self.engine.close(self.clock.now());
         self.tokens.fill(&loaded.rows);
         self.engine = Engine::new(loaded.rows, self.policy.clone());
+        self.plans = Plans::default();
         self.keys.forget_undurable();
         self.listed = listed;
         let now = Instant::now();

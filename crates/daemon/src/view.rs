@@ -2,15 +2,14 @@
 //! core's `find`, nowhere else.
 
 use crate::names::Names;
+use crate::plans::Plans;
 use crate::words;
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
-use sublet_core::decide::offer::{Offer, offers};
+use sublet_core::decide::offer::Offer;
 use sublet_core::event::Caller;
 use sublet_core::explain;
-use sublet_core::ids::{CardId, LeaseId, TenantId};
+use sublet_core::ids::{CardId, TenantId};
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::state::State;
@@ -28,13 +27,10 @@ pub struct View<'a> {
     pub wall_us: u64,
     /// Names for people.
     pub names: &'a Names,
-    /// The queue, counted and planned once however many waiters are shown.
-    line: OnceCell<Line>,
-}
-
-struct Line {
-    places: BTreeMap<LeaseId, usize>,
-    starts: BTreeMap<LeaseId, Time>,
+    /// Which state it is: another one has another number.
+    version: u64,
+    /// What was reckoned of it before.
+    plans: &'a Plans,
 }
 
 /// What is shown instead of a name where each sees only itself.
@@ -44,19 +40,17 @@ const PIDS_MAX: usize = 64;
 
 impl<'a> View<'a> {
     /// A look at this moment.
-    pub fn new(state: &'a State, now: Time, wall_us: u64, names: &'a Names) -> View<'a> {
-        View { state, now, wall_us, names, line: OnceCell::new() }
+    pub fn new(
+        (state, version): (&'a State, u64),
+        (now, wall_us): (Time, u64),
+        names: &'a Names,
+        plans: &'a Plans,
+    ) -> View<'a> {
+        View { state, now, wall_us, names, version, plans }
     }
 }
 
 impl View<'_> {
-    fn line(&self) -> &Line {
-        self.line.get_or_init(|| Line {
-            places: explain::places(self.state),
-            starts: explain::estimates(self.state, self.now),
-        })
-    }
-
     /// A moment as Unix seconds.
     pub fn unix_s(&self, at: Time) -> f64 {
         unix_s(self.wall_us, self.now, at)
@@ -113,13 +107,14 @@ impl View<'_> {
     }
 
     fn waiting(&self, lease: &Lease) -> wire::Waiting {
-        let known = self.line().places.get(&lease.id).copied();
+        let known = self.plans.places(self.state, self.version, self.now).get(&lease.id).copied();
+        let starts = self.plans.starts(self.state, self.version, self.now);
         let place = known.unwrap_or(explain::PLACE_MAX + 1);
         wire::Waiting {
             place: place as u64,
             place_exact: known.is_some(),
             why: words::why_waiting(self.state, lease, place, self.now),
-            estimate_s: self.line().starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
+            estimate_s: starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
             offers: Vec::new(),
             bound: None,
         }
@@ -129,8 +124,9 @@ impl View<'_> {
     pub fn lease_in_full(&self, lease: &Lease) -> wire::Lease {
         let mut shown = self.lease(lease);
         if let Some(waiting) = &mut shown.waiting {
-            waiting.offers = offers(self.state, lease, self.now).iter().map(|offer| self.offer(offer)).collect();
-            waiting.bound = Some(self.bound(lease));
+            let outlook = self.plans.outlook(self.state, self.version, self.now, lease);
+            waiting.offers = outlook.offers.iter().map(|offer| self.offer(offer)).collect();
+            waiting.bound = Some(self.bound(&outlook.bound));
         }
         shown
     }
@@ -144,15 +140,15 @@ impl View<'_> {
         }
     }
 
-    fn bound(&self, lease: &Lease) -> wire::Bound {
-        match explain::bound(self.state, lease, self.now) {
+    fn bound(&self, bound: &explain::Bound) -> wire::Bound {
+        match bound {
             explain::Bound::By { at, settled } => wire::Bound {
                 at_latest_s: Some(at.since(self.now).as_secs_f64()),
                 settled_in_s: Some(settled.since(self.now).as_secs_f64()),
                 why_none: None,
             },
             explain::Bound::None(why) => {
-                wire::Bound { at_latest_s: None, settled_in_s: None, why_none: Some(words::no_bound(&why)) }
+                wire::Bound { at_latest_s: None, settled_in_s: None, why_none: Some(words::no_bound(why)) }
             }
         }
     }
