@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::day::Hours;
+use crate::history::History;
 use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
 use crate::http::{self, App, House, Limits, Reach};
@@ -10,6 +11,7 @@ use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
 use crate::names::Names;
 use crate::peer::Operators;
+use crate::turns::Turns;
 use crate::writer::{self, Pen};
 use std::io;
 use std::net::SocketAddr;
@@ -229,7 +231,7 @@ fn run(
     let (orders, order_inbox) = mpsc::channel();
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
-    let reader = Arc::new(Mutex::new(journal.reader()?));
+    let history = History::of(&journal)?;
 
     let mut eyes = Settings::new(gpu);
     eyes.script = options.state_dir.join("scripted.json");
@@ -268,7 +270,8 @@ fn run(
     let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
-        reader,
+        history,
+        looks: Turns::new(LOOKS),
         names,
         tokens: tokens.clone(),
         synced,
@@ -363,6 +366,9 @@ fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runt
     });
 }
 
+/// Callers at a time for whom it is looked whose processes are on the cards. With those who read
+/// history they are fewer than the threads that may block.
+const LOOKS: usize = 2;
 /// How often it is looked whether other hours have begun.
 const HOURS: Duration = Duration::from_secs(15);
 

@@ -7,7 +7,7 @@ use crate::mail::Reply;
 use axum::Json;
 use axum::extract::{Request, State};
 use std::collections::BTreeMap;
-use sublet_core::event::Event;
+use sublet_core::event::{Caller, Event};
 use sublet_wire as wire;
 
 /// All managed cards, and who is on them.
@@ -17,10 +17,11 @@ use sublet_wire as wire;
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
     let peer = body::peer(&request)?;
-    let by = peer.caller.clone();
+    let (by, caller) = (peer.caller.clone(), peer.caller.clone());
     let see_all = peer.sees_all(app.house().see_all);
-    let mut cards = app.post.read(move |view| view.cards(&by, see_all)).await?;
-    name_strangers(&app, &mut cards, if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) }).await;
+    let mut cards = app.post.read(move |view| view.cards(&caller, see_all)).await?;
+    let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
+    name_strangers(&app, &by, &mut cards, whose).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
     Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), trouble }))
 }
@@ -35,12 +36,12 @@ enum Whose {
 
 /// Whose a stranger is, as far as the host tells: read here, never by the loop. Where each sees
 /// only itself, strangers of others are left out.
-async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, whose: Whose) {
+async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, whose: Whose) {
     if cards.iter().all(|card| card.occupants.iter().all(|o| o.pid.is_none())) {
         return;
     }
     let mut shown = std::mem::take(cards);
-    let read = tokio::task::spawn_blocking(move || {
+    let read = app.looks.run(&by.tenant, move || {
         let mut uids = BTreeMap::new();
         for card in &mut shown {
             card.occupants.retain(|occupant| {
@@ -52,7 +53,7 @@ async fn name_strangers(app: &App, cards: &mut Vec<wire::Card>, whose: Whose) {
         }
         (shown, uids)
     });
-    let Ok((mut shown, uids)) = read.await else { return };
+    let Some((mut shown, uids)) = read.await else { return };
     app.names.wait_for_names(uids.values().copied()).await;
     for occupant in shown.iter_mut().flat_map(|card| &mut card.occupants) {
         let uid = occupant.pid.and_then(|pid| uids.get(&pid));

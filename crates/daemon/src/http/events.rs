@@ -38,8 +38,8 @@ pub async fn stream(
     let peer = body::peer(&request)?;
     let by = peer.caller.clone();
     let after = last_event_id(&request)?;
-    let sieve = Sieve::of(&app, by, None).await?;
-    let start = history(&app, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
+    let sieve = Sieve::of(&app, by.clone(), None).await?;
+    let start = history(&app, &by, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
     let (first, last) = start;
     let after = after.unwrap_or(last);
     let gap = (after + 1 < first)
@@ -77,8 +77,8 @@ impl Follow {
     async fn next(mut self) -> Option<(Vec<Event>, Follow)> {
         loop {
             self.synced.borrow_and_update();
-            let app = self.app.clone();
-            let read = history(&app, move |reader| {
+            let (app, peer) = (self.app.clone(), Arc::clone(&self.peer));
+            let read = history(&app, &peer.caller, move |reader| {
                 let lines = reader.log(self.after, CHUNK)?;
                 let mut events = Vec::new();
                 for line in &lines {

@@ -184,12 +184,7 @@ async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease,
     if let Some(lease) = live {
         return Ok(lease);
     }
-    let reader = std::sync::Arc::clone(&app.reader);
-    let past = tokio::task::spawn_blocking(move || match reader.lock() {
-        Ok(reader) => reader.ended(id),
-        Err(_) => Ok(None),
-    });
-    let past = past.await.map_err(|_| crate::looper::LoopGone::Stopping)??;
+    let past = super::records::history(app, &by, move |reader| reader.ended(id)).await?;
     let Some(past) = past else { return Err(no_such_lease()) };
     let seen = app.post.read(move |view| {
         let own = view.state.tenant_name(past.tenant) == by.tenant;

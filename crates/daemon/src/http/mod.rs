@@ -21,20 +21,21 @@ pub use openapi::document;
 pub use server::{Limits, serve};
 
 use self::shared::OnRead;
+use crate::history::History;
 use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
 use crate::names::Names;
 use crate::tokens::Tokens;
+use crate::turns::Turns;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use sublet_core::units::Span;
-use sublet_journal::Reader;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
 use tokio::sync::watch;
 
@@ -62,7 +63,9 @@ pub struct Reach {
     /// The loop.
     pub post: Post,
     /// History.
-    pub reader: Arc<Mutex<Reader>>,
+    pub history: History,
+    /// For whoever asks whose processes are on a card.
+    pub looks: Turns,
     /// Names for people.
     pub names: Names,
     /// Who is let in over TCP.

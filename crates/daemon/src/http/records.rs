@@ -9,7 +9,6 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::Caller;
 use sublet_core::ids::{LeaseId, TenantId};
@@ -23,20 +22,17 @@ const USAGE_MAX: usize = 1_000;
 pub const PAGE_MAX: usize = 1_000;
 /// Leases remembered as one's own or not; beyond it they are looked up again.
 const MINE_MAX: usize = 100_000;
-/// Lines read for one page: a tenant's own may be few among many.
-const SCAN_MAX: usize = 20_000;
+/// Lines read for one page: a tenant's own may be few among many, and others want their turn too.
+const SCAN_MAX: usize = 5_000;
 
-/// Reads history on a thread that may block.
+/// Reads history for a caller, when it is its turn.
 pub async fn history<T: Send + 'static>(
     app: &App,
+    by: &Caller,
     read: impl FnOnce(&Reader) -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, Refused> {
-    let reader = Arc::clone(&app.reader);
-    let read = tokio::task::spawn_blocking(move || {
-        let reader = reader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        read(&reader)
-    });
-    Ok(read.await.map_err(|_| crate::looper::LoopGone::Stopping)??)
+    let found = app.history.read(&by.tenant, read).await;
+    Ok(found.ok_or(crate::looper::LoopGone::Stopping)??)
 }
 
 #[derive(Deserialize)]
@@ -76,7 +72,7 @@ async fn usage_by_lease(app: &App, by: Caller) -> Result<Vec<wire::UsageRow>, Re
         (false, Some(tenant)) => Some(tenant),
         (false, None) => return Ok(rows),
     };
-    let past = history(app, move |reader| reader.ended_of(whose, None, USAGE_MAX)).await?;
+    let past = history(app, &by, move |reader| reader.ended_of(whose, None, USAGE_MAX)).await?;
     rows.extend(past.iter().filter_map(|ended| view::past_usage(ended, &tenants, &app.names)));
     Ok(rows)
 }
@@ -111,8 +107,8 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
     if i64::try_from(query.after).is_err() {
         return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
-    let sieve = Sieve::of(&app, by, lease).await?;
-    Ok(Json(history(&app, move |reader| sieve.page(reader, query.after, limit)).await?))
+    let sieve = Sieve::of(&app, by.clone(), lease).await?;
+    Ok(Json(history(&app, &by, move |reader| sieve.page(reader, query.after, limit)).await?))
 }
 
 /// Which lines of the log a caller may see.

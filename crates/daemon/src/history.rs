@@ -1,0 +1,40 @@
+//! What is over, read from the journal beside the loop, by a few at a time.
+
+use crate::turns::Turns;
+use std::sync::{Arc, Mutex, PoisonError};
+use sublet_journal::{Journal, OpenError, Reader};
+
+/// Looks at the journal at a time: more would only wait for the same disk.
+const READERS: usize = 4;
+
+/// History for whoever may see it.
+#[derive(Clone)]
+pub struct History {
+    /// As many as there are turns, so that whoever has a turn finds one.
+    readers: Arc<Mutex<Vec<Reader>>>,
+    turns: Turns,
+}
+
+impl History {
+    /// That of this journal.
+    pub fn of(journal: &Journal) -> Result<History, OpenError> {
+        let readers = (0..READERS).map(|_| journal.reader()).collect::<Result<Vec<Reader>, OpenError>>()?;
+        Ok(History { readers: Arc::new(Mutex::new(readers)), turns: Turns::new(READERS) })
+    }
+
+    /// Reads for a caller when it is its turn; `None` if the daemon stops under it.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        who: &str,
+        read: impl FnOnce(&Reader) -> Result<T, OpenError> + Send + 'static,
+    ) -> Option<Result<T, OpenError>> {
+        let readers = Arc::clone(&self.readers);
+        let work = move || {
+            let reader = readers.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            let found = read(&reader);
+            readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+            Some(found)
+        };
+        self.turns.run(who, work).await.flatten()
+    }
+}

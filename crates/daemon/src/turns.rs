@@ -1,0 +1,124 @@
+//! Work that blocks, in turns: so many at a time in all, and only a few for one caller.
+//!
+//! Whoever sends two hundred calls that read history waits for himself; the next caller waits for
+//! two of them at most. Nobody is refused: a turn comes, and whoever hangs up while he waits for
+//! his gives up his place.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Turns of one caller at a time.
+const EACH: usize = 2;
+
+/// Who may work now.
+#[derive(Clone, Debug)]
+pub struct Turns(Arc<Inside>);
+
+#[derive(Debug)]
+struct Inside {
+    all: Arc<Semaphore>,
+    each: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+/// The right to work; given back when it is dropped.
+struct Turn {
+    inside: Arc<Inside>,
+    who: String,
+    // In this order: a caller's next one may stand in line only when this one is over.
+    _all: OwnedSemaphorePermit,
+    _own: OwnedSemaphorePermit,
+}
+
+impl Turns {
+    /// So many at a time.
+    pub fn new(all: usize) -> Turns {
+        Turns(Arc::new(Inside { all: Arc::new(Semaphore::new(all)), each: Mutex::default() }))
+    }
+
+    /// Works for a caller when it is its turn; `None` if the daemon stops under it.
+    pub async fn run<T: Send + 'static>(&self, who: &str, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let turn = self.take(who).await?;
+        // The work goes on if its caller hangs up, and so must the turn.
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        done.await.ok()
+    }
+
+    async fn take(&self, who: &str) -> Option<Turn> {
+        // First its own: nobody has more in the line of all than it may have at work.
+        let own = self.own(who).acquire_owned().await.ok()?;
+        let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
+        Some(Turn { inside: Arc::clone(&self.0), who: who.to_owned(), _all: all, _own: own })
+    }
+
+    fn own(&self, who: &str) -> Arc<Semaphore> {
+        let mut each = self.0.each.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(each.entry(who.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(EACH))))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut each = self.inside.each.lock().unwrap_or_else(PoisonError::into_inner);
+        // The map's and this turn's: nobody else of this caller works or waits.
+        if each.get(&self.who).is_some_and(|own| Arc::strong_count(own) <= 2) {
+            each.remove(&self.who);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn one_caller_with_many_calls_leaves_turns_for_the_others() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let turns = Turns::new(3);
+        runtime.block_on(async {
+            let (go, wait) = mpsc::channel::<()>();
+            let wait = Arc::new(Mutex::new(wait));
+            let greedy: Vec<_> = (0..20)
+                .map(|_| {
+                    let (turns, wait) = (turns.clone(), Arc::clone(&wait));
+                    tokio::spawn(async move { turns.run("ana", move || wait.lock().unwrap().recv().is_err()).await })
+                })
+                .collect();
+            // All of them stand in line before anybody else comes.
+            tokio::task::yield_now().await;
+            assert_eq!(turns.run("ben", || 1).await, Some(1));
+            assert_eq!(turns.run("ben", || 2).await, Some(2));
+            assert!(greedy.iter().all(|call| !call.is_finished()));
+            drop(go);
+            for call in greedy {
+                assert_eq!(call.await.unwrap(), Some(true), "each has its turn");
+            }
+        });
+        assert!(turns.0.each.lock().unwrap().is_empty(), "nobody is remembered");
+    }
+
+    #[test]
+    fn whoever_hangs_up_gives_up_its_place() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let turns = Turns::new(3);
+        runtime.block_on(async {
+            let held = (turns.take("ana").await, turns.take("ana").await);
+            let waiting = tokio::spawn({
+                let turns = turns.clone();
+                async move { turns.run("ana", || ()).await }
+            });
+            tokio::task::yield_now().await;
+            waiting.abort();
+            assert!(waiting.await.is_err());
+            drop(held);
+            assert_eq!(turns.run("ana", || 1).await, Some(1));
+        });
+        assert_eq!(turns.0.all.available_permits(), 3);
+        assert!(turns.0.each.lock().unwrap().is_empty());
+    }
+}
