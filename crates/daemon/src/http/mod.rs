@@ -9,6 +9,7 @@ mod events;
 pub mod gate;
 mod leases;
 mod openapi;
+mod progress;
 pub mod rate;
 mod records;
 mod server;

@@ -1,5 +1,6 @@
 //! Connections: who they are from, how many, how slow they may be.
 
+use super::progress::Progress;
 use super::{App, Refused, gate, router};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
@@ -32,13 +33,24 @@ pub struct Limits {
     pub per_user: usize,
     /// A header that takes longer, or a connection idle for longer, is closed.
     pub header_time: Duration,
+    /// A client that takes nothing of its answer for so long is hung up on.
+    pub write_time: Duration,
     /// Bytes of one header.
     pub header_bytes: usize,
 }
 
+/// Longer than a laptop's network is away for, and shorter than anybody waits for a seat.
+pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
+
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 4_096, per_user: 2_048, header_time: Duration::from_secs(30), header_bytes: 16 << 10 }
+        Limits {
+            connections: 4_096,
+            per_user: 2_048,
+            header_time: Duration::from_secs(30),
+            write_time: WRITE_TIME,
+            header_bytes: 16 << 10,
+        }
     }
 }
 
@@ -115,7 +127,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Progress::new(stream, limits.write_time)), service);
     let mut connection = std::pin::pin!(connection);
     let stopped = tokio::select! {
         // A broken connection is the client's affair.

@@ -3,7 +3,7 @@
 //! Its seats are its own: however many strangers connect, the host's own socket has room.
 
 use super::gate::{self, Gate};
-use super::server::{Counts, Limits, Seat, accept, turn_away};
+use super::server::{Counts, Limits, Seat, WRITE_TIME, accept, turn_away};
 use super::{App, Refused, router};
 use crate::access::Access;
 use crate::looper::wall_us;
@@ -32,6 +32,7 @@ pub const LIMITS: Limits = Limits {
     // A building behind one address is some dozens; one program that leaks connections is more.
     per_user: 256,
     header_time: Duration::from_secs(30),
+    write_time: WRITE_TIME,
     header_bytes: 16 << 10,
 };
 
