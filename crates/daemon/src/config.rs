@@ -1,6 +1,6 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
-use crate::day::Hours;
+use crate::day::{Hours, Moment};
 use crate::http::House;
 use crate::http::rate::Rate;
 use serde::Deserialize;
@@ -254,10 +254,12 @@ impl Config {
 
     /// Checks every value and says what follows now.
     pub fn settle(&self) -> Result<Settled, ConfigError> {
-        self.settle_at(Hours::now)
+        let now = Moment::now();
+        self.settle_at(|hours| hours.hold(now))
     }
 
-    fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<Settled, ConfigError> {
+    /// The same where these hours hold.
+    pub fn settle_at(&self, holds: impl Fn(&Hours) -> bool) -> Result<Settled, ConfigError> {
         let mut policy = Policy::default();
         set(&mut policy.ttl, "ttl", &self.ttl, read_span)?;
         set(&mut policy.renewal, "renewal", &self.renewal, read_renewal)?;

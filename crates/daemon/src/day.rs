@@ -29,6 +29,21 @@ pub struct Hours {
     to: u16,
 }
 
+/// A minute of a week.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    day: usize,
+    minute: u16,
+}
+
+impl Moment {
+    /// This one, where the host is.
+    pub fn now() -> Moment {
+        let now = Zoned::now();
+        Moment { day: day(now.weekday()), minute: now.hour() as u16 * 60 + now.minute() as u16 }
+    }
+}
+
 const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
 impl Hours {
@@ -38,11 +53,9 @@ impl Hours {
         Ok(Hours { days, from: read_minutes(from)?, to: read_minutes(to)? })
     }
 
-    /// Whether it is one of them now.
-    pub fn now(&self) -> bool {
-        let now = Zoned::now();
-        let minute = now.hour() as u16 * 60 + now.minute() as u16;
-        self.at(day(now.weekday()), minute)
+    /// Whether it is one of them.
+    pub fn hold(&self, moment: Moment) -> bool {
+        self.at(moment.day, moment.minute)
     }
 
     fn at(&self, day: usize, minute: u16) -> bool {

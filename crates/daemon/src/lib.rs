@@ -19,6 +19,7 @@ mod mail;
 mod names;
 mod peer;
 mod plans;
+mod reload;
 mod serve;
 mod tokens;
 mod turns;

@@ -2,15 +2,15 @@
 
 use crate::access::Access;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
-use crate::day::Hours;
 use crate::history::History;
 use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
-use crate::http::{self, App, House, Limits, Reach};
+use crate::http::{self, App, Limits, Reach};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
 use crate::names::Names;
 use crate::peer::Operators;
+use crate::reload::{Reload, Standing};
 use crate::turns::Turns;
 use crate::writer::{self, Pen};
 use std::io;
@@ -20,7 +20,6 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
-use std::time::Duration;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
@@ -147,7 +146,7 @@ impl ServeError {
 /// Runs the daemon until it is told to stop.
 pub fn serve(options: Options) -> Result<(), ServeError> {
     log_to_stderr();
-    let settled = Config::read(options.config.as_deref())?.over(&options.tcp).settle()?;
+    let settled = Standing::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
     let gpu: GpuSpec = options.gpu.as_deref().unwrap_or("real").parse()?;
     if options.gpu.is_none() && !nvidia_visible() {
         return Err(ServeError::NoDevice);
@@ -156,7 +155,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let _cards = if gpu.kind() == GpuKind::Real { Some(own_the_cards()?) } else { None };
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     check_kind(&loaded, gpu.kind())?;
-    let remote = settled.tcp.as_ref().map(listen_beyond).transpose()?;
+    let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
     let listener = listen(&options.socket)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -214,7 +213,7 @@ fn peer_pid(stream: &StdUnixStream) -> Option<i32> {
 
 fn run(
     options: &Options,
-    settled: Settled,
+    (standing, settled): (Standing, Settled),
     gpu: GpuSpec,
     journal: Journal,
     loaded: Loaded,
@@ -289,10 +288,11 @@ fn run(
         let listener = UnixListener::from_std(doors.local).map_err(ServeError::System)?;
         let reload = Reload {
             path: options.config.clone(),
+            flags: options.tcp.clone(),
+            standing,
             mail: mail.clone(),
             access: access.clone(),
             house: Arc::clone(&house),
-            flags: options.tcp.clone(),
             remote: remote
                 .as_ref()
                 .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),
@@ -300,7 +300,9 @@ fn run(
         let beyond = remote
             .map(|(remote, gate)| open(remote, http::tcp::Door { gate, access: access.clone() }, &app, &stop))
             .transpose()?;
-        let signals = tokio::spawn(signals(stop_tx, reload, settled.hours.clone()));
+        let (tell, told) = mpsc::channel();
+        spawn("sublet-reload", move || reload.run(&told))?;
+        let signals = tokio::spawn(signals(stop_tx, tell));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         http::serve(listener, app, access, Limits::default(), stop).await;
@@ -369,87 +371,19 @@ fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runt
 /// Callers at a time for whom it is looked whose processes are on the cards. With those who read
 /// history they are fewer than the threads that may block.
 const LOOKS: usize = 2;
-/// How often it is looked whether other hours have begun.
-const HOURS: Duration = Duration::from_secs(15);
-
-struct Reload {
-    path: Option<PathBuf>,
-    mail: mpsc::Sender<Mail>,
-    access: Access,
-    house: Arc<RwLock<House>>,
-    flags: TcpConfig,
-    remote: Option<(Tcp, http::tcp::Tls, Arc<Gate>)>,
-}
-
-/// Which of the configuration's hours hold now.
-fn holding(hours: &[Hours]) -> Vec<bool> {
-    hours.iter().map(Hours::now).collect()
-}
-
-impl Reload {
-    /// A configuration that is wrong changes nothing. Says at which hours something is different.
-    fn run(&self) -> Option<Vec<Hours>> {
-        match Config::read(self.path.as_deref()).and_then(|config| config.over(&self.flags).settle()) {
-            Ok(settled) => {
-                self.run_tcp(settled.tcp.as_ref());
-                self.access.set(settled.operators_gid, settled.groups.clone());
-                if let Ok(mut house) = self.house.write() {
-                    *house = settled.house();
-                }
-                drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
-                tracing::info!("the configuration was read anew; every lease goes on");
-                Some(settled.hours)
-            }
-            Err(error) => {
-                tracing::error!(error = %writer::chain(&error), "the configuration was not changed");
-                None
-            }
-        }
-    }
-}
-
-impl Reload {
-    /// Rates and the certificate are read anew. An address is opened and closed by a start only,
-    /// and what was encrypted stays so.
-    fn run_tcp(&self, settled: Option<&Tcp>) {
-        let (settled, (old, tls, gate)) = match (settled, &self.remote) {
-            (None, None) => return,
-            (Some(settled), Some(remote)) if settled.listen == remote.0.listen => (settled, remote),
-            _ => return tracing::error!("`listen` is another now: it is so after a restart"),
-        };
-        gate.set_rate(settled.rate);
-        match &settled.tls {
-            None if old.tls.is_some() => tracing::error!("the certificate stays: without one only after a restart"),
-            None => {}
-            Some((cert, key)) => match (http::tls::read(cert, key), tls.write()) {
-                (Ok(config), Ok(mut tls)) => *tls = Some(config),
-                (Err(error), _) => {
-                    tracing::error!(error = %writer::chain(&error), "the certificate was not changed");
-                }
-                (Ok(_), Err(_)) => tracing::error!("the certificate was not changed"),
-            },
-        }
-    }
-}
-
-async fn signals(stop: watch::Sender<bool>, reload: Reload, mut hours: Vec<Hours>) {
+async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     let (Ok(mut term), Ok(mut int), Ok(mut hup)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()))
     else {
         tracing::error!("signals cannot be caught; stop the daemon with SIGKILL, nothing will be lost");
         return;
     };
-    let mut held = holding(&hours);
     loop {
-        let again = tokio::select! {
+        tokio::select! {
             _ = term.recv() => break,
             _ = int.recv() => break,
-            _ = hup.recv() => true,
-            () = tokio::time::sleep(HOURS), if !hours.is_empty() => holding(&hours) != held,
-        };
-        if again {
-            hours = reload.run().unwrap_or(hours);
-            held = holding(&hours);
+            // Whoever reads the file lives as long as this does.
+            _ = hup.recv() => drop(reload.send(())),
         }
     }
     stop.send_replace(true);

@@ -1,0 +1,186 @@
+//! The configuration while the daemon runs: read anew when somebody says so, and other rules when
+//! other hours begin.
+//!
+//! ```text
+//!   SIGHUP ──► read the file ──► settle ──► rules, operators, rates, certificate
+//!   other hours ──► settle what was read last ──► rules
+//! ```
+//! A file that was edited and not yet signalled means nothing, and one that is wrong changes
+//! nothing: at other hours the last good one goes on. Looking users up can take long (LDAP), so
+//! all of this has a thread of its own.
+
+use crate::access::Access;
+use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
+use crate::day::{Hours, Moment};
+use crate::http::gate::Gate;
+use crate::http::tcp::Tls;
+use crate::http::{self, House};
+use crate::mail::Mail;
+use crate::writer;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+/// How often it is looked whether other hours have begun.
+const LOOK: Duration = Duration::from_secs(15);
+
+/// What a reload reaches.
+pub struct Reload {
+    /// The file.
+    pub path: Option<PathBuf>,
+    /// What the command line says about TCP.
+    pub flags: TcpConfig,
+    /// What was read last.
+    pub standing: Standing,
+    /// The loop.
+    pub mail: mpsc::Sender<Mail>,
+    /// Who may do what.
+    pub access: Access,
+    /// The face.
+    pub house: Arc<RwLock<House>>,
+    /// The service over TCP, if there is one.
+    pub remote: Option<(Tcp, Tls, Arc<Gate>)>,
+}
+
+/// The last configuration that was good, and which of its hours were taken into account.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    config: Config,
+    hours: Vec<Hours>,
+    held: Vec<bool>,
+}
+
+impl Standing {
+    /// A configuration, if it is good, and what follows from it now.
+    pub fn of(config: Config) -> Result<(Standing, Settled), ConfigError> {
+        let now = Moment::now();
+        Standing::under(config, |hours| hours.hold(now))
+    }
+
+    fn under(config: Config, holds: impl Fn(&Hours) -> bool) -> Result<(Standing, Settled), ConfigError> {
+        let settled = config.settle_at(&holds)?;
+        let hours = settled.hours.clone();
+        let held = hours.iter().map(holds).collect();
+        Ok((Standing { config, hours, held }, settled))
+    }
+
+    /// What follows if other hours hold than were taken into account. What cannot be settled is
+    /// not taken into account either, so that it is tried again.
+    fn turn(&mut self, holds: impl Fn(&Hours) -> bool) -> Option<Result<Settled, ConfigError>> {
+        let now: Vec<bool> = self.hours.iter().map(&holds).collect();
+        if now == self.held {
+            return None;
+        }
+        let settled = self.config.settle_at(holds);
+        if settled.is_ok() {
+            self.held = now;
+        }
+        Some(settled)
+    }
+}
+
+impl Reload {
+    /// Reads the file whenever it is told to, until nobody can tell it any more.
+    pub fn run(mut self, told: &Receiver<()>) {
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(()) => self.read(),
+                Err(RecvTimeoutError::Timeout) => self.look(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// A configuration that is wrong changes nothing.
+    fn read(&mut self) {
+        let read = Config::read(self.path.as_deref()).map(|config| config.over(&self.flags));
+        match read.and_then(Standing::of) {
+            Ok((standing, settled)) => {
+                self.standing = standing;
+                self.set(settled);
+                tracing::info!("the configuration was read anew; every lease goes on");
+            }
+            Err(error) => tracing::error!(error = %writer::chain(&error), "the configuration was not changed"),
+        }
+    }
+
+    fn look(&mut self) {
+        let now = Moment::now();
+        match self.standing.turn(|hours| hours.hold(now)) {
+            None => {}
+            Some(Ok(settled)) => {
+                drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+                tracing::info!("other hours have begun, and their rules hold; every lease goes on");
+            }
+            Some(Err(error)) => {
+                tracing::error!(error = %writer::chain(&error), "other hours have begun; their rules are tried again soon");
+            }
+        }
+    }
+
+    fn set(&self, settled: Settled) {
+        self.set_tcp(settled.tcp.as_ref());
+        self.access.set(settled.operators_gid, settled.groups.clone());
+        if let Ok(mut house) = self.house.write() {
+            *house = settled.house();
+        }
+        drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+    }
+
+    /// Rates and the certificate are read anew. An address is opened and closed by a start only,
+    /// and what was encrypted stays so.
+    fn set_tcp(&self, settled: Option<&Tcp>) {
+        let (settled, (old, tls, gate)) = match (settled, &self.remote) {
+            (None, None) => return,
+            (Some(settled), Some(remote)) if settled.listen == remote.0.listen => (settled, remote),
+            _ => return tracing::error!("`listen` is another now: it is so after a restart"),
+        };
+        gate.set_rate(settled.rate);
+        match &settled.tls {
+            None if old.tls.is_some() => tracing::error!("the certificate stays: without one only after a restart"),
+            None => {}
+            Some((cert, key)) => match (http::tls::read(cert, key), tls.write()) {
+                (Ok(config), Ok(mut tls)) => *tls = Some(config),
+                (Err(error), _) => {
+                    tracing::error!(error = %writer::chain(&error), "the certificate was not changed");
+                }
+                (Ok(_), Err(_)) => tracing::error!("the certificate was not changed"),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(groups: &str) -> Config {
+        let text = format!("{groups}\n[[windows]]\nfrom = \"09:00\"\nto = \"18:00\"\ncaps.leases = 2");
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn other_hours_bring_the_rules_that_were_read_last_once() {
+        let (mut standing, settled) = Standing::under(config(""), |_| false).unwrap();
+        assert_eq!(settled.policy.caps.leases, None);
+        assert!(standing.turn(|_| false).is_none(), "nothing has begun");
+        let begun = standing.turn(|_| true).expect("work has begun").unwrap();
+        assert_eq!(begun.policy.caps.leases, Some(2));
+        assert!(standing.turn(|_| true).is_none(), "it is said once");
+        let over = standing.turn(|_| false).expect("work is over").unwrap();
+        assert_eq!(over.policy.caps.leases, None);
+    }
+
+    #[test]
+    fn hours_whose_rules_cannot_be_settled_are_tried_again() {
+        let (mut standing, _) = Standing::under(config(""), |_| false).unwrap();
+        // The directory is away, say, and does not know a group that it knew.
+        standing.config = config("[groups.no-such-group-here]\nvram = \"1G\"");
+        for _ in 0..2 {
+            assert!(standing.turn(|_| true).expect("work has begun").is_err());
+        }
+        standing.config = config("");
+        assert_eq!(standing.turn(|_| true).expect("it is tried again").unwrap().policy.caps.leases, Some(2));
+    }
+}
