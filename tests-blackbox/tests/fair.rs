@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::process::Output;
 use sublet_blackbox::http::{Connection, JSON};
+use sublet_blackbox::service::serve_command;
 use sublet_blackbox::user::{as_user_in, is_root, left_by};
 use sublet_blackbox::{Answer, Client, GIB, LONG, Service, Setup, ask, until};
 use sublet_wire::{Explanation, Lease, LeaseState, Offer};
@@ -94,6 +95,20 @@ fn a_wrong_file_changes_nothing() {
     until("the daemon complains", LONG, || {
         if service.log().contains("`share` says nothing in `[caps]`") { Ok(()) } else { Err(service.log()) }
     });
+    for senseless in ["queue_max = 0", "share = 0", "caps.places = 0", "ttl = \"2h\""] {
+        let complaints = || service.log().matches("makes no sense").count();
+        let before = complaints();
+        fs::write(service.dir().join("sublet.toml"), with_tcp(senseless)).expect("it can be written");
+        service.reload();
+        until("the daemon complains", LONG, || if complaints() > before { Ok(()) } else { Err(service.log()) });
+        let refused = serve_command(service.dir(), &service.dir().join("other"), &service.dir().join("o"))
+            .arg("--config")
+            .arg(service.dir().join("sublet.toml"))
+            .output()
+            .expect("a daemon can be started");
+        assert_eq!(refused.status.code(), Some(sublet_wire::exit::USAGE.into()), "{senseless}: {}", said(&refused));
+        assert!(said(&refused).contains("makes no sense"), "{senseless}: {}", said(&refused));
+    }
     assert!(why(&ana.queue(&ask(GIB, json!({})))).contains("you may hold"));
 }
 
@@ -311,7 +326,7 @@ fn the_queue_is_bounded_for_each_and_for_all() {
 #[test]
 fn a_chatty_tenant_and_one_with_many_asks_do_not_keep_out_the_rest() {
     // A second of head start instead of a quarter of an hour, and everything else in proportion.
-    let service = serve("hold_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
+    let service = serve("ttl = \"4s\"\nhold_cap = \"4s\"\n[head_start]\ninteractive = \"3s\"\nbatch = \"2s\"");
     let (many, one) = (tenant(&service, "user:many"), tenant(&service, "user:one"));
     let turn: Value = ask(20 * GIB, json!({ "time_s": 1 }));
     let urgent: Value = ask(20 * GIB, json!({ "time_s": 1, "tier": "interactive" }));

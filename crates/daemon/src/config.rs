@@ -268,14 +268,18 @@ impl Config {
         set(&mut policy.grace, "grace", &self.grace, read_span)?;
         set(&mut policy.margin, "margin", &self.margin, read_size)?;
         set(&mut policy.margin_display, "margin_display", &self.margin_display, read_size)?;
-        policy.queue_max = self.queue_max.unwrap_or(policy.queue_max);
+        policy.queue_max = at_least_one("queue_max", self.queue_max)?.unwrap_or(policy.queue_max);
+        if policy.ttl > policy.hold_cap {
+            let why = format!("a term may not be longer than `hold_cap`, which is {}; set both", policy.hold_cap);
+            return Err(ConfigError::Value { key: "ttl", value: policy.ttl.to_string(), why });
+        }
         let head = &mut policy.head_start;
         set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span)?;
         set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span)?;
         set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span)?;
         set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
         set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
-        policy.shares.default = self.share.unwrap_or(policy.shares.default);
+        policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {
@@ -346,6 +350,15 @@ fn positive(key: &'static str, value: Option<f64>, default: f64) -> Result<f64, 
     Err(ConfigError::Value { key, value: value.to_string(), why: "write a number from 1 to 1000000".to_owned() })
 }
 
+/// With none of it nobody could be served at all; whoever means no bound leaves the key out.
+fn at_least_one<T: Copy + Default + PartialEq>(key: &'static str, value: Option<T>) -> Result<Option<T>, ConfigError> {
+    if value == Some(T::default()) {
+        let why = "it must be at least 1; leave the key out for the default".to_owned();
+        return Err(ConfigError::Value { key, value: "0".to_owned(), why });
+    }
+    Ok(value)
+}
+
 fn set<T>(
     place: &mut T,
     key: &'static str,
@@ -407,7 +420,7 @@ fn lay_over(
     for (user, over) in users {
         over.has_no("users", &["each"])?;
         let tenant = tenant(user)?;
-        if let Some(share) = over.share {
+        if let Some(share) = at_least_one("share", over.share)? {
             policy.shares.of.insert(tenant.clone(), share);
         }
         let before = policy.caps_of.remove(&tenant).unwrap_or_default();
@@ -415,7 +428,7 @@ fn lay_over(
     }
     for (name, over) in groups {
         over.has_no("groups", &["head_start_max"])?;
-        if let Some(share) = over.share {
+        if let Some(share) = at_least_one("share", over.share)? {
             policy.shares.of_groups.insert(name.clone(), share);
         }
         let together = policy.caps_of_groups.remove(name).unwrap_or_default();
@@ -437,7 +450,7 @@ impl CapsConfig {
         set(&mut caps.never, "never_preempt", &self.never_preempt, |text| read_size(text).map(Some))?;
         set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
         caps.leases = self.leases.or(caps.leases);
-        caps.places = self.places.or(caps.places);
+        caps.places = at_least_one("places", self.places)?.or(caps.places);
         Ok(caps)
     }
 
@@ -591,6 +604,24 @@ mod tests {
         assert!(settle("renewal = \"often\"").unwrap_err().contains("below 25%"));
         assert!(settle("margin = \"1\"").unwrap_err().contains("margin"));
         assert!(settle("visibility = \"some\"").is_err());
+        for (text, key) in [
+            ("queue_max = 0", "queue_max"),
+            ("share = 0", "share"),
+            ("users.0.share = 0", "share"),
+            ("groups.root.share = 0", "share"),
+            ("caps.places = 0", "places"),
+            ("users.0.places = 0", "places"),
+            ("groups.root.places = 0", "places"),
+            ("groups.root.each.places = 0", "places"),
+            ("[[windows]]\nfrom = \"09:00\"\nto = \"09:01\"\ncaps.places = 0", "places"),
+        ] {
+            let said = settle(text).unwrap_err();
+            assert!(said.contains(&format!("`{key} = \"0\"` makes no sense")), "{text}: {said}");
+        }
+        for longer in ["ttl = \"31m\"", "hold_cap = \"1m\"", "ttl = \"2m\"\nhold_cap = \"1m\""] {
+            assert!(settle(longer).unwrap_err().contains("longer than `hold_cap`"), "{longer}");
+        }
+        assert!(settle("ttl = \"1m\"\nhold_cap = \"1m\"").is_ok());
         assert!(settle("[[windows]]\nfrom = \"9\"\nto = \"18:00\"").unwrap_err().contains("09:00"));
         assert!(settle("[groups.no-such-group-here]\nshare = 1").unwrap_err().contains("no group"));
         assert!(settle("operators = \"no-such-group-here\"").unwrap_err().contains("no group"));
