@@ -14,7 +14,10 @@ const KEYS_OF_TENANT: usize = 2_000;
 #[derive(Default)]
 pub struct Keys {
     known: HashMap<(String, String), Used>,
-    order: BTreeMap<String, VecDeque<(u64, String)>>,
+    /// All of them by age, which their numbers are.
+    ages: BTreeMap<u64, (String, String)>,
+    /// Each tenant's, oldest first.
+    of_tenant: HashMap<String, VecDeque<u64>>,
     number: u64,
     open: Vec<(String, String)>,
     syncing: Vec<(String, String)>,
@@ -63,29 +66,31 @@ impl Keys {
 
     fn insert(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, durable: bool) {
         self.number += 1;
-        let line = self.order.entry(tenant.clone()).or_default();
-        line.push_back((self.number, key.clone()));
-        if line.len() > KEYS_OF_TENANT {
-            self.forget_oldest(&tenant);
-        }
+        let line = self.of_tenant.entry(tenant.clone()).or_default();
+        line.push_back(self.number);
+        let too_old = if line.len() > KEYS_OF_TENANT { line.front().copied() } else { None };
+        self.ages.insert(self.number, (tenant.clone(), key.clone()));
         self.known.insert((tenant, key), Used { fingerprint, reply, durable });
-        if self.known.len() > KEYS_MAX {
-            let first = |line: &VecDeque<(u64, String)>| line.front().map_or(u64::MAX, |(number, _)| *number);
-            if let Some(tenant) = self.order.iter().min_by_key(|(_, line)| first(line)).map(|(t, _)| t.clone()) {
-                self.forget_oldest(&tenant);
-            }
+        if let Some(number) = too_old {
+            self.forget(number);
+        }
+        if self.known.len() > KEYS_MAX
+            && let Some(number) = self.ages.keys().next().copied()
+        {
+            self.forget(number);
         }
     }
 
-    fn forget_oldest(&mut self, tenant: &str) {
-        if let Some(line) = self.order.get_mut(tenant) {
-            if let Some((_, key)) = line.pop_front() {
-                self.known.remove(&(tenant.to_owned(), key));
-            }
+    /// Forgets a key that is the oldest of its tenant's.
+    fn forget(&mut self, number: u64) {
+        let Some(name) = self.ages.remove(&number) else { return };
+        if let Some(line) = self.of_tenant.get_mut(&name.0) {
+            line.pop_front();
             if line.is_empty() {
-                self.order.remove(tenant);
+                self.of_tenant.remove(&name.0);
             }
         }
+        self.known.remove(&name);
     }
 
     /// The open batch goes to the disk.
@@ -108,9 +113,58 @@ impl Keys {
         self.syncing.clear();
         self.known.retain(|_, used| used.durable);
         let known = &self.known;
-        for (tenant, line) in &mut self.order {
-            line.retain(|(_, key)| known.contains_key(&(tenant.clone(), key.clone())));
+        self.ages.retain(|_, name| known.contains_key(name));
+        let ages = &self.ages;
+        self.of_tenant.retain(|_, line| {
+            line.retain(|number| ages.contains_key(number));
+            !line.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: String) -> Key {
+        Key { key: text, fingerprint: [0; 32] }
+    }
+
+    fn enter(keys: &mut Keys, tenant: &str, text: String) {
+        keys.enter(tenant, &key(text), &Reply { status: 200, body: String::new(), retry_after_s: None });
+    }
+
+    fn knows(keys: &Keys, tenant: &str, text: &str) -> bool {
+        matches!(keys.look_up(tenant, &key(text.to_owned())), Seen::Answered(_))
+    }
+
+    #[test]
+    fn the_oldest_key_of_all_is_forgotten_first_and_nobodys_before_its_own_bound() {
+        let mut keys = Keys::default();
+        for n in 0..KEYS_OF_TENANT + 1 {
+            enter(&mut keys, "ana", format!("k{n}"));
         }
-        self.order.retain(|_, line| !line.is_empty());
+        assert!(!knows(&keys, "ana", "k0") && knows(&keys, "ana", "k1"), "of one tenant only so many");
+        for n in 0..KEYS_MAX - KEYS_OF_TENANT {
+            enter(&mut keys, &format!("user:{n}"), "k".to_owned());
+        }
+        assert!(knows(&keys, "ana", "k1"), "all that there is room for");
+        enter(&mut keys, "ben", "k".to_owned());
+        assert!(!knows(&keys, "ana", "k1") && knows(&keys, "ana", "k2") && knows(&keys, "user:0", "k"));
+        assert_eq!((keys.known.len(), keys.ages.len()), (KEYS_MAX, KEYS_MAX));
+        assert_eq!(keys.of_tenant.values().map(VecDeque::len).sum::<usize>(), KEYS_MAX);
+    }
+
+    #[test]
+    fn what_was_not_durable_never_was() {
+        let mut keys = Keys::default();
+        enter(&mut keys, "ana", "durable".to_owned());
+        keys.close();
+        keys.settle();
+        enter(&mut keys, "ana", "lost".to_owned());
+        enter(&mut keys, "ben", "lost".to_owned());
+        keys.forget_undurable();
+        assert!(knows(&keys, "ana", "durable") && !knows(&keys, "ana", "lost") && !knows(&keys, "ben", "lost"));
+        assert_eq!((keys.ages.len(), keys.of_tenant.len()), (1, 1));
     }
 }
