@@ -127,21 +127,25 @@ fn headers_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn a_client_that_never_reads_its_answers_harms_nobody() {
+fn a_client_that_never_reads_its_answers_harms_nobody_and_is_hung_up_on() {
     let service = Service::start();
     let client = service.client();
     let mut deaf = client.connect().expect("the service accepts");
     let question = [head("GET", "/v1/cards", &[]), b"\r\n".to_vec()].concat().repeat(2000);
     let asking = thread::spawn(move || {
-        // Writing stops where the service's patience or its buffer ends.
-        let _ = deaf.raw(&question);
-        deaf
+        // Writing waits where the service's buffer ends, and fails where its patience does.
+        loop {
+            if let Err(error) = deaf.raw(&question) {
+                return error.kind();
+            }
+        }
     });
     for _ in 0..50 {
         assert_answers(&client);
     }
-    drop(service);
-    drop(asking.join().expect("the deaf client does not panic"));
+    let ended = asking.join().expect("the deaf client does not panic");
+    assert!([ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&ended), "its seat is kept: {ended:?}");
+    assert_answers(&client);
 }
 
 #[test]
