@@ -71,7 +71,11 @@ impl Access {
     /// no quota.
     async fn gids(&self, uid: u32, operators: &Operators) -> Result<Arc<[u32]>, Problem> {
         let (names, needed) = (&self.0.names, !operators.groups.is_empty());
-        let patience = if needed && names.groups(uid).is_none() { FOR_GROUPS } else { FOR_A_NAME };
+        let patience = match names.groups(uid) {
+            None if needed => FOR_GROUPS,
+            Some(_) if !needed => Duration::ZERO,
+            _ => FOR_A_NAME,
+        };
         names.wait(uid, patience).await;
         match names.groups(uid) {
             Some(gids) => Ok(gids),
@@ -195,5 +199,20 @@ mod tests {
         let strict = rules(vec![(LAB, "lab".to_owned())]);
         let refused = now(session(&strict, ANA, &[LAB], Spaces::default()).peer()).unwrap_err();
         assert_eq!(refused.code, Code::TooBusy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_long_for_a_name_and_for_groups_only_where_they_matter() {
+        let (_say, answers) = std::sync::mpsc::channel();
+        let answers = Arc::new(Mutex::new(answers));
+        let silent = Names::of_directory(move |_| answers.lock().unwrap().recv().unwrap_or_default()).unwrap();
+        let rules = |groups| Access::new(Operators { own_uid: 1, gid: None, groups }, silent.clone());
+        let start = tokio::time::Instant::now();
+        assert!(session(&rules(Vec::new()), ANA, &[], Spaces::default()).peer().await.is_ok());
+        assert!(start.elapsed() <= 2 * FOR_A_NAME, "{:?}", start.elapsed());
+        let strict = rules(vec![(LAB, "lab".to_owned())]);
+        let refused = session(&strict, ANA, &[LAB], Spaces::default()).peer().await.unwrap_err();
+        assert_eq!(refused.code, Code::TooBusy);
+        assert!(start.elapsed() >= FOR_GROUPS, "it may come: {:?}", start.elapsed());
     }
 }

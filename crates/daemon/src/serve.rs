@@ -20,6 +20,7 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
+use std::time::Duration;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
@@ -166,7 +167,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .build()
         .map_err(ServeError::System)?;
     let result = run(&options, settled, gpu, journal, loaded, Doors { local: listener, remote }, &runtime);
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
@@ -363,11 +364,16 @@ fn name_known_tenants(post: &Post, names: &Names, runtime: &tokio::runtime::Runt
     runtime.spawn(async move {
         let tenants = post.read(|view| view.state.rows().tenants.iter().map(|t| t.name.clone()).collect::<Vec<_>>());
         if let Ok(tenants) = tenants.await {
-            tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)).for_each(|uid| names.ask(uid));
+            // One after the other, so that whoever calls meanwhile need not wait for all of them.
+            for uid in tenants.iter().filter_map(|tenant| crate::names::uid_of(tenant)) {
+                names.wait(uid, NAMING).await;
+            }
         }
     });
 }
 
+/// How long the next tenant's name waits for one that takes long.
+const NAMING: Duration = Duration::from_secs(10);
 /// Callers at a time for whom it is looked whose processes are on the cards. With those who read
 /// history they are fewer than the threads that may block.
 const LOOKS: usize = 2;
