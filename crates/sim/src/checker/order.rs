@@ -212,7 +212,7 @@ impl Books {
                 }
             }
             if held == Capped::Not && !passed {
-                looked += 1;
+                looked += usize::from(of_tenant[book.tenant] < OF_TENANT);
                 of_tenant[book.tenant] += 1;
             }
             if looked > NEAR_HEAD {
