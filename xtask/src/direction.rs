@@ -1,7 +1,7 @@
 //! Dependencies go one way: who may know whom.
 //!
 //! ```text
-//!   core   wire          know nobody
+//!   core   wire   ptx    know nobody
 //!   journal  host  replay   know core
 //!   daemon               knows core, journal, host, wire
 //!   sublet (the CLI)     knows wire and replay, and starts daemon
@@ -20,9 +20,10 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 13] = [
+const RULES: [(&str, MayKnow); 14] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
+    ("sublet-ptx", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),

@@ -1,0 +1,78 @@
+//! Why a text is not a module this interpreter runs.
+
+use thiserror::Error;
+
+/// A module was refused; `line` and `column` count from 1.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("line {line}, column {column}: {what}")]
+pub struct Error {
+    /// The line of the text.
+    pub line: u32,
+    /// The column in that line, in bytes.
+    pub column: u32,
+    /// What is wrong there.
+    pub what: What,
+}
+
+/// What is wrong with a module.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum What {
+    /// The text does not follow the grammar.
+    #[error("{0}")]
+    Syntax(String),
+    /// A name stands for nothing, or for something else than is needed here.
+    #[error("{0}")]
+    Name(String),
+    /// An instruction that no table knows.
+    #[error("unknown instruction `{0}`")]
+    UnknownInstruction(String),
+    /// An instruction or type that exists but is not run here.
+    #[error("`{0}` is not supported")]
+    Unsupported(String),
+    /// The operands do not fit the instruction.
+    #[error("{0}")]
+    Operands(String),
+    /// One of the bounds of [`crate::limits`].
+    #[error("{what} exceeds the limit of {limit}")]
+    Limit {
+        /// What is too large.
+        what: &'static str,
+        /// The bound.
+        limit: u64,
+    },
+}
+
+/// Where in the text something stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Place {
+    pub line: u32,
+    pub column: u32,
+}
+
+impl Place {
+    /// An error at this place.
+    pub fn error(self, what: What) -> Error {
+        Error { line: self.line, column: self.column, what }
+    }
+
+    pub fn syntax<T>(self, what: impl Into<String>) -> Result<T, Error> {
+        Err(self.error(What::Syntax(what.into())))
+    }
+
+    pub fn name<T>(self, what: impl Into<String>) -> Result<T, Error> {
+        Err(self.error(What::Name(what.into())))
+    }
+
+    pub fn operands<T>(self, what: impl Into<String>) -> Result<T, Error> {
+        Err(self.error(What::Operands(what.into())))
+    }
+
+    pub fn unsupported<T>(self, what: impl Into<String>) -> Result<T, Error> {
+        Err(self.error(What::Unsupported(what.into())))
+    }
+
+    pub fn limit<T>(self, what: &'static str, limit: u64) -> Result<T, Error> {
+        Err(self.error(What::Limit { what, limit }))
+    }
+}

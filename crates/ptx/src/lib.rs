@@ -1,0 +1,42 @@
+//! Reads PTX and runs it on the host: the processor of the software GPU.
+//!
+//! A text goes through four hands:
+//!
+//! ```text
+//!   lex, parse, statement   text -> declarations and statements, names as text
+//!   lower                   statements -> ops: registers resolved, a handler each
+//!   flow                    where the sides of each branch meet again
+//!   exec                    ops -> effects: warps in lockstep, blocks on workers
+//! ```
+//!
+//! ```
+//! use sublet_ptx::Module;
+//! let module = Module::parse(".version 8.0\n.target sm_90\n.address_size 64\n.entry idle() { ret; }")?;
+//! assert_eq!(module.kernels().map(|kernel| kernel.name()).collect::<Vec<_>>(), ["idle"]);
+//! # Ok::<(), sublet_ptx::Error>(())
+//! ```
+//!
+//! Absent on purpose: half-precision and tensor instructions, textures, clusters
+//! and bulk copies are refused by name; nothing here allocates device memory,
+//! knows of streams or links modules: that is the caller's.
+
+mod ast;
+mod error;
+mod exec;
+mod fault;
+mod flow;
+mod lanes;
+mod lex;
+pub mod limits;
+mod lower;
+mod module;
+mod op;
+mod parse;
+mod program;
+mod soft;
+mod statement;
+
+pub use error::{Error, What};
+pub use exec::{LOCAL_WINDOW, Launch, Memory, PARAM_WINDOW, Region, SHARED_WINDOW, Stats, run};
+pub use fault::{Fault, FaultKind, Site};
+pub use module::{Kernel, Module, Param, Relocation, Target, Variable, VariableSpace};

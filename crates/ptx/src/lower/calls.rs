@@ -1,0 +1,193 @@
+//! Lowers calls: values travel through the start of the callee's local frame.
+
+use super::names::{Shape, Thing};
+use super::words::Words;
+use super::{Flow, Lower};
+use crate::ast::{Operand, Type};
+use crate::error::Error;
+use crate::exec::{access, control as run, host};
+use crate::op::{NONE, Op};
+use crate::program::Value;
+
+impl<'t> Lower<'_, 't> {
+    /// Parameters of a kernel have offsets; those of a function lie at the start
+    /// of its local frame, and go to registers if they were declared as such.
+    pub(super) fn declare_formals(&mut self) -> Result<(), Error> {
+        let function = self.function;
+        let shape = Shape::of(&function.signature)?;
+        if function.is_kernel {
+            for (formal, (offset, _)) in function.signature.inputs.iter().zip(&shape.inputs) {
+                self.declare(formal.variable.name, Thing::Param(*offset), formal.variable.place)?;
+            }
+            return Ok(());
+        }
+        self.frame.local_bytes = shape.bytes;
+        let returns = function.signature.returns.iter().zip(&shape.returns).map(|pair| (pair, false));
+        let inputs = function.signature.inputs.iter().zip(&shape.inputs).map(|pair| (pair, true));
+        for ((formal, &(offset, bytes)), is_input) in returns.chain(inputs) {
+            let variable = &formal.variable;
+            if !formal.register {
+                self.declare(variable.name, Thing::Local(offset), variable.place)?;
+                continue;
+            }
+            if variable.ty == Type::Pred {
+                return variable.place.unsupported("a predicate as a parameter");
+            }
+            let register = self.allocate_for(variable.ty)?;
+            self.declare(variable.name, Thing::Register(register), variable.place)?;
+            if is_input {
+                self.move_local(register.at, offset, bytes, true)?;
+            } else {
+                self.register_returns.push((register.at, offset, bytes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a register from or to `offset` of the current local frame.
+    fn move_local(&mut self, register: u32, offset: u32, bytes: u32, is_load: bool) -> Result<(), Error> {
+        let base = self.pooled(Value::Local(0), true)?;
+        let run = super::memory::access(self.isa, is_load, (bytes, false), access::LOCAL, true, 1);
+        let Some(run) = run else { return self.place.operands("a value of this size cannot be passed in a register") };
+        let op = Op { d: register, a: base, imm: u64::from(offset), ..self.blank(run) };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// Before a function returns, its register results go to the local frame.
+    pub(super) fn store_returns(&mut self) -> Result<(), Error> {
+        for (register, offset, bytes) in self.register_returns.clone() {
+            self.move_local(register, offset, bytes, false)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn call(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+        words.flag("uni");
+        words.done()?;
+        let (returns, rest) = match operands {
+            [Operand::List(returns), rest @ ..] => (returns.as_slice(), rest),
+            rest => (&[][..], rest),
+        };
+        let Some((Operand::Name(callee), rest)) = rest.split_first() else {
+            return self.place.operands("a function is needed here");
+        };
+        let (inputs, rest) = match rest {
+            [Operand::List(inputs), rest @ ..] => (inputs.as_slice(), rest),
+            rest => (&[][..], rest),
+        };
+        match self.thing(callee)? {
+            Thing::Function(index) if self.symbols.defined[index as usize] => {
+                let shape = self.symbols.shapes[index as usize].clone();
+                self.uses.calls.push(index);
+                let op = Op { imm: u64::from(index), ..self.blank(run::call) };
+                self.call_with(&shape, returns, inputs, op, Flow::Next)
+            }
+            Thing::Function(index) => {
+                let shape = self.symbols.shapes[index as usize].clone();
+                let op = self.external(callee);
+                self.uses.external_bytes = self.uses.external_bytes.max(shape.bytes);
+                self.call_with(&shape, returns, inputs, op, Flow::Next)
+            }
+            Thing::Register(register) if register.ty.bytes() == 8 => {
+                let [Operand::Name(prototype)] = rest else {
+                    return self.place.operands("a call through a register needs a prototype");
+                };
+                let found = self.scopes.iter().rev().find_map(|scope| scope.prototypes.get(prototype).cloned());
+                let Some(shape) = found else {
+                    return self.place.unsupported(format!("a call through a register with `{prototype}`"));
+                };
+                self.uses.calls_unknown = true;
+                let op = Op { a: register.at, imm: u64::from(shape.bytes), ..self.blank(run::call_register) };
+                self.call_with(&shape, returns, inputs, op, Flow::CallRegister)
+            }
+            _ => self.place.operands(format!("`{callee}` is not a function")),
+        }
+    }
+
+    /// What the host does for a function that the module only declares.
+    fn external(&mut self, name: &str) -> Op {
+        match name {
+            "vprintf" => self.blank(host::print),
+            "__assertfail" => self.blank(host::assert_fail),
+            _ => {
+                self.externals.push(name.to_owned());
+                Op { imm: self.externals.len() as u64 - 1, ..self.blank(run::unresolved) }
+            }
+        }
+    }
+
+    fn call_with(
+        &mut self,
+        shape: &Shape,
+        returns: &[Operand<'t>],
+        inputs: &[Operand<'t>],
+        op: Op,
+        flow: Flow,
+    ) -> Result<(), Error> {
+        if returns.len() != shape.returns.len() || inputs.len() != shape.inputs.len() {
+            let (has, needs) = (inputs.len(), shape.inputs.len());
+            return self.place.operands(format!("{has} arguments given, {needs} needed, or results differ"));
+        }
+        for (input, &(offset, bytes)) in inputs.iter().zip(&shape.inputs) {
+            self.pass(input, offset, bytes, true)?;
+        }
+        let guard = self.guard;
+        let is_register = flow == Flow::CallRegister;
+        self.emit_flow(op, flow);
+        if is_register {
+            self.emit_join();
+        }
+        self.guard = guard;
+        for (target, &(offset, bytes)) in returns.iter().zip(&shape.returns) {
+            self.pass(target, offset, bytes, false)?;
+        }
+        Ok(())
+    }
+
+    /// Copies one value between this function and the frame behind it.
+    fn pass(&mut self, operand: &Operand<'t>, offset: u32, bytes: u32, is_input: bool) -> Result<(), Error> {
+        let behind = Behind(self.ops.len());
+        if let Operand::Name(name) = operand
+            && let Some(Thing::Local(own)) = self.find(name)?
+        {
+            let (a, b) = if is_input { (offset, own) } else { (own, offset) };
+            let op = Op { a, b, imm: u64::from(bytes), ..self.blank(run::copy_local) };
+            self.emit(op);
+            self.behind.push((behind, is_input));
+            return Ok(());
+        }
+        let ty = match bytes {
+            8 => Type::B64,
+            4 => Type::B32,
+            2 => Type::B16,
+            _ => Type::B8,
+        };
+        let d = if is_input { self.value(operand, ty)? } else { self.target(operand, ty)? };
+        let base = self.pooled(Value::Local(0), true)?;
+        let Some(run) = super::memory::access(self.isa, !is_input, (bytes, false), access::LOCAL, true, 1) else {
+            return self.place.operands("a value of this size cannot be passed in a register");
+        };
+        let at = Behind(self.ops.len());
+        let op = Op { d, a: base, b: NONE, imm: u64::from(offset), ..self.blank(run) };
+        self.emit(op);
+        self.behind_moves.push(at);
+        Ok(())
+    }
+
+    /// The frame behind this one begins where this one ends, which is known last.
+    pub(super) fn place_behind(&mut self) {
+        let end = self.frame.local_bytes;
+        for (Behind(index), is_input) in std::mem::take(&mut self.behind) {
+            let op = &mut self.ops[index];
+            if is_input { op.a += end } else { op.b += end }
+        }
+        for Behind(index) in std::mem::take(&mut self.behind_moves) {
+            self.ops[index].imm += u64::from(end);
+        }
+    }
+}
+
+/// The index of an op whose offset counts from the end of the local frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Behind(usize);

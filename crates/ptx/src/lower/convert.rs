@@ -1,0 +1,330 @@
+//! Lowers `cvt` and `mov`.
+
+use super::Lower;
+use super::float::{canonical, canonical64, flush, saturate, saturate64};
+use super::integer::per_type;
+use super::words::{Round, Words};
+use crate::ast::{Operand, Type};
+use crate::error::Error;
+use crate::exec::control as run;
+use crate::lanes::{binary, predicates, unary};
+use crate::op::{Handler, Isa, Op};
+use crate::soft;
+
+/// How a number becomes whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whole {
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+const WHOLES: [(&str, Whole); 4] =
+    [("rni", Whole::Nearest), ("rzi", Whole::Zero), ("rmi", Whole::Down), ("rpi", Whole::Up)];
+
+impl<'t> Lower<'_, 't> {
+    pub(super) fn convert(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+        let whole = words.one_of(&WHOLES);
+        let round = words.round();
+        let (ftz, sat) = (words.flag("ftz"), words.flag("sat"));
+        let to = words.ty()?;
+        let from = words.ty()?;
+        words.done()?;
+        let isa = self.isa;
+        let handler = match (from.is_float(), to.is_float()) {
+            (false, false) => integer_to_integer(isa, from, to, sat),
+            (true, false) => float_to_integer(isa, from, to, whole, ftz),
+            (false, true) => integer_to_float(isa, from, to, round, sat),
+            (true, true) => float_to_float(isa, from, to, (whole, round), ftz, sat),
+        };
+        let handler = self.some(words, handler)?;
+        let [d, a] = self.exactly::<2>(operands)?;
+        let a = self.value(a, from)?;
+        let (d, widen) = self.wide_target(d, to)?;
+        // A narrow result fills its register: the handler writes 32 bits.
+        self.emit1(handler, d, a);
+        self.widen(widen);
+        Ok(())
+    }
+
+    pub(super) fn mov(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+        let ty = words.ty()?;
+        words.done()?;
+        let [d, a] = self.exactly::<2>(operands)?;
+        match (d, a) {
+            (Operand::Vector(parts), a) => return self.unpack(parts, a, ty),
+            (d, Operand::Vector(parts)) => return self.pack(d, parts, ty),
+            _ => {}
+        }
+        if ty == Type::Pred {
+            let a = self.plain_predicate(a)?;
+            let d = self.predicate_target(d)?;
+            let run = predicates(self.isa, |a, _| a);
+            self.emit2(run, d, a, a);
+            return Ok(());
+        }
+        if let Operand::Name(name) = a
+            && let Some(which) = clock(name)
+            && self.find(name)?.is_none()
+        {
+            let d = self.target(d, ty)?;
+            if (ty.bytes() == 8) != matches!(which, 1 | 3) {
+                return self.place.operands(format!("`{name}` has another width"));
+            }
+            let op = Op { d, imm: which, ..self.blank(run::clock) };
+            self.emit(op);
+            return Ok(());
+        }
+        let run = if ty.bytes() == 8 { unary(self.isa, |a: u64| a) } else { unary(self.isa, |a: u32| a) };
+        if ty == Type::B128 {
+            return words.unsupported();
+        }
+        self.unary(operands, ty, run)
+    }
+
+    /// `mov.b64 {a, b}, c`.
+    fn unpack(&mut self, parts: &[Operand<'t>], a: &Operand<'t>, ty: Type) -> Result<(), Error> {
+        let isa = self.isa;
+        let source = self.value(a, ty)?;
+        let part = part_type(ty, parts.len());
+        let handlers: Vec<Handler> = match (ty.bytes(), parts.len()) {
+            (8, 2) => vec![unary(isa, |a: u64| a as u32), unary(isa, |a: u64| (a >> 32) as u32)],
+            (8, 4) => vec![
+                unary(isa, |a: u64| a as u16),
+                unary(isa, |a: u64| (a >> 16) as u16),
+                unary(isa, |a: u64| (a >> 32) as u16),
+                unary(isa, |a: u64| (a >> 48) as u16),
+            ],
+            (4, 2) => vec![unary(isa, |a: u32| a as u16), unary(isa, |a: u32| (a >> 16) as u16)],
+            (4, 4) => vec![
+                unary(isa, |a: u32| a as u8),
+                unary(isa, |a: u32| (a >> 8) as u8),
+                unary(isa, |a: u32| (a >> 16) as u8),
+                unary(isa, |a: u32| (a >> 24) as u8),
+            ],
+            (2, 2) => vec![unary(isa, |a: u16| a as u8), unary(isa, |a: u16| (a >> 8) as u8)],
+            _ => return self.place.unsupported(format!("mov of {} parts", parts.len())),
+        };
+        // A part may be the source itself, so all are read before any is written.
+        let mut moves = Vec::new();
+        for (handler, target) in handlers.into_iter().zip(parts) {
+            if matches!(target, Operand::Name("_")) {
+                continue;
+            }
+            let target = self.target(target, part)?;
+            let between = self.allocate(false)?;
+            self.emit1(handler, between, source);
+            moves.push((target, between));
+        }
+        for (target, between) in moves {
+            let run = unary(isa, |a: u32| a);
+            self.emit1(run, target, between);
+        }
+        Ok(())
+    }
+
+    /// `mov.b64 c, {a, b}`.
+    fn pack(&mut self, d: &Operand<'t>, parts: &[Operand<'t>], ty: Type) -> Result<(), Error> {
+        let isa = self.isa;
+        let part = part_type(ty, parts.len());
+        let rows = parts.iter().map(|operand| self.value(operand, part)).collect::<Result<Vec<_>, _>>()?;
+        let d = self.target(d, ty)?;
+        match (ty.bytes(), rows.as_slice()) {
+            (8, &[a, b]) => {
+                let run = binary(isa, |a: u32, b: u32| u64::from(b) << 32 | u64::from(a));
+                self.emit2(run, d, a, b);
+            }
+            (8, &[a, b, c, e]) => {
+                let run = crate::lanes::quaternary(isa, |a: u16, b: u16, c: u16, e: u16| {
+                    u64::from(e) << 48 | u64::from(c) << 32 | u64::from(b) << 16 | u64::from(a)
+                });
+                let op = Op { d, a, b, c, e, ..self.blank(run) };
+                self.emit(op);
+            }
+            (4, &[a, b]) => {
+                let run = binary(isa, |a: u16, b: u16| u32::from(b) << 16 | u32::from(a));
+                self.emit2(run, d, a, b);
+            }
+            (4, &[a, b, c, e]) => {
+                let run = crate::lanes::quaternary(isa, |a: u8, b: u8, c: u8, e: u8| u32::from_le_bytes([a, b, c, e]));
+                let op = Op { d, a, b, c, e, ..self.blank(run) };
+                self.emit(op);
+            }
+            (2, &[a, b]) => {
+                let run = binary(isa, |a: u8, b: u8| u16::from_le_bytes([a, b]));
+                self.emit2(run, d, a, b);
+            }
+            _ => return self.place.unsupported(format!("mov of {} parts", parts.len())),
+        }
+        Ok(())
+    }
+}
+
+/// Registers that change while a warp runs, as the clock handler numbers them.
+fn clock(name: &str) -> Option<u64> {
+    Some(match name {
+        "%clock" => 0,
+        "%clock64" => 1,
+        "%clock_hi" => 2,
+        "%globaltimer" => 3,
+        "%globaltimer_lo" => 4,
+        "%globaltimer_hi" => 5,
+        _ => return None,
+    })
+}
+
+fn part_type(ty: Type, parts: usize) -> Type {
+    match ty.bytes() as usize / parts.max(1) {
+        4 => Type::B32,
+        2 => Type::B16,
+        _ => Type::B8,
+    }
+}
+
+/// Every pair of integer types goes through the wider of the two, so one closure
+/// over 64 bits is instantiated for each source and target.
+fn integer_to_integer(isa: Isa, from: Type, to: Type, sat: bool) -> Option<Handler> {
+    macro_rules! to {
+        ($from:ty) => {
+            match (to, sat) {
+                (Type::U8, false) => unary(isa, |a: $from| a as u8),
+                (Type::S8, false) => unary(isa, |a: $from| i32::from(a as i8)),
+                (Type::U16, false) => unary(isa, |a: $from| a as u16),
+                (Type::S16, false) => unary(isa, |a: $from| i32::from(a as i16)),
+                (Type::U32, false) => unary(isa, |a: $from| a as u32),
+                (Type::S32, false) => unary(isa, |a: $from| a as i32),
+                (Type::U64, false) => unary(isa, |a: $from| a as u64),
+                (Type::S64, false) => unary(isa, |a: $from| a as i64),
+                (Type::U8, true) => unary(isa, |a: $from| i128::from(a).clamp(0, 0xFF) as u8),
+                (Type::S8, true) => unary(isa, |a: $from| i128::from(a).clamp(-0x80, 0x7F) as i32),
+                (Type::U16, true) => unary(isa, |a: $from| i128::from(a).clamp(0, 0xFFFF) as u16),
+                (Type::S16, true) => unary(isa, |a: $from| i128::from(a).clamp(-0x8000, 0x7FFF) as i32),
+                (Type::U32, true) => unary(isa, |a: $from| i128::from(a).clamp(0, 0xFFFF_FFFF) as u32),
+                (Type::S32, true) => unary(isa, |a: $from| i128::from(a).clamp(-0x8000_0000, 0x7FFF_FFFF) as i32),
+                (Type::U64, true) => unary(isa, |a: $from| i128::from(a).clamp(0, i128::from(u64::MAX)) as u64),
+                (Type::S64, true) => unary(isa, |a: $from| i128::from(a).min(i128::from(i64::MAX)) as i64),
+                _ => return None,
+            }
+        };
+    }
+    Some(match from {
+        Type::U8 => to!(u8),
+        Type::S8 => to!(i8),
+        Type::U16 => to!(u16),
+        Type::S16 => to!(i16),
+        Type::U32 => to!(u32),
+        Type::S32 => to!(i32),
+        Type::U64 => to!(u64),
+        Type::S64 => to!(i64),
+        _ => return None,
+    })
+}
+
+/// Out of range goes to the nearest limit; what is not a number goes to 0, or to
+/// the top bit alone if either side has 64 bits.
+fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<Whole>, ftz: bool) -> Option<Handler> {
+    macro_rules! to {
+        ($from:ty, $round:expr, $wide:expr) => {
+            match to {
+                Type::U8 => unary(isa, |a: $from| $round(a) as u8),
+                Type::S8 => unary(isa, |a: $from| i32::from($round(a) as i8)),
+                Type::U16 => unary(isa, |a: $from| $round(a) as u16),
+                Type::S16 => unary(isa, |a: $from| i32::from($round(a) as i16)),
+                Type::U32 => unary(isa, |a: $from| if $wide && a.is_nan() { 1 << 31 } else { $round(a) as u32 }),
+                Type::S32 => unary(isa, |a: $from| if $wide && a.is_nan() { i32::MIN } else { $round(a) as i32 }),
+                Type::U64 => unary(isa, |a: $from| if a.is_nan() { 1 << 63 } else { $round(a) as u64 }),
+                Type::S64 => unary(isa, |a: $from| if a.is_nan() { i64::MIN } else { $round(a) as i64 }),
+                _ => return None,
+            }
+        };
+    }
+    Some(match (from, whole?, ftz) {
+        // Flushed or not, a subnormal number is 0 to the nearest and towards 0.
+        (Type::F32, Whole::Nearest, _) => to!(f32, f32::round_ties_even, false),
+        (Type::F32, Whole::Zero, _) => to!(f32, f32::trunc, false),
+        (Type::F32, Whole::Down, false) => to!(f32, f32::floor, false),
+        (Type::F32, Whole::Up, false) => to!(f32, f32::ceil, false),
+        (Type::F32, Whole::Down, true) => to!(f32, |a| flush(a).floor(), false),
+        (Type::F32, Whole::Up, true) => to!(f32, |a| flush(a).ceil(), false),
+        (Type::F64, Whole::Nearest, _) => to!(f64, f64::round_ties_even, true),
+        (Type::F64, Whole::Zero, _) => to!(f64, f64::trunc, true),
+        (Type::F64, Whole::Down, _) => to!(f64, f64::floor, true),
+        (Type::F64, Whole::Up, _) => to!(f64, f64::ceil, true),
+        _ => return None,
+    })
+}
+
+fn integer_to_float(isa: Isa, from: Type, to: Type, round: Option<Round>, sat: bool) -> Option<Handler> {
+    if sat {
+        return None;
+    }
+    macro_rules! round {
+        ($to:ty) => {
+            match round? {
+                Round::Nearest => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| a as $to),
+                Round::Zero => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Zero)),
+                Round::Down => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Down)),
+                Round::Up => per_type!(isa, from, unary, [U8 => u8, S8 => i8, U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a| soft::from_integer::<$to>(i128::from(a), Round::Up)),
+            }
+        };
+    }
+    match to {
+        Type::F32 => round!(f32),
+        Type::F64 => round!(f64),
+        _ => None,
+    }
+}
+
+fn float_to_float(
+    isa: Isa,
+    from: Type,
+    to: Type,
+    (whole, round): (Option<Whole>, Option<Round>),
+    ftz: bool,
+    sat: bool,
+) -> Option<Handler> {
+    /// The four manners of one conversion to f32.
+    macro_rules! finish {
+        ($from:ty, $before:expr, $f:expr) => {
+            match (ftz, sat) {
+                (false, false) => unary(isa, |a: $from| canonical($f(a))),
+                (true, false) => unary(isa, |a: $from| flush(canonical($f($before(a))))),
+                (false, true) => unary(isa, |a: $from| saturate($f(a))),
+                (true, true) => unary(isa, |a: $from| flush(saturate($f($before(a))))),
+            }
+        };
+    }
+    Some(match (from, to) {
+        (Type::F32, Type::F32) => match whole {
+            None if ftz || sat => finish!(f32, flush, |a| a),
+            None => unary(isa, |a: u32| a),
+            Some(Whole::Nearest) => finish!(f32, flush, f32::round_ties_even),
+            Some(Whole::Zero) => finish!(f32, flush, f32::trunc),
+            Some(Whole::Down) => finish!(f32, flush, f32::floor),
+            Some(Whole::Up) => finish!(f32, flush, f32::ceil),
+        },
+        (Type::F64, Type::F64) => match (whole, sat) {
+            (None, false) => unary(isa, |a: u64| a),
+            (None, true) => unary(isa, saturate64),
+            (Some(Whole::Nearest), false) => unary(isa, |a: f64| canonical64(a.round_ties_even())),
+            (Some(Whole::Zero), false) => unary(isa, |a: f64| canonical64(a.trunc())),
+            (Some(Whole::Down), false) => unary(isa, |a: f64| canonical64(a.floor())),
+            (Some(Whole::Up), false) => unary(isa, |a: f64| canonical64(a.ceil())),
+            (Some(_), true) => return None,
+        },
+        (Type::F32, Type::F64) => match (ftz, sat) {
+            (false, false) => unary(isa, |a: f32| canonical64(f64::from(a))),
+            (true, false) => unary(isa, |a: f32| canonical64(f64::from(flush(a)))),
+            (false, true) => unary(isa, |a: f32| saturate64(f64::from(a))),
+            (true, true) => unary(isa, |a: f32| saturate64(f64::from(flush(a)))),
+        },
+        (Type::F64, Type::F32) => match round? {
+            Round::Nearest => finish!(f64, |a| a, |a: f64| a as f32),
+            Round::Zero => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Zero)),
+            Round::Down => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Down)),
+            Round::Up => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Up)),
+        },
+        _ => return None,
+    })
+}

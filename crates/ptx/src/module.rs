@@ -1,0 +1,536 @@
+//! A module as its user sees it: kernels, variables, and what each needs.
+
+use crate::ast::{Function, Initial, Space, Statement, Text, Type, Variable as Declared};
+use crate::error::{Error, What};
+use crate::limits;
+use crate::lower::{self, Shape, Symbols, Uses};
+use crate::op::{Isa, NONE};
+use crate::parse;
+use crate::program::{Frame, Program};
+use std::collections::{BTreeSet, HashMap};
+
+/// A text that was read, checked and lowered once, for any number of launches.
+pub struct Module {
+    text: String,
+    /// The offset of each line in `text`.
+    lines: Vec<usize>,
+    target: Target,
+    kernels: Vec<Kernel>,
+    variables: Vec<Variable>,
+    program: Program,
+}
+
+/// What a module says it was written for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The PTX version: major, minor.
+    pub version: (u32, u32),
+    /// The architecture, as in `sm_90`.
+    pub architecture: String,
+    /// Bits of an address.
+    pub address_bits: u32,
+}
+
+/// A kernel of a module.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    name: String,
+    params: Vec<Param>,
+    param_bytes: u32,
+    function: u32,
+    shared_bytes: u32,
+    shared_offsets: Vec<u32>,
+    local_bytes: u32,
+    local_bytes_reserved: u32,
+    registers: u32,
+    max_block: Option<[u32; 3]>,
+    required_block: Option<[u32; 3]>,
+    min_blocks: Option<u32>,
+    max_registers: Option<u32>,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// Its name.
+    pub name: String,
+    /// Where it begins.
+    pub offset: u32,
+    /// How long it is.
+    pub bytes: u32,
+    /// Its alignment.
+    pub align: u32,
+}
+
+/// Which memory a variable lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VariableSpace {
+    /// Read and written by kernels.
+    Global,
+    /// Only read by kernels.
+    Const,
+}
+
+/// A variable of a module, for which the caller finds an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Which memory it lies in.
+    pub space: VariableSpace,
+    /// Its alignment.
+    pub align: u32,
+    /// How long it is.
+    pub bytes: u64,
+    /// What it begins with; shorter than `bytes` if the rest is zero.
+    pub initial: Vec<u8>,
+    /// Addresses to write over `initial` once they are known.
+    pub relocations: Vec<Relocation>,
+    /// Declared here but defined elsewhere.
+    pub external: bool,
+}
+
+/// An initial value that is an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relocation {
+    /// Where in the variable it goes.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u32,
+    /// The index of the variable whose address it is, or `None` for a function.
+    pub variable: Option<usize>,
+    /// What to add to that address; for a function this is the whole value.
+    pub addend: i64,
+}
+
+impl std::fmt::Debug for Module {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kernels: Vec<&str> = self.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        f.debug_struct("Module").field("target", &self.target).field("kernels", &kernels).finish_non_exhaustive()
+    }
+}
+
+impl Module {
+    /// Reads a text.
+    pub fn parse(text: &str) -> Result<Module, Error> {
+        Self::lowered_for(text, Isa::of_host())
+    }
+
+    /// Reads a text for a host without vector instructions, which any host can run.
+    /// Results are the same; it is for tests that say so.
+    #[doc(hidden)]
+    pub fn parse_plain(text: &str) -> Result<Module, Error> {
+        Self::lowered_for(text, Isa::Plain)
+    }
+
+    fn lowered_for(source: &str, isa: Isa) -> Result<Module, Error> {
+        let text = parse::parse(source)?;
+        let functions = merged(&text)?;
+        let mut tables = Tables::collect(&text, &functions)?;
+        let mut program =
+            Program { code: Vec::new(), functions: Vec::new(), tables: Vec::new(), externals: Vec::new() };
+        program.functions.resize(functions.len(), Frame { entry: NONE, ..Frame::default() });
+        let mut uses = Vec::with_capacity(functions.len());
+        for (index, function) in functions.iter().enumerate() {
+            uses.push(lower::lower(isa, &tables.symbols, index, function, &mut program)?);
+        }
+        let variables = std::mem::take(&mut tables.variables);
+        let layout = Layout { functions: &functions, uses: &uses, shared: &tables.shared, program: &program };
+        let kernels = (0..functions.len())
+            .filter(|&index| functions[index].is_kernel && functions[index].body.is_some())
+            .map(|index| layout.kernel(index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let target = Target {
+            version: text.version,
+            architecture: text.target.to_owned(),
+            address_bits: text.address_bits,
+        };
+        let lines = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Ok(Module { text: source.to_owned(), lines, target, kernels, variables, program })
+    }
+
+    /// All kernels, in the order of the text.
+    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+        self.kernels.iter()
+    }
+
+    /// The kernel of that name.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+
+    /// All variables of global and constant memory.
+    pub fn variables(&self) -> &[Variable] {
+        &self.variables
+    }
+
+    /// What the module was written for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// A line of the text, from 1, without blanks around it.
+    pub(crate) fn line(&self, line: u32) -> &str {
+        let start = self.lines.get((line as usize).wrapping_sub(1)).copied().unwrap_or(self.text.len());
+        let end = self.lines.get(line as usize).copied().unwrap_or(self.text.len());
+        self.text.get(start..end).unwrap_or("").trim()
+    }
+
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+}
+
+impl Kernel {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its parameters, in order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// Bytes of all parameters together.
+    pub fn param_bytes(&self) -> u32 {
+        self.param_bytes
+    }
+
+    /// Shared bytes of a block that the kernel itself declares.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    /// Local bytes of a thread.
+    pub fn local_bytes(&self) -> u32 {
+        self.local_bytes
+    }
+
+    /// How many registers its text names.
+    pub fn registers(&self) -> u32 {
+        self.registers
+    }
+
+    /// `.maxntid`.
+    pub fn max_block(&self) -> Option<[u32; 3]> {
+        self.max_block
+    }
+
+    /// `.reqntid`.
+    pub fn required_block(&self) -> Option<[u32; 3]> {
+        self.required_block
+    }
+
+    /// `.minnctapersm`.
+    pub fn min_blocks(&self) -> Option<u32> {
+        self.min_blocks
+    }
+
+    /// `.maxnreg`.
+    pub fn max_registers(&self) -> Option<u32> {
+        self.max_registers
+    }
+
+    pub(crate) fn function(&self) -> u32 {
+        self.function
+    }
+
+    pub(crate) fn shared_offsets(&self) -> &[u32] {
+        &self.shared_offsets
+    }
+
+    pub(crate) fn local_bytes_reserved(&self) -> u32 {
+        self.local_bytes_reserved
+    }
+}
+
+/// Declarations of a function and its definition are one function.
+fn merged<'a, 't>(text: &'a Text<'t>) -> Result<Vec<&'a Function<'t>>, Error> {
+    let mut found: Vec<&Function<'t>> = Vec::new();
+    let mut index_of: HashMap<&str, usize> = HashMap::new();
+    for function in &text.functions {
+        match index_of.get(function.name) {
+            None => {
+                index_of.insert(function.name, found.len());
+                found.push(function);
+            }
+            Some(&index) if function.body.is_none() => {
+                let _ = index;
+            }
+            Some(&index) if found[index].body.is_none() => found[index] = function,
+            Some(_) => return function.place.name(format!("`{}` is defined twice", function.name)),
+        }
+    }
+    Ok(found)
+}
+
+/// A shared variable as the layout needs it.
+struct SharedVariable {
+    align: u32,
+    bytes: u64,
+    /// `[]`: begins where the static ones end.
+    dynamic: bool,
+}
+
+/// What names of the whole module stand for.
+struct Tables<'t> {
+    symbols: Symbols<'t>,
+    variables: Vec<Variable>,
+    shared: Vec<SharedVariable>,
+}
+
+impl<'t> Tables<'t> {
+    fn collect(text: &Text<'t>, functions: &[&Function<'t>]) -> Result<Self, Error> {
+        let mut tables = Tables { symbols: Symbols::default(), variables: Vec::new(), shared: Vec::new() };
+        for (index, function) in functions.iter().enumerate() {
+            tables.name(function.name, lower::Thing::Function(index as u32), function.place)?;
+            tables.symbols.shapes.push(Shape::of(&function.signature)?);
+            tables.symbols.defined.push(function.body.is_some());
+        }
+        let mut initials = Vec::new();
+        for variable in &text.variables {
+            if let Some(lower::Thing::Variable(known)) = tables.symbols.names.get(variable.name).copied()
+                && (variable.external || tables.variables[known as usize].external)
+            {
+                // A declaration and its definition are one variable.
+                if !variable.external {
+                    tables.variables[known as usize] = blank_variable(variable);
+                    initials.push((known as usize, variable));
+                }
+                continue;
+            }
+            let thing = tables.place(variable, &mut initials)?;
+            tables.name(variable.name, thing, variable.place)?;
+        }
+        for function in functions {
+            for statement in function.body.iter().flatten() {
+                if let Statement::Variable(variable) = statement
+                    && !matches!(variable.space, Space::Local | Space::Param)
+                {
+                    let index = match tables.place(variable, &mut initials)? {
+                        lower::Thing::Variable(index) | lower::Thing::Shared(index) => index,
+                        _ => continue,
+                    };
+                    let key = (variable.place.line, variable.place.column);
+                    tables.symbols.inner_shared.insert(key, index);
+                }
+            }
+        }
+        let mut budget = limits::INITIAL_BYTES_MAX;
+        for (index, variable) in initials {
+            tables.initialise(index, variable, &mut budget)?;
+        }
+        Ok(tables)
+    }
+
+    fn name(&mut self, name: &'t str, thing: lower::Thing, place: crate::error::Place) -> Result<(), Error> {
+        if self.symbols.names.insert(name, thing).is_some() {
+            return place.name(format!("`{name}` is declared twice"));
+        }
+        Ok(())
+    }
+
+    fn place<'a>(
+        &mut self,
+        variable: &'a Declared<'t>,
+        initials: &mut Vec<(usize, &'a Declared<'t>)>,
+    ) -> Result<lower::Thing, Error> {
+        match variable.space {
+            Space::Shared => {
+                let dynamic = variable.elements.is_none();
+                self.shared.push(SharedVariable { align: variable.alignment(), bytes: variable.bytes(), dynamic });
+                Ok(lower::Thing::Shared(self.shared.len() as u32 - 1))
+            }
+            Space::Global | Space::Const => {
+                self.variables.push(blank_variable(variable));
+                initials.push((self.variables.len() - 1, variable));
+                Ok(lower::Thing::Variable(self.variables.len() as u32 - 1))
+            }
+            Space::Local | Space::Param => variable.place.unsupported("a local variable outside of a function"),
+        }
+    }
+
+    fn initialise(&mut self, index: usize, declared: &Declared<'t>, budget: &mut u64) -> Result<(), Error> {
+        let size = declared.ty.bytes() as usize;
+        let length = (declared.initial.len() * size) as u64;
+        *budget = match budget.checked_sub(length) {
+            Some(left) => left,
+            None => return declared.place.limit("the bytes of initial values", limits::INITIAL_BYTES_MAX),
+        };
+        let mut bytes = Vec::with_capacity(length as usize);
+        let mut relocations = Vec::new();
+        for initial in &declared.initial {
+            let value = match *initial {
+                Initial::Int(value) if declared.ty == Type::F32 => u64::from((value as i64 as f32).to_bits()),
+                Initial::Int(value) if declared.ty == Type::F64 => (value as i64 as f64).to_bits(),
+                Initial::Int(value) => value,
+                Initial::F32(bits) if size == 8 => f64::from(f32::from_bits(bits)).to_bits(),
+                Initial::F32(bits) => u64::from(bits),
+                Initial::F64(bits) if size == 4 => u64::from((f64::from_bits(bits) as f32).to_bits()),
+                Initial::F64(bits) => bits,
+                Initial::Address { name, addend, .. } => {
+                    let (variable, addend) = match self.symbols.names.get(name) {
+                        Some(lower::Thing::Variable(index)) => (Some(*index as usize), addend),
+                        Some(lower::Thing::Function(index)) => {
+                            let value = crate::program::FUNCTION_BASE + u64::from(*index);
+                            (None, (value as i64).wrapping_add(addend))
+                        }
+                        _ => return declared.place.error_name(name),
+                    };
+                    relocations.push(Relocation { offset: bytes.len() as u64, bytes: size as u32, variable, addend });
+                    if variable.is_none() { addend as u64 } else { 0 }
+                }
+            };
+            bytes.extend_from_slice(&u128::from(value).to_le_bytes()[..size]);
+        }
+        let variable = &mut self.variables[index];
+        variable.initial = bytes;
+        variable.relocations = relocations;
+        Ok(())
+    }
+}
+
+impl crate::error::Place {
+    fn error_name<T>(self, name: &str) -> Result<T, Error> {
+        Err(self.error(What::Name(format!("`{name}` has no address for an initial value"))))
+    }
+}
+
+fn blank_variable(variable: &Declared<'_>) -> Variable {
+    Variable {
+        name: variable.name.to_owned(),
+        space: if variable.space == Space::Const { VariableSpace::Const } else { VariableSpace::Global },
+        align: variable.alignment(),
+        bytes: variable.bytes(),
+        initial: Vec::new(),
+        relocations: Vec::new(),
+        external: variable.external,
+    }
+}
+
+/// Computes what each kernel needs of shared and local memory.
+struct Layout<'a, 't> {
+    functions: &'a [&'a Function<'t>],
+    uses: &'a [Uses],
+    shared: &'a [SharedVariable],
+    program: &'a Program,
+}
+
+impl Layout<'_, '_> {
+    fn kernel(&self, index: usize) -> Result<Kernel, Error> {
+        let function = self.functions[index];
+        let reached = self.reached(index);
+        let (shared_bytes, shared_offsets) = self.shared_memory(&reached, function)?;
+        let shape = Shape::of(&function.signature)?;
+        let params = function.signature.inputs.iter().zip(&shape.inputs).map(|(formal, &(offset, bytes))| Param {
+            name: formal.variable.name.to_owned(),
+            offset,
+            bytes,
+            align: formal.variable.alignment(),
+        });
+        let params: Vec<Param> = params.collect();
+        let param_bytes = params.last().map_or(0, |param| param.offset + param.bytes);
+        let (local_bytes, local_bytes_reserved) = self.local_memory(index, &reached);
+        Ok(Kernel {
+            name: function.name.to_owned(),
+            params,
+            param_bytes,
+            function: index as u32,
+            shared_bytes,
+            shared_offsets,
+            local_bytes,
+            local_bytes_reserved,
+            registers: self.uses[index].registers.clamp(1, 255),
+            max_block: function.tuning.max_threads,
+            required_block: function.tuning.required_threads,
+            min_blocks: function.tuning.min_blocks,
+            max_registers: function.tuning.max_registers,
+        })
+    }
+
+    /// Every function that a kernel can come to.
+    fn reached(&self, index: usize) -> BTreeSet<usize> {
+        let mut reached = BTreeSet::from([index]);
+        let mut left = vec![index];
+        while let Some(index) = left.pop() {
+            let uses = &self.uses[index];
+            let mut next: Vec<usize> = uses.calls.iter().map(|&call| call as usize).collect();
+            if uses.calls_unknown {
+                next.extend((0..self.functions.len()).filter(|&other| !self.functions[other].is_kernel));
+            }
+            left.extend(next.into_iter().filter(|&next| reached.insert(next)));
+        }
+        reached
+    }
+
+    fn shared_memory(&self, reached: &BTreeSet<usize>, function: &Function<'_>) -> Result<(u32, Vec<u32>), Error> {
+        let used: BTreeSet<u32> =
+            reached.iter().flat_map(|&index| self.uses[index].shared.iter().copied()).collect();
+        let mut offsets = vec![0_u32; self.shared.len()];
+        let mut end = 0_u64;
+        let mut dynamic_align = 1;
+        for &index in &used {
+            let variable = &self.shared[index as usize];
+            if variable.dynamic {
+                dynamic_align = dynamic_align.max(variable.align);
+                continue;
+            }
+            let at = end.next_multiple_of(u64::from(variable.align));
+            end = at.saturating_add(variable.bytes);
+            if end > u64::from(limits::SHARED_BYTES_MAX) {
+                return function.place.limit("the shared bytes of a block", u64::from(limits::SHARED_BYTES_MAX));
+            }
+            offsets[index as usize] = at as u32;
+        }
+        let has_dynamic = used.iter().any(|&index| self.shared[index as usize].dynamic);
+        if has_dynamic {
+            end = end.next_multiple_of(u64::from(dynamic_align));
+        }
+        for &index in used.iter().filter(|&&index| self.shared[index as usize].dynamic) {
+            offsets[index as usize] = end as u32;
+        }
+        Ok((end as u32, offsets))
+    }
+
+    /// Local bytes that are sure to be used, and those to have ready.
+    fn local_memory(&self, index: usize, reached: &BTreeSet<usize>) -> (u32, u32) {
+        let own = self.program.functions[index].local_bytes;
+        let external = reached.iter().map(|&index| self.uses[index].external_bytes).max().unwrap_or(0);
+        let calls: u32 = reached
+            .iter()
+            .filter(|&&other| other != index)
+            .map(|&other| self.program.functions[other].local_bytes)
+            .fold(0, u32::saturating_add);
+        let recursive = self.is_recursive(reached);
+        let needed = own.saturating_add(calls).saturating_add(external);
+        let reserved = if recursive { needed.saturating_add(limits::STACK_BYTES) } else { needed };
+        (own, reserved.min(2 * limits::LOCAL_BYTES_MAX).next_multiple_of(16))
+    }
+
+    /// Whether some function of these can come back to itself.
+    fn is_recursive(&self, reached: &BTreeSet<usize>) -> bool {
+        let mut indegree: HashMap<usize, usize> = reached.iter().map(|&index| (index, 0)).collect();
+        for &index in reached {
+            if self.uses[index].calls_unknown {
+                return true;
+            }
+            for &call in &self.uses[index].calls {
+                *indegree.entry(call as usize).or_default() += 1;
+            }
+        }
+        let mut ready: Vec<usize> = reached.iter().copied().filter(|index| indegree[index] == 0).collect();
+        let mut left = reached.len();
+        while let Some(index) = ready.pop() {
+            left -= 1;
+            for &call in &self.uses[index].calls {
+                let count = indegree.entry(call as usize).or_default();
+                *count -= 1;
+                if *count == 0 {
+                    ready.push(call as usize);
+                }
+            }
+        }
+        left != 0
+    }
+}
