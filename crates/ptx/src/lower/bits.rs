@@ -44,7 +44,8 @@ impl<'t> Lower<'_, 't> {
             "or" => per_type!(isa, ty, binary, [B16 => u16, B32 => u32, B64 => u64], |a, b| a | b),
             "xor" => per_type!(isa, ty, binary, [B16 => u16, B32 => u32, B64 => u64], |a, b| a ^ b),
             "not" => per_type!(isa, ty, unary, [B16 => u16, B32 => u32, B64 => u64], |a| !a),
-            _ => per_type!(isa, ty, unary, [B16 => u16, B32 => u32, B64 => u64], |a| if a == 0 { 1 } else { 0 }),
+            "cnot" if ty == Type::B64 => Some(unary(isa, |a: u64| u64::from(a == 0))),
+            _ => per_type!(isa, ty, unary, [B16 => u16, B32 => u32], |a| u32::from(a == 0)),
         };
         let run = self.some(words, run)?;
         if matches!(name, "not" | "cnot") { self.unary(operands, ty, run) } else { self.binary(operands, ty, run) }
@@ -328,9 +329,16 @@ fn from_top(position: u32, top: u32) -> u32 {
     if position == u32::MAX { position } else { top - position }
 }
 
+/// Only 8 bits of a position and a length count for 32-bit fields; for 64-bit ones
+/// the hardware takes all of them.
+#[inline(always)]
+fn bounded(position: u32, length: u32, width: u32) -> (u32, u32) {
+    if width == 32 { (position & 0xFF, length & 0xFF) } else { (position.min(64), length.min(64)) }
+}
+
 #[inline(always)]
 fn extract(a: u64, position: u32, length: u32, width: u32, signed: bool) -> u64 {
-    let (position, length) = (position & 0xFF, length & 0xFF);
+    let (position, length) = bounded(position, length, width);
     let sign_at = (position + length).wrapping_sub(1).min(width - 1);
     let fill = if signed && length != 0 && a >> sign_at & 1 != 0 { u64::MAX } else { 0 };
     let field = if position >= width { fill } else { a >> position };
@@ -342,7 +350,7 @@ fn extract(a: u64, position: u32, length: u32, width: u32, signed: bool) -> u64 
 
 #[inline(always)]
 fn insert(a: u64, b: u64, position: u32, length: u32, width: u32) -> u64 {
-    let (position, length) = (position & 0xFF, length & 0xFF);
+    let (position, length) = bounded(position, length, width);
     if position >= width {
         return b;
     }

@@ -1,7 +1,7 @@
 //! Lowers `cvt` and `mov`.
 
 use super::Lower;
-use super::float::{canonical, canonical64, flush, saturate, saturate64};
+use super::float::{canonical, flush, saturate, saturate64, settle1};
 use super::integer::per_type;
 use super::words::{Round, Words};
 use crate::ast::{Operand, Type};
@@ -227,10 +227,10 @@ fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<Whole>, ftz: b
     macro_rules! to {
         ($from:ty, $round:expr, $wide:expr) => {
             match to {
-                Type::U8 => unary(isa, |a: $from| $round(a) as u8),
-                Type::S8 => unary(isa, |a: $from| i32::from($round(a) as i8)),
-                Type::U16 => unary(isa, |a: $from| $round(a) as u16),
-                Type::S16 => unary(isa, |a: $from| i32::from($round(a) as i16)),
+                Type::U8 => unary(isa, |a: $from| if $wide && a.is_nan() { 0x80 } else { $round(a) as u8 }),
+                Type::S8 => unary(isa, |a: $from| if $wide && a.is_nan() { -0x80 } else { i32::from($round(a) as i8) }),
+                Type::U16 => unary(isa, |a: $from| if $wide && a.is_nan() { 0x8000 } else { $round(a) as u16 }),
+                Type::S16 => unary(isa, |a: $from| if $wide && a.is_nan() { -0x8000 } else { i32::from($round(a) as i16) }),
                 Type::U32 => unary(isa, |a: $from| if $wide && a.is_nan() { 1 << 31 } else { $round(a) as u32 }),
                 Type::S32 => unary(isa, |a: $from| if $wide && a.is_nan() { i32::MIN } else { $round(a) as i32 }),
                 Type::U64 => unary(isa, |a: $from| if a.is_nan() { 1 << 63 } else { $round(a) as u64 }),
@@ -284,7 +284,7 @@ fn float_to_float(
     ftz: bool,
     sat: bool,
 ) -> Option<Handler> {
-    /// The four manners of one conversion to f32.
+    // The four manners of one conversion to f32.
     macro_rules! finish {
         ($from:ty, $before:expr, $f:expr) => {
             match (ftz, sat) {
@@ -307,24 +307,52 @@ fn float_to_float(
         (Type::F64, Type::F64) => match (whole, sat) {
             (None, false) => unary(isa, |a: u64| a),
             (None, true) => unary(isa, saturate64),
-            (Some(Whole::Nearest), false) => unary(isa, |a: f64| canonical64(a.round_ties_even())),
-            (Some(Whole::Zero), false) => unary(isa, |a: f64| canonical64(a.trunc())),
-            (Some(Whole::Down), false) => unary(isa, |a: f64| canonical64(a.floor())),
-            (Some(Whole::Up), false) => unary(isa, |a: f64| canonical64(a.ceil())),
+            (Some(Whole::Nearest), false) => unary(isa, |a: f64| settle1(a, a.round_ties_even())),
+            (Some(Whole::Zero), false) => unary(isa, |a: f64| settle1(a, a.trunc())),
+            (Some(Whole::Down), false) => unary(isa, |a: f64| settle1(a, a.floor())),
+            (Some(Whole::Up), false) => unary(isa, |a: f64| settle1(a, a.ceil())),
             (Some(_), true) => return None,
         },
         (Type::F32, Type::F64) => match (ftz, sat) {
-            (false, false) => unary(isa, |a: f32| canonical64(f64::from(a))),
-            (true, false) => unary(isa, |a: f32| canonical64(f64::from(flush(a)))),
+            (false, false) => unary(isa, widen),
+            (true, false) => unary(isa, |a: f32| widen(canonical(flush(a)))),
             (false, true) => unary(isa, |a: f32| saturate64(f64::from(a))),
             (true, true) => unary(isa, |a: f32| saturate64(f64::from(flush(a)))),
         },
-        (Type::F64, Type::F32) => match round? {
-            Round::Nearest => finish!(f64, |a| a, |a: f64| a as f32),
-            Round::Zero => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Zero)),
-            Round::Down => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Down)),
-            Round::Up => finish!(f64, |a| a, |a: f64| soft::narrow(a, Round::Up)),
+        (Type::F64, Type::F32) => match (round?, ftz, sat) {
+            (Round::Nearest, false, false) => unary(isa, |a: f64| narrow(a, a as f32)),
+            (Round::Zero, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Zero))),
+            (Round::Down, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Down))),
+            (Round::Up, false, false) => unary(isa, |a: f64| narrow(a, soft::narrow(a, Round::Up))),
+            (Round::Nearest, true, false) => unary(isa, |a: f64| flush(narrow(a, a as f32))),
+            (Round::Zero, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Zero)))),
+            (Round::Down, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Down)))),
+            (Round::Up, true, false) => unary(isa, |a: f64| flush(narrow(a, soft::narrow(a, Round::Up)))),
+            (Round::Nearest, _, true) => unary(isa, |a: f64| saturate(a as f32)),
+            (Round::Zero, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Zero))),
+            (Round::Down, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Down))),
+            (Round::Up, _, true) => unary(isa, |a: f64| saturate(soft::narrow(a, Round::Up))),
         },
         _ => return None,
     })
+}
+
+/// A float as a double; what is not a number keeps its sign and payload.
+#[inline(always)]
+fn widen(a: f32) -> f64 {
+    if a.is_nan() {
+        let bits = u64::from(a.to_bits());
+        return f64::from_bits((bits >> 31) << 63 | 0x7FF8 << 48 | (bits & 0x7F_FFFF) << 29);
+    }
+    f64::from(a)
+}
+
+/// `result`, unless `a` is not a number: then its sign and the top of its payload.
+#[inline(always)]
+fn narrow(a: f64, result: f32) -> f32 {
+    if a.is_nan() {
+        let bits = a.to_bits();
+        return f32::from_bits((bits >> 63 << 31) as u32 | 0x7FC0_0000 | (bits >> 29) as u32 & 0x7F_FFFF);
+    }
+    result
 }

@@ -1,8 +1,8 @@
 //! Lowers floating-point arithmetic.
 //!
 //! Rounding to nearest is the host's own, which is IEEE; the other roundings go
-//! through [`crate::soft`]. A float result that is not a number is always
-//! `0x7fffffff`, as on the hardware.
+//! through [`crate::soft`]. As on the hardware, a float result that is not a number
+//! is always `0x7fffffff`, and a double keeps the bits of the operand it came from.
 
 use super::Lower;
 use super::words::{Round, Words};
@@ -71,20 +71,50 @@ macro_rules! rounded32 {
 }
 
 macro_rules! rounded64 {
-    ($isa:expr, $round:expr, $shape:ident, |$($x:ident),*| $nearest:expr, $mode:ident => $soft:expr) => {
+    ($isa:expr, $round:expr, $shape:ident, $settle:ident, |$($x:ident),*| $nearest:expr, $mode:ident => $soft:expr) => {
         match $round {
-            Round::Nearest => $shape($isa, |$($x: f64),*| canonical64($nearest)),
-            Round::Zero => $shape($isa, |$($x: f64),*| { let $mode = Round::Zero; canonical64($soft) }),
-            Round::Down => $shape($isa, |$($x: f64),*| { let $mode = Round::Down; canonical64($soft) }),
-            Round::Up => $shape($isa, |$($x: f64),*| { let $mode = Round::Up; canonical64($soft) }),
+            Round::Nearest => $shape($isa, |$($x: f64),*| $settle($($x,)* $nearest)),
+            Round::Zero => $shape($isa, |$($x: f64),*| { let $mode = Round::Zero; $settle($($x,)* $soft) }),
+            Round::Down => $shape($isa, |$($x: f64),*| { let $mode = Round::Down; $settle($($x,)* $soft) }),
+            Round::Up => $shape($isa, |$($x: f64),*| { let $mode = Round::Up; $settle($($x,)* $soft) }),
         }
     };
 }
 
-/// What the hardware writes for a double that is not a number.
+/// A double that is not a number, made quiet; else what an invalid operation gives.
 #[inline(always)]
-pub(super) fn canonical64(value: f64) -> f64 {
-    if value.is_nan() { f64::from_bits(0xFFF8_0000_0000_0000) } else { value }
+fn quiet_or_default(value: f64) -> f64 {
+    let bits = if value.is_nan() { value.to_bits() | 1 << 51 } else { 0xFFF8_0000_0000_0000 };
+    f64::from_bits(bits)
+}
+
+/// Doubles keep what came in: an operand that is not a number is the result.
+#[inline(always)]
+pub(super) fn settle1(a: f64, result: f64) -> f64 {
+    if result.is_nan() { quiet_or_default(a) } else { result }
+}
+
+/// Of two, the second is preferred.
+#[inline(always)]
+fn settle2(a: f64, b: f64, result: f64) -> f64 {
+    settle1(if b.is_nan() { b } else { a }, result)
+}
+
+/// Of three, the second is preferred, then the third.
+#[inline(always)]
+fn settle3(a: f64, b: f64, c: f64, result: f64) -> f64 {
+    settle2(settle_order(a, c), b, result)
+}
+
+#[inline(always)]
+fn settle_order(last: f64, first: f64) -> f64 {
+    if first.is_nan() { first } else { last }
+}
+
+/// A division is a routine, and prefers its first operand.
+#[inline(always)]
+fn settle_quotient(a: f64, b: f64, result: f64) -> f64 {
+    settle2(b, a, result)
 }
 
 impl<'t> Lower<'_, 't> {
@@ -102,14 +132,14 @@ impl<'t> Lower<'_, 't> {
             ("add" | "sub" | "mul" | "fma" | "mad", Type::F32) => Some(arithmetic32(isa, name, manner, nearest)),
             ("add" | "sub" | "mul" | "fma" | "mad", Type::F64) => Some(arithmetic64(isa, name, nearest)),
             ("min" | "max", Type::F32) => Some(extreme32(isa, name == "min", propagates, manner)),
-            ("min", Type::F64) => Some(binary(isa, |a: f64, b: f64| canonical_number64(smaller64(a, b)))),
-            ("max", Type::F64) => Some(binary(isa, |a: f64, b: f64| canonical_number64(-smaller64(-a, -b)))),
-            ("abs", Type::F32) if manner.flush => Some(unary(isa, |a: f32| flush(a).abs())),
-            ("abs", Type::F32) => Some(unary(isa, |a: u32| a & 0x7FFF_FFFF)),
-            ("abs", Type::F64) => Some(unary(isa, |a: u64| a & !(1 << 63))),
-            ("neg", Type::F32) if manner.flush => Some(unary(isa, |a: f32| -flush(a))),
-            ("neg", Type::F32) => Some(unary(isa, |a: u32| a ^ 1 << 31)),
-            ("neg", Type::F64) => Some(unary(isa, |a: u64| a ^ 1 << 63)),
+            ("min", Type::F64) => Some(binary(isa, |a: f64, b: f64| settle2(a, b, smaller64(a, b)))),
+            ("max", Type::F64) => Some(binary(isa, |a: f64, b: f64| settle2(a, b, -smaller64(-a, -b)))),
+            ("abs", Type::F32) if manner.flush => Some(unary(isa, |a: f32| canonical(flush(a).abs()))),
+            ("abs", Type::F32) => Some(unary(isa, |a: f32| canonical(a.abs()))),
+            ("abs", Type::F64) => Some(unary(isa, |a: f64| settle1(a, a.abs()))),
+            ("neg", Type::F32) if manner.flush => Some(unary(isa, |a: f32| canonical(-flush(a)))),
+            ("neg", Type::F32) => Some(unary(isa, |a: f32| canonical(-a))),
+            ("neg", Type::F64) => Some(unary(isa, |a: f64| settle1(a, -a))),
             ("copysign", Type::F32) => Some(binary(isa, |a: u32, b: u32| (a & 1 << 31) | (b & !(1 << 31)))),
             ("copysign", Type::F64) => Some(binary(isa, |a: u64, b: u64| (a & 1 << 63) | (b & !(1 << 63)))),
             _ if approximate || full => approximation(isa, name, full, manner, ty),
@@ -137,16 +167,22 @@ fn arithmetic32(isa: Isa, name: &str, manner: Manner, round: Round) -> Handler {
 
 fn arithmetic64(isa: Isa, name: &str, round: Round) -> Handler {
     match name {
-        "add" => rounded64!(isa, round, binary, |a, b| a + b, mode => soft::add(a, b, mode)),
-        "sub" => rounded64!(isa, round, binary, |a, b| a - b, mode => soft::add(a, -b, mode)),
-        "mul" => rounded64!(isa, round, binary, |a, b| a * b, mode => soft::mul(a, b, mode)),
-        _ => rounded64!(isa, round, ternary, |a, b, c| a.mul_add(b, c), mode => soft::fma(a, b, c, mode)),
+        "add" => rounded64!(isa, round, binary, settle2, |a, b| a + b, mode => soft::add(a, b, mode)),
+        "sub" => rounded64!(isa, round, binary, settle2, |a, b| a - b, mode => soft::add(a, -b, mode)),
+        "mul" => rounded64!(isa, round, binary, settle2, |a, b| a * b, mode => soft::mul(a, b, mode)),
+        _ => rounded64!(isa, round, ternary, settle3, |a, b, c| a.mul_add(b, c), mode => soft::fma(a, b, c, mode)),
     }
 }
 
 fn division32(isa: Isa, name: &str, manner: Manner, round: Round) -> Handler {
     match name {
         "div" => rounded32!(isa, manner, round, binary, |a, b| a / b, mode => soft::div(a, b, mode)),
+        "rcp" if manner.flush => match round {
+            Round::Nearest => unary(isa, |a: f32| reciprocal_flushed(a, Round::Nearest)),
+            Round::Zero => unary(isa, |a: f32| reciprocal_flushed(a, Round::Zero)),
+            Round::Down => unary(isa, |a: f32| reciprocal_flushed(a, Round::Down)),
+            Round::Up => unary(isa, |a: f32| reciprocal_flushed(a, Round::Up)),
+        },
         "rcp" => rounded32!(isa, manner, round, unary, |a| 1.0 / a, mode => soft::div(1.0_f32, a, mode)),
         _ => rounded32!(isa, manner, round, unary, |a| a.sqrt(), mode => soft::sqrt(a, mode)),
     }
@@ -154,10 +190,21 @@ fn division32(isa: Isa, name: &str, manner: Manner, round: Round) -> Handler {
 
 fn division64(isa: Isa, name: &str, round: Round) -> Handler {
     match name {
-        "div" => rounded64!(isa, round, binary, |a, b| a / b, mode => soft::div(a, b, mode)),
-        "rcp" => rounded64!(isa, round, unary, |a| 1.0 / a, mode => soft::div(1.0_f64, a, mode)),
-        _ => rounded64!(isa, round, unary, |a| a.sqrt(), mode => soft::sqrt(a, mode)),
+        "div" => rounded64!(isa, round, binary, settle_quotient, |a, b| a / b, mode => soft::div(a, b, mode)),
+        "rcp" => rounded64!(isa, round, unary, settle1, |a| 1.0 / a, mode => soft::div(1.0_f64, a, mode)),
+        _ => rounded64!(isa, round, unary, settle1, |a| a.sqrt(), mode => soft::sqrt(a, mode)),
     }
+}
+
+/// A reciprocal that is subnormal before rounding is flushed, even if rounding would
+/// make it normal.
+#[inline(always)]
+fn reciprocal_flushed(a: f32, round: Round) -> f32 {
+    const LARGE: f32 = f32::from_bits(0x7E80_0000);
+    if a.abs() > LARGE {
+        return 0.0_f32.copysign(a);
+    }
+    flush(canonical(soft::div(1.0, flush(a), round)))
 }
 
 /// The smaller of two; a number is preferred, and -0 is smaller than +0.
@@ -177,11 +224,6 @@ fn smaller64(a: f64, b: f64) -> f64 {
     }
     let equal = a == b && a.is_sign_negative();
     if a < b || b.is_nan() || equal { a } else { b }
-}
-
-#[inline(always)]
-fn canonical_number64(value: f64) -> f64 {
-    if value.is_nan() { f64::from_bits(0x7FFF_FFFF_FFFF_FFFF) } else { value }
 }
 
 fn extreme32(isa: Isa, smallest: bool, propagates: bool, manner: Manner) -> Handler {
@@ -257,5 +299,5 @@ fn flush64(value: f64) -> f64 {
 #[inline(always)]
 fn upper_half(value: f64) -> f64 {
     let value = flush64(value);
-    if value.is_nan() { canonical64(value) } else { f64::from_bits(value.to_bits() & 0xFFFF_FFFF_0000_0000) }
+    if value.is_nan() { quiet_or_default(value) } else { f64::from_bits(value.to_bits() & 0xFFFF_FFFF_0000_0000) }
 }

@@ -1,7 +1,7 @@
 //! Lowers integer arithmetic.
 //!
-//! Division by zero gives what the hardware gives: all ones for the quotient, the
-//! dividend for the remainder.
+//! Division by zero gives what the hardware gives: all ones, for the quotient and
+//! for the remainder.
 
 use super::Lower;
 use super::words::Words;
@@ -335,8 +335,8 @@ fn divide(isa: Isa, ty: Type) -> Option<Handler> {
 fn remainder(isa: Isa, ty: Type) -> Option<Handler> {
     match ty {
         Type::U16 | Type::U32 | Type::U64 => {
-            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| if b == 0 { a } else { a % b })
+            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| if b == 0 { !0 } else { a % b })
         }
-        _ => per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
+        _ => per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { -1 } else { a.wrapping_rem(b) }),
     }
 }
