@@ -61,8 +61,22 @@ fn step() -> Vec<Product> {
     vec![
         Product { a: x, b: w1, c: h, a_strides: (INPUTS, 1), b_strides: (HIDDEN, 1), shape: (BATCH, HIDDEN, INPUTS) },
         Product { a: h, b: w2, c: y, a_strides: (HIDDEN, 1), b_strides: (OUTPUTS, 1), shape: (BATCH, OUTPUTS, HIDDEN) },
-        Product { a: y, b: w2, c: dh, a_strides: (OUTPUTS, 1), b_strides: (1, OUTPUTS), shape: (BATCH, HIDDEN, OUTPUTS) },
-        Product { a: h, b: y, c: dw2, a_strides: (1, HIDDEN), b_strides: (OUTPUTS, 1), shape: (HIDDEN, OUTPUTS, BATCH) },
+        Product {
+            a: y,
+            b: w2,
+            c: dh,
+            a_strides: (OUTPUTS, 1),
+            b_strides: (1, OUTPUTS),
+            shape: (BATCH, HIDDEN, OUTPUTS),
+        },
+        Product {
+            a: h,
+            b: y,
+            c: dw2,
+            a_strides: (1, HIDDEN),
+            b_strides: (OUTPUTS, 1),
+            shape: (HIDDEN, OUTPUTS, BATCH),
+        },
         Product { a: x, b: dh, c: dw1, a_strides: (1, INPUTS), b_strides: (HIDDEN, 1), shape: (INPUTS, HIDDEN, BATCH) },
     ]
 }

@@ -94,7 +94,11 @@ pub(crate) enum Initial<'t> {
     F64(u64),
     /// The address of a name, plus a number of bytes; `generic` if it was
     /// written as `generic(name)`.
-    Address { name: &'t str, addend: i64, generic: bool },
+    Address {
+        name: &'t str,
+        addend: i64,
+        generic: bool,
+    },
 }
 
 /// A variable of any space.

@@ -11,7 +11,7 @@ pub struct Fault {
     /// The name of the kernel that was launched.
     pub kernel: String,
     /// Where, unless the launch was refused before it began.
-    pub site: Option<Site>,
+    pub site: Option<Box<Site>>,
 }
 
 /// The instruction and the thread of a fault.
@@ -110,7 +110,8 @@ fn absence(read_only: bool) -> &'static str {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kernel `{}`: {}", self.kernel, self.kind)?;
-        let Some(Site { line, text, block: [bx, by, bz], thread: [tx, ty, tz] }) = &self.site else { return Ok(()) };
+        let Some(site) = &self.site else { return Ok(()) };
+        let Site { line, text, block: [bx, by, bz], thread: [tx, ty, tz] } = &**site;
         write!(f, " (line {line}: `{text}`, block {bx},{by},{bz} thread {tx},{ty},{tz})")
     }
 }

@@ -140,11 +140,8 @@ impl Module {
             .filter(|&index| functions[index].is_kernel && functions[index].body.is_some())
             .map(|index| layout.kernel(index))
             .collect::<Result<Vec<_>, _>>()?;
-        let target = Target {
-            version: text.version,
-            architecture: text.target.to_owned(),
-            address_bits: text.address_bits,
-        };
+        let target =
+            Target { version: text.version, architecture: text.target.to_owned(), address_bits: text.address_bits };
         let lines = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Ok(Module { text: source.to_owned(), lines, target, kernels, variables, program })
     }
@@ -465,8 +462,7 @@ impl Layout<'_, '_> {
     }
 
     fn shared_memory(&self, reached: &BTreeSet<usize>, function: &Function<'_>) -> Result<(u32, Vec<u32>), Error> {
-        let used: BTreeSet<u32> =
-            reached.iter().flat_map(|&index| self.uses[index].shared.iter().copied()).collect();
+        let used: BTreeSet<u32> = reached.iter().flat_map(|&index| self.uses[index].shared.iter().copied()).collect();
         let mut offsets = vec![0_u32; self.shared.len()];
         let mut end = 0_u64;
         let mut dynamic_align = 1;

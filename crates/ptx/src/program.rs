@@ -41,9 +41,15 @@ pub(crate) struct Pooled {
 pub(crate) enum Value {
     Bits(u64),
     /// The device address of a module variable.
-    Variable { index: u32, addend: i64 },
+    Variable {
+        index: u32,
+        addend: i64,
+    },
     /// The offset of a shared variable in the block's shared memory.
-    Shared { index: u32, addend: i64 },
+    Shared {
+        index: u32,
+        addend: i64,
+    },
     /// An offset in the function's local frame.
     Local(u32),
     Special(Special),

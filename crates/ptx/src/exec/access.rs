@@ -82,7 +82,7 @@ impl Machine<'_> {
         bytes: u32,
         is_write: bool,
     ) -> Result<*mut u8, FaultKind> {
-        if address % u64::from(bytes.max(1)) != 0 {
+        if !address.is_multiple_of(u64::from(bytes.max(1))) {
             return Err(FaultKind::Misaligned { address, bytes, write: is_write });
         }
         let mut missing = FaultKind::OutOfRange { address, bytes, write: is_write, read_only: false };
@@ -101,7 +101,8 @@ impl Machine<'_> {
 
     fn shared_host(&mut self, offset: u64, bytes: u32) -> Option<*mut u8> {
         let end = offset.checked_add(u64::from(bytes))?;
-        (end <= u64::from(self.shared_bytes)).then(|| self.shared.as_mut_ptr().cast::<u8>().wrapping_add(offset as usize))
+        (end <= u64::from(self.shared_bytes))
+            .then(|| self.shared.as_mut_ptr().cast::<u8>().wrapping_add(offset as usize))
     }
 
     fn local_host(&mut self, lane: u32, offset: u64, bytes: u32) -> Option<*mut u8> {

@@ -7,7 +7,7 @@ use crate::lanes;
 use crate::op::{NONE, Next};
 
 /// Why a block ended early.
-type Ended = (FaultKind, Option<Site>);
+type Ended = (FaultKind, Option<Box<Site>>);
 
 impl Worker<'_, '_> {
     /// Runs the machine's current block to its end.

@@ -104,7 +104,8 @@ pub(crate) unsafe fn call_register(m: &mut Machine<'_>, op: &Op, mask: u32) -> N
     // SAFETY: lowering made `a` a 64-bit register of this frame.
     let targets = unsafe { read::<u64>(m, op.a) };
     let first = targets[mask.trailing_zeros() as usize & 31];
-    let same = (0..32).filter(|lane| mask >> lane & 1 != 0 && targets[*lane] == first).fold(0, |set, lane| set | 1 << lane);
+    let same =
+        (0..32).filter(|lane| mask >> lane & 1 != 0 && targets[*lane] == first).fold(0, |set, lane| set | 1 << lane);
     let index = first.wrapping_sub(FUNCTION_BASE);
     let known = m.env.program.functions.get(index as usize);
     if !known.is_some_and(|frame| frame.entry != NONE && u64::from(frame.abi_bytes) == op.imm) {
@@ -180,7 +181,7 @@ pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         let votes = if op.c == NONE { 0 } else { (predicate(m, op.c) ^ op.e) & mask };
         (barrier, threads, votes)
     };
-    if barrier >= 16 || threads % 32 != 0 || (op.b != NONE && threads == 0) {
+    if barrier >= 16 || !threads.is_multiple_of(32) || (op.b != NONE && threads == 0) {
         return m.fail(FaultKind::BadBarrier { barrier, threads }, mask);
     }
     if mask != m.w.alive {
@@ -282,4 +283,3 @@ fn copy_one(m: &mut Machine<'_>, lane: u32, to: u64, from: u64, bytes: u32, want
     }
     Ok(())
 }
-

@@ -180,17 +180,17 @@ impl Worker<'_, '_> {
     }
 
     /// Where thread `lane` of warp `warp` is.
-    pub fn site(&self, pc: u32, warp: u32, lane: u32) -> Site {
+    pub fn site(&self, pc: u32, warp: u32, lane: u32) -> Box<Site> {
         let env = self.machine.env;
         let line = env.program.code.get(pc.saturating_sub(1) as usize).map_or(0, |op| op.line);
         let [x, y, _] = env.block_shape;
         let thread = warp * 32 + lane;
-        Site {
+        Box::new(Site {
             line,
             text: self.launch.module.line(line).to_owned(),
             block: self.machine.block,
             thread: [thread % x, thread / x % y, thread / (x * y)],
-        }
+        })
     }
 }
 

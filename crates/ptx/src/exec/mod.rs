@@ -6,10 +6,10 @@ mod block;
 pub(crate) mod control;
 mod frame;
 pub(crate) mod host;
+mod launch;
 pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod warpwide;
-mod launch;
 
 pub use launch::{Launch, Stats, run};
 pub use memory::{LOCAL_WINDOW, Memory, PARAM_WINDOW, Region, SHARED_WINDOW};

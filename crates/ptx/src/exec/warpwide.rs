@@ -62,7 +62,8 @@ pub(crate) const BALLOT: u64 = 3;
 pub(crate) unsafe fn vote(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
-        let members = if op.c == NONE { mask } else { mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31] };
+        let members =
+            if op.c == NONE { mask } else { mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31] };
         let yes = (predicate(m, op.a) ^ op.b) & members;
         if op.imm == BALLOT {
             write(m, op.d, mask, &[yes; 32]);
@@ -92,8 +93,8 @@ pub(crate) unsafe fn matching(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     unsafe {
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let mut values = [0_u64; 32];
-        for lane in 0..32 {
-            values[lane] = if op.b == 1 { read::<u64>(m, op.a)[lane] } else { u64::from(read::<u32>(m, op.a)[lane]) };
+        for (lane, value) in values.iter_mut().enumerate() {
+            *value = if op.b == 1 { read::<u64>(m, op.a)[lane] } else { u64::from(read::<u32>(m, op.a)[lane]) };
         }
         let equal = |lane: usize| {
             let same = (0..32).filter(|other| members >> other & 1 != 0 && values[*other] == values[lane]);

@@ -112,12 +112,22 @@ impl<'t> Lower<'_, 't> {
         words.done()?;
         let isa = self.isa;
         let run = match (left, ty) {
-            (true, Type::B16 | Type::U16 | Type::S16) => Some(binary(isa, |a: u16, b: u32| if b > 15 { 0 } else { a << b })),
-            (true, Type::B32 | Type::U32 | Type::S32) => Some(binary(isa, |a: u32, b: u32| if b > 31 { 0 } else { a << (b & 31) })),
-            (true, Type::B64 | Type::U64 | Type::S64) => Some(binary(isa, |a: u64, b: u32| if b > 63 { 0 } else { a << (b & 63) })),
+            (true, Type::B16 | Type::U16 | Type::S16) => {
+                Some(binary(isa, |a: u16, b: u32| if b > 15 { 0 } else { a << b }))
+            }
+            (true, Type::B32 | Type::U32 | Type::S32) => {
+                Some(binary(isa, |a: u32, b: u32| if b > 31 { 0 } else { a << (b & 31) }))
+            }
+            (true, Type::B64 | Type::U64 | Type::S64) => {
+                Some(binary(isa, |a: u64, b: u32| if b > 63 { 0 } else { a << (b & 63) }))
+            }
             (false, Type::B16 | Type::U16) => Some(binary(isa, |a: u16, b: u32| if b > 15 { 0 } else { a >> b })),
-            (false, Type::B32 | Type::U32) => Some(binary(isa, |a: u32, b: u32| if b > 31 { 0 } else { a >> (b & 31) })),
-            (false, Type::B64 | Type::U64) => Some(binary(isa, |a: u64, b: u32| if b > 63 { 0 } else { a >> (b & 63) })),
+            (false, Type::B32 | Type::U32) => {
+                Some(binary(isa, |a: u32, b: u32| if b > 31 { 0 } else { a >> (b & 31) }))
+            }
+            (false, Type::B64 | Type::U64) => {
+                Some(binary(isa, |a: u64, b: u32| if b > 63 { 0 } else { a >> (b & 63) }))
+            }
             (false, Type::S16) => Some(binary(isa, |a: i16, b: u32| a >> b.min(15))),
             (false, Type::S32) => Some(binary(isa, |a: i32, b: u32| a >> b.min(31))),
             (false, Type::S64) => Some(binary(isa, |a: i64, b: u32| a >> b.min(63))),
@@ -160,10 +170,16 @@ impl<'t> Lower<'_, 't> {
         let run = match mode {
             0 => ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, c)),
             1 => ternary(isa, |a: u32, b: u32, c: u32| (joined(a, b) >> (8 * (c & 3))) as u32),
-            2 => ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x5670, 0x6701, 0x7012, 0x0123][(c & 3) as usize])),
+            2 => {
+                ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x5670, 0x6701, 0x7012, 0x0123][(c & 3) as usize]))
+            }
             3 => ternary(isa, |a: u32, _: u32, c: u32| (a >> (8 * (c & 3)) & 0xFF) * 0x0101_0101),
-            4 => ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x3210, 0x3211, 0x3222, 0x3333][(c & 3) as usize])),
-            5 => ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x0000, 0x1110, 0x2210, 0x3210][(c & 3) as usize])),
+            4 => {
+                ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x3210, 0x3211, 0x3222, 0x3333][(c & 3) as usize]))
+            }
+            5 => {
+                ternary(isa, |a: u32, b: u32, c: u32| permute(a, b, [0x0000, 0x1110, 0x2210, 0x3210][(c & 3) as usize]))
+            }
             _ => ternary(isa, |a: u32, _: u32, c: u32| (a >> (16 * (c & 1)) & 0xFFFF) * 0x0001_0001),
         };
         self.ternary(operands, ty, run)
@@ -214,7 +230,9 @@ impl<'t> Lower<'_, 't> {
         words.done()?;
         let isa = self.isa;
         let run = match ty {
-            Type::B32 => Some(quaternary(isa, |a: u32, b: u32, c: u32, e: u32| insert(u64::from(a), u64::from(b), c, e, 32) as u32)),
+            Type::B32 => Some(quaternary(isa, |a: u32, b: u32, c: u32, e: u32| {
+                insert(u64::from(a), u64::from(b), c, e, 32) as u32
+            })),
             Type::B64 => Some(quaternary(isa, |a: u64, b: u64, c: u32, e: u32| insert(a, b, c, e, 64))),
             _ => None,
         };
@@ -311,7 +329,9 @@ fn find(isa: Isa, ty: Type, shift: bool) -> Option<Handler> {
         (Type::U64, false) => unary(isa, position),
         (Type::S64, false) => unary(isa, |a: i64| position((if a < 0 { !a } else { a }) as u64)),
         (Type::U32, true) => unary(isa, |a: u32| from_top(position(u64::from(a)), 31)),
-        (Type::S32, true) => unary(isa, |a: i32| from_top(position(u64::from((if a < 0 { !a } else { a }) as u32)), 31)),
+        (Type::S32, true) => {
+            unary(isa, |a: i32| from_top(position(u64::from((if a < 0 { !a } else { a }) as u32)), 31))
+        }
         (Type::U64, true) => unary(isa, |a: u64| from_top(position(a), 63)),
         (Type::S64, true) => unary(isa, |a: i64| from_top(position((if a < 0 { !a } else { a }) as u64), 63)),
         _ => return None,

@@ -49,6 +49,15 @@ const TESTS: [(&str, Test); 18] = [
     ("nan", Test::Nan),
 ];
 
+/// What a comparison says before its operands.
+#[derive(Debug, Clone, Copy)]
+struct Comparison {
+    ty: Type,
+    test: Test,
+    ftz: bool,
+    combine: Option<Combine>,
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Combine {
     And,
@@ -57,7 +66,12 @@ enum Combine {
 }
 
 impl<'t> Lower<'_, 't> {
-    pub(super) fn comparison(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+    pub(super) fn comparison(
+        &mut self,
+        name: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Error> {
         match name {
             "setp" => self.set_predicate(words, operands),
             "set" => self.set(words, operands),
@@ -69,7 +83,13 @@ impl<'t> Lower<'_, 't> {
 
     /// The comparison of `a` and `b`, combined with a predicate if there is one,
     /// in a fresh predicate; and the same for its negation if that is wanted.
-    fn tested(&mut self, words: &mut Words<'t>, rest: &[Operand<'t>], ty: Type, test: Test, ftz: bool, combine: Option<Combine>, negation: bool) -> Result<(u32, Option<u32>), Error> {
+    fn tested(
+        &mut self,
+        words: &Words<'t>,
+        rest: &[Operand<'t>],
+        Comparison { ty, test, ftz, combine }: Comparison,
+        negation: bool,
+    ) -> Result<(u32, Option<u32>), Error> {
         let run = self.some(words, comparison(self.isa, ty, test, ftz))?;
         let (a, b, c) = match (rest, combine) {
             ([a, b], None) => (a, b, None),
@@ -125,7 +145,7 @@ impl<'t> Lower<'_, 't> {
             Operand::Pair(first, second) => (&**first, Some(&**second)),
             other => (other, None),
         };
-        let (p, q) = self.tested(words, rest, ty, test, ftz, combine, second.is_some())?;
+        let (p, q) = self.tested(words, rest, Comparison { ty, test, ftz, combine }, second.is_some())?;
         let run = predicates(self.isa, |a, _| a);
         let d = self.predicate_target(first)?;
         self.emit2(run, d, p, p);
@@ -146,7 +166,7 @@ impl<'t> Lower<'_, 't> {
         let Some((target, rest)) = operands.split_first() else {
             return self.place.operands("a register is needed here");
         };
-        let (p, _) = self.tested(words, rest, ty, test, ftz, combine, false)?;
+        let (p, _) = self.tested(words, rest, Comparison { ty, test, ftz, combine }, false)?;
         let truth = match to {
             Type::F32 => u64::from(1.0_f32.to_bits()),
             Type::U32 | Type::S32 => u64::from(u32::MAX),
@@ -235,10 +255,10 @@ fn comparison(isa: Isa, ty: Type, test: Test, ftz: bool) -> Option<Handler> {
             Test::Ge => compare(isa, |a: f32, b: f32| flush(a) >= flush(b)),
             Test::Equ => compare(isa, |a: f32, b: f32| flush(a) == flush(b) || a.is_nan() || b.is_nan()),
             Test::Neu => compare(isa, |a: f32, b: f32| flush(a) != flush(b)),
-            Test::Ltu => compare(isa, |a: f32, b: f32| !(flush(a) >= flush(b))),
-            Test::Leu => compare(isa, |a: f32, b: f32| !(flush(a) > flush(b))),
-            Test::Gtu => compare(isa, |a: f32, b: f32| !(flush(a) <= flush(b))),
-            Test::Geu => compare(isa, |a: f32, b: f32| !(flush(a) < flush(b))),
+            Test::Ltu => compare(isa, |a: f32, b: f32| flush(a) < flush(b) || a.is_nan() || b.is_nan()),
+            Test::Leu => compare(isa, |a: f32, b: f32| flush(a) <= flush(b) || a.is_nan() || b.is_nan()),
+            Test::Gtu => compare(isa, |a: f32, b: f32| flush(a) > flush(b) || a.is_nan() || b.is_nan()),
+            Test::Geu => compare(isa, |a: f32, b: f32| flush(a) >= flush(b) || a.is_nan() || b.is_nan()),
             Test::Num => compare(isa, |a: f32, b: f32| !(a.is_nan() || b.is_nan())),
             Test::Nan => compare(isa, |a: f32, b: f32| a.is_nan() || b.is_nan()),
         });
@@ -246,17 +266,29 @@ fn comparison(isa: Isa, ty: Type, test: Test, ftz: bool) -> Option<Handler> {
     if ty.is_float() {
         return match test {
             Test::Eq => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a == b),
-            Test::Ne => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a < b || a > b),
+            Test::Ne => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a == b || a.is_nan() || b.is_nan()))
+            }
             Test::Lt => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a < b),
             Test::Le => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a <= b),
             Test::Gt => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a > b),
             Test::Ge => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a >= b),
-            Test::Equ => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a < b || a > b)),
+            Test::Equ => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a == b || a.is_nan() || b.is_nan())
+            }
             Test::Neu => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a != b),
-            Test::Ltu => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a >= b)),
-            Test::Leu => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a > b)),
-            Test::Gtu => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a <= b)),
-            Test::Geu => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a < b)),
+            Test::Ltu => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a < b || a.is_nan() || b.is_nan())
+            }
+            Test::Leu => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a <= b || a.is_nan() || b.is_nan())
+            }
+            Test::Gtu => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a > b || a.is_nan() || b.is_nan())
+            }
+            Test::Geu => {
+                per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a >= b || a.is_nan() || b.is_nan())
+            }
             Test::Num => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| !(a.is_nan() || b.is_nan())),
             Test::Nan => per_type!(isa, ty, compare, [F32 => f32, F64 => f64], |a, b| a.is_nan() || b.is_nan()),
         };

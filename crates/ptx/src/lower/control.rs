@@ -8,12 +8,7 @@ use crate::exec::control::{self as run, BarrierKind};
 use crate::op::{NONE, Op};
 
 impl<'t> Lower<'_, 't> {
-    pub(super) fn control(
-        &mut self,
-        name: &str,
-        words: &mut Words<'t>,
-        operands: &[Operand<'t>],
-    ) -> Result<(), Error> {
+    pub(super) fn control(&mut self, name: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
         match name {
             "bra" => self.branch(words, operands),
             "brx" => self.branch_table(words, operands),
@@ -111,10 +106,8 @@ impl<'t> Lower<'_, 't> {
             return self.simple_barrier(BarrierKind::Arrive, operands);
         }
         words.need("an operation", &[("red", ())])?;
-        let kind = words.need(
-            "an operation",
-            &[("popc", BarrierKind::Popc), ("and", BarrierKind::And), ("or", BarrierKind::Or)],
-        )?;
+        let kind = words
+            .need("an operation", &[("popc", BarrierKind::Popc), ("and", BarrierKind::And), ("or", BarrierKind::Or)])?;
         let ty = words.ty()?;
         words.done()?;
         let (target, rest) = match operands {

@@ -230,7 +230,9 @@ fn float_to_integer(isa: Isa, from: Type, to: Type, whole: Option<Whole>, ftz: b
                 Type::U8 => unary(isa, |a: $from| if $wide && a.is_nan() { 0x80 } else { $round(a) as u8 }),
                 Type::S8 => unary(isa, |a: $from| if $wide && a.is_nan() { -0x80 } else { i32::from($round(a) as i8) }),
                 Type::U16 => unary(isa, |a: $from| if $wide && a.is_nan() { 0x8000 } else { $round(a) as u16 }),
-                Type::S16 => unary(isa, |a: $from| if $wide && a.is_nan() { -0x8000 } else { i32::from($round(a) as i16) }),
+                Type::S16 => {
+                    unary(isa, |a: $from| if $wide && a.is_nan() { -0x8000 } else { i32::from($round(a) as i16) })
+                }
                 Type::U32 => unary(isa, |a: $from| if $wide && a.is_nan() { 1 << 31 } else { $round(a) as u32 }),
                 Type::S32 => unary(isa, |a: $from| if $wide && a.is_nan() { i32::MIN } else { $round(a) as i32 }),
                 Type::U64 => unary(isa, |a: $from| if a.is_nan() { 1 << 63 } else { $round(a) as u64 }),

@@ -9,7 +9,7 @@ use super::words::{Round, Words};
 use crate::ast::{Operand, Type};
 use crate::error::Error;
 use crate::lanes::{binary, ternary, unary};
-use crate::op::{Handler, Isa};
+use crate::op::{Handler, Isa, NONE};
 use crate::soft;
 
 /// What the hardware writes for a float that is not a number.
@@ -149,10 +149,46 @@ impl<'t> Lower<'_, 't> {
         };
         let run = self.some(words, run)?;
         match name {
+            "add" | "sub" | "mul" | "fma" | "mad" | "min" | "max" if ty == Type::F64 => {
+                self.in_order_of_writing(name, nearest, operands, run)
+            }
             "fma" | "mad" => self.ternary(operands, ty, run),
             "add" | "sub" | "mul" | "div" | "min" | "max" | "copysign" => self.binary(operands, ty, run),
             _ => self.unary(operands, ty, run),
         }
+    }
+}
+
+impl<'t> Lower<'_, 't> {
+    /// The compiler of the hardware sorts operands that may change places, and the
+    /// hardware prefers the one written last where several are not numbers.
+    fn in_order_of_writing(
+        &mut self,
+        name: &str,
+        round: Round,
+        operands: &[Operand<'t>],
+        run: Handler,
+    ) -> Result<(), Error> {
+        let (d, a, b, c) = match operands {
+            [d, a, b] if !matches!(name, "fma" | "mad") => (d, a, b, None),
+            [d, a, b, c] if matches!(name, "fma" | "mad") => (d, a, b, Some(c)),
+            _ => return self.place.operands("the number of operands is wrong"),
+        };
+        let (mut a, mut b) = (self.value(a, Type::F64)?, self.value(b, Type::F64)?);
+        let c = match c {
+            Some(c) => self.value(c, Type::F64)?,
+            None => NONE,
+        };
+        let mut run = run;
+        if self.written.get(&a) > self.written.get(&b) {
+            (a, b) = (b, a);
+            if name == "sub" {
+                run = arithmetic64(self.isa, "sub from", round);
+            }
+        }
+        let d = self.target(d, Type::F64)?;
+        self.emit3(run, d, a, b, c);
+        Ok(())
     }
 }
 
@@ -169,6 +205,7 @@ fn arithmetic64(isa: Isa, name: &str, round: Round) -> Handler {
     match name {
         "add" => rounded64!(isa, round, binary, settle2, |a, b| a + b, mode => soft::add(a, b, mode)),
         "sub" => rounded64!(isa, round, binary, settle2, |a, b| a - b, mode => soft::add(a, -b, mode)),
+        "sub from" => rounded64!(isa, round, binary, settle2, |a, b| b - a, mode => soft::add(b, -a, mode)),
         "mul" => rounded64!(isa, round, binary, settle2, |a, b| a * b, mode => soft::mul(a, b, mode)),
         _ => rounded64!(isa, round, ternary, settle3, |a, b, c| a.mul_add(b, c), mode => soft::fma(a, b, c, mode)),
     }
@@ -230,8 +267,12 @@ fn extreme32(isa: Isa, smallest: bool, propagates: bool, manner: Manner) -> Hand
     match (smallest, propagates) {
         (true, false) => in_manner!(isa, manner, binary, |a, b| smaller(a, b)),
         (false, false) => in_manner!(isa, manner, binary, |a, b| -smaller(-a, -b)),
-        (true, true) => in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { smaller(a, b) }),
-        (false, true) => in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { -smaller(-a, -b) }),
+        (true, true) => {
+            in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { smaller(a, b) })
+        }
+        (false, true) => {
+            in_manner!(isa, manner, binary, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { -smaller(-a, -b) })
+        }
     }
 }
 

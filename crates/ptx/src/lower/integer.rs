@@ -56,8 +56,12 @@ impl<'t> Lower<'_, 't> {
                 let run = match name {
                     "div" => divide(isa, ty),
                     "rem" => remainder(isa, ty),
-                    "min" => per_type!(isa, ty, binary, [U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a, b| a.min(b)),
-                    _ => per_type!(isa, ty, binary, [U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a, b| a.max(b)),
+                    "min" => {
+                        per_type!(isa, ty, binary, [U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a, b| a.min(b))
+                    }
+                    _ => {
+                        per_type!(isa, ty, binary, [U16 => u16, S16 => i16, U32 => u32, S32 => i32, U64 => u64, S64 => i64], |a, b| a.max(b))
+                    }
                 };
                 let run = self.some(words, run)?;
                 self.binary(operands, ty, run)
@@ -81,7 +85,9 @@ impl<'t> Lower<'_, 't> {
                     Type::S16 => Some(ternary(isa, |a: i16, b: i16, c: i16| c.wrapping_add(a.abs_diff(b) as i16))),
                     Type::S32 => Some(ternary(isa, |a: i32, b: i32, c: i32| c.wrapping_add(a.abs_diff(b) as i32))),
                     Type::S64 => Some(ternary(isa, |a: i64, b: i64, c: i64| c.wrapping_add(a.abs_diff(b) as i64))),
-                    _ => per_type!(isa, ty, ternary, [U16 => u16, U32 => u32, U64 => u64], |a, b, c| c.wrapping_add(a.abs_diff(b))),
+                    _ => {
+                        per_type!(isa, ty, ternary, [U16 => u16, U32 => u32, U64 => u64], |a, b, c| c.wrapping_add(a.abs_diff(b)))
+                    }
                 };
                 let run = self.some(words, run)?;
                 self.ternary(operands, ty, run)
@@ -203,10 +209,18 @@ impl<'t> Lower<'_, 't> {
         words.done()?;
         let isa = self.isa;
         let run = match (ty, half) {
-            (Type::U32, Half::Low) => Some(ternary(isa, |a: u32, b: u32, c: u32| (low24(a).wrapping_mul(low24(b)) as u32).wrapping_add(c))),
-            (Type::U32, Half::High) => Some(ternary(isa, |a: u32, b: u32, c: u32| ((low24(a) * low24(b)) >> 16).wrapping_add(u64::from(c)) as u32)),
-            (Type::S32, Half::Low) => Some(ternary(isa, |a: i32, b: i32, c: i32| ((signed24(a) * signed24(b)) as i32).wrapping_add(c))),
-            (Type::S32, Half::High) => Some(ternary(isa, |a: i32, b: i32, c: i32| (((signed24(a) * signed24(b)) >> 16) as i32).wrapping_add(c))),
+            (Type::U32, Half::Low) => {
+                Some(ternary(isa, |a: u32, b: u32, c: u32| (low24(a).wrapping_mul(low24(b)) as u32).wrapping_add(c)))
+            }
+            (Type::U32, Half::High) => Some(ternary(isa, |a: u32, b: u32, c: u32| {
+                ((low24(a) * low24(b)) >> 16).wrapping_add(u64::from(c)) as u32
+            })),
+            (Type::S32, Half::Low) => {
+                Some(ternary(isa, |a: i32, b: i32, c: i32| ((signed24(a) * signed24(b)) as i32).wrapping_add(c)))
+            }
+            (Type::S32, Half::High) => Some(ternary(isa, |a: i32, b: i32, c: i32| {
+                (((signed24(a) * signed24(b)) >> 16) as i32).wrapping_add(c)
+            })),
             _ => None,
         };
         let run = self.some(words, run)?;
@@ -243,10 +257,18 @@ fn product(ty: Type, half: Half) -> Type {
 
 fn carry_handler(isa: Isa, is_add: bool, uses: (bool, bool), ty: Type) -> Option<Handler> {
     Some(match (ty, is_add) {
-        (Type::U32 | Type::S32 | Type::B32, true) => carrying(isa, uses, |a: u32, b: u32, carry| a.carrying_sum(b, carry)),
-        (Type::U32 | Type::S32 | Type::B32, false) => carrying(isa, uses, |a: u32, b: u32, carry| a.borrowing_difference(b, carry)),
-        (Type::U64 | Type::S64 | Type::B64, true) => carrying(isa, uses, |a: u64, b: u64, carry| a.carrying_sum(b, carry)),
-        (Type::U64 | Type::S64 | Type::B64, false) => carrying(isa, uses, |a: u64, b: u64, carry| a.borrowing_difference(b, carry)),
+        (Type::U32 | Type::S32 | Type::B32, true) => {
+            carrying(isa, uses, |a: u32, b: u32, carry| a.carrying_sum(b, carry))
+        }
+        (Type::U32 | Type::S32 | Type::B32, false) => {
+            carrying(isa, uses, |a: u32, b: u32, carry| a.borrowing_difference(b, carry))
+        }
+        (Type::U64 | Type::S64 | Type::B64, true) => {
+            carrying(isa, uses, |a: u64, b: u64, carry| a.carrying_sum(b, carry))
+        }
+        (Type::U64 | Type::S64 | Type::B64, false) => {
+            carrying(isa, uses, |a: u64, b: u64, carry| a.borrowing_difference(b, carry))
+        }
         _ => return None,
     })
 }
@@ -309,12 +331,24 @@ fn multiply_add(isa: Isa, half: Half, saturate: bool, ty: Type) -> Option<Handle
         (Half::Low, _) => {
             return per_type!(isa, ty, ternary, [U16 | S16 => u16, U32 | S32 => u32, U64 | S64 => u64], |a, b, c| a.wrapping_mul(b).wrapping_add(c));
         }
-        (Half::High, Type::U16) => ternary(isa, |a: u16, b: u16, c: u16| (((u32::from(a) * u32::from(b)) >> 16) as u16).wrapping_add(c)),
-        (Half::High, Type::S16) => ternary(isa, |a: i16, b: i16, c: i16| (((i32::from(a) * i32::from(b)) >> 16) as i16).wrapping_add(c)),
-        (Half::High, Type::U32) => ternary(isa, |a: u32, b: u32, c: u32| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c)),
-        (Half::High, Type::S32) => ternary(isa, |a: i32, b: i32, c: i32| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c)),
-        (Half::High, Type::U64) => ternary(isa, |a: u64, b: u64, c: u64| (((u128::from(a) * u128::from(b)) >> 64) as u64).wrapping_add(c)),
-        (Half::High, Type::S64) => ternary(isa, |a: i64, b: i64, c: i64| (((i128::from(a) * i128::from(b)) >> 64) as i64).wrapping_add(c)),
+        (Half::High, Type::U16) => {
+            ternary(isa, |a: u16, b: u16, c: u16| (((u32::from(a) * u32::from(b)) >> 16) as u16).wrapping_add(c))
+        }
+        (Half::High, Type::S16) => {
+            ternary(isa, |a: i16, b: i16, c: i16| (((i32::from(a) * i32::from(b)) >> 16) as i16).wrapping_add(c))
+        }
+        (Half::High, Type::U32) => {
+            ternary(isa, |a: u32, b: u32, c: u32| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c))
+        }
+        (Half::High, Type::S32) => {
+            ternary(isa, |a: i32, b: i32, c: i32| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c))
+        }
+        (Half::High, Type::U64) => {
+            ternary(isa, |a: u64, b: u64, c: u64| (((u128::from(a) * u128::from(b)) >> 64) as u64).wrapping_add(c))
+        }
+        (Half::High, Type::S64) => {
+            ternary(isa, |a: i64, b: i64, c: i64| (((i128::from(a) * i128::from(b)) >> 64) as i64).wrapping_add(c))
+        }
         (Half::Wide, Type::U16) => ternary(isa, |a: u16, b: u16, c: u32| (u32::from(a) * u32::from(b)).wrapping_add(c)),
         (Half::Wide, Type::S16) => ternary(isa, |a: i16, b: i16, c: i32| (i32::from(a) * i32::from(b)).wrapping_add(c)),
         (Half::Wide, Type::U32) => ternary(isa, |a: u32, b: u32, c: u64| (u64::from(a) * u64::from(b)).wrapping_add(c)),
@@ -326,17 +360,21 @@ fn multiply_add(isa: Isa, half: Half, saturate: bool, ty: Type) -> Option<Handle
 fn divide(isa: Isa, ty: Type) -> Option<Handler> {
     match ty {
         Type::U16 | Type::U32 | Type::U64 => {
-            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| if b == 0 { !0 } else { a / b })
+            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| a.checked_div(b).unwrap_or(!0))
         }
-        _ => per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { -1 } else { a.wrapping_div(b) }),
+        _ => {
+            per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { -1 } else { a.wrapping_div(b) })
+        }
     }
 }
 
 fn remainder(isa: Isa, ty: Type) -> Option<Handler> {
     match ty {
         Type::U16 | Type::U32 | Type::U64 => {
-            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| if b == 0 { !0 } else { a % b })
+            per_type!(isa, ty, binary, [U16 => u16, U32 => u32, U64 => u64], |a, b| a.checked_rem(b).unwrap_or(!0))
         }
-        _ => per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { -1 } else { a.wrapping_rem(b) }),
+        _ => {
+            per_type!(isa, ty, binary, [S16 => i16, S32 => i32, S64 => i64], |a, b| if b == 0 { -1 } else { a.wrapping_rem(b) })
+        }
     }
 }

@@ -197,7 +197,12 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    pub(super) fn atomic(&mut self, is_reduction: bool, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+    pub(super) fn atomic(
+        &mut self,
+        is_reduction: bool,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Error> {
         words.hints();
         let space = words.one_of(&SPACES);
         let names = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"];

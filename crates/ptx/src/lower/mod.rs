@@ -64,6 +64,8 @@ pub(crate) struct Lower<'a, 't> {
     pool: HashMap<(Value, bool), u32>,
     predicates_left: (u32, u32),
     carry: Option<u32>,
+    /// When each wide register was last written, in ops.
+    written: HashMap<u32, u32>,
     guard: (u32, u32),
     place: Place,
     externals: &'a mut Vec<String>,
@@ -112,6 +114,7 @@ pub(crate) fn lower<'t>(
         pool: HashMap::new(),
         predicates_left: (0, 0),
         carry: None,
+        written: HashMap::new(),
         guard: (NONE, 0),
         place: function.place,
         externals: &mut program.externals,
@@ -208,18 +211,15 @@ impl<'a, 't> Lower<'a, 't> {
         self.place = instruction.place;
         self.guard = match instruction.guard {
             None => (NONE, 0),
-            Some((name, negated)) => {
-                (self.predicate_named(name)?, if negated { u32::MAX } else { 0 })
-            }
+            Some((name, negated)) => (self.predicate_named(name)?, if negated { u32::MAX } else { 0 }),
         };
         let mut words = Words::of(instruction);
         let operands = &instruction.operands;
         let w = &mut words;
         match instruction.name {
-            "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence" | "nanosleep"
-            | "prefetch" | "prefetchu" | "applypriority" | "discard" | "griddepcontrol" | "pmevent" | "setmaxnreg" => {
-                self.control(instruction.name, w, operands)
-            }
+            "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "bar" | "barrier" | "membar" | "fence"
+            | "nanosleep" | "prefetch" | "prefetchu" | "applypriority" | "discard" | "griddepcontrol" | "pmevent"
+            | "setmaxnreg" => self.control(instruction.name, w, operands),
             "call" => self.call(w, operands),
             "mov" => self.mov(w, operands),
             "ld" | "ldu" => self.load(w, operands),
@@ -229,16 +229,14 @@ impl<'a, 't> Lower<'a, 't> {
             "cvta" | "isspacep" => self.spaces(instruction.name, w, operands),
             "cvt" => self.convert(w, operands),
             "set" | "setp" | "selp" | "slct" | "testp" => self.comparison(instruction.name, w, operands),
-            "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => {
-                self.warp(instruction.name, w, operands)
-            }
-            "and" | "or" | "xor" | "not" | "cnot" | "lop3" | "shl" | "shr" | "shf" | "prmt" | "popc" | "clz" | "bfind"
-            | "brev" | "bfe" | "bfi" | "szext" | "bmsk" | "fns" | "dp4a" | "dp2a" => {
+            "shfl" | "vote" | "match" | "redux" | "activemask" | "elect" => self.warp(instruction.name, w, operands),
+            "and" | "or" | "xor" | "not" | "cnot" | "lop3" | "shl" | "shr" | "shf" | "prmt" | "popc" | "clz"
+            | "bfind" | "brev" | "bfe" | "bfi" | "szext" | "bmsk" | "fns" | "dp4a" | "dp2a" => {
                 self.bits(instruction.name, w, operands)
             }
             "add" | "sub" | "mul" | "mad" | "fma" | "div" | "rem" | "abs" | "neg" | "min" | "max" | "sad" | "mul24"
-            | "mad24" | "addc" | "subc" | "madc" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" | "tanh"
-            | "copysign" => {
+            | "mad24" | "addc" | "subc" | "madc" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2"
+            | "tanh" | "copysign" => {
                 let is_float = instruction.words.iter().any(|word| matches!(*word, "f32" | "f64"));
                 if is_float {
                     self.float(instruction.name, w, operands)
@@ -246,11 +244,46 @@ impl<'a, 't> Lower<'a, 't> {
                     self.integer(instruction.name, w, operands)
                 }
             }
-            "mma" | "wmma" | "ldmatrix" | "stmatrix" | "movmatrix" | "wgmma" | "tcgen05" | "mbarrier" | "tex" | "tld4"
-            | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" | "multimem" | "mapa" | "getctarank" | "alloca"
-            | "stacksave" | "stackrestore" | "vadd" | "vsub" | "vabsdiff" | "vmin" | "vmax" | "vshl" | "vshr" | "vmad"
-            | "vset" | "vadd2" | "vsub2" | "vadd4" | "vsub4" | "createpolicy" | "tensormap" | "clusterlaunchcontrol"
-            | "st_async" | "tensor" => words.unsupported(),
+            "mma"
+            | "wmma"
+            | "ldmatrix"
+            | "stmatrix"
+            | "movmatrix"
+            | "wgmma"
+            | "tcgen05"
+            | "mbarrier"
+            | "tex"
+            | "tld4"
+            | "txq"
+            | "suld"
+            | "sust"
+            | "sured"
+            | "suq"
+            | "istypep"
+            | "multimem"
+            | "mapa"
+            | "getctarank"
+            | "alloca"
+            | "stacksave"
+            | "stackrestore"
+            | "vadd"
+            | "vsub"
+            | "vabsdiff"
+            | "vmin"
+            | "vmax"
+            | "vshl"
+            | "vshr"
+            | "vmad"
+            | "vset"
+            | "vadd2"
+            | "vsub2"
+            | "vadd4"
+            | "vsub4"
+            | "createpolicy"
+            | "tensormap"
+            | "clusterlaunchcontrol"
+            | "st_async"
+            | "tensor" => words.unsupported(),
             _ => words.unknown(),
         }
     }
@@ -393,8 +426,8 @@ impl<'a, 't> Lower<'a, 't> {
             }
         }
         // An indirect call meets at the join right after it.
-        for index in 1..self.ops.len() {
-            needed[index] |= self.flow[index - 1] == Flow::CallRegister;
+        for (before, needed) in self.flow.iter().zip(needed.iter_mut().skip(1)) {
+            *needed |= *before == Flow::CallRegister;
         }
         let dropped = |index: usize| self.flow[index] == Flow::Join && !needed[index];
         let mut moved = Vec::with_capacity(self.ops.len());

@@ -314,6 +314,9 @@ impl<'t> Lower<'_, 't> {
             let (has, needs) = (register.ty.bytes() * 8, ty.bytes() * 8);
             return self.place.operands(format!("the result has {needs} bits, its register {has}"));
         }
+        if wide {
+            self.written.insert(register.at, self.ops.len() as u32);
+        }
         Ok(register.at)
     }
 
@@ -335,11 +338,7 @@ impl<'t> Lower<'_, 't> {
 
     pub(super) fn widen(&mut self, widen: Option<Widen>) {
         let Some(Widen { from, to, signed }) = widen else { return };
-        let run = if signed {
-            unary(self.isa, |a: i32| i64::from(a))
-        } else {
-            unary(self.isa, |a: u32| u64::from(a))
-        };
+        let run = if signed { unary(self.isa, |a: i32| i64::from(a)) } else { unary(self.isa, |a: u32| u64::from(a)) };
         self.emit1(run, to, from);
     }
 }

@@ -1,7 +1,5 @@
 //! A little device memory, and launches on it.
 
-#![expect(dead_code, reason = "each test program uses its part")]
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use sublet_ptx::{Fault, Launch, Memory, Module, Region, Stats, run};

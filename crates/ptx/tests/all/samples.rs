@@ -3,9 +3,7 @@
 //! The kernels, inputs and outputs lie outside of this crate; `SUBLET_KERNELS` says
 //! where. Without them the test says that it was skipped.
 
-mod common;
-
-use common::{Device, How, launch};
+use crate::common::{Device, How, launch};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,16 +11,57 @@ use std::path::{Path, PathBuf};
 use sublet_ptx::Module;
 
 const EDGES32: [u32; 27] = [
-    0x0000_0000, 0x8000_0000, 0x0000_0001, 0x8000_0001, 0x007F_FFFF, 0x0080_0000, 0x3F80_0000, 0xBF80_0000,
-    0x7F7F_FFFF, 0xFF7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000, 0xFFC1_2345, 0x7F81_2345, 0x4F00_0000,
-    0xCF00_0000, 0x4F80_0000, 0x5F00_0000, 0xDF00_0000, 0x5F80_0000, 0x3F00_0000, 0x3FC0_0000, 0xBF00_0000,
-    0xC020_0000, 0x4B00_0001, 0x3380_0000,
+    0x0000_0000,
+    0x8000_0000,
+    0x0000_0001,
+    0x8000_0001,
+    0x007F_FFFF,
+    0x0080_0000,
+    0x3F80_0000,
+    0xBF80_0000,
+    0x7F7F_FFFF,
+    0xFF7F_FFFF,
+    0x7F80_0000,
+    0xFF80_0000,
+    0x7FC0_0000,
+    0xFFC1_2345,
+    0x7F81_2345,
+    0x4F00_0000,
+    0xCF00_0000,
+    0x4F80_0000,
+    0x5F00_0000,
+    0xDF00_0000,
+    0x5F80_0000,
+    0x3F00_0000,
+    0x3FC0_0000,
+    0xBF00_0000,
+    0xC020_0000,
+    0x4B00_0001,
+    0x3380_0000,
 ];
 const EDGES64: [u64; 22] = [
-    0, 1 << 63, 1, 0x000F_FFFF_FFFF_FFFF, 0x0010_0000_0000_0000, 0x3FF0_0000_0000_0000, 0xBFF0_0000_0000_0000,
-    0x7FEF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000, 0xFFF0_0000_0000_0000, 0x7FF8_0000_0000_0000, 0xFFF8_0000_0000_1234,
-    0x41DF_FFFF_FFC0_0000, 0xC1E0_0000_0000_0000, 0x43E0_0000_0000_0000, 0xC3E0_0000_0000_0000, 0x43F0_0000_0000_0000,
-    0x3FE0_0000_0000_0000, 0x3FF8_0000_0000_0000, 0xC004_0000_0000_0000, 0x3E70_0000_0000_0000, 0x36A0_0000_0000_0000,
+    0,
+    1 << 63,
+    1,
+    0x000F_FFFF_FFFF_FFFF,
+    0x0010_0000_0000_0000,
+    0x3FF0_0000_0000_0000,
+    0xBFF0_0000_0000_0000,
+    0x7FEF_FFFF_FFFF_FFFF,
+    0x7FF0_0000_0000_0000,
+    0xFFF0_0000_0000_0000,
+    0x7FF8_0000_0000_0000,
+    0xFFF8_0000_0000_1234,
+    0x41DF_FFFF_FFC0_0000,
+    0xC1E0_0000_0000_0000,
+    0x43E0_0000_0000_0000,
+    0xC3E0_0000_0000_0000,
+    0x43F0_0000_0000_0000,
+    0x3FE0_0000_0000_0000,
+    0x3FF8_0000_0000_0000,
+    0xC004_0000_0000_0000,
+    0x3E70_0000_0000_0000,
+    0x36A0_0000_0000_0000,
 ];
 
 /// What a buffer begins with; the same numbers as where the outputs were made.
@@ -142,7 +181,12 @@ fn compare(name: &str, buffer: &str, kind: &str, how: &Value, ours: &[u8], their
     let (at, (our, their)) = *wrong.first()?;
     let hex = |bytes: &[u8]| bytes.iter().rev().map(|byte| format!("{byte:02x}")).collect::<String>();
     let count = wrong.len();
-    Some(format!("{name}.{buffer}: {count} of {} differ, first at {at}: {} instead of {}", ours.len() / size, hex(our), hex(their)))
+    Some(format!(
+        "{name}.{buffer}: {count} of {} differ, first at {at}: {} instead of {}",
+        ours.len() / size,
+        hex(our),
+        hex(their)
+    ))
 }
 
 fn folder() -> Option<PathBuf> {

@@ -5,9 +5,7 @@
 //! results themselves are read, every difference is shown, and the hashes are
 //! written anew.
 
-mod common;
-
-use common::{Device, How, launch, params};
+use crate::common::{Device, How, launch, params};
 use std::fmt::Write as _;
 use std::fs;
 use sublet_ptx::Module;
@@ -30,7 +28,21 @@ impl Stream {
         let (p, q) = if bits < 40 { (23, 127) } else { (52, 1023_u64) };
         let r = self.next();
         let exponents = [
-            0, 1, q - 1, q, q + 1, q + p - 1, q + p, q + 31, q + 30, q + 32, q + 62, q + 63, q + 64, 2 * q - 1, 2 * q,
+            0,
+            1,
+            q - 1,
+            q,
+            q + 1,
+            q + p - 1,
+            q + p,
+            q + 31,
+            q + 30,
+            q + 32,
+            q + 62,
+            q + 63,
+            q + 64,
+            2 * q - 1,
+            2 * q,
             2 * q + 1,
         ];
         let exponent = exponents[(r & 15) as usize];
@@ -64,9 +76,7 @@ struct Case {
 fn cases(text: &str) -> Vec<Case> {
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let case = |line: &str| match words(line).as_slice() {
-        [name, registers, hash] => {
-            Case { name: name.clone(), registers: registers.clone(), hash: hash.clone() }
-        }
+        [name, registers, hash] => Case { name: name.clone(), registers: registers.clone(), hash: hash.clone() },
         _ => panic!("not a case: {line}"),
     };
     text.lines().map(case).collect()

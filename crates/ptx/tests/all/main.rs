@@ -1,0 +1,7 @@
+//! Tests of whole modules and launches, in one program.
+
+mod behaviour;
+mod common;
+mod conformance;
+mod random;
+mod samples;
