@@ -1,7 +1,7 @@
 //! One block: its warps take turns on one worker, and meet at barriers.
 
 use super::launch::Worker;
-use super::machine::{Reduction, Unit, Waiting, Warp};
+use super::machine::{PATIENCE, Reduction, Unit, Waiting, Warp};
 use crate::fault::{FaultKind, Site};
 use crate::lanes;
 use crate::op::{NONE, Next};
@@ -69,6 +69,9 @@ impl Worker<'_, '_> {
         w.local = 0;
         w.stack.clear();
         w.waiting = None;
+        w.stalled = 0;
+        w.starved = 0;
+        w.patience = PATIENCE;
         w.enter_frame(0);
         self.machine.fill_pool(u32::MAX);
     }
@@ -83,7 +86,7 @@ impl Worker<'_, '_> {
                         let site = worker.site(worker.machine.w.pc, index, 0);
                         return Err((FaultKind::Stopped, Some(site)));
                     }
-                    machine.w.rotate();
+                    machine.w.take_turns();
                     Ok(true)
                 }
                 Next::Barrier => Ok(false),

@@ -78,10 +78,20 @@ pub(crate) unsafe fn trap(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
     m.fail(FaultKind::Trap, mask)
 }
 
-/// Lets others run first: `nanosleep`, `bar.warp.sync` with lanes elsewhere.
+/// Lets others run first: `nanosleep`.
 pub(crate) unsafe fn give_way(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
     if m.w.mask != m.w.alive {
         m.w.rotate();
+    }
+    Next::Go
+}
+
+/// `bar.warp.sync`: the members are in `a`.
+pub(crate) unsafe fn warp_barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
+    // SAFETY: lowering made `a` a 32-bit register of this frame.
+    unsafe {
+        let members = read::<u32>(m, op.a)[mask.trailing_zeros() as usize & 31];
+        m.together(op, mask, members);
     }
     Next::Go
 }
@@ -173,6 +183,8 @@ pub(crate) unsafe fn copy_local(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next
 /// `imm` the kind.
 pub(crate) unsafe fn barrier(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     let kind = BarrierKind::of(op.imm);
+    // SAFETY: the same contract.
+    let Some(mask) = (unsafe { m.together(op, mask, u32::MAX) }) else { return Next::Go };
     let first = mask.trailing_zeros() as usize & 31;
     // SAFETY: lowering made these registers of this frame.
     let (barrier, threads, votes) = unsafe {

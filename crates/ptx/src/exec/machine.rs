@@ -12,13 +12,15 @@
 //! ```
 //!
 //! A set without waiting children may be moved to the top at any time, which is
-//! how a lane that spins lets the lane it waits for run.
+//! how a lane that spins lets the lane it waits for run. If that lane waits at a
+//! meeting point for the spinning one, it is let go on alone after a while; the
+//! next instruction that needs them both gathers them again.
 
 use super::launch::Env;
 use super::memory::Region;
 use crate::fault::FaultKind;
 use crate::limits;
-use crate::op::{NONE, Next};
+use crate::op::{NONE, Next, Op};
 
 /// A set of lanes that waits.
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +88,16 @@ pub(crate) struct Warp {
     /// Its number in the block.
     pub index: u32,
     pub waiting: Option<Waiting>,
+    /// Lanes that stand at an instruction for which others have to come.
+    pub stalled: u32,
+    /// Turns that sets have had while others waited.
+    pub starved: u32,
+    /// How many of those it takes before waiting lanes go on alone.
+    pub patience: u32,
 }
+
+/// Half a million instructions: few loops run that long for some lanes only.
+pub(crate) const PATIENCE: u32 = 64;
 
 impl Warp {
     pub fn new() -> Self {
@@ -107,6 +118,9 @@ impl Warp {
             local_bytes: 0,
             index: 0,
             waiting: None,
+            stalled: 0,
+            starved: 0,
+            patience: PATIENCE,
         }
     }
 
@@ -209,18 +223,92 @@ impl Warp {
         if self.mask == 0 { self.pop() } else { Next::Go }
     }
 
-    /// Lets the longest-waiting set run that waits for no other: a lane that
-    /// spins then cannot keep the lane it waits for from running.
-    pub fn rotate(&mut self) {
+    /// Before an instruction that needs all of `members`: whether to run it now.
+    ///
+    /// If not, another set runs first, and this one comes back to it. If nobody else
+    /// can run, it has to do without those that are missing.
+    #[inline(always)]
+    pub fn gather(&mut self, members: u32) -> bool {
+        members & self.alive & !self.mask == 0 || self.gather_slowly(members)
+    }
+
+    #[cold]
+    fn gather_slowly(&mut self, members: u32) -> bool {
+        let here = self.pc - 1;
+        while let Some(index) = self.leaf(|entry, warp| {
+            let same = (entry.pc, entry.depth, entry.meet, entry.frame) == (here, warp.depth, warp.meet, warp.frame);
+            same && entry.local == warp.local && entry.mask & members != 0
+        }) {
+            let joined = self.stack.remove(index).mask;
+            self.set_mask(self.mask | joined);
+        }
+        if members & self.alive & !self.mask == 0 {
+            self.stalled &= !self.mask;
+            return true;
+        }
+        self.stalled |= self.mask;
+        let Some(index) = self.leaf(|entry, warp| entry.mask & !warp.stalled != 0) else {
+            self.stalled = 0;
+            return true;
+        };
+        let entry = self.stack.remove(index);
+        self.pc = here;
+        self.push();
+        self.resume(entry);
+        false
+    }
+
+    /// The lowest set that waits for no other and that `wanted` holds for.
+    fn leaf(&self, wanted: impl Fn(&Entry, &Warp) -> bool) -> Option<usize> {
         let mut above = self.mask;
         let mut found = None;
         for (index, entry) in self.stack.iter().enumerate().rev() {
-            if entry.mask != 0 && entry.mask & above == 0 {
+            if entry.mask != 0 && entry.mask & above == 0 && wanted(entry, self) {
                 found = Some(index);
             }
             above |= entry.mask;
         }
-        if let Some(index) = found {
+        found
+    }
+
+    /// After a turn: lets another set run, and after many turns also lanes that wait
+    /// at a meeting point.
+    pub fn take_turns(&mut self) {
+        if self.stack.is_empty() {
+            return;
+        }
+        self.starved += 1;
+        if self.starved >= self.patience {
+            self.starved = 0;
+            self.patience = (self.patience / 8).max(1);
+            if self.release() {
+                return;
+            }
+        }
+        self.rotate();
+    }
+
+    /// Lets lanes go on from where they wait for others.
+    fn release(&mut self) -> bool {
+        let mut above = self.mask;
+        for index in (0..self.stack.len()).rev() {
+            let entry = self.stack[index];
+            let free = entry.mask & !above;
+            if free != 0 && free != entry.mask {
+                self.stack[index].mask &= above;
+                self.push();
+                self.resume(Entry { mask: free, ..entry });
+                return true;
+            }
+            above |= entry.mask;
+        }
+        false
+    }
+
+    /// Lets the longest-waiting set run that waits for no other: a lane that
+    /// spins then cannot keep the lane it waits for from running.
+    pub fn rotate(&mut self) {
+        if let Some(index) = self.leaf(|_, _| true) {
             let entry = self.stack.remove(index);
             self.push();
             self.resume(entry);
@@ -268,6 +356,27 @@ impl<'a> Machine<'a> {
     pub fn fail(&mut self, kind: FaultKind, lanes: u32) -> Next {
         self.fault = Some((kind, lanes.trailing_zeros() & 31));
         Next::Fault
+    }
+
+    /// The lanes to run `op` for once all of `members` are here, or `None` if another
+    /// set of lanes runs first and this one comes back.
+    ///
+    /// # Safety
+    /// `op` belongs to the current function.
+    #[inline(always)]
+    pub unsafe fn together(&mut self, op: &Op, mask: u32, members: u32) -> Option<u32> {
+        if members & self.w.alive & !self.w.mask == 0 {
+            return Some(mask);
+        }
+        if !self.w.gather(members) {
+            return None;
+        }
+        // The set may have grown.
+        match op.guard {
+            NONE => Some(self.w.mask),
+            // SAFETY: by contract.
+            guard => Some(self.w.mask & (unsafe { crate::lanes::predicate(self, guard) } ^ op.guard_flip)),
+        }
     }
 
     /// The region that the instruction at hand used last.

@@ -11,15 +11,17 @@ pub(crate) const BFLY: u64 = 2;
 pub(crate) const IDX: u64 = 3;
 
 /// `shfl`: `d` (and the predicate `e`) from `a`, by `b` within the bounds in `c`;
-/// `imm` is the mode.
+/// `imm` is the mode, with the register of the members above it, or [`NONE`].
 pub(crate) unsafe fn shuffle(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
+        let (mode, members) = (op.imm & 3, (op.imm >> 32) as u32);
+        let Some(mask) = gathered(m, op, mask, members) else { return Next::Go };
         let (a, b, c) = (read::<u32>(m, op.a), read::<u32>(m, op.b), read::<u32>(m, op.c));
         let mut row = [0; 32];
         let mut inside = 0_u32;
         for lane in 0..32_u32 {
-            let (from, valid) = source(lane, b[lane as usize], c[lane as usize], op.imm);
+            let (from, valid) = source(lane, b[lane as usize], c[lane as usize], mode);
             row[lane as usize] = a[from as usize];
             inside |= u32::from(valid) << lane;
         }
@@ -29,6 +31,22 @@ pub(crate) unsafe fn shuffle(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
         }
     }
     Next::Go
+}
+
+/// The lanes to run for, once the members that register `members` names are here.
+///
+/// # Safety
+/// As for a handler; `members` is a 32-bit register of the frame or [`NONE`].
+#[inline(always)]
+unsafe fn gathered(m: &mut Machine<'_>, op: &Op, mask: u32, members: u32) -> Option<u32> {
+    if members == NONE {
+        return Some(mask);
+    }
+    // SAFETY: by contract.
+    unsafe {
+        let members = read::<u32>(m, members)[mask.trailing_zeros() as usize & 31];
+        m.together(op, mask, members)
+    }
 }
 
 /// The lane that `lane` reads, and whether that was within its segment.
@@ -91,6 +109,7 @@ pub(crate) unsafe fn active_mask(m: &mut Machine<'_>, op: &Op, mask: u32) -> Nex
 pub(crate) unsafe fn matching(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
+        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let mut values = [0_u64; 32];
         for (lane, value) in values.iter_mut().enumerate() {
@@ -133,6 +152,7 @@ pub(crate) const REDUX: [fn(u32, u32) -> u32; 8] = [
 pub(crate) unsafe fn reduce(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
+        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let a = read::<u32>(m, op.a);
         let values = (0..32).filter(|lane| members >> lane & 1 != 0).map(|lane| a[lane]);
@@ -146,6 +166,7 @@ pub(crate) unsafe fn reduce(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
 pub(crate) unsafe fn elect(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     // SAFETY: lowering made these registers of this frame.
     unsafe {
+        let Some(mask) = gathered(m, op, mask, op.c) else { return Next::Go };
         let members = mask & read::<u32>(m, op.c)[mask.trailing_zeros() as usize & 31];
         let leader = members.trailing_zeros() & 31;
         if op.d != NONE {

@@ -92,7 +92,11 @@ impl<'t> Lower<'_, 't> {
         words.flag("aligned");
         words.flag("cta");
         if words.flag("warp") {
-            let op = self.blank(run::give_way);
+            words.need("`.sync`", &[("sync", ())])?;
+            words.done()?;
+            let [members] = self.exactly::<1>(operands)?;
+            let a = self.value(members, Type::U32)?;
+            let op = Op { a, ..self.blank(run::warp_barrier) };
             self.emit(op);
             return Ok(());
         }

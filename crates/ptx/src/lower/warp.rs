@@ -47,11 +47,12 @@ impl<'t> Lower<'_, 't> {
         if ty.bytes() != 4 {
             return words.unsupported();
         }
-        let (target, a, b, c) = match operands {
-            [target, a, b, c, _members] if synced => (target, a, b, c),
-            [target, a, b, c] if !synced => (target, a, b, c),
+        let (target, a, b, c, members) = match operands {
+            [target, a, b, c, members] if synced => (target, a, b, c, self.value(members, Type::U32)?),
+            [target, a, b, c] if !synced => (target, a, b, c, NONE),
             _ => return self.place.operands("the number of operands is wrong"),
         };
+        let imm = imm | u64::from(members) << 32;
         let (target, inside) = Self::pair(target);
         let (a, b, c) = (self.value(a, ty)?, self.value(b, Type::U32)?, self.value(c, Type::U32)?);
         let d = self.target(target, ty)?;

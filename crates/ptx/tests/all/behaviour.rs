@@ -398,6 +398,27 @@ fn lanes_of_a_warp_may_spin_for_a_lock() {
 }
 
 #[test]
+fn a_lock_may_be_released_after_the_loop_that_waits_for_it() {
+    check(
+        ".shared .u32 lock; .shared .u32 count; SPIN: atom.shared.cas.b32 %r1, [lock], 0, 1; \
+         setp.ne.u32 %p2, %r1, 0; @%p2 bra SPIN; ld.shared.u32 %r2, [count]; add.u32 %r2, %r2, 1; \
+         st.shared.u32 [count], %r2; atom.shared.exch.b32 %r3, [lock], 0; bar.warp.sync -1; ld.shared.u32 %o, [count];",
+        expect!["20*32"],
+    );
+    check_with(
+        "",
+        ".shared .u32 lock; .shared .u32 count; SPIN: atom.shared.cas.b32 %r1, [lock], 0, 1; \
+         setp.ne.u32 %p2, %r1, 0; @%p2 bra SPIN; ld.shared.u32 %r2, [count]; add.u32 %r2, %r2, 1; \
+         st.shared.u32 [count], %r2; atom.shared.exch.b32 %r3, [lock], 0; bar.sync 0; ld.shared.u32 %r4, [count]; \
+         shfl.sync.down.b32 %r5, %t, 1, 31, -1; mad.lo.u32 %o, %r4, 256, %r5;",
+        36,
+        &expect![
+            "2401 2402 2403 2404 2405 2406 2407 2408 2409 240a 240b 240c 240d 240e 240f 2410 2411 2412 2413 2414 2415 2416 2417 2418 2419 241a 241b 241c 241d 241e 241f*2 2421 2422 2423 2400"
+        ],
+    );
+}
+
+#[test]
 fn a_warp_may_wait_for_what_another_writes() {
     check_with(
         "",
