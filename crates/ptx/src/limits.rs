@@ -9,6 +9,21 @@ pub const TEXT_BYTES_MAX: usize = 64 << 20;
 /// How deep `{` may nest in a function body. Compilers emit two levels.
 pub const SCOPE_DEPTH_MAX: usize = 64;
 
+/// Functions of one module: each kernel is followed through all it may call, so
+/// the work is this number squared at worst.
+pub const FUNCTIONS_MAX: usize = 16 << 10;
+
+/// Basic blocks of one function. Finding where branches meet is quadratic at worst;
+/// the largest unrolled kernels have a few thousand.
+pub const BLOCKS_MAX: usize = 64 << 10;
+
+/// Targets of all `brx.idx` of one function together.
+pub const TARGETS_MAX: usize = 1 << 20;
+
+/// Ranges `%r<n>` of one scope: they are looked through one by one. Compilers
+/// declare one for each type.
+pub const RANGES_MAX: usize = 256;
+
 /// Bytes of registers and constants of one function for one warp: 32 lanes of
 /// 4 bytes each, so this holds 65,536 registers of 32 bits.
 pub const FRAME_BYTES_MAX: u32 = 8 << 20;

@@ -39,7 +39,8 @@ pub struct Kernel {
     param_bytes: u32,
     function: u32,
     shared_bytes: u32,
-    shared_offsets: Vec<u32>,
+    /// The offset of each shared variable that it uses, by index.
+    shared_offsets: Vec<(u32, u32)>,
     local_bytes: u32,
     local_bytes_reserved: u32,
     registers: u32,
@@ -126,6 +127,9 @@ impl Module {
     fn lowered_for(source: &str, isa: Isa) -> Result<Module, Error> {
         let text = parse::parse(source)?;
         let functions = merged(&text)?;
+        if let Some(function) = functions.get(limits::FUNCTIONS_MAX) {
+            return function.place.limit("the functions of a module", limits::FUNCTIONS_MAX as u64);
+        }
         let mut tables = Tables::collect(&text, &functions)?;
         let mut program =
             Program { code: Vec::new(), functions: Vec::new(), tables: Vec::new(), externals: Vec::new() };
@@ -233,7 +237,7 @@ impl Kernel {
         self.function
     }
 
-    pub(crate) fn shared_offsets(&self) -> &[u32] {
+    pub(crate) fn shared_offsets(&self) -> &[(u32, u32)] {
         &self.shared_offsets
     }
 
@@ -461,9 +465,13 @@ impl Layout<'_, '_> {
         reached
     }
 
-    fn shared_memory(&self, reached: &BTreeSet<usize>, function: &Function<'_>) -> Result<(u32, Vec<u32>), Error> {
+    fn shared_memory(
+        &self,
+        reached: &BTreeSet<usize>,
+        function: &Function<'_>,
+    ) -> Result<(u32, Vec<(u32, u32)>), Error> {
         let used: BTreeSet<u32> = reached.iter().flat_map(|&index| self.uses[index].shared.iter().copied()).collect();
-        let mut offsets = vec![0_u32; self.shared.len()];
+        let mut offsets = Vec::new();
         let mut end = 0_u64;
         let mut dynamic_align = 1;
         for &index in &used {
@@ -477,15 +485,16 @@ impl Layout<'_, '_> {
             if end > u64::from(limits::SHARED_BYTES_MAX) {
                 return function.place.limit("the shared bytes of a block", u64::from(limits::SHARED_BYTES_MAX));
             }
-            offsets[index as usize] = at as u32;
+            offsets.push((index, at as u32));
         }
         let has_dynamic = used.iter().any(|&index| self.shared[index as usize].dynamic);
         if has_dynamic {
             end = end.next_multiple_of(u64::from(dynamic_align));
         }
         for &index in used.iter().filter(|&&index| self.shared[index as usize].dynamic) {
-            offsets[index as usize] = end as u32;
+            offsets.push((index, end as u32));
         }
+        offsets.sort_unstable();
         Ok((end as u32, offsets))
     }
 

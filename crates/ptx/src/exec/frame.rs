@@ -19,7 +19,9 @@ impl Machine<'_> {
                 self.env.variables.get(index as usize).copied().unwrap_or(0).wrapping_add_signed(addend)
             }
             Value::Shared { index, addend } => {
-                u64::from(self.env.shared_offsets.get(index as usize).copied().unwrap_or(0)).wrapping_add_signed(addend)
+                let offsets = self.env.shared_offsets;
+                let found = offsets.binary_search_by_key(&index, |(index, _)| *index).map_or(0, |at| offsets[at].1);
+                u64::from(found).wrapping_add_signed(addend)
             }
             Value::Local(offset) => u64::from(self.w.local) + u64::from(offset),
             Value::Function(index) => FUNCTION_BASE + u64::from(index),

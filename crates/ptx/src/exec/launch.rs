@@ -66,7 +66,7 @@ pub(crate) struct Env<'a> {
     pub block_shape: [u32; 3],
     pub dynamic_shared: u32,
     pub shared_bytes: u32,
-    pub shared_offsets: &'a [u32],
+    pub shared_offsets: &'a [(u32, u32)],
     pub local_bytes: u32,
     /// A copy of the parameters that is aligned for every access.
     pub params: Vec<u128>,

@@ -5,6 +5,7 @@ use super::{Flow, Lower};
 use crate::ast::{Operand, Type};
 use crate::error::Error;
 use crate::exec::control::{self as run, BarrierKind};
+use crate::limits;
 use crate::op::{NONE, Op};
 
 impl<'t> Lower<'_, 't> {
@@ -80,6 +81,10 @@ impl<'t> Lower<'_, 't> {
         };
         let found = self.scopes.iter().rev().find_map(|scope| scope.tables.get(table).cloned());
         let Some(targets) = found else { return self.place.name(format!("table `{table}` is not declared")) };
+        self.targets += targets.len();
+        if self.targets > limits::TARGETS_MAX {
+            return self.place.limit("the targets of branches in a function", limits::TARGETS_MAX as u64);
+        }
         let labels = targets.into_iter().map(|target| self.label(target)).collect::<Result<Vec<_>, _>>()?;
         let a = self.value(index, Type::U32)?;
         let op = Op { a, ..self.blank(run::branch_table) };

@@ -64,6 +64,8 @@ pub(crate) struct Lower<'a, 't> {
     pool: HashMap<(Value, bool), u32>,
     predicates_left: (u32, u32),
     carry: Option<u32>,
+    /// Targets of all branch tables so far.
+    targets: usize,
     /// When each wide register was last written, in ops.
     written: HashMap<u32, u32>,
     guard: (u32, u32),
@@ -114,6 +116,7 @@ pub(crate) fn lower<'t>(
         pool: HashMap::new(),
         predicates_left: (0, 0),
         carry: None,
+        targets: 0,
         written: HashMap::new(),
         guard: (NONE, 0),
         place: function.place,
@@ -124,6 +127,10 @@ pub(crate) fn lower<'t>(
         uses: Uses::default(),
     };
     lower.body(body)?;
+    let blocks = lower.flow.iter().filter(|flow| !matches!(flow, Flow::Next)).count();
+    if blocks > limits::BLOCKS_MAX {
+        return function.place.limit("the branches and labels of a function", limits::BLOCKS_MAX as u64);
+    }
     let (code, tables) = lower.finish(base, program.tables.len());
     let (mut frame, uses) = (lower.frame, lower.uses);
     frame.entry = base as u32;

@@ -118,6 +118,9 @@ impl<'t> Lower<'_, 't> {
         }
         match registers.count {
             Some(count) => {
+                if self.scope().ranges.len() >= limits::RANGES_MAX {
+                    return registers.place.limit("the ranges of registers in a scope", limits::RANGES_MAX as u64);
+                }
                 self.scope().ranges.push(Range { prefix: registers.name, ty: registers.ty, count });
                 Ok(())
             }
