@@ -72,8 +72,10 @@ impl Type {
 
 /// A word that names a type which exists in PTX but is refused here.
 pub(crate) fn is_refused_type(word: &str) -> bool {
-    const EXACT: [&str; 8] = ["f16", "f16x2", "bf16", "bf16x2", "tf32", "e4m3x2", "e5m2x2", "ue8m0x2"];
-    EXACT.contains(&word) || (word.starts_with('e') && word[1..].starts_with(|c: char| c.is_ascii_digit()))
+    const EXACT: [&str; 5] = ["f16", "bf16", "tf32", "b4x16", "b6x16_p32"];
+    let small_float = word.starts_with('e') && word[1..].starts_with(|c: char| c.is_ascii_digit());
+    let packed = word.ends_with("x2") || word.ends_with("x4");
+    EXACT.contains(&word) || packed || small_float
 }
 
 /// A state space.

@@ -34,7 +34,7 @@ pub enum What {
     #[error("{0}")]
     Operands(String),
     /// One of the bounds of [`crate::limits`].
-    #[error("{what} exceeds the limit of {limit}")]
+    #[error("{what}: more than the limit of {limit}")]
     Limit {
         /// What is too large.
         what: &'static str,

@@ -78,6 +78,12 @@ pub(crate) unsafe fn trap(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
     m.fail(FaultKind::Trap, mask)
 }
 
+/// `membar` and `fence`: other workers see what came before, before what comes after.
+pub(crate) unsafe fn fence(_m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    Next::Go
+}
+
 /// Lets others run first: `nanosleep`.
 pub(crate) unsafe fn give_way(m: &mut Machine<'_>, _op: &Op, _mask: u32) -> Next {
     if m.w.mask != m.w.alive {

@@ -39,9 +39,18 @@ impl<'t> Lower<'_, 't> {
             }
             "setmaxnreg" => words.unsupported(),
             "fence" if words.flag("proxy") || words.flag("mbarrier_init") => words.unsupported(),
-            // Workers see each other's writes in order, and hints change no result.
+            "membar" | "fence" => {
+                self.emit_fence();
+                Ok(())
+            }
+            // Hints change no result.
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn emit_fence(&mut self) {
+        let op = self.blank(run::fence);
+        self.emit(op);
     }
 
     pub(super) fn label(&mut self, name: &'t str) -> Result<usize, Error> {

@@ -128,6 +128,7 @@ impl<'t> Lower<'_, 't> {
     }
 
     pub(super) fn load(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+        let acquires = words.flag("acquire");
         words.hints();
         let space = words.one_of(&SPACES);
         let count = Self::vector(words);
@@ -158,10 +159,16 @@ impl<'t> Lower<'_, 't> {
         let op = Op { d, a: address.base, b, c, e, imm: address.offset as u64, ..self.blank(handler) };
         self.emit(op);
         later.into_iter().for_each(|widen| self.widen(widen));
+        if acquires {
+            self.emit_fence();
+        }
         Ok(())
     }
 
     pub(super) fn store(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Error> {
+        if words.flag("release") {
+            self.emit_fence();
+        }
         words.hints();
         if words.flag("async") || words.flag("bulk") {
             return words.unsupported();

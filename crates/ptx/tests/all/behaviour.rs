@@ -506,10 +506,52 @@ fn what_is_not_run_is_refused_by_name() {
         "cp.async.bulk.commit_group;",
         expect!["line 5, column 1: `cp.async.bulk.commit_group` with `.bulk` is not supported"],
     );
+    check("add.s16x2 %o, %t, %t;", expect!["line 5, column 1: `add.s16x2` is not supported"]);
     check("add.u32.odd %o, %t, 1;", expect!["line 5, column 1: `add.u32.odd` with `.odd` is not supported"]);
     check("add.u32 %o, %nothing, 1;", expect!["line 5, column 1: `%nothing` is not declared"]);
     check("add.u64 %d1, %t, 1;", expect!["line 5, column 1: `%t` has 32 bits, and 64 are needed"]);
     check("bra NOWHERE;", expect!["line 5, column 1: label `NOWHERE` does not stand in this function"]);
+}
+
+#[test]
+fn a_hostile_module_meets_a_limit() {
+    let told = |text: &str| match Module::parse(&format!("{HEAD}{text}")) {
+        Ok(_) => "read".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let many = |part: &str, count: usize| part.repeat(count);
+    let registers = (0..70_000).map(|index| format!("mov.u32 %r{index}, 0;")).collect::<String>();
+    let functions = (0..17_000).map(|index| format!(".func f{index}() {{ ret; }}\n")).collect::<String>();
+    let answers = [
+        told(&format!(".entry k() {{ {} }}", many("{", 100))),
+        told(&format!(".entry k() {{ .reg .b32 %r<4000000000>; {registers} ret; }}")),
+        told(".entry k() { .local .align 4 .b8 x[99999999999]; ret; }"),
+        told(".global .align 4 .b8 x[99999999999999999];"),
+        told(".entry k() { .shared .align 4 .b8 x[300000]; .reg .b32 %r; mov.u32 %r, x; ret; }"),
+        told(&format!(
+            ".entry k() {{ .reg .pred %p; {} ret; }}",
+            (0..70_000).map(|i| format!("L{i}: ")).collect::<String>()
+        )),
+        told(".entry k(.param .align 4 .b8 x[99999]) { ret; }"),
+        told(&functions),
+        told(&many("/", 100_000)),
+        told(&many("(", 100_000)),
+        told(&format!(".global .b8 x[] = {};", many("{", 100_000))),
+    ];
+    expect![[r#"
+        line 4, column 77: the nesting of scopes: more than the limit of 64
+        line 4, column 1234095: the bytes of a function's registers: more than the limit of 8388608
+        line 4, column 34: the local bytes of a thread: more than the limit of 524288
+        line 4, column 22: a variable's bytes: more than the limit of 274877906944
+        line 4, column 1: the shared bytes of a block: more than the limit of 232448
+        line 4, column 1: the branches and labels of a function: more than the limit of 65536
+        line 4, column 10: the bytes of parameters: more than the limit of 32768
+        line 16388, column 1: the functions of a module: more than the limit of 16384
+        read
+        line 4, column 1: expected a directive, found `(`
+        line 4, column 100019: expected a value, found `;`
+    "#]]
+    .assert_eq(&(answers.join("\n") + "\n"));
 }
 
 #[test]
