@@ -1,7 +1,8 @@
 //! How fast kernels run here: the matrix products of one training step of a small
 //! network, plain and tiled, in thread-instructions a second.
 //!
-//! `cargo run --release -p sublet-ptx --example speed [threads]`
+//! `cargo run --release -p sublet-ptx --example speed [threads [plain]]`; `plain` is
+//! without the host's vector instructions.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -83,7 +84,9 @@ fn step() -> Vec<Product> {
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(1);
-    let module = Module::parse(KERNELS).expect("the kernels are valid");
+    let plain = std::env::args().nth(2).is_some_and(|word| word == "plain");
+    let parsed = if plain { Module::parse_plain(KERNELS) } else { Module::parse(KERNELS) };
+    let module = parsed.expect("the kernels are valid");
     let value = |index: u32| (((index * 2_654_435_761_u32) >> 9) as f32 / 8_388_608.0 - 0.5) * 0.1;
     let memory = (0..200_000_u32).map(|unit| {
         let lanes = [0, 1, 2, 3].map(|lane| u128::from(value(unit * 4 + lane).to_bits()) << (32 * lane));

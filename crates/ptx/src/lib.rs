@@ -16,6 +16,14 @@
 //! # Ok::<(), sublet_ptx::Error>(())
 //! ```
 //!
+//! Integers and IEEE floating point give bit for bit what an H200 gives: not-a-number
+//! results, division by zero and conversions out of range included
+//! (`tests/all/conformance.rs`). The approximations (`ex2.approx` and its kin) are
+//! within their documented error, usually closer than the hardware.
+//!
+//! Lanes of a warp run together and part only at branches; see `exec::machine`. What
+//! a kernel reads before it has written it (registers, local memory) is not defined.
+//!
 //! Absent on purpose: half-precision and tensor instructions, textures, clusters
 //! and bulk copies are refused by name; nothing here allocates device memory,
 //! knows of streams or links modules: that is the caller's.

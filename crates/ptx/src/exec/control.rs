@@ -239,7 +239,8 @@ impl BarrierKind {
 
 /// `mov d, %clock` and its kin: `imm` says which.
 pub(crate) unsafe fn clock(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
-    let ticks = m.thread_instructions.wrapping_add(m.warp_instructions);
+    m.clock_reads += 1;
+    let ticks = m.warp_instructions.wrapping_add(m.clock_reads);
     // SAFETY: lowering made `d` a register of the width that `imm` says.
     unsafe {
         match op.imm {

@@ -96,8 +96,8 @@ pub(crate) struct Warp {
     pub patience: u32,
 }
 
-/// Half a million instructions: few loops run that long for some lanes only.
-pub(crate) const PATIENCE: u32 = 64;
+/// A quarter of a million instructions: few loops run that long for some lanes only.
+pub(crate) const PATIENCE: u32 = 32;
 
 impl Warp {
     pub fn new() -> Self {
@@ -332,6 +332,8 @@ pub(crate) struct Machine<'a> {
     pub fault: Option<(FaultKind, u32)>,
     pub thread_instructions: u64,
     pub warp_instructions: u64,
+    /// How often the clock was read: it never stands still between two reads.
+    pub clock_reads: u64,
     regions: [Region; REMEMBERED],
 }
 
@@ -347,6 +349,7 @@ impl<'a> Machine<'a> {
             fault: None,
             thread_instructions: 0,
             warp_instructions: 0,
+            clock_reads: 0,
             regions: [Region::EMPTY; REMEMBERED],
         }
     }

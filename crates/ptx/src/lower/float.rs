@@ -342,3 +342,28 @@ fn upper_half(value: f64) -> f64 {
     let value = flush64(value);
     if value.is_nan() { quiet_or_default(value) } else { f64::from_bits(value.to_bits() & 0xFFFF_FFFF_0000_0000) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_are_within_two_units() {
+        for step in -160_000..128_000 {
+            let a = step as f32 / 1000.0;
+            let exact = f64::from(a).exp2();
+            let error = (f64::from(exp2(a)) - exact).abs();
+            // Two units in the last place, of a subnormal number at the least.
+            assert!(error <= exact * 2_f64.powi(-22) + 2_f64.powi(-149), "2^{a}: {error:e}");
+        }
+        assert_eq!([exp2(f32::NEG_INFINITY), exp2(f32::INFINITY), exp2(-0.0)], [0.0, f32::INFINITY, 1.0]);
+        assert!(exp2(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn a_large_divisor_gives_zero_when_approximated() {
+        assert_eq!(divide_approximately(1.0, 2e38), 0.0);
+        assert_eq!(divide_approximately(6.0, 2.0), 3.0);
+        assert!(divide_approximately(f32::INFINITY, 2e38).is_nan());
+    }
+}

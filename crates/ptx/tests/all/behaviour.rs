@@ -25,7 +25,7 @@ fn outcome(text: &str, threads: u32) -> Result<Vec<u32>, String> {
     let out = device.allocate(&vec![0; threads as usize * 4]);
     let bytes = params(&[&out.to_le_bytes()]);
     let how = How { block: [threads, 1, 1], params: &bytes, variables: &variables, shared: 1024, ..How::default() };
-    launch_for(&module, "k", &device, &how, Duration::from_secs(5)).map_err(|fault| fault.to_string())?;
+    launch_for(&module, "k", &device, &how, Duration::from_secs(60)).map_err(|fault| fault.to_string())?;
     Ok(device.read_u32(out))
 }
 
@@ -469,6 +469,48 @@ fn a_failed_assertion_says_what_and_where() {
             "kernel `k`: assertion `x > 0` failed at a.cu:42 in `main` (line 9: `mov.u64 %d1, m; mov.u64 %d2, f; mov.u64 %d3, g; { .param .b64 a; .param .b64 b; .param .b32 c; .param .b64 d; .param .b64 e; st.param.b64 [a], %d1; st.param.b64 [b], %d2; st.param.b32 [c], 42; st.param.b64 [d], %d3; st.param.b64 [e], 1; call.uni __assertfail, (a, b, c, d, e); }`, block 0,0,0 thread 0,0,0)"
         ],
     );
+}
+
+#[test]
+fn the_clock_goes_on_between_two_reads() {
+    check(
+        "mov.u64 %d1, %clock64; mov.u32 %r1, %clock; mov.u64 %d2, %clock64; setp.gt.u64 %p1, %d2, %d1; selp.u32 %o, 1, 0, %p1;",
+        expect!["1*32"],
+    );
+}
+
+#[test]
+fn special_registers_tell_threads_apart() {
+    check_with(
+        "",
+        "mov.u32 %r1, %laneid; mov.u32 %r2, %warpid; mov.u32 %r3, %nwarpid; mov.u32 %r4, %lanemask_lt; popc.b32 %r4, %r4; \
+         sub.u32 %r4, %r4, %r1; mad.lo.u32 %o, %r2, 256, %r1; mad.lo.u32 %o, %r3, 65536, %o; add.u32 %o, %o, %r4; \
+         mov.u32 %r5, %envreg3; add.u32 %o, %o, %r5;",
+        34,
+        &expect![
+            "20000 20001 20002 20003 20004 20005 20006 20007 20008 20009 2000a 2000b 2000c 2000d 2000e 2000f 20010 20011 20012 20013 20014 20015 20016 20017 20018 20019 2001a 2001b 2001c 2001d 2001e 2001f 20100 20101"
+        ],
+    );
+}
+
+#[test]
+fn blocks_are_spread_over_axes_and_workers() {
+    let text = format!(
+        "{HEAD}.entry k(.param .u64 out) {{ .reg .b32 %r<12>; .reg .b64 %d<4>; ld.param.u64 %d1, [out]; \
+         mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %ctaid.z; mov.u32 %r4, %nctaid.x; mov.u32 %r5, %nctaid.y; \
+         mad.lo.u32 %r6, %r3, %r5, %r2; mad.lo.u32 %r6, %r6, %r4, %r1; mov.u32 %r7, %tid.y; mov.u32 %r8, %tid.z; \
+         mad.lo.u32 %r9, %r8, 2, %r7; mad.lo.u32 %r9, %r6, 4, %r9; mad.wide.u32 %d2, %r9, 4, %d1; \
+         atom.global.add.u32 %r10, [%d2], %r9; ret; }}"
+    );
+    let module = Module::parse(&text).unwrap();
+    let mut device = Device::default();
+    let out = device.allocate(&[0; 24 * 4 * 4]);
+    let bytes = params(&[&out.to_le_bytes()]);
+    let how = How { grid: [2, 3, 4], block: [5, 2, 2], params: &bytes, threads: 4, ..How::default() };
+    let stats = launch(&module, "k", &device, &how).unwrap();
+    // Five threads along x add to each place.
+    assert_eq!(device.read_u32(out), (0..96).map(|index| index * 5).collect::<Vec<_>>());
+    assert_eq!((stats.blocks, stats.thread_instructions), (24, 24 * 20 * 15));
 }
 
 #[test]
