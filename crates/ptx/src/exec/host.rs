@@ -82,9 +82,9 @@ impl Machine<'_> {
             let wide = matches!(kind, b's' | b'p' | b'f' | b'e' | b'g' | b'F' | b'E' | b'G' | b'a' | b'A')
                 || flags.contains(['l', 'j', 'z', 't']);
             let bytes = if wide { 8 } else { 4 };
-            next = next.next_multiple_of(u64::from(bytes));
+            next = next.checked_next_multiple_of(u64::from(bytes)).unwrap_or(0);
             let value = self.peek(FLAT, lane, next, bytes)?;
-            next += u64::from(bytes);
+            next = next.wrapping_add(u64::from(bytes));
             out.push_str(&match kind {
                 b's' => self.peek_text(lane, value)?,
                 _ => shown(kind, flags, value, wide),

@@ -128,6 +128,9 @@ impl<'t> Lower<'_, 't> {
             .need("an operation", &[("popc", BarrierKind::Popc), ("and", BarrierKind::And), ("or", BarrierKind::Or)])?;
         let ty = words.ty()?;
         words.done()?;
+        if (kind == BarrierKind::Popc) != (ty == Type::U32) {
+            return words.unsupported();
+        }
         let (target, rest) = match operands {
             [target, rest @ ..] if rest.len() == 2 || rest.len() == 3 => (target, rest),
             _ => return self.place.operands(format!("{} operands given, 3 or 4 needed", operands.len())),

@@ -22,6 +22,9 @@ impl<'t> Lower<'_, 't> {
             _ => {
                 let ty = words.ty()?;
                 words.done()?;
+                if ty != Type::B32 {
+                    return words.unsupported();
+                }
                 let [d] = self.exactly::<1>(operands)?;
                 let d = self.target(d, ty)?;
                 let op = Op { d, ..self.blank(run::active_mask) };
@@ -71,6 +74,9 @@ impl<'t> Lower<'_, 't> {
         let imm = words.need("a mode", &modes)?;
         let ty = words.ty()?;
         words.done()?;
+        if ty != (if imm == run::BALLOT { Type::B32 } else { Type::Pred }) {
+            return words.unsupported();
+        }
         let (d, a, members) = match operands {
             [d, a, members] if synced => (d, a, Some(members)),
             [d, a] if !synced => (d, a, None),

@@ -419,6 +419,17 @@ fn a_lock_may_be_released_after_the_loop_that_waits_for_it() {
 }
 
 #[test]
+fn lanes_that_left_a_long_loop_still_shuffle_with_those_that_come_later() {
+    check(
+        "and.b32 %r1, %t, 1; mul.lo.u32 %r1, %r1, 120000; mov.u32 %r2, 0; \
+         L: setp.ge.u32 %p1, %r2, %r1; @%p1 bra E; add.u32 %r2, %r2, 1; bra L; \
+         E: shfl.sync.idx.b32 %r3, %r2, 31, 31, -1; bar.sync 0; activemask.b32 %r4; popc.b32 %r4, %r4; \
+         add.u32 %o, %r3, %r4;",
+        expect!["1d4e0*32"],
+    );
+}
+
+#[test]
 fn a_warp_may_wait_for_what_another_writes() {
     check_with(
         "",
