@@ -20,7 +20,7 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 14] = [
+const RULES: [(&str, MayKnow); 15] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
@@ -29,6 +29,7 @@ const RULES: [(&str, MayKnow); 14] = [
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
     ("sublet-softgpu", MayKnow::Only(&["sublet-ptx"])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
+    ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay"])),
     ("sublet-sim", MayKnow::Anybody),

@@ -105,7 +105,7 @@ impl ScriptedCards {
         CardFacts {
             uuid: uuid(index),
             index,
-            name: format!("Scripted {}", self.total),
+            name: format!("Scripted {}", self.total.to_string().replace(' ', "")),
             total: self.total,
             display: false,
             context: Some(CONTEXT),

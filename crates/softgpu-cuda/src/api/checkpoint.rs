@@ -1,0 +1,46 @@
+//! Taking another process off its cards and putting it back.
+
+use super::{exports, put};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::Runtime;
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+use sublet_softgpu::checkpoint::Refused;
+
+fn told(done: Result<(), Refused>) -> Outcome {
+    done.map_err(|refused| match refused {
+        Refused::OperatingSystem => CuResult::OPERATING_SYSTEM,
+        Refused::IllegalState => CuResult::ILLEGAL_STATE,
+        Refused::NotReady => CuResult::NOT_READY,
+        Refused::NotSupported => CuResult::NOT_SUPPORTED,
+        Refused::OutOfMemory => CuResult::OUT_OF_MEMORY,
+    })
+}
+
+fn pid(pid: c_int) -> Outcome<u32> {
+    u32::try_from(pid).map_err(|_| CuResult::INVALID_VALUE)
+}
+
+exports! {
+    fn cuCheckpointProcessGetState(process: c_int, state: *mut c_int) {
+        let found = Runtime::get()?.seat.state().checkpoint_state(pid(process)?);
+        let found = found.map_err(|_| CuResult::OPERATING_SYSTEM)?;
+        put(state, found as c_int)
+    }
+    fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
+        // SAFETY: the first of the arguments is a time in milliseconds; none are no time.
+        let timeout_ms = if arguments.is_null() { 0 } else { unsafe { arguments.read() } };
+        // As with the real one, no time is for ever.
+        let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into()));
+        told(Runtime::get()?.seat.state().checkpoint_lock(pid(process)?, timeout))
+    }
+    fn cuCheckpointProcessCheckpoint(process: c_int, _arguments: *mut c_void) {
+        told(Runtime::get()?.seat.state().checkpoint_save(pid(process)?))
+    }
+    fn cuCheckpointProcessRestore(process: c_int, _arguments: *mut c_void) {
+        told(Runtime::get()?.seat.state().checkpoint_restore(pid(process)?))
+    }
+    fn cuCheckpointProcessUnlock(process: c_int, _arguments: *mut c_void) {
+        told(Runtime::get()?.seat.state().checkpoint_unlock(pid(process)?))
+    }
+}
