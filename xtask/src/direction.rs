@@ -27,7 +27,7 @@ const RULES: [(&str, MayKnow); 15] = [
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
-    ("sublet-softgpu", MayKnow::Only(&["sublet-ptx"])),
+    ("sublet-softgpu", MayKnow::Only(&[])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),

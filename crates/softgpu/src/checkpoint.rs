@@ -133,7 +133,9 @@ impl State {
             return Err(Refused::OperatingSystem);
         }
         if !self.has_fault(process, CheckpointFault::FreesNothing) {
-            self.lock_books();
+            if !self.lock_books() {
+                return Err(Refused::OperatingSystem);
+            }
             for share in &row.cards {
                 share.parked.store(share.used.swap(0, SeqCst), SeqCst);
             }
@@ -148,7 +150,9 @@ impl State {
         let process = self.answering(pid)?;
         let row = process.row;
         expect(row, Checkpoint::Checkpointed)?;
-        self.lock_books();
+        if !self.lock_books() {
+            return Err(Refused::OperatingSystem);
+        }
         let free = |card: usize| self.cards()[card].total.load(SeqCst).saturating_sub(self.used(card));
         let fits = (0..self.cards().len()).all(|card| row.cards[card].parked.load(SeqCst) <= free(card));
         if fits {

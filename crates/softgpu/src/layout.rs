@@ -73,8 +73,6 @@ pub struct Row {
     pub inside: AtomicU32,
     /// It has memory that a checkpoint cannot take.
     pub managed: AtomicU32,
-    /// Contexts on all cards.
-    pub contexts: AtomicU32,
     /// What it has of each card.
     pub cards: [Share; CARDS_MAX],
 }
@@ -93,6 +91,6 @@ pub struct Share {
     pub busy_since: AtomicU64,
     /// Kernels that run now.
     pub running: AtomicU32,
-    /// It has a context there.
+    /// Contexts there.
     pub contexts: AtomicU32,
 }

@@ -281,9 +281,10 @@ impl State {
         self.cards().get(card).map(|card| set_fault(card, fault)).is_some()
     }
 
-    pub(crate) fn lock_books(&self) {
-        // The file is open and locks need no memory; without one the books are only less exact.
-        let _ = lock::take(&self.file, BOOKS);
+    /// Whether the books could be locked: without that, nothing may be taken from them.
+    #[must_use]
+    pub(crate) fn lock_books(&self) -> bool {
+        lock::take(&self.file, BOOKS).is_ok()
     }
 
     pub(crate) fn unlock_books(&self) {
@@ -323,7 +324,7 @@ impl Seat {
     pub fn take(state: State) -> Result<Seat, StateError> {
         let failed = |source| StateError::File { path: state.path.clone(), source };
         let file = OpenOptions::new().read(true).write(true).open(&state.path).map_err(failed)?;
-        state.lock_books();
+        lock::take(&state.file, BOOKS).map_err(failed)?;
         let rows = &state.board().processes;
         let found = (0..rows.len()).find(|number| lock::try_take(&file, SEATS + *number as u64).unwrap_or(false));
         if let Some(number) = found {
@@ -364,7 +365,9 @@ impl Seat {
         if fails {
             return Err(Full);
         }
-        self.state.lock_books();
+        if !self.state.lock_books() {
+            return Err(Full);
+        }
         let free = of_card.total.load(SeqCst).saturating_sub(self.state.used(card));
         let fits = bytes <= free;
         if fits {
@@ -395,10 +398,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.state.lock_books();
+        // Only its own row changes, and only to less: that needs no lock.
         clear(self.row());
         let _ = lock::release(&self.file, SEATS + self.number as u64);
-        self.state.unlock_books();
     }
 }
 
@@ -423,7 +425,7 @@ impl Drop for Running<'_> {
 
 fn clear(row: &Row) {
     row.pid.store(0, SeqCst);
-    for number in [&row.uid, &row.checkpoint, &row.inside, &row.managed, &row.contexts] {
+    for number in [&row.uid, &row.checkpoint, &row.inside, &row.managed] {
         number.store(0, SeqCst);
     }
     row.start.store(0, SeqCst);

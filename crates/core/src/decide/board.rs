@@ -94,8 +94,7 @@ impl Slot {
         }
     }
 
-    /// The most that a lease may take which is over then, and the claims that it must not outlast
-    /// with so many bytes.
+    /// The most that a lease may take which is over then.
     fn most_until(&self, over: Time) -> Bytes {
         let met = self.claims.iter().filter(|claim| claim.at < over);
         met.map(|claim| claim.spare).fold(self.room, Bytes::min)

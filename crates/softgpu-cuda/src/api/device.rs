@@ -1,7 +1,7 @@
 //! Start, versions, errors, and what the cards are.
 
 use super::{exports, put};
-use crate::result::CuResult;
+use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering::SeqCst;
@@ -47,14 +47,10 @@ exports! {
         Ok(())
     }
     fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
-        let runtime = Runtime::get()?;
-        let card = &runtime.seat.state().cards()[runtime.card(device)?];
-        put(uuid, std::array::from_fn(|place| card.uuid[place].load(SeqCst)))
+        put(uuid, uuid_of(device)?)
     }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
-        let runtime = Runtime::get()?;
-        let card = &runtime.seat.state().cards()[runtime.card(device)?];
-        put(uuid, std::array::from_fn(|place| card.uuid[place].load(SeqCst)))
+        put(uuid, uuid_of(device)?)
     }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
@@ -69,6 +65,12 @@ exports! {
         let card = Runtime::get()?.card(device)?;
         put(value, attribute_of(attribute, card)?)
     }
+}
+
+fn uuid_of(device: c_int) -> Outcome<[u8; 16]> {
+    let runtime = Runtime::get()?;
+    let card = &runtime.seat.state().cards()[runtime.card(device)?];
+    Ok(std::array::from_fn(|place| card.uuid[place].load(SeqCst)))
 }
 
 /// What the card is, by the numbers of `CUdevice_attribute`: limits of a launch, sizes, clocks, what it

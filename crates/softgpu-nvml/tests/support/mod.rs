@@ -41,7 +41,6 @@ impl Machine {
         let seat = Seat::take(State::open(&self.cards()).unwrap()).unwrap();
         seat.reserve(card, CONTEXT_BYTES + bytes).unwrap();
         seat.row().cards[card].contexts.store(1, SeqCst);
-        seat.row().contexts.store(1, SeqCst);
         seat
     }
 }
