@@ -123,6 +123,13 @@ fn daemonised(lease: LeaseId) -> Tree {
     let script = format!("SUBLET_LEASE={lease} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
     let mut tree = Tree::shell(&script, 1);
     tree.wait();
+    // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
+    let (pid, mark) = (tree.pids[1], lease.to_string());
+    while std::fs::read(format!("/proc/{pid}/cmdline")).unwrap() != b"sleep\0600\0"
+        || process::environ(pid, "SUBLET_LEASE").unwrap().as_deref() != Some(&mark)
+    {
+        std::thread::yield_now();
+    }
     tree
 }
 
