@@ -1,36 +1,47 @@
-//! PTX that was loaded: its kernels, its variables on the card, and launches.
+//! PTX that was loaded: its kernels, its variables on the card; and libraries, which are loaded into
+//! each context when it first needs them.
 
+use crate::function::Function;
+use crate::handles;
 use crate::log;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Context, Runtime};
 use crate::space::Kind;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
-use sublet_ptx::{Fault, FaultKind, Launch, Module, run};
-use sublet_softgpu::state::now_ns;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+use sublet_ptx::Module;
 
 /// A module in a context.
 pub struct Loaded {
     /// What was read.
-    pub module: Module,
+    pub module: Arc<Module>,
     /// Where each of its variables is.
     pub variables: Vec<u64>,
+    /// Of which context, by handle.
+    pub context: usize,
+    /// Handles of functions that were asked for, by name.
+    functions: Mutex<BTreeMap<String, usize>>,
+}
+
+/// Reads PTX.
+pub fn read(text: &str) -> Outcome<Arc<Module>> {
+    let module = Module::parse(text).map_err(|error| {
+        log::once(&format!("a module cannot be loaded: {error}"));
+        CuResult::INVALID_PTX
+    })?;
+    Ok(Arc::new(module))
 }
 
 impl Loaded {
-    /// Reads PTX, and puts its variables on the card.
-    pub fn load(runtime: &Runtime, handle: usize, card: usize, text: &str) -> Outcome<Loaded> {
-        let module = Module::parse(text).map_err(|error| {
-            log::once(&format!("a module cannot be loaded: {error}"));
-            CuResult::INVALID_PTX
-        })?;
+    /// Puts the variables of a module on the card of a context.
+    pub fn load(runtime: &Runtime, context: &Context, module: Arc<Module>) -> Outcome<Loaded> {
         let mut variables = Vec::new();
         for variable in module.variables() {
-            let bytes = variable.bytes.max(1);
-            variables.push(runtime.space.alloc(&runtime.seat, Kind::Device, card, handle, bytes)?);
+            let (card, handle, bytes) = (context.card, context.handle, variable.bytes.max(1));
+            variables.push(runtime.space.alloc(runtime, Kind::Device, card, handle, bytes)?);
         }
-        let loaded = Loaded { module, variables };
+        let loaded = Loaded { module, variables, context: context.handle, functions: Mutex::default() };
         loaded.fill(runtime)?;
         Ok(loaded)
     }
@@ -39,7 +50,10 @@ impl Loaded {
     fn fill(&self, runtime: &Runtime) -> Outcome {
         let held = runtime.space.hold();
         for (variable, at) in self.module.variables().iter().zip(&self.variables) {
-            let place = held.bytes(*at, variable.initial.len() as u64)?;
+            if variable.initial.is_empty() {
+                continue;
+            }
+            let place = held.bytes(*at, variable.initial.len() as u64, true)?;
             // SAFETY: the allocation has as many bytes, and no kernel knows of it yet.
             unsafe { std::ptr::copy_nonoverlapping(variable.initial.as_ptr(), place, variable.initial.len()) };
             for relocation in &variable.relocations {
@@ -48,7 +62,7 @@ impl Loaded {
                 };
                 let value = target.wrapping_add_signed(relocation.addend).to_le_bytes();
                 let length = (relocation.bytes as usize).min(value.len());
-                let place = held.bytes(at.wrapping_add(relocation.offset), length as u64)?;
+                let place = held.bytes(at.wrapping_add(relocation.offset), length as u64, true)?;
                 // SAFETY: checked just now to be in the allocation.
                 unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), place, length) };
             }
@@ -56,71 +70,108 @@ impl Loaded {
         Ok(())
     }
 
-    /// Frees the variables.
+    /// Frees the variables and forgets the functions.
     pub fn unload(&self, runtime: &Runtime) {
+        let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        for handle in functions.values() {
+            let _ = runtime.functions.take(*handle);
+        }
         // A context that ended took them with it.
         for at in &self.variables {
-            let _ = runtime.space.free(&runtime.seat, Kind::Device, *at);
+            let _ = runtime.space.free(*at, |kind| kind == Kind::Device);
+        }
+    }
+
+    /// The handle of a function; the same however often it is asked for.
+    pub fn function(self: &Arc<Loaded>, runtime: &Runtime, module: usize, name: &str) -> Outcome<usize> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = functions.get(name) {
+            return Ok(*handle);
+        }
+        let handle = runtime.functions.put(Arc::new(Function::new(Arc::clone(self), module, name)?));
+        functions.insert(name.to_owned(), handle);
+        Ok(handle)
+    }
+
+    /// Where a variable is, and how long.
+    pub fn variable(&self, name: &str) -> Outcome<(u64, u64)> {
+        let mut all = self.module.variables().iter().zip(&self.variables);
+        let (variable, at) = all.find(|(variable, _)| variable.name == name).ok_or(CuResult::NOT_FOUND)?;
+        Ok((*at, variable.bytes))
+    }
+}
+
+/// A library: a module that is not in a context yet.
+pub struct Library {
+    /// What was read.
+    pub module: Arc<Module>,
+    /// Modules of it, by context.
+    loaded: Mutex<HashMap<usize, usize>>,
+    /// Kernels that were asked for, by name.
+    kernels: Mutex<BTreeMap<String, usize>>,
+}
+
+/// A kernel of a library.
+pub struct LibraryKernel {
+    /// Which library.
+    pub library: Arc<Library>,
+    /// Its handle.
+    pub library_handle: usize,
+    /// Its name.
+    pub name: CString,
+}
+
+impl Library {
+    /// A library of a module.
+    pub fn new(module: Arc<Module>) -> Library {
+        Library { module, loaded: Mutex::default(), kernels: Mutex::default() }
+    }
+
+    /// The handle of its module in a context; loads it there if it is the first time.
+    pub fn module_in(&self, runtime: &Runtime, context: &Context) -> Outcome<usize> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = loaded.get(&context.handle).filter(|handle| runtime.modules.get(**handle).is_ok()) {
+            return Ok(*handle);
+        }
+        let module = Loaded::load(runtime, context, Arc::clone(&self.module))?;
+        let handle = runtime.modules.put(Arc::new(module));
+        loaded.insert(context.handle, handle);
+        Ok(handle)
+    }
+
+    /// The handle of a kernel; the same however often it is asked for.
+    pub fn kernel(self: &Arc<Library>, runtime: &Runtime, library: usize, name: &str) -> Outcome<usize> {
+        self.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = kernels.get(name) {
+            return Ok(*handle);
+        }
+        let name_of_c = CString::new(name).map_err(|_| CuResult::NOT_FOUND)?;
+        let kernel = LibraryKernel { library: Arc::clone(self), library_handle: library, name: name_of_c };
+        let handle = handles::fresh();
+        runtime.kernels.put_as(handle, Arc::new(kernel));
+        kernels.insert(name.to_owned(), handle);
+        Ok(handle)
+    }
+
+    /// Unloads it everywhere.
+    pub fn unload(&self, runtime: &Runtime) {
+        for handle in self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            if let Ok(module) = runtime.modules.take(*handle) {
+                module.unload(runtime);
+            }
+        }
+        for handle in self.kernels.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            let _ = runtime.kernels.take(*handle);
         }
     }
 }
 
-/// A launch as it was asked for.
-pub struct Shape {
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: [u32; 3],
-    /// Dynamic shared bytes.
-    pub shared: u32,
-}
-
-/// Runs a kernel, to its end.
-pub fn launch(
-    runtime: &Runtime,
-    context: &Arc<Context>,
-    loaded: &Loaded,
-    name: &str,
-    shape: &Shape,
-    params: &[u8],
-) -> Outcome {
-    let kernel = loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
-    let begun = Instant::now();
-    let running = runtime.seat.kernel(context.card);
-    let memory = runtime.space.hold();
-    let done = run(&Launch {
-        module: &loaded.module,
-        kernel,
-        grid: shape.grid,
-        block: shape.block,
-        dynamic_shared: shape.shared,
-        params,
-        variables: &loaded.variables,
-        memory: &memory,
-        stop: &context.stop,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        clock: &now_ns,
-        print: Some(&|text: &str| print!("{text}")),
-    });
-    drop(memory);
-    let percent = runtime.seat.state().cards()[context.card].slow_percent.load(SeqCst);
-    std::thread::sleep(slower(begun.elapsed(), percent));
-    drop(running);
-    done.map(drop).map_err(|fault| context.fail(refusal(&fault)))
-}
-
-fn slower(took: Duration, percent: u32) -> Duration {
-    took.saturating_mul(percent) / 100
-}
-
-fn refusal(fault: &Fault) -> CuResult {
-    log::once(&fault.to_string());
-    match fault.kind {
-        FaultKind::OutOfRange { .. } => CuResult::ILLEGAL_ADDRESS,
-        FaultKind::Misaligned { .. } => CuResult::MISALIGNED_ADDRESS,
-        FaultKind::Assert { .. } => CuResult::ASSERT,
-        FaultKind::Trap => CuResult::ILLEGAL_INSTRUCTION,
-        FaultKind::Stopped => CuResult::LAUNCH_TIMEOUT,
-        _ => CuResult::LAUNCH_FAILED,
+impl LibraryKernel {
+    /// The function that it is in a context.
+    pub fn function_in(&self, runtime: &Runtime, context: &Context) -> Outcome<usize> {
+        let module = self.library.module_in(runtime, context)?;
+        let name = self.name.to_str().map_err(|_| CuResult::NOT_FOUND)?;
+        runtime.modules.get(module)?.function(runtime, module, name)
     }
 }

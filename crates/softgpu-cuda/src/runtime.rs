@@ -1,55 +1,75 @@
 //! What a process has: its seat on the cards, its contexts, and the handles it was given.
 //!
-//! Handles are numbers that a table gives out once; one that is not in its table is refused, so that
-//! no call follows a pointer somebody made up. After a fork the child has nothing, as with the real
-//! driver: every call says that it is not initialised.
+//! After a fork the child has nothing, as with the real driver: every call says that it is not
+//! initialised.
 
+use crate::engine::Engine;
+use crate::function::Function;
+use crate::graph::{Exec, Graph, Node};
+use crate::handles::{self, Table};
 use crate::log;
-use crate::module::Loaded;
+use crate::module::{Library, LibraryKernel, Loaded};
+use crate::pool::Pool;
 use crate::result::{CuResult, Outcome};
 use crate::space::Space;
+use crate::stream::{Event, Stream};
+use crate::visible;
+use crate::vmm::{Allocation, Reserved};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use sublet_softgpu::state::{CONTEXT_BYTES, ENV};
 use sublet_softgpu::{Seat, State};
 
 static RUNTIME: OnceLock<Result<Runtime, CuResult>> = OnceLock::new();
 /// The process that called `cuInit`.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Handles look like addresses, and are none.
-static NEXT_HANDLE: AtomicU64 = AtomicU64::new(0x5000_0000);
 
 /// What a process has.
 pub struct Runtime {
     /// Its place on the cards.
     pub seat: Seat,
-    /// Its device memory.
+    /// Cards it may see, in its own order.
+    pub visible: Vec<usize>,
+    /// Its memory.
     pub space: Space,
+    /// Addresses it has reserved.
+    pub reserved: Reserved,
+    /// What it has under way.
+    pub engine: Engine,
     /// Primary contexts, by card.
     pub primary: Vec<Mutex<Primary>>,
+    /// The pool that each card takes from, by card: its own, or one that was chosen.
+    pub current_pools: Vec<Mutex<Option<Arc<Pool>>>>,
+    /// Each card's own pool.
+    pub default_pools: Vec<OnceLock<Arc<Pool>>>,
     /// Contexts.
     pub contexts: Table<Context>,
     /// Modules.
     pub modules: Table<Loaded>,
-    /// Functions: of which module, and which.
-    pub functions: Table<(Arc<Loaded>, String)>,
-    /// Streams, with their flags and priority.
-    pub streams: Table<(u32, i32)>,
-    /// Events: when each was recorded last, and its flags.
+    /// Functions.
+    pub functions: Table<Function>,
+    /// Libraries.
+    pub libraries: Table<Library>,
+    /// Kernels of libraries.
+    pub kernels: Table<LibraryKernel>,
+    /// Streams.
+    pub streams: Table<Stream>,
+    /// Events.
     pub events: Table<Event>,
-}
-
-/// An event.
-#[derive(Default)]
-pub struct Event {
-    /// Nanoseconds; zero: never.
-    pub at: AtomicU64,
-    /// It keeps no time.
-    pub is_timeless: bool,
+    /// Memory without an address.
+    pub allocations: Table<Allocation>,
+    /// Pools.
+    pub pools: Table<Pool>,
+    /// Graphs.
+    pub graphs: Table<Graph>,
+    /// Their nodes.
+    pub nodes: Table<Node>,
+    /// Graphs made ready.
+    pub execs: Table<Exec>,
 }
 
 /// A card's primary context.
@@ -57,59 +77,44 @@ pub struct Event {
 pub struct Primary {
     /// How many hold it.
     pub count: u32,
-    /// The context, and its handle, once somebody did.
-    pub context: Option<(usize, Arc<Context>)>,
+    /// The context, once somebody did.
+    pub context: Option<Arc<Context>>,
     /// Flags for the next one.
     pub flags: u32,
 }
 
-/// Things by handle.
-pub struct Table<T>(RwLock<HashMap<usize, Arc<T>>>);
-
-impl<T> Default for Table<T> {
-    fn default() -> Table<T> {
-        Table(RwLock::default())
-    }
-}
-
-impl<T> Table<T> {
-    /// Keeps a thing, and gives its handle.
-    pub fn put(&self, thing: Arc<T>) -> usize {
-        let handle = NEXT_HANDLE.fetch_add(16, SeqCst) as usize;
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, thing);
-        handle
-    }
-
-    /// The thing with this handle.
-    pub fn get(&self, handle: usize) -> Outcome<Arc<T>> {
-        let things = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        things.get(&handle).cloned().ok_or(CuResult::INVALID_HANDLE)
-    }
-
-    /// Forgets a handle.
-    pub fn take(&self, handle: usize) -> Outcome<Arc<T>> {
-        let mut things = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        things.remove(&handle).ok_or(CuResult::INVALID_HANDLE)
-    }
-}
-
 /// A context: what a program did on one card.
 pub struct Context {
+    /// Its handle.
+    pub handle: usize,
     /// Which card.
     pub card: usize,
-    /// As it was made.
-    pub flags: u32,
-    /// The first thing that went wrong on the card; from then on every call says so.
-    error: AtomicU32,
+    /// The handle of its legacy stream, which programs do not see.
+    pub legacy: usize,
+    /// As it was made, or changed.
+    pub flags: AtomicU32,
+    /// What a program set its limits to, by number.
+    pub limits: Mutex<BTreeMap<i32, usize>>,
+    /// What it would like of the caches.
+    pub cache: AtomicI32,
     /// Its kernels stop.
     pub stop: AtomicBool,
+    /// What went wrong on the card; from then on every call says so.
+    error: AtomicU32,
 }
 
 impl Context {
     /// Something went wrong; the first time counts.
-    pub fn fail(&self, error: CuResult) -> CuResult {
+    pub fn fail(&self, error: CuResult) {
         let _ = self.error.compare_exchange(0, error.0, SeqCst, SeqCst);
-        error
+    }
+
+    /// Whether all is well.
+    pub fn check(&self) -> Outcome {
+        match self.error.load(SeqCst) {
+            0 => Ok(()),
+            error => Err(CuResult(error)),
+        }
     }
 }
 
@@ -149,44 +154,94 @@ impl Runtime {
             log::once(&error.to_string());
             CuResult::NO_DEVICE
         };
-        let seat = Seat::take(State::open(&path).map_err(said)?).map_err(said)?;
+        let state = State::open(&path).map_err(said)?;
+        let visible = visible::cards(&state);
+        if visible.is_empty() {
+            return Err(CuResult::NO_DEVICE);
+        }
+        let seat = Seat::take(state).map_err(said)?;
         close_in_children(seat.descriptors());
-        let primary = (0..seat.state().cards().len()).map(|_| Mutex::default()).collect();
+        let cards = seat.state().cards().len();
         Ok(Runtime {
-            seat,
+            visible,
             space: Space::default(),
-            primary,
+            reserved: Reserved::default(),
+            engine: Engine::default(),
+            primary: (0..cards).map(|_| Mutex::default()).collect(),
+            current_pools: (0..cards).map(|_| Mutex::default()).collect(),
+            default_pools: (0..cards).map(|_| OnceLock::new()).collect(),
             contexts: Table::default(),
             modules: Table::default(),
             functions: Table::default(),
+            libraries: Table::default(),
+            kernels: Table::default(),
             streams: Table::default(),
             events: Table::default(),
+            allocations: Table::default(),
+            pools: Table::default(),
+            graphs: Table::default(),
+            nodes: Table::default(),
+            execs: Table::default(),
+            seat,
         })
     }
 
-    /// A card's number, if there is such a card.
+    /// The card that a program calls by this number.
     pub fn card(&self, device: i32) -> Outcome<usize> {
-        let card = usize::try_from(device).map_err(|_| CuResult::INVALID_DEVICE)?;
-        if card < self.primary.len() { Ok(card) } else { Err(CuResult::INVALID_DEVICE) }
+        let number = usize::try_from(device).map_err(|_| CuResult::INVALID_DEVICE)?;
+        self.visible.get(number).copied().ok_or(CuResult::INVALID_DEVICE)
+    }
+
+    /// What a program calls a card.
+    pub fn device(&self, card: usize) -> i32 {
+        self.visible.iter().position(|own| *own == card).map_or(-1, |number| number as i32)
     }
 
     /// Takes the bytes of a context on a card, and makes it.
-    pub fn make_context(&self, card: usize, flags: u32) -> Outcome<(usize, Arc<Context>)> {
+    pub fn make_context(&self, card: usize, flags: u32) -> Outcome<Arc<Context>> {
         self.seat.reserve(card, CONTEXT_BYTES).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         self.seat.row().cards[card].contexts.fetch_add(1, SeqCst);
-        let (error, stop) = (AtomicU32::new(0), AtomicBool::new(false));
-        let context = Arc::new(Context { card, flags, error, stop });
-        Ok((self.contexts.put(Arc::clone(&context)), context))
+        let context = Arc::new(Context {
+            handle: handles::fresh(),
+            card,
+            legacy: handles::fresh(),
+            flags: AtomicU32::new(flags),
+            limits: Mutex::default(),
+            cache: AtomicI32::new(0),
+            stop: AtomicBool::new(false),
+            error: AtomicU32::new(0),
+        });
+        self.contexts.put_as(context.handle, Arc::clone(&context));
+        Ok(context)
     }
 
     /// Ends a context: what it runs stops, what it has is freed.
     pub fn end_context(&self, handle: usize) -> Outcome {
         let context = self.contexts.take(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
         context.stop.store(true, SeqCst);
-        self.space.free_all(&self.seat, handle);
+        self.engine.wait(&self.engine.last_of_all(Some(handle)));
+        self.streams.drop_where(|stream| stream.context.handle == handle);
+        self.functions.drop_where(|function| function.loaded.context == handle);
+        self.modules.drop_where(|module| module.context == handle);
+        self.space.free_all(handle);
         self.seat.give_back(context.card, CONTEXT_BYTES);
-        self.seat.row().cards[context.card].contexts.fetch_sub(1, SeqCst);
+        if self.seat.row().cards[context.card].contexts.fetch_sub(1, SeqCst) == 1
+            && let Some(pool) = self.default_pools[context.card].get()
+        {
+            pool.trim(0);
+        }
         Ok(())
+    }
+
+    /// A card's own pool.
+    pub fn default_pool(&self, card: usize) -> Arc<Pool> {
+        Arc::clone(self.default_pools[card].get_or_init(|| Pool::create(self, card, 0, true)))
+    }
+
+    /// The pool that a card takes from.
+    pub fn current_pool(&self, card: usize) -> Arc<Pool> {
+        let chosen = self.current_pools[card].lock().unwrap_or_else(PoisonError::into_inner).clone();
+        chosen.unwrap_or_else(|| self.default_pool(card))
     }
 }
 
@@ -196,14 +251,23 @@ pub fn current_handle() -> Option<usize> {
 }
 
 /// The context that is current in this thread, if nothing went wrong in it.
-pub fn current() -> Outcome<(&'static Runtime, usize, Arc<Context>)> {
+pub fn current() -> Outcome<(&'static Runtime, Arc<Context>)> {
     let runtime = Runtime::get()?;
     let handle = current_handle().ok_or(CuResult::INVALID_CONTEXT)?;
     let context = runtime.contexts.get(handle).map_err(|_| CuResult::CONTEXT_IS_DESTROYED)?;
-    match context.error.load(SeqCst) {
-        0 => Ok((runtime, handle, context)),
-        error => Err(CuResult(error)),
+    context.check()?;
+    Ok((runtime, context))
+}
+
+/// The context that a program names: zero is the current one.
+pub fn named(handle: usize) -> Outcome<(&'static Runtime, Arc<Context>)> {
+    if handle == 0 {
+        return current();
     }
+    let runtime = Runtime::get()?;
+    let context = runtime.contexts.get(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
+    context.check()?;
+    Ok((runtime, context))
 }
 
 /// Changes the contexts of this thread.

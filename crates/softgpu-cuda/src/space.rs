@@ -1,141 +1,344 @@
-//! Device memory: the process's own, mapped for each allocation and counted on its card.
+//! Memory that programs and kernels name by address: the cards', the host's, mapped and registered.
 //!
-//! A mapping is fresh from the kernel and so all zeros, and no other process can read it. What is
-//! freed is unmapped when no kernel or copy is under way.
+//! A device address is the host's own address of the same bytes. Fresh memory comes from the kernel
+//! and so is all zeros; no other process can read it, and forked children do not inherit it. Small
+//! allocations share chunks of two mebibytes, by which a card is counted, as on a real one.
+//!
+//! Whoever touches memory holds a picture of all blocks; what is freed meanwhile is unmapped when
+//! the last picture of it goes.
 
 use crate::result::{CuResult, Outcome};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use crate::runtime::Runtime;
+use crate::vmm::Physical;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sublet_ptx::{Memory, Region};
-use sublet_softgpu::Seat;
 
-/// The driver counts by this.
-const GRANULE: u64 = 2 << 20;
+/// A card is counted by this.
+pub const GRANULE: u64 = 2 << 20;
+/// Smaller allocations share granules.
+const SMALL: u64 = 1 << 20;
+/// The smallest there is, and so what every address is a multiple of.
+const SMALLEST: u64 = 512;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A card's.
     Device,
-    /// The host's, made for copies.
-    Host,
+    /// A card's, in the order of a stream; of the pool with this handle.
+    Pool(usize),
+    /// A card's, mapped by the program itself.
+    Mapped,
+    /// A card's and the host's in turn.
+    Managed,
+    /// The host's, made for copies, with these flags.
+    Host(u32),
+    /// The program's own, made known with these flags.
+    Registered(u32),
+}
+
+impl Kind {
+    /// Whether they are the host's, and a copy from there may be done later.
+    pub fn is_host(self) -> bool {
+        matches!(self, Kind::Host(_) | Kind::Registered(_))
+    }
+}
+
+/// What may be done with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing yet.
+    None,
+    /// Reading.
+    Read,
+    /// Both.
+    Write,
 }
 
 /// One allocation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Block {
     /// As it was asked for.
     pub bytes: u64,
-    /// As it is mapped and counted.
-    pub mapped: u64,
     /// Whose.
     pub kind: Kind,
     /// On which card, or next to which.
     pub card: usize,
     /// Of which context, by handle.
     pub context: usize,
+    /// What may be done with it.
+    pub access: Access,
+    /// A number no other allocation has.
+    pub id: u64,
+    /// Keeps the bytes mapped.
+    pub backing: Arc<Backing>,
+}
+
+/// What keeps bytes mapped.
+pub enum Backing {
+    /// A mapping of its own.
+    Own(Mapping),
+    /// A part of one; where it begins.
+    Slot(Arc<Slab>, u64),
+    /// Memory that was made by itself and mapped.
+    Physical(Arc<Physical>),
+    /// Not ours to unmap.
+    Foreign,
+}
+
+impl Backing {
+    /// What it takes of its card.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Backing::Own(mapping) => mapping.bytes,
+            Backing::Slot(slab, _) => slab.slot,
+            Backing::Physical(physical) => physical.bytes,
+            Backing::Foreign => 0,
+        }
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if let Backing::Slot(slab, at) = self {
+            slab.free.lock().unwrap_or_else(PoisonError::into_inner).push((*at, true));
+        }
+    }
+}
+
+/// A mapping, which takes bytes of a card if it is one's.
+pub struct Mapping {
+    at: u64,
+    bytes: u64,
+    card: Option<usize>,
+}
+
+impl Mapping {
+    fn new(runtime: &Runtime, card: Option<usize>, bytes: u64) -> Outcome<Mapping> {
+        if let Some(card) = card {
+            runtime.seat.reserve(card, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+        }
+        let give_back = || {
+            if let Some(card) = card {
+                runtime.seat.give_back(card, bytes);
+            }
+            CuResult::OUT_OF_MEMORY
+        };
+        let at = map(bytes).ok_or_else(give_back)?;
+        if card.is_some() {
+            // SAFETY: the mapping was just made. If it cannot be done, children have a copy.
+            unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTFORK) };
+        }
+        Ok(Mapping { at, bytes, card })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and whoever could touch it held this.
+        unsafe { libc::munmap(self.at as *mut libc::c_void, self.bytes as usize) };
+        if let (Some(card), Ok(runtime)) = (self.card, Runtime::get()) {
+            runtime.seat.give_back(card, self.bytes);
+        }
+    }
+}
+
+/// A granule that small allocations of one size share.
+pub struct Slab {
+    mapping: Mapping,
+    slot: u64,
+    /// Slots nobody has, and whether somebody had them.
+    free: Mutex<Vec<(u64, bool)>>,
+}
+
+impl Slab {
+    fn new(mapping: Mapping, slot: u64) -> Arc<Slab> {
+        let first = mapping.at;
+        let slots = (0..mapping.bytes / slot).rev().map(|number| (first + number * slot, false));
+        Arc::new(Slab { free: Mutex::new(slots.collect()), mapping, slot })
+    }
+
+    fn take(&self) -> Option<u64> {
+        let (at, was_used) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        if was_used {
+            // SAFETY: a slot of this mapping that nobody has.
+            unsafe { std::ptr::write_bytes(at as *mut u8, 0, self.slot as usize) };
+        }
+        Some(at)
+    }
+
+    fn is_empty(&self) -> bool {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
+        free == self.mapping.bytes / self.slot
+    }
 }
 
 type Blocks = BTreeMap<u64, Block>;
+/// The slabs of a context for one size; host memory has its own.
+type Shelves = HashMap<(usize, u64, bool), Vec<Arc<Slab>>>;
 
-/// A process's device memory.
+/// A process's memory.
 #[derive(Default)]
 pub struct Space {
     blocks: Mutex<Arc<Blocks>>,
-    /// Held for reading by whoever touches the bytes, for writing by whoever unmaps.
-    use_: RwLock<()>,
+    shelves: Mutex<Shelves>,
+    next_id: AtomicU64,
 }
 
 /// The memory as it is while somebody touches it.
-pub struct Held<'a> {
+pub struct Held {
     blocks: Arc<Blocks>,
-    _use: RwLockReadGuard<'a, ()>,
 }
 
 impl Space {
     /// The memory, which stays mapped until this is dropped.
-    pub fn hold(&self) -> Held<'_> {
-        let guard = self.use_.read().unwrap_or_else(PoisonError::into_inner);
-        let blocks = Arc::clone(&self.blocks.lock().unwrap_or_else(PoisonError::into_inner));
-        Held { blocks, _use: guard }
+    pub fn hold(&self) -> Held {
+        Held { blocks: Arc::clone(&self.books()) }
     }
 
-    /// Takes bytes of a card, or of the host.
-    pub fn alloc(&self, seat: &Seat, kind: Kind, card: usize, context: usize, bytes: u64) -> Outcome<u64> {
+    fn books(&self) -> MutexGuard<'_, Arc<Blocks>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes bytes of a card, or of the host. Returns where they are.
+    pub fn alloc(&self, runtime: &Runtime, kind: Kind, card: usize, context: usize, bytes: u64) -> Outcome<u64> {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let mapped = bytes.checked_next_multiple_of(GRANULE).ok_or(CuResult::OUT_OF_MEMORY)?;
-        if kind == Kind::Device {
-            seat.reserve(card, mapped).map_err(|_| CuResult::OUT_OF_MEMORY)?;
-        }
-        let Some(at) = map(mapped) else {
-            self.give_back(seat, kind, card, mapped);
-            return Err(CuResult::OUT_OF_MEMORY);
+        let of_card = (!kind.is_host()).then_some(card);
+        let (at, backing) = if bytes < SMALL {
+            self.slot(runtime, of_card, context, bytes)?
+        } else {
+            let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(CuResult::OUT_OF_MEMORY)?;
+            let mapping = Mapping::new(runtime, of_card, whole)?;
+            (mapping.at, Backing::Own(mapping))
         };
-        let block = Block { bytes, mapped, kind, card, context };
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::make_mut(&mut blocks).insert(at, block);
+        self.put(
+            at,
+            Block {
+                bytes,
+                kind,
+                card,
+                context,
+                access: Access::Write,
+                id: self.fresh_id(),
+                backing: Arc::new(backing),
+            },
+        );
         Ok(at)
     }
 
-    fn give_back(&self, seat: &Seat, kind: Kind, card: usize, mapped: u64) {
-        if kind == Kind::Device {
-            seat.give_back(card, mapped);
+    fn slot(&self, runtime: &Runtime, card: Option<usize>, context: usize, bytes: u64) -> Outcome<(u64, Backing)> {
+        let slot = bytes.next_power_of_two().max(SMALLEST);
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let shelf = shelves.entry((context, slot, card.is_some())).or_default();
+        let found = shelf.iter().find_map(|slab| Some((slab.take()?, Arc::clone(slab))));
+        if let Some((at, slab)) = found {
+            return Ok((at, Backing::Slot(slab, at)));
+        }
+        let slab = Slab::new(Mapping::new(runtime, card, GRANULE)?, slot);
+        shelf.push(Arc::clone(&slab));
+        let at = slab.take().ok_or(CuResult::UNKNOWN)?;
+        Ok((at, Backing::Slot(slab, at)))
+    }
+
+    /// A number no other allocation has.
+    pub fn fresh_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Makes a block known.
+    pub fn put(&self, at: u64, block: Block) {
+        Arc::make_mut(&mut self.books()).insert(at, block);
+    }
+
+    /// Changes blocks that begin in a range.
+    pub fn change(&self, from: u64, bytes: u64, change: impl Fn(&mut Block)) {
+        let mut blocks = self.books();
+        Arc::make_mut(&mut blocks).range_mut(from..from.saturating_add(bytes)).for_each(|(_, block)| change(block));
+    }
+
+    /// Takes out the block that begins here, if it is of that kind.
+    pub fn take(&self, at: u64, is: impl Fn(Kind) -> bool) -> Outcome<Block> {
+        let mut blocks = self.books();
+        if blocks.get(&at).is_none_or(|block| !is(block.kind)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Arc::make_mut(&mut blocks).remove(&at).ok_or(CuResult::INVALID_VALUE)
+    }
+
+    /// Lets go of a block that was taken out: chunks that nothing is left of are given back.
+    pub fn release(&self, block: Block) {
+        let is_slot = matches!(*block.backing, Backing::Slot(..));
+        drop(block);
+        if is_slot {
+            let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+            shelves.retain(|_, shelf| {
+                shelf.retain(|slab| !slab.is_empty());
+                !shelf.is_empty()
+            });
         }
     }
 
     /// Frees an allocation, by its first address.
-    pub fn free(&self, seat: &Seat, kind: Kind, at: u64) -> Outcome {
-        let _alone = self.use_.write().unwrap_or_else(PoisonError::into_inner);
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if blocks.get(&at).is_none_or(|block| block.kind != kind) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let Some(block) = Arc::make_mut(&mut blocks).remove(&at) else { return Err(CuResult::INVALID_VALUE) };
-        unmap(at, block.mapped);
-        self.give_back(seat, kind, block.card, block.mapped);
+    pub fn free(&self, at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
+        self.release(self.take(at, is)?);
         Ok(())
     }
 
     /// Frees what a context has.
-    pub fn free_all(&self, seat: &Seat, context: usize) {
-        let own: Vec<(u64, Kind)> = self
-            .hold()
-            .blocks
-            .iter()
-            .filter(|(_, block)| block.context == context)
-            .map(|(at, b)| (*at, b.kind))
-            .collect();
-        // What somebody else freed meanwhile is free.
-        for (at, kind) in own {
-            let _ = self.free(seat, kind, at);
+    pub fn free_all(&self, context: usize) {
+        let mut blocks = self.books();
+        let own: Vec<u64> = blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
+        let gone: Vec<Block> = own.iter().filter_map(|at| Arc::make_mut(&mut blocks).remove(at)).collect();
+        drop(blocks);
+        gone.into_iter().for_each(|block| self.release(block));
+    }
+}
+
+impl Held {
+    /// The block that an address is in, and where it begins.
+    pub fn find(&self, address: u64) -> Option<(u64, &Block)> {
+        let (at, block) = self.blocks.range(..=address).next_back()?;
+        (address - at < block.bytes).then_some((*at, block))
+    }
+
+    /// Blocks that begin in a range.
+    pub fn range(&self, from: u64, bytes: u64) -> impl Iterator<Item = (u64, &Block)> {
+        self.blocks.range(from..from.saturating_add(bytes)).map(|(at, block)| (*at, block))
+    }
+
+    /// A pointer to bytes that are all known, in one allocation or in mappings side by side.
+    pub fn bytes(&self, address: u64, bytes: u64, is_written: bool) -> Outcome<*mut u8> {
+        let end = address.checked_add(bytes).ok_or(CuResult::INVALID_VALUE)?;
+        let mut next = address;
+        loop {
+            let (at, block) = self.find(next).ok_or(CuResult::INVALID_VALUE)?;
+            let is_allowed = block.access == Access::Write || (block.access == Access::Read && !is_written);
+            if !is_allowed {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            next = at + block.bytes;
+            if next >= end {
+                return Ok(address as *mut u8);
+            }
+            if block.kind != Kind::Mapped {
+                return Err(CuResult::INVALID_VALUE);
+            }
         }
     }
 }
 
-impl Held<'_> {
-    /// The allocation that an address is in, and where it begins.
-    pub fn find(&self, address: u64) -> Option<(u64, Block)> {
-        let (at, block) = self.blocks.range(..=address).next_back()?;
-        (address - at < block.bytes).then_some((*at, *block))
-    }
-
-    /// A pointer to bytes of the card that are all in one allocation.
-    pub fn bytes(&self, address: u64, bytes: u64) -> Outcome<*mut u8> {
-        let (at, block) = self.find(address).ok_or(CuResult::INVALID_VALUE)?;
-        let fits =
-            address.checked_sub(at).and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= block.bytes);
-        if fits { Ok(address as *mut u8) } else { Err(CuResult::INVALID_VALUE) }
-    }
-}
-
-// SAFETY: a region is mapped readable and writable as long as the guard in `Held` lives, and the
-// device address is the host address.
-unsafe impl Memory for Held<'_> {
+// SAFETY: a region is mapped as long as the picture lives, readable and writable as its access says,
+// and the device address is the host address.
+unsafe impl Memory for Held {
     fn region(&self, address: u64) -> Option<Region> {
         let (first, block) = self.find(address)?;
-        Some(Region { first, bytes: block.bytes, host: first as *mut u8, writable: true })
+        let writable = block.access == Access::Write;
+        (block.access != Access::None).then_some(Region { first, bytes: block.bytes, host: first as *mut u8, writable })
     }
 }
 
@@ -145,9 +348,4 @@ fn map(bytes: u64) -> Option<u64> {
     // SAFETY: a new anonymous mapping; the kernel chooses where.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     (at != libc::MAP_FAILED).then_some(at as u64)
-}
-
-fn unmap(at: u64, bytes: u64) {
-    // SAFETY: mapped by `map` with this length, out of the books, and nobody touches it now.
-    unsafe { libc::munmap(at as *mut libc::c_void, bytes as usize) };
 }

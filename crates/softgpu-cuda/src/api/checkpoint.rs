@@ -22,25 +22,25 @@ fn pid(pid: c_int) -> Outcome<u32> {
 }
 
 exports! {
-    fn cuCheckpointProcessGetState(process: c_int, state: *mut c_int) {
+    "cuCheckpointProcessGetState" 12080 fn cuCheckpointProcessGetState(process: c_int, state: *mut c_int) {
         let found = Runtime::get()?.seat.state().checkpoint_state(pid(process)?);
         let found = found.map_err(|_| CuResult::OPERATING_SYSTEM)?;
         put(state, found as c_int)
     }
-    fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
+    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
         // SAFETY: the first of the arguments is a time in milliseconds; none are no time.
         let timeout_ms = if arguments.is_null() { 0 } else { unsafe { arguments.read() } };
         // As with the real one, no time is for ever.
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into()));
         told(Runtime::get()?.seat.state().checkpoint_lock(pid(process)?, timeout))
     }
-    fn cuCheckpointProcessCheckpoint(process: c_int, _arguments: *mut c_void) {
+    "cuCheckpointProcessCheckpoint" 12080 fn cuCheckpointProcessCheckpoint(process: c_int, _arguments: *mut c_void) {
         told(Runtime::get()?.seat.state().checkpoint_save(pid(process)?))
     }
-    fn cuCheckpointProcessRestore(process: c_int, _arguments: *mut c_void) {
+    "cuCheckpointProcessRestore" 12080 fn cuCheckpointProcessRestore(process: c_int, _arguments: *mut c_void) {
         told(Runtime::get()?.seat.state().checkpoint_restore(pid(process)?))
     }
-    fn cuCheckpointProcessUnlock(process: c_int, _arguments: *mut c_void) {
+    "cuCheckpointProcessUnlock" 12080 fn cuCheckpointProcessUnlock(process: c_int, _arguments: *mut c_void) {
         told(Runtime::get()?.seat.state().checkpoint_unlock(pid(process)?))
     }
 }

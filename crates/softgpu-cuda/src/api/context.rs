@@ -2,8 +2,9 @@
 
 use super::{exports, put};
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Primary, Runtime, current, current_handle, with_stack};
+use crate::runtime::{Primary, Runtime, current, current_handle, named, with_stack};
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{MutexGuard, PoisonError};
 
 fn primary(runtime: &Runtime, device: c_int) -> Outcome<(usize, MutexGuard<'_, Primary>)> {
@@ -15,13 +16,34 @@ fn create(place: *mut usize, flags: u32, device: c_int) -> Outcome {
     let runtime = Runtime::get()?;
     let card = runtime.card(device)?;
     let _inside = runtime.seat.pass();
-    let (handle, _) = runtime.make_context(card, flags)?;
+    let handle = runtime.make_context(card, flags)?.handle;
     with_stack(|stack| stack.push(handle));
     put(place, handle)
 }
 
+/// What a limit is that nobody set, by `CUlimit`.
+fn usual_limit(limit: c_int) -> Outcome<usize> {
+    Ok(match limit {
+        0 => 1 << 10,
+        1 => 1 << 20,
+        2 => 8 << 20,
+        5 => 64,
+        6 => 0,
+        _ => return Err(CuResult::UNSUPPORTED_LIMIT),
+    })
+}
+
+/// Waits for everything a context has under way.
+fn synchronise(context: usize) -> Outcome {
+    let (runtime, context) = named(context)?;
+    runtime.refuse_unsafe()?;
+    runtime.engine.wait(&runtime.engine.last_of_all(Some(context.handle)));
+    drop(runtime.seat.pass());
+    context.check()
+}
+
 exports! {
-    fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
+    "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
         let _inside = runtime.seat.pass();
         let (card, mut primary) = primary(runtime, device)?;
@@ -29,9 +51,9 @@ exports! {
             primary.context = Some(runtime.make_context(card, primary.flags)?);
         }
         primary.count += 1;
-        put(place, primary.context.as_ref().map_or(0, |(handle, _)| *handle))
+        put(place, primary.context.as_ref().map_or(0, |context| context.handle))
     }
-    fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+    "cuDevicePrimaryCtxRelease" 11000 fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         let runtime = Runtime::get()?;
         let _inside = runtime.seat.pass();
         let (_, mut primary) = primary(runtime, device)?;
@@ -39,49 +61,49 @@ exports! {
         if primary.count > 0 {
             return Ok(());
         }
-        primary.context.take().map_or(Ok(()), |(handle, _)| runtime.end_context(handle))
+        primary.context.take().map_or(Ok(()), |context| runtime.end_context(context.handle))
     }
-    fn cuDevicePrimaryCtxReset_v2(device: c_int) {
+    "cuDevicePrimaryCtxReset" 11000 fn cuDevicePrimaryCtxReset_v2(device: c_int) {
         let runtime = Runtime::get()?;
         let _inside = runtime.seat.pass();
         let (_, mut primary) = primary(runtime, device)?;
         primary.count = 0;
-        primary.context.take().map_or(Ok(()), |(handle, _)| runtime.end_context(handle))
+        primary.context.take().map_or(Ok(()), |context| runtime.end_context(context.handle))
     }
-    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int) {
+    "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int) {
         let (_, primary) = primary(Runtime::get()?, device)?;
         put(flags, primary.flags)?;
         put(active, c_int::from(primary.context.is_some()))
     }
-    fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: u32) {
+    "cuDevicePrimaryCtxSetFlags" 11000 fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: u32) {
         let (_, mut primary) = primary(Runtime::get()?, device)?;
         primary.flags = flags;
         Ok(())
     }
-    fn cuCtxCreate_v2(place: *mut usize, flags: u32, device: c_int) {
+    "cuCtxCreate" 3020 fn cuCtxCreate_v2(place: *mut usize, flags: u32, device: c_int) {
         create(place, flags, device)
     }
-    fn cuCtxCreate_v4(place: *mut usize, _params: *mut c_void, flags: u32, device: c_int) {
+    "cuCtxCreate" 12050 fn cuCtxCreate_v4(place: *mut usize, _params: *mut c_void, flags: u32, device: c_int) {
         create(place, flags, device)
     }
-    fn cuCtxDestroy_v2(context: usize) {
+    "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: usize) {
         let runtime = Runtime::get()?;
         let _inside = runtime.seat.pass();
         runtime.end_context(context)?;
         with_stack(|stack| stack.pop_if(|top| *top == context));
         Ok(())
     }
-    fn cuCtxPushCurrent_v2(context: usize) {
+    "cuCtxPushCurrent" 4000 fn cuCtxPushCurrent_v2(context: usize) {
         Runtime::get()?.contexts.get(context).map_err(|_| CuResult::INVALID_CONTEXT)?;
         with_stack(|stack| stack.push(context));
         Ok(())
     }
-    fn cuCtxPopCurrent_v2(place: *mut usize) {
+    "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(place: *mut usize) {
         Runtime::get()?;
         let top = with_stack(Vec::pop).ok_or(CuResult::INVALID_CONTEXT)?;
         if place.is_null() { Ok(()) } else { put(place, top) }
     }
-    fn cuCtxSetCurrent(context: usize) {
+    "cuCtxSetCurrent" 4000 fn cuCtxSetCurrent(context: usize) {
         if context != 0 {
             Runtime::get()?.contexts.get(context).map_err(|_| CuResult::INVALID_CONTEXT)?;
         }
@@ -91,25 +113,99 @@ exports! {
         });
         Ok(())
     }
-    fn cuCtxGetCurrent(place: *mut usize) {
+    "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(place: *mut usize) {
         Runtime::get()?;
         put(place, current_handle().unwrap_or(0))
     }
-    fn cuCtxGetDevice(device: *mut c_int) {
-        put(device, current()?.2.card as c_int)
+    "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: *mut c_int) {
+        let (runtime, context) = current()?;
+        put(device, runtime.device(context.card))
     }
-    fn cuCtxGetFlags(flags: *mut u32) {
-        put(flags, current()?.2.flags)
+    "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: *mut c_int, context: usize) {
+        let (runtime, context) = named(context)?;
+        put(device, runtime.device(context.card))
     }
-    fn cuCtxGetApiVersion(context: usize, version: *mut u32) {
-        let handle = if context == 0 { current()?.1 } else { context };
-        Runtime::get()?.contexts.get(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
-        put(version, super::device::DRIVER_VERSION as u32)
+    "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: *mut u32) {
+        put(flags, current()?.1.flags.load(SeqCst))
     }
-    fn cuCtxSynchronize() {
+    "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: u32) {
+        current()?.1.flags.store(flags, SeqCst);
+        Ok(())
+    }
+    "cuCtxGetId" 12000 fn cuCtxGetId(context: usize, id: *mut u64) {
+        put(id, named(context)?.1.handle as u64)
+    }
+    "cuCtxCreate" 11040 fn cuCtxCreate_v3(
+        place: *mut usize,
+        _affinity: *mut c_void,
+        count: c_int,
+        flags: u32,
+        device: c_int,
+    ) {
+        if count == 0 { create(place, flags, device) } else { Err(CuResult::UNSUPPORTED_EXEC_AFFINITY) }
+    }
+    "cuCtxGetLimit" 3010 fn cuCtxGetLimit(value: *mut usize, limit: c_int) {
+        let (_, context) = current()?;
+        let set = context.limits.lock().unwrap_or_else(PoisonError::into_inner).get(&limit).copied();
+        put(value, set.map_or_else(|| usual_limit(limit), Ok)?)
+    }
+    "cuCtxSetLimit" 3010 fn cuCtxSetLimit(limit: c_int, value: usize) {
+        let (_, context) = current()?;
+        usual_limit(limit)?;
+        context.limits.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
+        Ok(())
+    }
+    "cuCtxGetCacheConfig" 3020 fn cuCtxGetCacheConfig(config: *mut c_int) {
+        put(config, current()?.1.cache.load(SeqCst))
+    }
+    "cuCtxSetCacheConfig" 3020 fn cuCtxSetCacheConfig(config: c_int) {
+        let (_, context) = current()?;
+        if !(0..=3).contains(&config) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        context.cache.store(config, SeqCst);
+        Ok(())
+    }
+    "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: *mut c_int) {
+        current()?;
+        put(config, 1)
+    }
+    "cuCtxSetSharedMemConfig" 4020 fn cuCtxSetSharedMemConfig(_config: c_int) {
         current().map(drop)
     }
-    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+    "cuCtxResetPersistingL2Cache" 11000 fn cuCtxResetPersistingL2Cache() {
+        current().map(drop)
+    }
+    "cuCtxEnablePeerAccess" 4000 fn cuCtxEnablePeerAccess(context: usize, flags: u32) {
+        let (_, own) = current()?;
+        let (_, other) = named(context)?;
+        // Every address is everybody's here.
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if own.card == other.card { Err(CuResult::INVALID_DEVICE) } else { Ok(()) }
+    }
+    "cuCtxDisablePeerAccess" 4000 fn cuCtxDisablePeerAccess(context: usize) {
+        current()?;
+        named(context).map(drop)
+    }
+    "cuProfilerStart" 4000 fn cuProfilerStart() {
+        current().map(drop)
+    }
+    "cuProfilerStop" 4000 fn cuProfilerStop() {
+        current().map(drop)
+    }
+    "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: usize, version: *mut u32) {
+        named(context)?;
+        put(version, super::device::DRIVER_VERSION as u32)
+    }
+    "cuCtxSynchronize" 2000 fn cuCtxSynchronize() {
+        synchronise(0)
+    }
+    "cuCtxSynchronize" 13000 fn cuCtxSynchronize_v2(context: usize) {
+        synchronise(context)
+    }
+    "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         current()?;
         put(least, 0)?;
         put(greatest, -5)

@@ -1,6 +1,8 @@
 //! Start, versions, errors, and what the cards are.
 
-use super::{exports, put};
+use super::memory::has_managed;
+use super::{exports, put, text};
+use crate::function::{BLOCK_MAX, SHARED_MAX, SHARED_USUAL};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
 use std::ffi::{c_char, c_int};
@@ -10,61 +12,122 @@ use std::sync::atomic::Ordering::SeqCst;
 pub const DRIVER_VERSION: c_int = 13_000;
 
 exports! {
-    fn cuInit(flags: u32) {
+    "cuInit" 2000 fn cuInit(flags: u32) {
         if flags == 0 { Runtime::init() } else { Err(CuResult::INVALID_VALUE) }
     }
-    fn cuDriverGetVersion(version: *mut c_int) {
+    "cuDriverGetVersion" 2020 fn cuDriverGetVersion(version: *mut c_int) {
         put(version, DRIVER_VERSION)
     }
-    fn cuGetErrorName(error: CuResult, name: *mut *const c_char) {
+    "cuGetErrorName" 6000 fn cuGetErrorName(error: CuResult, name: *mut *const c_char) {
         let found = error.texts();
         put(name, found.map_or(std::ptr::null(), |(name, _)| name.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
-    fn cuGetErrorString(error: CuResult, text: *mut *const c_char) {
+    "cuGetErrorString" 6000 fn cuGetErrorString(error: CuResult, text: *mut *const c_char) {
         let found = error.texts();
         put(text, found.map_or(std::ptr::null(), |(_, text)| text.as_ptr()))?;
         found.map(drop).ok_or(CuResult::INVALID_VALUE)
     }
-    fn cuDeviceGetCount(count: *mut c_int) {
-        put(count, Runtime::get()?.primary.len() as c_int)
+    "cuDeviceGetCount" 2000 fn cuDeviceGetCount(count: *mut c_int) {
+        put(count, Runtime::get()?.visible.len() as c_int)
     }
-    fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        let card = Runtime::get()?.card(ordinal)?;
-        put(device, card as c_int)
+    "cuDeviceGet" 2000 fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+        Runtime::get()?.card(ordinal)?;
+        put(device, ordinal)
     }
-    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) {
+    "cuDeviceGetName" 2000 fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) {
         let runtime = Runtime::get()?;
         let card = &runtime.seat.state().cards()[runtime.card(device)?];
-        let length = usize::try_from(length).map_err(|_| CuResult::INVALID_VALUE)?;
-        let bytes = card.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0);
-        if length == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        for (place, byte) in bytes.take(length - 1).chain([0]).enumerate() {
-            put(name.wrapping_add(place), byte as c_char)?;
-        }
-        Ok(())
+        put_text(name, length, card.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0))
     }
-    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
+    "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
         put(uuid, uuid_of(device)?)
     }
-    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
+    "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
         put(uuid, uuid_of(device)?)
     }
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
+    "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
         put(bytes, runtime.seat.state().cards()[runtime.card(device)?].total.load(SeqCst) as usize)
     }
-    fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) {
+    "cuDeviceComputeCapability" 2000 fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) {
         Runtime::get()?.card(device)?;
         put(major, 7)?;
         put(minor, 5)
     }
-    fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
+    "cuDeviceGetLuid" 10000 fn cuDeviceGetLuid(_luid: *mut c_char, _mask: *mut u32, device: c_int) {
+        // A Windows matter.
+        Runtime::get()?.card(device)?;
+        Err(CuResult::NOT_SUPPORTED)
+    }
+    "cuDeviceGetPCIBusId" 4010 fn cuDeviceGetPCIBusId(name: *mut c_char, length: c_int, device: c_int) {
+        let card = Runtime::get()?.card(device)?;
+        put_text(name, length, bus_id(card).bytes())
+    }
+    "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: *mut c_int, name: *const c_char) {
+        let (runtime, name) = (Runtime::get()?, text(name)?);
+        let is_it = |card: &usize| {
+            let own = bus_id(*card);
+            // With or without the domain and the function.
+            own.eq_ignore_ascii_case(name) || own[5..].eq_ignore_ascii_case(name) || own[..10].eq_ignore_ascii_case(name)
+        };
+        let found = runtime.visible.iter().position(is_it).ok_or(CuResult::INVALID_DEVICE)?;
+        put(device, found as c_int)
+    }
+    "cuDeviceGetProperties" 2000 fn cuDeviceGetProperties(place: *mut [c_int; 14], device: c_int) {
+        let card = Runtime::get()?.card(device)?;
+        let mut all = [0; 14];
+        for (own, attribute) in all.iter_mut().zip([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]) {
+            *own = attribute_of(attribute, card)?;
+        }
+        put(place, all)
+    }
+    "cuDeviceCanAccessPeer" 4000 fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, other: c_int) {
+        let runtime = Runtime::get()?;
+        put(answer, c_int::from(runtime.card(device)? != runtime.card(other)?))
+    }
+    "cuDeviceGetP2PAttribute" 8000 fn cuDeviceGetP2PAttribute(
+        value: *mut c_int,
+        attribute: c_int,
+        device: c_int,
+        other: c_int,
+    ) {
+        let runtime = Runtime::get()?;
+        if runtime.card(device)? == runtime.card(other)? {
+            return Err(CuResult::INVALID_DEVICE);
+        }
+        put(value, match attribute {
+            1 | 4 | 5 => 0,
+            2 | 3 => 1,
+            _ => return Err(CuResult::INVALID_VALUE),
+        })
+    }
+    "cuDeviceGetExecAffinitySupport" 11040 fn cuDeviceGetExecAffinitySupport(
+        answer: *mut c_int,
+        _kind: c_int,
+        device: c_int,
+    ) {
+        Runtime::get()?.card(device)?;
+        put(answer, 0)
+    }
+    "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let card = Runtime::get()?.card(device)?;
         put(value, attribute_of(attribute, card)?)
     }
+}
+
+/// Writes a text, as much of it as there is room for.
+fn put_text(place: *mut c_char, length: c_int, bytes: impl Iterator<Item = u8>) -> Outcome {
+    let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(CuResult::INVALID_VALUE)?;
+    for (number, byte) in bytes.take(room).chain([0]).enumerate() {
+        put(place.wrapping_add(number), byte as c_char)?;
+    }
+    Ok(())
+}
+
+/// Where a card would be, as NVML tells it, too.
+fn bus_id(card: usize) -> String {
+    format!("0000:{:02X}:00.0", 0xa0 + card)
 }
 
 fn uuid_of(device: c_int) -> Outcome<[u8; 16]> {
@@ -79,14 +142,14 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
     let processors = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as c_int);
     let known = match attribute {
         // Threads of a block, in all and along x and y; of a processor.
-        1..=3 | 39 => 1024,
+        1..=3 | 39 => BLOCK_MAX as c_int,
         4 => 64,
         // Blocks along x; bytes of a pitch.
         5 | 11 => i32::MAX,
         6 | 7 => 65_535,
         // Shared bytes of a block, constant bytes, shared bytes of a processor and by choice.
-        8 => 48 << 10,
-        9 | 81 | 97 => 64 << 10,
+        8 => SHARED_USUAL as c_int,
+        9 | 81 | 97 => SHARED_MAX as c_int,
         10 => 32,
         // Registers of a block and of a processor.
         12 | 82 => 65_536,
@@ -94,14 +157,22 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
         13 | 36 => 1_000_000,
         14 => 512,
         16 => processors(),
-        // Maps host memory, kernels beside each other, one address space, priorities, host pointers.
-        19 | 31 | 41 | 78 | 89 | 92 => 1,
+        // Copies beside kernels, host memory mapped, kernels beside each other, one address space,
+        // priorities, waiting for values (both forms), atomics to the host, registering, mapping.
+        15 | 19 | 31 | 40 | 41 | 78 | 92 | 93 | 94 | 99 | 102 | 103 | 115 | 122 => 1,
+        // Managed memory, and beside kernels of others.
+        83 => c_int::from(has_managed()),
         33 => 0xa0 + card as c_int,
         37 => 64,
+        38 => 4 << 20,
         // Compute capability.
         75 => 7,
         76 => 5,
+        // The host's pointers are the card's.
+        91 => 1,
         106 => 16,
+        // Handles that pools can be handed on with: none.
+        119 => 0,
         _ => 0,
     };
     if (1..=160).contains(&attribute) { Ok(known) } else { Err(CuResult::INVALID_VALUE) }

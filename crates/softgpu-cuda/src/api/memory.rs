@@ -1,165 +1,192 @@
-//! Memory of the cards and for copies, copies, and fills.
+//! Memory of the cards, of the host for copies, and registered: taking and giving back.
 
-use super::{exports, put};
+use super::{exports, put, put_if};
+use crate::log;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current};
-use crate::space::Kind;
-use std::ffi::c_void;
+use crate::space::{Access, Backing, Block, Kind};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
 
-fn alloc<T>(kind: Kind, place: *mut T, bytes: usize, as_place: impl FnOnce(u64) -> T) -> Outcome {
-    let (runtime, handle, context) = current()?;
-    let _inside = runtime.seat.pass();
-    put(place, as_place(runtime.space.alloc(&runtime.seat, kind, context.card, handle, bytes as u64)?))
+/// Lines begin at multiples of this.
+const PITCH: usize = 512;
+/// Says that managed memory may be had. Without it programs see what they would see on a card that is
+/// shared: none.
+const MANAGED: &str = "SUBLET_SOFT_MANAGED";
+
+/// Whether managed memory may be had.
+pub fn has_managed() -> bool {
+    std::env::var_os(MANAGED).is_some_and(|value| value == "1")
 }
 
-fn free(kind: Kind, at: u64) -> Outcome {
-    let (runtime, _, _) = current()?;
+/// Takes memory; not while a capture forbids it.
+fn alloc(kind: Kind, bytes: usize) -> Outcome<u64> {
+    let (runtime, context) = current()?;
     let _inside = runtime.seat.pass();
-    if at == 0 { Ok(()) } else { runtime.space.free(&runtime.seat, kind, at) }
+    runtime.refuse_unsafe()?;
+    runtime.space.alloc(runtime, kind, context.card, context.handle, bytes as u64)
 }
 
-/// Which ends of a copy are addresses of the card.
-#[derive(Clone, Copy)]
-struct Ends {
-    to_card: bool,
-    from_card: bool,
-}
-
-fn copy(to: u64, from: u64, bytes: usize, ends: Ends) -> Outcome {
-    let (runtime, _, context) = current()?;
-    let _inside = runtime.seat.pass();
-    if bytes == 0 {
+/// Gives memory back, when all work of its context is done.
+fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
+    let (runtime, context) = current()?;
+    if at == 0 {
         return Ok(());
     }
-    let begun = Instant::now();
-    let held = runtime.space.hold();
-    let end = |address: u64, of_card: bool| match of_card {
-        true => held.bytes(address, bytes as u64),
-        false if address == 0 => Err(CuResult::INVALID_VALUE),
-        false => Ok(address as *mut u8),
+    runtime.refuse_unsafe()?;
+    let owner = match runtime.space.hold().find(at) {
+        Some((first, block)) if first == at && is(block.kind) => block.context,
+        _ => return Err(CuResult::INVALID_VALUE),
     };
-    let (to, from) = (end(to, ends.to_card)?, end(from, ends.from_card)?);
-    // SAFETY: ends on the card are mapped and long enough, as was just checked; the caller of the C
-    // function promises the same of the others. They may overlap.
-    unsafe { std::ptr::copy(from, to, bytes) };
-    take_as_long(runtime, context.card, bytes, begun);
-    Ok(())
-}
-
-/// A copy takes as long as the ordered rate makes it.
-fn take_as_long(runtime: &Runtime, card: usize, bytes: usize, begun: Instant) {
-    let rate = runtime.seat.state().cards()[card].copy_bytes_per_s.load(SeqCst);
-    if rate > 0 {
-        let due = Duration::from_secs_f64(bytes as f64 / rate as f64);
-        std::thread::sleep(due.saturating_sub(begun.elapsed()));
-    }
-}
-
-/// Any address: on the card if the card has it, else the host's.
-fn any(to: u64, from: u64, bytes: usize) -> Outcome {
-    let (runtime, _, _) = current()?;
-    let is_ours = |address: u64| runtime.space.hold().find(address).is_some();
-    copy(to, from, bytes, Ends { to_card: is_ours(to), from_card: is_ours(from) })
-}
-
-fn fill<T: Copy>(at: u64, value: T, count: usize) -> Outcome {
-    let (runtime, _, _) = current()?;
+    runtime.engine.wait(&runtime.engine.last_of_all(Some(owner)));
     let _inside = runtime.seat.pass();
-    let bytes = count.checked_mul(size_of::<T>()).ok_or(CuResult::INVALID_VALUE)?;
-    if !at.is_multiple_of(align_of::<T>() as u64) {
-        return Err(CuResult::INVALID_VALUE);
+    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
+        Some(Kind::Pool(_)) => runtime.free_pooled(at)?,
+        Some(Kind::Managed) => {
+            runtime.space.free(at, |kind| kind == Kind::Managed)?;
+            runtime.seat.row().managed.fetch_sub(1, SeqCst);
+        }
+        _ => runtime.space.free(at, is)?,
     }
-    if count == 0 {
-        return Ok(());
-    }
-    let held = runtime.space.hold();
-    let place = held.bytes(at, bytes as u64)?.cast::<T>();
-    // SAFETY: mapped, aligned, and as long, as was just checked.
-    (0..count).for_each(|number| unsafe { place.add(number).write(value) });
-    Ok(())
+    context.check()
 }
 
-const INTO: Ends = Ends { to_card: true, from_card: false };
-const OUT: Ends = Ends { to_card: false, from_card: true };
-const WITHIN: Ends = Ends { to_card: true, from_card: true };
+fn info(runtime: &Runtime, card: usize) -> (u64, u64) {
+    let state = runtime.seat.state();
+    let total = state.cards()[card].total.load(SeqCst);
+    (total.saturating_sub(state.used(card)), total)
+}
+
+/// The flags of host memory, or an error where it is not known.
+fn host_flags(runtime: &Runtime, at: u64) -> Outcome<u32> {
+    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
+        Some(Kind::Host(flags) | Kind::Registered(flags)) => Ok(flags),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+fn is_of_card(kind: Kind) -> bool {
+    matches!(kind, Kind::Device | Kind::Managed | Kind::Pool(_))
+}
 
 exports! {
-    fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
-        alloc(Kind::Device, place, bytes, |at| at)
+    "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let (runtime, context) = current()?;
+        let (left, all) = info(runtime, context.card);
+        put_if(free, left as usize)?;
+        put_if(total, all as usize)
     }
-    fn cuMemFree_v2(at: u64) {
-        free(Kind::Device, at)
+    "cuMemAlloc" 3020 fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
+        put(place, alloc(Kind::Device, bytes)?)
     }
-    fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
-        alloc(Kind::Host, place, bytes, |at| at as *mut c_void)
-    }
-    fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, _flags: u32) {
-        alloc(Kind::Host, place, bytes, |at| at as *mut c_void)
-    }
-    fn cuMemFreeHost(at: *mut c_void) {
-        free(Kind::Host, at as u64)
-    }
-    fn cuMemHostGetDevicePointer_v2(place: *mut u64, at: *mut c_void, _flags: u32) {
-        let (runtime, _, _) = current()?;
-        runtime.space.hold().find(at as u64).ok_or(CuResult::INVALID_VALUE)?;
-        put(place, at as u64)
-    }
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        let (runtime, _, context) = current()?;
-        let all = runtime.seat.state().cards()[context.card].total.load(SeqCst);
-        put(free, all.saturating_sub(runtime.seat.state().used(context.card)) as usize)?;
-        put(total, all as usize)
-    }
-    fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, at: u64) {
-        let (runtime, _, _) = current()?;
-        let (first, block) = runtime.space.hold().find(at).ok_or(CuResult::NOT_FOUND)?;
-        if !base.is_null() {
-            put(base, first)?;
+    "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(
+        place: *mut u64,
+        pitch: *mut usize,
+        width: usize,
+        height: usize,
+        element: u32,
+    ) {
+        if !matches!(element, 4 | 8 | 16) {
+            return Err(CuResult::INVALID_VALUE);
         }
-        if bytes.is_null() { Ok(()) } else { put(bytes, block.bytes as usize) }
+        let line = width.checked_next_multiple_of(PITCH).ok_or(CuResult::INVALID_VALUE)?;
+        let bytes = line.checked_mul(height).ok_or(CuResult::INVALID_VALUE)?;
+        put(pitch, line)?;
+        put(place, alloc(Kind::Device, bytes)?)
     }
-    fn cuMemcpy(to: u64, from: u64, bytes: usize) {
-        any(to, from, bytes)
+    "cuMemFree" 3020 fn cuMemFree_v2(at: u64) {
+        free(at, is_of_card)
     }
-    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, _stream: usize) {
-        any(to, from, bytes)
+    "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, at: u64) {
+        let (runtime, _) = current()?;
+        let held = runtime.space.hold();
+        let (first, block) = held.find(at).ok_or(CuResult::NOT_FOUND)?;
+        put_if(base, first)?;
+        put_if(size, block.bytes as usize)
     }
-    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-        copy(to, from as u64, bytes, INTO)
+    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
+        put(place, alloc(Kind::Host(0), bytes)? as *mut c_void)
     }
-    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, _stream: usize) {
-        copy(to, from as u64, bytes, INTO)
+    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: u32) {
+        if flags > 7 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        put(place, alloc(Kind::Host(flags), bytes)? as *mut c_void)
     }
-    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-        copy(to as u64, from, bytes, OUT)
+    "cuMemFreeHost" 2000 fn cuMemFreeHost(place: *mut c_void) {
+        free(place as u64, |kind| matches!(kind, Kind::Host(_)))
     }
-    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, _stream: usize) {
-        copy(to as u64, from, bytes, OUT)
+    "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(
+        place: *mut u64,
+        host: *mut c_void,
+        flags: u32,
+    ) {
+        let (runtime, _) = current()?;
+        host_flags(runtime, host as u64)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        put(place, host as u64)
     }
-    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        copy(to, from, bytes, WITHIN)
+    "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) {
+        let (runtime, _) = current()?;
+        // With one address space all host memory is mapped for the card.
+        put(flags, host_flags(runtime, host as u64)? | 2)
     }
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: usize) {
-        copy(to, from, bytes, WITHIN)
+    "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: u32) {
+        let (runtime, context) = current()?;
+        let _inside = runtime.seat.pass();
+        runtime.refuse_unsafe()?;
+        let at = host as u64;
+        if at == 0 || bytes == 0 || flags > 15 || at.checked_add(bytes as u64).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let held = runtime.space.hold();
+        if held.find(at).is_some() || held.range(at, bytes as u64).next().is_some() {
+            return Err(CuResult::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        runtime.space.put(at, Block {
+            bytes: bytes as u64,
+            kind: Kind::Registered(flags),
+            card: context.card,
+            context: context.handle,
+            access: if flags & 8 != 0 { Access::Read } else { Access::Write },
+            id: runtime.space.fresh_id(),
+            backing: Arc::new(Backing::Foreign),
+        });
+        Ok(())
     }
-    fn cuMemsetD8_v2(at: u64, value: u8, count: usize) {
-        fill(at, value, count)
+    "cuMemHostUnregister" 4000 fn cuMemHostUnregister(host: *mut c_void) {
+        let done = free(host as u64, |kind| matches!(kind, Kind::Registered(_)));
+        done.map_err(|error| if error == CuResult::INVALID_VALUE { CuResult::HOST_MEMORY_NOT_REGISTERED } else { error })
     }
-    fn cuMemsetD16_v2(at: u64, value: u16, count: usize) {
-        fill(at, value, count)
+    "cuMemAllocManaged" 6000 fn cuMemAllocManaged(place: *mut u64, bytes: usize, flags: u32) {
+        let (runtime, _) = current()?;
+        if !has_managed() {
+            log::once(&format!("managed memory is refused; `{MANAGED}=1` allows it"));
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        if !matches!(flags, 1 | 2) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let at = alloc(Kind::Managed, bytes)?;
+        runtime.seat.row().managed.fetch_add(1, SeqCst);
+        put(place, at)
     }
-    fn cuMemsetD32_v2(at: u64, value: u32, count: usize) {
-        fill(at, value, count)
+    "cuMemAdvise" 8000 fn cuMemAdvise(at: u64, _count: usize, _advice: c_int, _device: c_int) {
+        advised(at)
     }
-    fn cuMemsetD8Async(at: u64, value: u8, count: usize, _stream: usize) {
-        fill(at, value, count)
+    "cuMemAdvise" 12020 fn cuMemAdvise_v2(at: u64, _count: usize, _advice: c_int, _location: u64) {
+        advised(at)
     }
-    fn cuMemsetD16Async(at: u64, value: u16, count: usize, _stream: usize) {
-        fill(at, value, count)
-    }
-    fn cuMemsetD32Async(at: u64, value: u32, count: usize, _stream: usize) {
-        fill(at, value, count)
+}
+
+/// Advice is for memory that moves; it is heard, and nothing moves here.
+fn advised(at: u64) -> Outcome {
+    let (runtime, _) = current()?;
+    match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
+        Some(Kind::Managed) => Ok(()),
+        _ => Err(CuResult::INVALID_VALUE),
     }
 }

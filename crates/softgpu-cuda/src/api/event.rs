@@ -1,0 +1,97 @@
+//! Events.
+
+use super::{exports, put, streamed};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Runtime, current};
+use crate::stream::{Event, Mark, record, resolve};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// `CU_EVENT_DISABLE_TIMING`, and all flags there are.
+const TIMELESS: u32 = 2;
+const FLAGS: u32 = 7;
+/// `CU_EVENT_RECORD_EXTERNAL`.
+const EXTERNAL: u32 = 1;
+
+fn elapsed(milliseconds: *mut f32, begin: usize, end: usize) -> Outcome {
+    let (runtime, _) = current()?;
+    let (begin, end) = (runtime.events.get(begin)?, runtime.events.get(end)?);
+    if (begin.flags | end.flags) & TIMELESS != 0 {
+        return Err(CuResult::INVALID_HANDLE);
+    }
+    for event in [&begin, &end] {
+        match event.mark() {
+            Mark::Job(job) if !runtime.engine.is_done(job) => return Err(CuResult::NOT_READY),
+            Mark::Job(_) => {}
+            _ => return Err(CuResult::INVALID_HANDLE),
+        }
+    }
+    let (from, to) = (begin.at.load(SeqCst), end.at.load(SeqCst));
+    put(milliseconds, ((to as f64 - from as f64) / 1e6) as f32)
+}
+
+exports! {
+    "cuEventCreate" 2000 fn cuEventCreate(place: *mut usize, flags: u32) {
+        let (runtime, _) = current()?;
+        // Events for other processes are not there.
+        if flags & !FLAGS != 0 || flags & 4 != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        put(place, runtime.events.put(Arc::new(Event { flags, ..Event::default() })))
+    }
+    "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: usize) {
+        Runtime::get()?.events.take(event).map(drop)
+    }
+    "cuEventQuery" 2000 fn cuEventQuery(event: usize) {
+        let (runtime, _) = current()?;
+        match runtime.events.get(event)?.mark() {
+            Mark::Captured(_) => Err(CuResult::CAPTURED_EVENT),
+            Mark::Job(job) if !runtime.engine.is_done(job) => Err(CuResult::NOT_READY),
+            _ => Ok(()),
+        }
+    }
+    "cuEventSynchronize" 2000 fn cuEventSynchronize(event: usize) {
+        let (runtime, context) = current()?;
+        match runtime.events.get(event)?.mark() {
+            Mark::Captured(_) => return Err(CuResult::CAPTURED_EVENT),
+            Mark::Job(job) => runtime.engine.wait(&[job]),
+            Mark::Unset => {}
+        }
+        drop(runtime.seat.pass());
+        context.check()
+    }
+    "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize) {
+        elapsed(milliseconds, begin, end)
+    }
+    "cuEventElapsedTime" 12080 fn cuEventElapsedTime_v2(milliseconds: *mut f32, begin: usize, end: usize) {
+        elapsed(milliseconds, begin, end)
+    }
+}
+
+streamed! { own;
+    "cuEventRecord" 2000 fn cuEventRecord, cuEventRecord_ptsz(event: usize, stream: usize) {
+        let (runtime, stream) = resolve(stream, own)?;
+        let _inside = runtime.seat.pass();
+        record(runtime, &stream, &runtime.events.get(event)?)
+    }
+    "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(
+        event: usize,
+        stream: usize,
+        flags: u32,
+    ) {
+        let (runtime, stream) = resolve(stream, own)?;
+        let _inside = runtime.seat.pass();
+        let event = runtime.events.get(event)?;
+        match flags {
+            0 => record(runtime, &stream, &event),
+            // In a capture: a node that records each time the graph runs.
+            EXTERNAL => {
+                if !runtime.capture(&stream, || crate::work::Work::Record(Arc::clone(&event)))? {
+                    return Err(CuResult::ILLEGAL_STATE);
+                }
+                Ok(())
+            }
+            _ => Err(CuResult::INVALID_VALUE),
+        }
+    }
+}

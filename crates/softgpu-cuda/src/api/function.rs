@@ -1,0 +1,241 @@
+//! Functions: what they are, how many fit, and launches.
+
+use super::{exports, list, put, put_if, streamed, take};
+use crate::function::{Function, Given, SHARED_MAX, Shape};
+use crate::log;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime, current};
+use crate::stream::{give, resolve};
+use crate::work::Work;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use sublet_ptx::Kernel;
+
+/// A size of dynamic shared memory that depends on the block's.
+type SharedOfBlock = Option<unsafe extern "C" fn(c_int) -> usize>;
+
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: usize,
+    attributes: *const LaunchAttribute,
+    count: u32,
+}
+
+/// `CUlaunchAttribute`: which, and sixty-four bytes that depend on it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LaunchAttribute {
+    which: c_int,
+    pad: c_int,
+    value: [u32; 16],
+}
+
+/// The function that a program names: one of a module, or a library's kernel in this context.
+pub fn function(runtime: &Runtime, context: &Context, handle: usize) -> Outcome<Arc<Function>> {
+    if let Ok(found) = runtime.functions.get(handle) {
+        return Ok(found);
+    }
+    let found = runtime.kernels.get(handle)?.function_in(runtime, context)?;
+    runtime.functions.get(found)
+}
+
+/// Answers a question about a function.
+pub fn attribute(runtime: &Runtime, value: *mut c_int, which: c_int, function: usize) -> Outcome {
+    put(value, runtime.functions.get(function)?.attribute(which)?)
+}
+
+/// Where a parameter is among the others, and how long.
+pub fn param_info(kernel: &Kernel, number: usize, offset: *mut usize, size: *mut usize) -> Outcome {
+    let param = kernel.params().get(number).ok_or(CuResult::INVALID_VALUE)?;
+    put(offset, param.offset as usize)?;
+    put_if(size, param.bytes as usize)
+}
+
+fn launch(handle: usize, shape: Shape, stream: usize, own: bool, given: Given) -> Outcome {
+    let (runtime, stream) = resolve(stream, own)?;
+    let _inside = runtime.seat.pass();
+    let function = function(runtime, &stream.context, handle)?;
+    give(runtime, &stream, Work::Kernel(function.call(handle, shape, given)?))
+}
+
+/// Attributes of a launch: those that ask for what there is not are refused.
+fn check_attributes(config: &Config) -> Outcome {
+    for attribute in list(config.attributes, config.count as usize)? {
+        let is_set = match attribute.which {
+            2 => attribute.value[0] != 0,
+            // A cluster of one is none.
+            4 => attribute.value[..3] != [1, 1, 1],
+            7 | 12 | 13 => true,
+            _ => false,
+        };
+        if is_set {
+            log::once("cooperative launches, clusters and events in launches are not supported");
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+    }
+    Ok(())
+}
+
+/// The block size with which most threads fit, and how many blocks fill the card.
+fn best_block(function: &Function, of_block: SharedOfBlock, dynamic: usize, limit: c_int) -> Outcome<(c_int, c_int)> {
+    let max = function.attribute(0)?;
+    let limit = if limit == 0 { max } else { limit.min(max) };
+    let mut best = (0, 0);
+    for threads in (1..=limit / 32).rev().map(|warps| warps * 32) {
+        // SAFETY: the caller of the C function promises a function of a number.
+        let shared = of_block.map_or(dynamic, |of_block| unsafe { of_block(threads) });
+        let blocks = function.blocks_at_a_time(threads as u32, shared as u64)? as c_int;
+        if blocks * threads > best.0 * best.1 {
+            best = (blocks, threads);
+        }
+    }
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as c_int;
+    Ok((best.0 * processors, best.1))
+}
+
+fn active_blocks(place: *mut c_int, handle: usize, threads: c_int, dynamic: usize) -> Outcome {
+    let (runtime, context) = current()?;
+    let threads = u32::try_from(threads).map_err(|_| CuResult::INVALID_VALUE)?;
+    let blocks = function(runtime, &context, handle)?.blocks_at_a_time(threads, dynamic as u64)?;
+    put(place, blocks as c_int)
+}
+
+exports! {
+    "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: *mut c_int, which: c_int, handle: usize) {
+        let (runtime, context) = current()?;
+        put(value, function(runtime, &context, handle)?.attribute(which)?)
+    }
+    "cuFuncSetAttribute" 9000 fn cuFuncSetAttribute(handle: usize, which: c_int, value: c_int) {
+        let (runtime, context) = current()?;
+        function(runtime, &context, handle)?.set_attribute(which, value)
+    }
+    "cuFuncSetCacheConfig" 3000 fn cuFuncSetCacheConfig(handle: usize, _config: c_int) {
+        let (runtime, context) = current()?;
+        function(runtime, &context, handle).map(drop)
+    }
+    "cuFuncSetSharedMemConfig" 4020 fn cuFuncSetSharedMemConfig(handle: usize, _config: c_int) {
+        let (runtime, context) = current()?;
+        function(runtime, &context, handle).map(drop)
+    }
+    "cuFuncGetModule" 11000 fn cuFuncGetModule(place: *mut usize, handle: usize) {
+        let (runtime, context) = current()?;
+        put(place, function(runtime, &context, handle)?.module)
+    }
+    "cuFuncGetName" 12030 fn cuFuncGetName(place: *mut *const c_char, handle: usize) {
+        let (runtime, context) = current()?;
+        // The name lives as long as the function, which its module keeps.
+        put(place, function(runtime, &context, handle)?.name.as_ptr())
+    }
+    "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(
+        handle: usize,
+        number: usize,
+        offset: *mut usize,
+        size: *mut usize,
+    ) {
+        let (runtime, context) = current()?;
+        param_info(function(runtime, &context, handle)?.kernel()?, number, offset, size)
+    }
+    "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(state: *mut c_int, handle: usize) {
+        let (runtime, context) = current()?;
+        function(runtime, &context, handle)?;
+        put(state, 1)
+    }
+    "cuFuncLoad" 12040 fn cuFuncLoad(handle: usize) {
+        let (runtime, context) = current()?;
+        function(runtime, &context, handle).map(drop)
+    }
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        place: *mut c_int,
+        handle: usize,
+        threads: c_int,
+        dynamic: usize,
+    ) {
+        active_blocks(place, handle, threads, dynamic)
+    }
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        place: *mut c_int,
+        handle: usize,
+        threads: c_int,
+        dynamic: usize,
+        _flags: u32,
+    ) {
+        active_blocks(place, handle, threads, dynamic)
+    }
+    "cuOccupancyMaxPotentialBlockSize" 6050 fn cuOccupancyMaxPotentialBlockSize(
+        grid: *mut c_int,
+        block: *mut c_int,
+        handle: usize,
+        of_block: SharedOfBlock,
+        dynamic: usize,
+        limit: c_int,
+    ) {
+        let (runtime, context) = current()?;
+        let found = best_block(&*function(runtime, &context, handle)?, of_block, dynamic, limit)?;
+        put(grid, found.0)?;
+        put(block, found.1)
+    }
+    "cuOccupancyMaxPotentialBlockSizeWithFlags" 7000 fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+        grid: *mut c_int,
+        block: *mut c_int,
+        handle: usize,
+        of_block: SharedOfBlock,
+        dynamic: usize,
+        limit: c_int,
+        _flags: u32,
+    ) {
+        let (runtime, context) = current()?;
+        let found = best_block(&*function(runtime, &context, handle)?, of_block, dynamic, limit)?;
+        put(grid, found.0)?;
+        put(block, found.1)
+    }
+    "cuOccupancyAvailableDynamicSMemPerBlock" 10020 fn cuOccupancyAvailableDynamicSMemPerBlock(
+        place: *mut usize,
+        handle: usize,
+        blocks: c_int,
+        threads: c_int,
+    ) {
+        let (runtime, context) = current()?;
+        let function = function(runtime, &context, handle)?;
+        let threads = u32::try_from(threads).map_err(|_| CuResult::INVALID_VALUE)?;
+        if blocks < 1 || function.blocks_at_a_time(threads, 0)? < blocks as u32 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let own = function.kernel()?.shared_bytes();
+        put(place, (SHARED_MAX / blocks as u32).saturating_sub(own) as usize)
+    }
+}
+
+streamed! { own;
+    "cuLaunchKernel" 4000 fn cuLaunchKernel, cuLaunchKernel_ptsz(
+        handle: usize,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared: u32,
+        stream: usize,
+        each: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
+        launch(handle, shape, stream, own, Given { each, extra })
+    }
+    "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
+        config: *const Config,
+        handle: usize,
+        each: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let config = take(config)?;
+        check_attributes(&config)?;
+        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared };
+        launch(handle, shape, config.stream, own, Given { each, extra })
+    }
+}

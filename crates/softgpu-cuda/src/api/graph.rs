@@ -1,0 +1,281 @@
+//! Graphs as wholes: making, asking, copying, making ready, and running them.
+
+use super::{exports, list, put, put_if, put_list, streamed, take, text};
+use crate::graph::{Exec, Graph};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Runtime, current};
+use crate::stream::resolve;
+use crate::work::Work;
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Instantiate {
+    flags: u64,
+    upload: usize,
+    node: usize,
+    result: c_int,
+}
+
+/// `CUgraphExecUpdateResultInfo`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Updated {
+    result: c_int,
+    node: usize,
+    from: usize,
+}
+
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`.
+const OTHER_SHAPE: c_int = 2;
+
+fn graph(handle: usize) -> Outcome<(&'static Runtime, Arc<Graph>)> {
+    let runtime = Runtime::get()?;
+    Ok((runtime, runtime.graphs.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
+}
+
+fn instantiate(place: *mut usize, handle: usize, flags: u64) -> Outcome {
+    let (runtime, graph) = graph(handle)?;
+    let _inside = runtime.seat.pass();
+    put(place, runtime.execs.put(Arc::new(Exec::new(&graph, flags)?)))
+}
+
+fn update(exec: usize, handle: usize) -> Outcome<Option<usize>> {
+    let (runtime, graph) = graph(handle)?;
+    let _inside = runtime.seat.pass();
+    runtime.execs.get(exec)?.update(&graph)
+}
+
+fn edges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) -> Outcome {
+    let (_, graph) = graph(handle)?;
+    let all: Vec<(usize, usize)> = graph.body().edges.iter().copied().collect();
+    if from.is_null() != to.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    let room = if from.is_null() { 0 } else { take(count)? };
+    put_list(from, count, &all.iter().map(|(from, _)| *from).collect::<Vec<_>>())?;
+    for (number, (_, end)) in all.iter().take(room).enumerate() {
+        put(to.wrapping_add(number), *end)?;
+    }
+    Ok(())
+}
+
+/// Edges have nothing to tell; whoever asks gets zeros.
+fn clear_edge_data(place: *mut [u8; 8], count: *mut usize) -> Outcome {
+    for number in 0..if place.is_null() { 0 } else { take(count)? } {
+        put(place.wrapping_add(number), [0; 8])?;
+    }
+    Ok(())
+}
+
+fn neighbours(node: usize, places: *mut usize, count: *mut usize, is_before: bool) -> Outcome {
+    let runtime = Runtime::get()?;
+    let own = runtime.nodes.get(node).map_err(|_| CuResult::INVALID_VALUE)?;
+    let (_, graph) = graph(own.graph)?;
+    let body = graph.body();
+    let found = body.edges.iter().filter_map(|(from, to)| match is_before {
+        true if *to == node => Some(*from),
+        false if *from == node => Some(*to),
+        _ => None,
+    });
+    put_list(places, count, &found.collect::<Vec<_>>())
+}
+
+fn pairs(from: *const usize, to: *const usize, count: usize) -> Outcome<Vec<(usize, usize)>> {
+    Ok(list(from, count)?.into_iter().zip(list(to, count)?).collect())
+}
+
+/// A picture of a graph for Graphviz.
+fn dot(graph: &Graph) -> String {
+    let body = graph.body();
+    let mut text = "digraph graph_1 {\n".to_owned();
+    let place = |handle: usize| body.nodes.iter().position(|node| node.handle == handle).unwrap_or(0);
+    for (number, node) in body.nodes.iter().enumerate() {
+        let label = match node.work() {
+            Work::Kernel(call) => call.function.name.to_string_lossy().into_owned(),
+            Work::Copy(_) => "memcpy".to_owned(),
+            Work::Fill(_) => "memset".to_owned(),
+            Work::Host(_) | Work::Callback(_) => "host".to_owned(),
+            Work::Graph(_) => "graph".to_owned(),
+            Work::Await(_) => "wait".to_owned(),
+            Work::Record(_) => "record".to_owned(),
+            _ => "empty".to_owned(),
+        };
+        // Writing to a text cannot fail.
+        let _ = writeln!(text, "  node_{number} [label=\"{label}\"];");
+    }
+    for (from, to) in &body.edges {
+        let _ = writeln!(text, "  node_{} -> node_{};", place(*from), place(*to));
+    }
+    text.push_str("}\n");
+    text
+}
+
+exports! {
+    "cuGraphCreate" 10000 fn cuGraphCreate(place: *mut usize, flags: u32) {
+        let runtime = Runtime::get()?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        put(place, Graph::create(runtime).handle)
+    }
+    "cuGraphDestroy" 10000 fn cuGraphDestroy(handle: usize) {
+        let (runtime, graph) = graph(handle)?;
+        graph.destroy(runtime);
+        Ok(())
+    }
+    "cuGraphClone" 10000 fn cuGraphClone(place: *mut usize, handle: usize) {
+        let (runtime, graph) = graph(handle)?;
+        let (copy, _) = graph.duplicate(runtime);
+        put(place, copy.handle)
+    }
+    "cuGraphNodeFindInClone" 10000 fn cuGraphNodeFindInClone(place: *mut usize, node: usize, clone: usize) {
+        let runtime = Runtime::get()?;
+        let own = runtime.nodes.get(node).map_err(|_| CuResult::INVALID_VALUE)?;
+        let (_, original) = graph(own.graph)?;
+        let (_, copy) = graph(clone)?;
+        // A copy has its nodes in the order of the original.
+        let number = original.body().nodes.iter().position(|one| one.handle == node).ok_or(CuResult::INVALID_VALUE)?;
+        let found = copy.body().nodes.get(number).map(|one| one.handle).ok_or(CuResult::INVALID_VALUE)?;
+        put(place, found)
+    }
+    "cuGraphGetNodes" 10000 fn cuGraphGetNodes(handle: usize, places: *mut usize, count: *mut usize) {
+        let (_, graph) = graph(handle)?;
+        let nodes: Vec<usize> = graph.body().nodes.iter().map(|node| node.handle).collect();
+        put_list(places, count, &nodes)
+    }
+    "cuGraphGetRootNodes" 10000 fn cuGraphGetRootNodes(handle: usize, places: *mut usize, count: *mut usize) {
+        let (_, graph) = graph(handle)?;
+        let body = graph.body();
+        let is_root = |node: &usize| body.edges.iter().all(|(_, to)| to != node);
+        let roots: Vec<usize> = body.nodes.iter().map(|node| node.handle).filter(is_root).collect();
+        put_list(places, count, &roots)
+    }
+    "cuGraphGetEdges" 10000 fn cuGraphGetEdges(handle: usize, from: *mut usize, to: *mut usize, count: *mut usize) {
+        edges(handle, from, to, count)
+    }
+    "cuGraphGetEdges" 12030 fn cuGraphGetEdges_v2(
+        handle: usize,
+        from: *mut usize,
+        to: *mut usize,
+        data: *mut [u8; 8],
+        count: *mut usize,
+    ) {
+        edges(handle, from, to, count)?;
+        clear_edge_data(data, count)
+    }
+    "cuGraphNodeGetDependencies" 10000 fn cuGraphNodeGetDependencies(
+        node: usize, places: *mut usize, count: *mut usize,
+    ) {
+        neighbours(node, places, count, true)
+    }
+    "cuGraphNodeGetDependencies" 12030 fn cuGraphNodeGetDependencies_v2(
+        node: usize, places: *mut usize, data: *mut [u8; 8], count: *mut usize,
+    ) {
+        neighbours(node, places, count, true)?;
+        clear_edge_data(data, count)
+    }
+    "cuGraphNodeGetDependentNodes" 10000 fn cuGraphNodeGetDependentNodes(
+        node: usize, places: *mut usize, count: *mut usize,
+    ) {
+        neighbours(node, places, count, false)
+    }
+    "cuGraphNodeGetDependentNodes" 12030 fn cuGraphNodeGetDependentNodes_v2(
+        node: usize, places: *mut usize, data: *mut [u8; 8], count: *mut usize,
+    ) {
+        neighbours(node, places, count, false)?;
+        clear_edge_data(data, count)
+    }
+    "cuGraphAddDependencies" 10000 fn cuGraphAddDependencies(
+        handle: usize, from: *const usize, to: *const usize, count: usize,
+    ) {
+        graph(handle)?.1.connect(&pairs(from, to, count)?)
+    }
+    "cuGraphAddDependencies" 12030 fn cuGraphAddDependencies_v2(
+        handle: usize, from: *const usize, to: *const usize, _data: *const c_void, count: usize,
+    ) {
+        graph(handle)?.1.connect(&pairs(from, to, count)?)
+    }
+    "cuGraphRemoveDependencies" 10000 fn cuGraphRemoveDependencies(
+        handle: usize, from: *const usize, to: *const usize, count: usize,
+    ) {
+        graph(handle)?.1.disconnect(&pairs(from, to, count)?)
+    }
+    "cuGraphRemoveDependencies" 12030 fn cuGraphRemoveDependencies_v2(
+        handle: usize, from: *const usize, to: *const usize, _data: *const c_void, count: usize,
+    ) {
+        graph(handle)?.1.disconnect(&pairs(from, to, count)?)
+    }
+    "cuGraphDebugDotPrint" 11030 fn cuGraphDebugDotPrint(handle: usize, path: *const c_char, _flags: u32) {
+        let (_, graph) = graph(handle)?;
+        std::fs::write(text(path)?, dot(&graph)).map_err(|_| CuResult::OPERATING_SYSTEM)
+    }
+    "cuGraphInstantiate" 10000 fn cuGraphInstantiate(
+        place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
+    ) {
+        put_if(node, 0)?;
+        instantiate(place, handle, 0)
+    }
+    "cuGraphInstantiate" 11000 fn cuGraphInstantiate_v2(
+        place: *mut usize, handle: usize, node: *mut usize, _log: *mut c_char, _size: usize,
+    ) {
+        put_if(node, 0)?;
+        instantiate(place, handle, 0)
+    }
+    "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(place: *mut usize, handle: usize, flags: u64) {
+        instantiate(place, handle, flags)
+    }
+    "cuGraphExecDestroy" 10000 fn cuGraphExecDestroy(exec: usize) {
+        Runtime::get()?.execs.take(exec).map(drop)
+    }
+    "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: usize, flags: *mut u64) {
+        put(flags, Runtime::get()?.execs.get(exec)?.flags)
+    }
+    "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: usize, handle: usize, node: *mut usize, result: *mut c_int) {
+        let odd = update(exec, handle)?;
+        put_if(node, odd.unwrap_or(0))?;
+        put(result, if odd.is_some() { OTHER_SHAPE } else { 0 })?;
+        if odd.is_some() { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) } else { Ok(()) }
+    }
+    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: usize, handle: usize, place: *mut Updated) {
+        let odd = update(exec, handle)?;
+        let result = if odd.is_some() { OTHER_SHAPE } else { 0 };
+        put(place, Updated { result, node: odd.unwrap_or(0), from: 0 })?;
+        if odd.is_some() { Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE) } else { Ok(()) }
+    }
+}
+
+streamed! { own;
+    "cuGraphInstantiateWithParams" 12000 fn cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz(
+        place: *mut usize, handle: usize, params: *mut Instantiate,
+    ) {
+        let wanted = take(params)?;
+        if wanted.upload != 0 {
+            resolve(wanted.upload, own)?;
+        }
+        let done = instantiate(place, handle, wanted.flags);
+        put(params, Instantiate { node: 0, result: c_int::from(done.is_err()), ..wanted })?;
+        done
+    }
+    "cuGraphUpload" 11010 fn cuGraphUpload, cuGraphUpload_ptsz(exec: usize, stream: usize) {
+        let (runtime, _) = resolve(stream, own)?;
+        let _inside = runtime.seat.pass();
+        // It is where it is run.
+        runtime.execs.get(exec).map(drop)
+    }
+    "cuGraphLaunch" 10000 fn cuGraphLaunch, cuGraphLaunch_ptsz(exec: usize, stream: usize) {
+        current()?;
+        let (runtime, stream) = resolve(stream, own)?;
+        let _inside = runtime.seat.pass();
+        let exec = runtime.execs.get(exec)?;
+        if runtime.frontier(&stream)?.is_some() {
+            crate::log::once("the launch of a graph cannot be captured into another: add it as a child");
+            return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        exec.launch(runtime, &stream);
+        Ok(())
+    }
+}

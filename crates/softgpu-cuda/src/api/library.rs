@@ -1,0 +1,149 @@
+//! Libraries, which belong to no context, and their kernels.
+
+use super::function::{attribute, param_info};
+use super::{exports, put, put_if, text};
+use crate::image;
+use crate::module::{Library, LibraryKernel, read};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime, current};
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, PoisonError};
+
+fn load(place: *mut usize, image: *const c_void) -> Outcome {
+    let runtime = Runtime::get()?;
+    let _inside = runtime.seat.pass();
+    put(place, runtime.libraries.put(Arc::new(Library::new(read(&image::text_at(image)?)?))))
+}
+
+/// The context in which a question about a card is answered: the current one, if it is on that card.
+fn on(runtime: &Runtime, device: c_int) -> Outcome<Arc<Context>> {
+    let card = runtime.card(device)?;
+    if let Ok((_, context)) = current()
+        && context.card == card
+    {
+        return Ok(context);
+    }
+    let primary = runtime.primary[card].lock().unwrap_or_else(PoisonError::into_inner);
+    primary.context.clone().ok_or(CuResult::INVALID_CONTEXT)
+}
+
+fn kernel(handle: usize) -> Outcome<(&'static Runtime, Arc<LibraryKernel>)> {
+    let runtime = Runtime::get()?;
+    Ok((runtime, runtime.kernels.get(handle)?))
+}
+
+exports! {
+    "cuLibraryLoadData" 12000 fn cuLibraryLoadData(
+        place: *mut usize,
+        image: *const c_void,
+        _options: *mut c_int,
+        _values: *mut *mut c_void,
+        _count: u32,
+        _library_options: *mut c_int,
+        _library_values: *mut *mut c_void,
+        _library_count: u32,
+    ) {
+        load(place, image)
+    }
+    "cuLibraryLoadFromFile" 12000 fn cuLibraryLoadFromFile(
+        place: *mut usize,
+        name: *const c_char,
+        _options: *mut c_int,
+        _values: *mut *mut c_void,
+        _count: u32,
+        _library_options: *mut c_int,
+        _library_values: *mut *mut c_void,
+        _library_count: u32,
+    ) {
+        let image = image::file(text(name)?)?;
+        load(place, image.as_ptr().cast())
+    }
+    "cuLibraryUnload" 12000 fn cuLibraryUnload(library: usize) {
+        let runtime = Runtime::get()?;
+        runtime.libraries.get(library)?;
+        // Its kernels may be under way.
+        runtime.engine.wait(&runtime.engine.last_of_all(None));
+        let _inside = runtime.seat.pass();
+        runtime.libraries.take(library)?.unload(runtime);
+        Ok(())
+    }
+    "cuLibraryGetKernel" 12000 fn cuLibraryGetKernel(place: *mut usize, library: usize, name: *const c_char) {
+        let runtime = Runtime::get()?;
+        put(place, runtime.libraries.get(library)?.kernel(runtime, library, text(name)?)?)
+    }
+    "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: *mut u32, library: usize) {
+        put(count, Runtime::get()?.libraries.get(library)?.module.kernels().count() as u32)
+    }
+    "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(places: *mut usize, count: u32, library: usize) {
+        let runtime = Runtime::get()?;
+        let own = runtime.libraries.get(library)?;
+        for (number, kernel) in own.module.kernels().take(count as usize).enumerate() {
+            put(places.wrapping_add(number), own.kernel(runtime, library, kernel.name())?)?;
+        }
+        Ok(())
+    }
+    "cuLibraryGetModule" 12000 fn cuLibraryGetModule(place: *mut usize, library: usize) {
+        let (runtime, context) = current()?;
+        put(place, runtime.libraries.get(library)?.module_in(runtime, &context)?)
+    }
+    "cuLibraryGetGlobal" 12000 fn cuLibraryGetGlobal(
+        place: *mut u64,
+        bytes: *mut usize,
+        library: usize,
+        name: *const c_char,
+    ) {
+        let (runtime, context) = current()?;
+        let module = runtime.libraries.get(library)?.module_in(runtime, &context)?;
+        let (at, length) = runtime.modules.get(module)?.variable(text(name)?)?;
+        put_if(bytes, length as usize)?;
+        put_if(place, at)
+    }
+    "cuLibraryGetManaged" 12000 fn cuLibraryGetManaged(
+        _place: *mut u64,
+        _bytes: *mut usize,
+        library: usize,
+        _name: *const c_char,
+    ) {
+        Runtime::get()?.libraries.get(library)?;
+        // No variable of PTX is managed here.
+        Err(CuResult::NOT_FOUND)
+    }
+    "cuKernelGetFunction" 12000 fn cuKernelGetFunction(place: *mut usize, handle: usize) {
+        let (runtime, context) = current()?;
+        put(place, kernel(handle)?.1.function_in(runtime, &context)?)
+    }
+    "cuKernelGetLibrary" 12050 fn cuKernelGetLibrary(place: *mut usize, handle: usize) {
+        put(place, kernel(handle)?.1.library_handle)
+    }
+    "cuKernelGetName" 12030 fn cuKernelGetName(place: *mut *const c_char, handle: usize) {
+        put(place, kernel(handle)?.1.name.as_ptr())
+    }
+    "cuKernelGetAttribute" 12000 fn cuKernelGetAttribute(
+        value: *mut c_int,
+        which: c_int,
+        handle: usize,
+        device: c_int,
+    ) {
+        let (runtime, own) = kernel(handle)?;
+        attribute(runtime, value, which, own.function_in(runtime, &*on(runtime, device)?)?)
+    }
+    "cuKernelSetAttribute" 12000 fn cuKernelSetAttribute(which: c_int, value: c_int, handle: usize, device: c_int) {
+        let (runtime, own) = kernel(handle)?;
+        let function = own.function_in(runtime, &*on(runtime, device)?)?;
+        runtime.functions.get(function)?.set_attribute(which, value)
+    }
+    "cuKernelSetCacheConfig" 12000 fn cuKernelSetCacheConfig(handle: usize, _config: c_int, device: c_int) {
+        let (runtime, _) = kernel(handle)?;
+        runtime.card(device).map(drop)
+    }
+    "cuKernelGetParamInfo" 12040 fn cuKernelGetParamInfo(
+        handle: usize,
+        number: usize,
+        offset: *mut usize,
+        size: *mut usize,
+    ) {
+        let (_, own) = kernel(handle)?;
+        let name = own.name.to_str().map_err(|_| CuResult::NOT_FOUND)?;
+        param_info(own.library.module.kernel(name).ok_or(CuResult::NOT_FOUND)?, number, offset, size)
+    }
+}

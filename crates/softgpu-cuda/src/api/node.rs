@@ -1,0 +1,390 @@
+//! Nodes of graphs: adding, asking and changing them, in a graph or in one that was made ready.
+
+use super::copy::Memcpy3D;
+use super::function::function;
+use super::{exports, list, put, take};
+use crate::function::{Call, Given, Shape};
+use crate::graph::{Exec, Node};
+use crate::log;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime, current, named};
+use crate::work::{Fill, HostCall, Work};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// `CUDA_KERNEL_NODE_PARAMS`, first form; the second adds a library's kernel and a context.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct KernelNode {
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    each: *mut *mut c_void,
+    extra: *mut *mut c_void,
+}
+
+/// The second form.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct KernelNodeV2 {
+    first: KernelNode,
+    kernel: usize,
+    context: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FillNode {
+    at: u64,
+    pitch: usize,
+    value: u32,
+    element: u32,
+    width: usize,
+    height: usize,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct HostNode {
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+}
+
+/// `CUgraphNodeParams`: the kind of node, and what it needs.
+#[repr(C)]
+pub struct AnyNode {
+    kind: c_int,
+    reserved: [c_int; 3],
+    params: [u64; 29],
+    end: u64,
+}
+
+/// Which form of a kernel's parameters a program gives.
+#[derive(Clone, Copy)]
+enum Form {
+    First(*const KernelNode),
+    Second(*const KernelNodeV2),
+}
+
+fn kernel_work(runtime: &Runtime, form: Form) -> Outcome<(Arc<Context>, Work)> {
+    let (params, kernel, context) = match form {
+        Form::First(params) => (take(params)?, 0, 0),
+        Form::Second(params) => {
+            let params = take(params)?;
+            (params.first, params.kernel, params.context)
+        }
+    };
+    let (_, context) = named(context)?;
+    let handle = if params.function == 0 { kernel } else { params.function };
+    let shape = Shape { grid: params.grid, block: params.block, shared: params.shared };
+    let call =
+        function(runtime, &context, handle)?.call(handle, shape, Given { each: params.each, extra: params.extra })?;
+    Ok((context, Work::Kernel(call)))
+}
+
+fn copy_work(runtime: &Runtime, params: *const Memcpy3D) -> Outcome<Work> {
+    let copy = take(params)?.copy()?;
+    copy.check(runtime)?;
+    Ok(Work::Copy(copy))
+}
+
+fn fill_work(runtime: &Runtime, params: *const FillNode) -> Outcome<Work> {
+    let FillNode { at, pitch, value, element, width, height } = take(params)?;
+    let fill = Fill { at, pitch: pitch as u64, value, element, width: width as u64, height: height as u64 };
+    fill.check(runtime)?;
+    Ok(Work::Fill(fill))
+}
+
+fn host_work(params: *const HostNode) -> Outcome<Work> {
+    let HostNode { function, data } = take(params)?;
+    Ok(Work::Host(HostCall { function: function.ok_or(CuResult::INVALID_VALUE)?, data }))
+}
+
+fn child_work(runtime: &Runtime, graph: usize) -> Outcome<Work> {
+    let graph = runtime.graphs.get(graph).map_err(|_| CuResult::INVALID_VALUE)?;
+    Ok(Work::Graph(graph.duplicate(runtime).0))
+}
+
+/// The work of a node in the form that serves for all kinds.
+fn any_work(runtime: &Runtime, params: *const AnyNode) -> Outcome<(Arc<Context>, Work)> {
+    if params.is_null() {
+        return Err(CuResult::INVALID_VALUE);
+    }
+    // SAFETY: the caller of the C function promises a structure of that kind.
+    let (kind, inner) = unsafe { ((*params).kind, &raw const (*params).params) };
+    let (_, context) = current()?;
+    let handle = || take(inner.cast::<usize>());
+    let event = || runtime.events.get(handle()?);
+    let work = match kind {
+        0 => return kernel_work(runtime, Form::Second(inner.cast())),
+        // Flags, a reserved number and a context come first.
+        1 => copy_work(runtime, inner.cast::<u64>().wrapping_add(2).cast())?,
+        2 => fill_work(runtime, inner.cast())?,
+        3 => host_work(inner.cast())?,
+        4 => child_work(runtime, handle()?)?,
+        5 => Work::Nothing,
+        6 => Work::Await(event()?),
+        7 => Work::Record(event()?),
+        _ => {
+            log::once(
+                "nodes of this kind are not supported: kernels, copies, fills, host functions, graphs and events are",
+            );
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+    };
+    Ok((context, work))
+}
+
+/// Where a new node goes: its graph, and the nodes it comes after.
+struct Place {
+    graph: usize,
+    after: *const usize,
+    count: usize,
+}
+
+fn add(node: *mut usize, place: &Place, context: Arc<Context>, work: Work) -> Outcome {
+    let runtime = Runtime::get()?;
+    let graph = runtime.graphs.get(place.graph).map_err(|_| CuResult::INVALID_VALUE)?;
+    let own = Node::new(&graph, context, work);
+    graph.add(runtime, &own, &list(place.after, place.count)?)?;
+    put(node, own.handle)
+}
+
+fn node(handle: usize) -> Outcome<(&'static Runtime, Arc<Node>)> {
+    let runtime = Runtime::get()?;
+    Ok((runtime, runtime.nodes.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
+}
+
+fn exec(handle: usize) -> Outcome<(&'static Runtime, Arc<Exec>)> {
+    let runtime = Runtime::get()?;
+    Ok((runtime, runtime.execs.get(handle)?))
+}
+
+fn kernel_of(handle: usize) -> Outcome<(Arc<Node>, Arc<Call>)> {
+    let (_, node) = node(handle)?;
+    let Work::Kernel(call) = node.work() else { return Err(CuResult::INVALID_VALUE) };
+    Ok((node, call))
+}
+
+fn kernel_params(call: &Call) -> KernelNode {
+    KernelNode {
+        function: call.handle,
+        grid: call.shape.grid,
+        block: call.shape.block,
+        shared: call.shape.shared,
+        // As long as the node has this work, the places stay.
+        each: call.places.as_ptr().cast_mut(),
+        extra: std::ptr::null_mut(),
+    }
+}
+
+fn event_of(handle: usize, place: *mut usize) -> Outcome {
+    let (runtime, node) = node(handle)?;
+    let (Work::Await(event) | Work::Record(event)) = node.work() else { return Err(CuResult::INVALID_VALUE) };
+    let found = runtime.events.find(|own| std::ptr::eq(own, &*event));
+    put(place, found.map_or(0, |(handle, _)| handle))
+}
+
+exports! {
+    "cuGraphAddKernelNode" 10000 fn cuGraphAddKernelNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const KernelNode,
+    ) {
+        let (context, work) = kernel_work(Runtime::get()?, Form::First(params))?;
+        add(place, &Place { graph, after, count }, context, work)
+    }
+    "cuGraphAddKernelNode" 12000 fn cuGraphAddKernelNode_v2(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const KernelNodeV2,
+    ) {
+        let (context, work) = kernel_work(Runtime::get()?, Form::Second(params))?;
+        add(place, &Place { graph, after, count }, context, work)
+    }
+    "cuGraphAddMemcpyNode" 10000 fn cuGraphAddMemcpyNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const Memcpy3D, context: usize,
+    ) {
+        let (runtime, context) = named(context)?;
+        add(place, &Place { graph, after, count }, context, copy_work(runtime, params)?)
+    }
+    "cuGraphAddMemsetNode" 10000 fn cuGraphAddMemsetNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const FillNode, context: usize,
+    ) {
+        let (runtime, context) = named(context)?;
+        add(place, &Place { graph, after, count }, context, fill_work(runtime, params)?)
+    }
+    "cuGraphAddHostNode" 10000 fn cuGraphAddHostNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const HostNode,
+    ) {
+        add(place, &Place { graph, after, count }, current()?.1, host_work(params)?)
+    }
+    "cuGraphAddChildGraphNode" 10000 fn cuGraphAddChildGraphNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, child: usize,
+    ) {
+        let (runtime, context) = current()?;
+        add(place, &Place { graph, after, count }, context, child_work(runtime, child)?)
+    }
+    "cuGraphAddEmptyNode" 10000 fn cuGraphAddEmptyNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize,
+    ) {
+        add(place, &Place { graph, after, count }, current()?.1, Work::Nothing)
+    }
+    "cuGraphAddEventRecordNode" 11010 fn cuGraphAddEventRecordNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
+    ) {
+        let (runtime, context) = current()?;
+        add(place, &Place { graph, after, count }, context, Work::Record(runtime.events.get(event)?))
+    }
+    "cuGraphAddEventWaitNode" 11010 fn cuGraphAddEventWaitNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, event: usize,
+    ) {
+        let (runtime, context) = current()?;
+        add(place, &Place { graph, after, count }, context, Work::Await(runtime.events.get(event)?))
+    }
+    "cuGraphAddNode" 12020 fn cuGraphAddNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const AnyNode,
+    ) {
+        let (context, work) = any_work(Runtime::get()?, params)?;
+        add(place, &Place { graph, after, count }, context, work)
+    }
+    "cuGraphAddNode" 12030 fn cuGraphAddNode_v2(
+        place: *mut usize,
+        graph: usize,
+        after: *const usize,
+        _edges: *const c_void,
+        count: usize,
+        params: *const AnyNode,
+    ) {
+        let (context, work) = any_work(Runtime::get()?, params)?;
+        add(place, &Place { graph, after, count }, context, work)
+    }
+    "cuGraphNodeGetType" 10000 fn cuGraphNodeGetType(handle: usize, kind: *mut c_int) {
+        put(kind, node(handle)?.1.work().kind())
+    }
+    "cuGraphDestroyNode" 10000 fn cuGraphDestroyNode(handle: usize) {
+        let (runtime, node) = node(handle)?;
+        runtime.graphs.get(node.graph).map_err(|_| CuResult::INVALID_VALUE)?.remove(runtime, handle);
+        Ok(())
+    }
+    "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(handle: usize, params: *mut KernelNode) {
+        put(params, kernel_params(&kernel_of(handle)?.1))
+    }
+    "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(handle: usize, params: *mut KernelNodeV2) {
+        let (node, call) = kernel_of(handle)?;
+        put(params, KernelNodeV2 { first: kernel_params(&call), kernel: 0, context: node.context.handle })
+    }
+    "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(handle: usize, params: *const KernelNode) {
+        let (runtime, node) = node(handle)?;
+        node.set(kernel_work(runtime, Form::First(params))?.1)
+    }
+    "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(handle: usize, params: *const KernelNodeV2) {
+        let (runtime, node) = node(handle)?;
+        node.set(kernel_work(runtime, Form::Second(params))?.1)
+    }
+    "cuGraphMemcpyNodeSetParams" 10000 fn cuGraphMemcpyNodeSetParams(handle: usize, params: *const Memcpy3D) {
+        let (runtime, node) = node(handle)?;
+        node.set(copy_work(runtime, params)?)
+    }
+    "cuGraphMemsetNodeGetParams" 10000 fn cuGraphMemsetNodeGetParams(handle: usize, params: *mut FillNode) {
+        let Work::Fill(fill) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        let Fill { at, pitch, value, element, width, height } = fill;
+        put(params, FillNode {
+            at,
+            pitch: pitch as usize,
+            value,
+            element,
+            width: width as usize,
+            height: height as usize,
+        })
+    }
+    "cuGraphMemsetNodeSetParams" 10000 fn cuGraphMemsetNodeSetParams(handle: usize, params: *const FillNode) {
+        let (runtime, node) = node(handle)?;
+        node.set(fill_work(runtime, params)?)
+    }
+    "cuGraphHostNodeGetParams" 10000 fn cuGraphHostNodeGetParams(handle: usize, params: *mut HostNode) {
+        let Work::Host(call) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        put(params, HostNode { function: Some(call.function), data: call.data })
+    }
+    "cuGraphHostNodeSetParams" 10000 fn cuGraphHostNodeSetParams(handle: usize, params: *const HostNode) {
+        node(handle)?.1.set(host_work(params)?)
+    }
+    "cuGraphChildGraphNodeGetGraph" 10000 fn cuGraphChildGraphNodeGetGraph(handle: usize, place: *mut usize) {
+        let Work::Graph(graph) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        put(place, graph.handle)
+    }
+    "cuGraphEventRecordNodeGetEvent" 11010 fn cuGraphEventRecordNodeGetEvent(handle: usize, place: *mut usize) {
+        event_of(handle, place)
+    }
+    "cuGraphEventRecordNodeSetEvent" 11010 fn cuGraphEventRecordNodeSetEvent(handle: usize, event: usize) {
+        let (runtime, node) = node(handle)?;
+        node.set(Work::Record(runtime.events.get(event)?))
+    }
+    "cuGraphEventWaitNodeGetEvent" 11010 fn cuGraphEventWaitNodeGetEvent(handle: usize, place: *mut usize) {
+        event_of(handle, place)
+    }
+    "cuGraphEventWaitNodeSetEvent" 11010 fn cuGraphEventWaitNodeSetEvent(handle: usize, event: usize) {
+        let (runtime, node) = node(handle)?;
+        node.set(Work::Await(runtime.events.get(event)?))
+    }
+    "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(handle: usize, params: *const AnyNode) {
+        let (runtime, node) = node(handle)?;
+        node.set(any_work(runtime, params)?.1)
+    }
+    "cuGraphExecKernelNodeSetParams" 10010 fn cuGraphExecKernelNodeSetParams(
+        handle: usize, node: usize, params: *const KernelNode,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, kernel_work(runtime, Form::First(params))?.1)
+    }
+    "cuGraphExecKernelNodeSetParams" 12000 fn cuGraphExecKernelNodeSetParams_v2(
+        handle: usize, node: usize, params: *const KernelNodeV2,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, kernel_work(runtime, Form::Second(params))?.1)
+    }
+    "cuGraphExecMemcpyNodeSetParams" 10020 fn cuGraphExecMemcpyNodeSetParams(
+        handle: usize, node: usize, params: *const Memcpy3D, _context: usize,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, copy_work(runtime, params)?)
+    }
+    "cuGraphExecMemsetNodeSetParams" 10020 fn cuGraphExecMemsetNodeSetParams(
+        handle: usize, node: usize, params: *const FillNode, _context: usize,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, fill_work(runtime, params)?)
+    }
+    "cuGraphExecHostNodeSetParams" 10020 fn cuGraphExecHostNodeSetParams(
+        handle: usize, node: usize, params: *const HostNode,
+    ) {
+        exec(handle)?.1.set(node, host_work(params)?)
+    }
+    "cuGraphExecChildGraphNodeSetParams" 11010 fn cuGraphExecChildGraphNodeSetParams(
+        handle: usize, node: usize, child: usize,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, child_work(runtime, child)?)
+    }
+    "cuGraphExecEventRecordNodeSetEvent" 11010 fn cuGraphExecEventRecordNodeSetEvent(
+        handle: usize, node: usize, event: usize,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, Work::Record(runtime.events.get(event)?))
+    }
+    "cuGraphExecEventWaitNodeSetEvent" 11010 fn cuGraphExecEventWaitNodeSetEvent(
+        handle: usize, node: usize, event: usize,
+    ) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, Work::Await(runtime.events.get(event)?))
+    }
+    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(handle: usize, node: usize, params: *const AnyNode) {
+        let (runtime, exec) = exec(handle)?;
+        exec.set(node, any_work(runtime, params)?.1)
+    }
+    "cuGraphNodeSetEnabled" 11060 fn cuGraphNodeSetEnabled(handle: usize, node: usize, is_enabled: u32) {
+        exec(handle)?.1.enable(node, is_enabled != 0)
+    }
+    "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(handle: usize, node: usize, is_enabled: *mut u32) {
+        put(is_enabled, exec(handle)?.1.is_enabled(node)?.into())
+    }
+}

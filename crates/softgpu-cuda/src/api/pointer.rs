@@ -1,0 +1,95 @@
+//! What is known about an address.
+
+use super::{exports, list, put};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Runtime, current};
+use crate::space::{Access, Backing, Kind};
+use std::ffi::{c_int, c_void};
+
+/// `CU_MEMORYTYPE_HOST` and `…_DEVICE`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+
+/// Answers one question about an address. `is_strict`: an address that is not known is an error, and
+/// not answered with nothing.
+fn answer(runtime: &Runtime, place: *mut c_void, attribute: c_int, at: u64, is_strict: bool) -> Outcome {
+    let held = runtime.space.hold();
+    let Some((first, block)) = held.find(at) else {
+        return match attribute {
+            _ if is_strict => Err(CuResult::INVALID_VALUE),
+            2 | 6 | 8 | 10 | 13 | 14 | 15 | 16 | 21 => put(place.cast(), 0_u32),
+            9 => put(place.cast(), -2_i32),
+            1 | 3 | 4 | 7 | 11 | 12 | 17..=20 => put(place.cast(), 0_u64),
+            _ => Err(CuResult::INVALID_VALUE),
+        };
+    };
+    let is_host = block.kind.is_host();
+    let is_mapped = block.kind == Kind::Mapped;
+    match attribute {
+        // Memory that a program mapped itself is of no context.
+        1 => put(place.cast(), if is_mapped { 0 } else { block.context }),
+        2 => put(place.cast(), if is_host { HOST } else { DEVICE }),
+        3 => put(place.cast(), at),
+        4 if is_host || block.kind == Kind::Managed => put(place.cast(), at),
+        4 => Err(CuResult::INVALID_VALUE),
+        6 => put(place.cast(), 0_u32),
+        7 | 20 => put(place.cast(), block.id),
+        8 => put(place.cast(), u8::from(block.kind == Kind::Managed)),
+        9 => put(place.cast(), runtime.device(block.card)),
+        10 => put(place.cast(), 0_u8),
+        11 => put(place.cast(), first),
+        12 => put(place.cast(), block.bytes),
+        13 => put(place.cast(), 1_u8),
+        14 => put(
+            place.cast(),
+            match &*block.backing {
+                Backing::Physical(physical) => u64::from(physical.handle_types),
+                _ => 0,
+            },
+        ),
+        15 => put(place.cast(), 0_u8),
+        16 => put(
+            place.cast(),
+            match block.access {
+                Access::None => 0_u32,
+                Access::Read => 1,
+                Access::Write => 3,
+            },
+        ),
+        17 => put(place.cast(), if let Kind::Pool(pool) = block.kind { pool } else { 0 }),
+        18 => put(place.cast(), block.bytes),
+        19 => put(place.cast(), first),
+        21 => put(place.cast(), 0_u8),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+exports! {
+    "cuPointerGetAttribute" 4000 fn cuPointerGetAttribute(place: *mut c_void, attribute: c_int, at: u64) {
+        answer(current()?.0, place, attribute, at, true)
+    }
+    "cuPointerGetAttributes" 7000 fn cuPointerGetAttributes(
+        count: u32,
+        attributes: *const c_int,
+        places: *const *mut c_void,
+        at: u64,
+    ) {
+        let (runtime, _) = current()?;
+        let (attributes, places) = (list(attributes, count as usize)?, list(places, count as usize)?);
+        for (attribute, place) in attributes.into_iter().zip(places) {
+            // What an address does not have is nothing.
+            if answer(runtime, place, attribute, at, false).is_err() {
+                put(place.cast(), 0_u64)?;
+            }
+        }
+        Ok(())
+    }
+    "cuPointerSetAttribute" 6000 fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, at: u64) {
+        let (runtime, _) = current()?;
+        // Only that copies are done when they return, which they are.
+        if value.is_null() || attribute != 6 || runtime.space.hold().find(at).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}

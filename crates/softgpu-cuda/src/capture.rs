@@ -1,0 +1,224 @@
+//! Capture: work that goes into a graph instead of being done.
+//!
+//! A captured stream has a frontier: the nodes that its next one comes after. An event that is
+//! recorded there carries the frontier; a stream that waits for the event joins the capture. At the
+//! end everything that joined must have been joined back into the stream where it began.
+
+use crate::engine::Books;
+use crate::graph::{Graph, Node};
+use crate::result::{CuResult, Outcome};
+use crate::runtime::Runtime;
+use crate::stream::Stream;
+use crate::work::Work;
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+/// Where a stream is in a capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frontier {
+    /// Which capture.
+    pub capture: u64,
+    /// The nodes that the next one comes after, by handle.
+    pub nodes: Vec<usize>,
+}
+
+/// Whose calls a capture forbids that could spoil it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Mode {
+    /// Everybody's.
+    Global = 0,
+    /// Those of the thread that began it.
+    ThreadLocal = 1,
+    /// Nobody's.
+    Relaxed = 2,
+}
+
+impl Mode {
+    /// By the driver API's number.
+    pub fn from_number(number: i32) -> Outcome<Mode> {
+        [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
+            .into_iter()
+            .find(|mode| *mode as i32 == number)
+            .ok_or(CuResult::INVALID_VALUE)
+    }
+}
+
+/// A graph that grows.
+pub struct Capture {
+    /// What was captured so far.
+    pub graph: Arc<Graph>,
+    /// The stream where it began.
+    origin: usize,
+    mode: Mode,
+    thread: ThreadId,
+    /// It was spoilt.
+    pub is_invalid: bool,
+}
+
+/// All captures under way.
+#[derive(Default)]
+pub struct Captures {
+    next: u64,
+    open: HashMap<u64, Capture>,
+}
+
+impl Captures {
+    /// One of them.
+    pub fn get(&self, id: u64) -> Option<&Capture> {
+        self.open.get(&id)
+    }
+}
+
+thread_local! {
+    /// What this thread says about calls that could spoil a capture.
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+}
+
+/// Changes what this thread says; returns what it said before.
+pub fn exchange_mode(mode: Mode) -> Mode {
+    MODE.replace(mode)
+}
+
+fn spoil(books: &mut Books, is: impl Fn(&Capture) -> bool) {
+    books.captures.open.values_mut().filter(|capture| is(capture)).for_each(|capture| capture.is_invalid = true);
+}
+
+impl Runtime {
+    /// A call that must not happen while something is captured.
+    pub fn refuse_unsafe(&self) -> Outcome {
+        let mut books = self.engine.books();
+        if books.captures.open.is_empty() || MODE.get() == Mode::Relaxed {
+            return Ok(());
+        }
+        let (own, thread) = (MODE.get(), std::thread::current().id());
+        let forbids = |capture: &Capture| match capture.mode {
+            Mode::Global => own == Mode::Global || capture.thread == thread,
+            Mode::ThreadLocal => capture.thread == thread,
+            Mode::Relaxed => false,
+        };
+        if !books.captures.open.values().any(forbids) {
+            return Ok(());
+        }
+        spoil(&mut books, forbids);
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Where a stream is in a capture; none if it is not captured.
+    pub fn frontier(&self, stream: &Stream) -> Outcome<Option<Frontier>> {
+        let mut books = self.engine.books();
+        let found = books.lane(stream).frontier.clone();
+        if let Some(frontier) = &found {
+            let is_good = books.captures.get(frontier.capture).is_some_and(|capture| !capture.is_invalid);
+            return if is_good { Ok(found) } else { Err(CuResult::STREAM_CAPTURE_INVALIDATED) };
+        }
+        if stream.is_legacy && books.is_blocking_lane_captured(stream.context.handle) {
+            spoil(&mut books, |_| true);
+            return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(None)
+    }
+
+    /// A call that waits for a stream: not while it is captured.
+    pub fn refuse_capture(&self, stream: &Stream) -> Outcome {
+        let Some(frontier) = self.frontier(stream)? else { return Ok(()) };
+        if let Some(capture) = self.engine.books().captures.open.get_mut(&frontier.capture) {
+            capture.is_invalid = true;
+        }
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Puts work into the capture of a stream, if it has one.
+    pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Work) -> Outcome<bool> {
+        let Some(frontier) = self.frontier(stream)? else { return Ok(false) };
+        let mut books = self.engine.books();
+        let capture = books.captures.open.get(&frontier.capture).ok_or(CuResult::STREAM_CAPTURE_INVALIDATED)?;
+        let graph = Arc::clone(&capture.graph);
+        let node = Node::new(&graph, Arc::clone(&stream.context), work());
+        graph.add(self, &node, &frontier.nodes)?;
+        books.lane(stream).frontier = Some(Frontier { nodes: vec![node.handle], ..frontier });
+        Ok(true)
+    }
+
+    /// Begins to capture a stream, into a graph there is or a new one.
+    pub fn begin_capture(&self, stream: &Stream, mode: Mode, into: Option<Arc<Graph>>, after: Vec<usize>) -> Outcome {
+        if stream.is_legacy {
+            return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let mut books = self.engine.books();
+        if books.lane(stream).frontier.is_some() {
+            return Err(CuResult::ILLEGAL_STATE);
+        }
+        books.captures.next += 1;
+        let id = books.captures.next;
+        let graph = into.unwrap_or_else(|| Graph::create(self));
+        let thread = std::thread::current().id();
+        let capture = Capture { graph, origin: stream.handle, mode, thread, is_invalid: false };
+        books.captures.open.insert(id, capture);
+        books.lane(stream).frontier = Some(Frontier { capture: id, nodes: after });
+        Ok(())
+    }
+
+    /// Ends the capture that began in a stream. Returns the graph.
+    pub fn end_capture(&self, stream: &Stream) -> Outcome<Arc<Graph>> {
+        let mut books = self.engine.books();
+        let Some(frontier) = books.lane(stream).frontier.clone() else { return Err(CuResult::ILLEGAL_STATE) };
+        let capture = books.captures.open.get(&frontier.capture).ok_or(CuResult::ILLEGAL_STATE)?;
+        if capture.origin != stream.handle {
+            return Err(CuResult::STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != Mode::Relaxed && capture.thread != std::thread::current().id() {
+            return Err(CuResult::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let Some(capture) = books.captures.open.remove(&frontier.capture) else { return Err(CuResult::ILLEGAL_STATE) };
+        let joined = capture.graph.all_before(&frontier.nodes);
+        let mut is_unjoined = false;
+        for (_, lane) in books.lanes() {
+            if let Some(own) = lane.frontier.take_if(|own| own.capture == frontier.capture) {
+                is_unjoined |= own.nodes.iter().any(|node| !joined.contains(node));
+            }
+        }
+        drop(books);
+        if capture.is_invalid || is_unjoined {
+            capture.graph.destroy(self);
+            let why = if capture.is_invalid {
+                CuResult::STREAM_CAPTURE_INVALIDATED
+            } else {
+                CuResult::STREAM_CAPTURE_UNJOINED
+            };
+            return Err(why);
+        }
+        Ok(capture.graph)
+    }
+
+    /// A stream comes after an event that was captured.
+    pub fn join(&self, stream: &Stream, other: &Frontier) -> Outcome {
+        if stream.is_legacy {
+            return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
+        }
+        let mut books = self.engine.books();
+        if books.captures.get(other.capture).is_none_or(|capture| capture.is_invalid) {
+            return Err(CuResult::CAPTURED_EVENT);
+        }
+        let lane = books.lane(stream);
+        let own = lane.frontier.get_or_insert_with(|| Frontier { capture: other.capture, nodes: Vec::new() });
+        if own.capture != other.capture {
+            return Err(CuResult::STREAM_CAPTURE_MERGE);
+        }
+        let all: BTreeSet<usize> = own.nodes.iter().chain(&other.nodes).copied().collect();
+        own.nodes = all.into_iter().collect();
+        Ok(())
+    }
+
+    /// Sets, or adds to, what the next node of a captured stream comes after.
+    pub fn set_frontier(&self, stream: &Stream, nodes: Vec<usize>, is_added: bool) -> Outcome {
+        let mut books = self.engine.books();
+        let Some(own) = &mut books.lane(stream).frontier else { return Err(CuResult::ILLEGAL_STATE) };
+        let old = if is_added { std::mem::take(&mut own.nodes) } else { Vec::new() };
+        let all: BTreeSet<usize> = old.into_iter().chain(nodes).collect();
+        own.nodes = all.into_iter().collect();
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! Kernels as programs have them, and their launches.
+
+use crate::log;
+use crate::module::Loaded;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime};
+use std::ffi::{CString, c_int, c_void};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use sublet_ptx::{Fault, FaultKind, Kernel, Launch, run};
+use sublet_softgpu::state::now_ns;
+
+/// Threads of a block, at most.
+pub const BLOCK_MAX: u32 = 1024;
+/// Shared bytes of a block: usually, and if the program asks for more.
+pub const SHARED_USUAL: u32 = 48 << 10;
+pub const SHARED_MAX: u32 = 64 << 10;
+/// Of a processor: threads, blocks, registers, shared bytes.
+const THREADS_OF_PROCESSOR: u32 = 1024;
+const BLOCKS_OF_PROCESSOR: u32 = 16;
+const REGISTERS_OF_PROCESSOR: u32 = 65_536;
+
+/// A kernel in a context.
+pub struct Function {
+    /// Of which module.
+    pub loaded: Arc<Loaded>,
+    /// The module's handle.
+    pub module: usize,
+    /// Its name.
+    pub name: CString,
+    /// Dynamic shared bytes it may be launched with.
+    max_dynamic_shared: AtomicI32,
+    carveout: AtomicI32,
+}
+
+/// A launch as it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared bytes.
+    pub shared: u32,
+}
+
+/// A kernel with its shape and parameters.
+pub struct Call {
+    /// Which.
+    pub function: Arc<Function>,
+    /// As the program named it.
+    pub handle: usize,
+    /// How many threads.
+    pub shape: Shape,
+    /// The parameters, side by side.
+    pub params: Vec<u8>,
+    /// Where each of them is, as programs ask for it back.
+    pub places: Vec<*mut c_void>,
+}
+
+// SAFETY: the places point into the parameters, which nobody changes.
+unsafe impl Send for Call {}
+// SAFETY: as above.
+unsafe impl Sync for Call {}
+
+impl Function {
+    /// A kernel of a module, if there is one of that name.
+    pub fn new(loaded: Arc<Loaded>, module: usize, name: &str) -> Outcome<Function> {
+        loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)?;
+        let name = CString::new(name).map_err(|_| CuResult::NOT_FOUND)?;
+        let (max_dynamic_shared, carveout) = (AtomicI32::new(SHARED_USUAL as i32), AtomicI32::new(-1));
+        Ok(Function { loaded, module, name, max_dynamic_shared, carveout })
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> Outcome<&Kernel> {
+        let name = self.name.to_str().map_err(|_| CuResult::NOT_FOUND)?;
+        self.loaded.module.kernel(name).ok_or(CuResult::NOT_FOUND)
+    }
+
+    /// A number about it, by `CUfunction_attribute`.
+    pub fn attribute(&self, attribute: c_int) -> Outcome<c_int> {
+        let kernel = self.kernel()?;
+        Ok(match attribute {
+            0 => kernel.max_block().map_or(BLOCK_MAX, |block| block.iter().product::<u32>()) as c_int,
+            1 => kernel.shared_bytes() as c_int,
+            3 => kernel.local_bytes() as c_int,
+            4 => kernel.registers().clamp(16, 255) as c_int,
+            5 | 6 => 75,
+            8 => self.max_dynamic_shared.load(SeqCst),
+            9 => self.carveout.load(SeqCst),
+            2 | 7 | 10..=15 => 0,
+            _ => return Err(CuResult::INVALID_VALUE),
+        })
+    }
+
+    /// Changes one of those that can be.
+    pub fn set_attribute(&self, attribute: c_int, value: c_int) -> Outcome {
+        match attribute {
+            8 => {
+                let room = SHARED_MAX.saturating_sub(self.kernel()?.shared_bytes()) as c_int;
+                if !(0..=room).contains(&value) {
+                    return Err(CuResult::INVALID_VALUE);
+                }
+                self.max_dynamic_shared.store(value, SeqCst);
+            }
+            9 if (-1..=100).contains(&value) => self.carveout.store(value, SeqCst),
+            // Clusters, which there are none of: any wish is as good.
+            11..=15 => {}
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    /// Blocks that a processor has room for at a time.
+    pub fn blocks_at_a_time(&self, threads: u32, dynamic_shared: u64) -> Outcome<u32> {
+        if threads == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let max = self.attribute(0)? as u32;
+        let shared = u64::from(self.kernel()?.shared_bytes()) + dynamic_shared;
+        if threads > max || shared > SHARED_MAX.into() {
+            return Ok(0);
+        }
+        let warps = threads.div_ceil(32);
+        let registers = (self.attribute(4)? as u32).next_multiple_of(8) * 32 * warps;
+        let by_shared = u64::from(SHARED_MAX).checked_div(shared).unwrap_or(u64::MAX);
+        let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
+        let by_threads = THREADS_OF_PROCESSOR / (warps * 32);
+        Ok(BLOCKS_OF_PROCESSOR.min(by_threads).min(REGISTERS_OF_PROCESSOR / registers).min(by_shared))
+    }
+
+    /// Whether it can be launched so.
+    fn check(&self, shape: &Shape) -> Outcome {
+        let threads = shape.block.iter().try_fold(1u32, |all, own| all.checked_mul(*own)).unwrap_or(u32::MAX);
+        let is_odd = shape.grid.contains(&0)
+            || shape.block.contains(&0)
+            || shape.grid[0] > i32::MAX as u32
+            || shape.grid[1..].iter().any(|count| *count > 65_535)
+            || shape.block[2] > 64
+            || threads > self.attribute(0)? as u32;
+        if is_odd || shape.shared > self.max_dynamic_shared.load(SeqCst) as u32 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if self.kernel()?.shared_bytes().saturating_add(shape.shared) > SHARED_MAX {
+            return Err(CuResult::LAUNCH_OUT_OF_RESOURCES);
+        }
+        Ok(())
+    }
+
+    /// A launch, with the parameters as the program gave them.
+    pub fn call(self: Arc<Function>, handle: usize, shape: Shape, given: Given) -> Outcome<Arc<Call>> {
+        self.check(&shape)?;
+        let mut params = given.gather(self.kernel()?)?;
+        let base = params.as_mut_ptr();
+        let places = self.kernel()?.params().iter().map(|param| base.wrapping_add(param.offset as usize).cast());
+        Ok(Arc::new(Call { places: places.collect(), function: self, handle, shape, params }))
+    }
+}
+
+/// Parameters as a program gives them: one pointer each, or one piece of memory.
+#[derive(Clone, Copy)]
+pub struct Given {
+    /// One pointer each.
+    pub each: *mut *mut c_void,
+    /// A list that names the piece and its size.
+    pub extra: *mut *mut c_void,
+}
+
+impl Given {
+    fn gather(self, kernel: &Kernel) -> Outcome<Vec<u8>> {
+        let mut bytes = vec![0; kernel.param_bytes() as usize];
+        if kernel.params().is_empty() {
+            return Ok(bytes);
+        }
+        if !self.extra.is_null() && self.each.is_null() {
+            self.unpack(&mut bytes)?;
+            return Ok(bytes);
+        }
+        if self.each.is_null() || !self.extra.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        for (number, param) in kernel.params().iter().enumerate() {
+            // SAFETY: the caller of the C function promises a pointer for each parameter of the kernel.
+            let place = unsafe { self.each.add(number).read() }.cast::<u8>();
+            if place.is_null() {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let own = &mut bytes[param.offset as usize..][..param.bytes as usize];
+            // SAFETY: and that there are as many bytes as the parameter has.
+            unsafe { std::ptr::copy_nonoverlapping(place, own.as_mut_ptr(), own.len()) };
+        }
+        Ok(bytes)
+    }
+
+    fn unpack(self, bytes: &mut [u8]) -> Outcome {
+        const POINTER: usize = 1;
+        const SIZE: usize = 2;
+        let (mut piece, mut size) = (std::ptr::null::<u8>(), 0);
+        let mut next = self.extra;
+        // SAFETY: the caller of the C function promises pairs of a number and a pointer that end with a zero.
+        unsafe {
+            while next.read() as usize != 0 {
+                match next.read() as usize {
+                    POINTER => piece = next.add(1).read().cast(),
+                    SIZE => size = next.add(1).read().cast::<usize>().read_unaligned(),
+                    _ => return Err(CuResult::INVALID_VALUE),
+                }
+                next = next.add(2);
+            }
+            if piece.is_null() || size < bytes.len() {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            std::ptr::copy_nonoverlapping(piece, bytes.as_mut_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+}
+
+impl Call {
+    /// Runs the kernel to its end.
+    pub fn run(&self, runtime: &Runtime, context: &Context) -> Outcome {
+        let kernel = self.function.kernel()?;
+        let begun = Instant::now();
+        let running = runtime.seat.kernel(context.card);
+        let memory = runtime.space.hold();
+        let done = run(&Launch {
+            module: &self.function.loaded.module,
+            kernel,
+            grid: self.shape.grid,
+            block: self.shape.block,
+            dynamic_shared: self.shape.shared,
+            params: &self.params,
+            variables: &self.function.loaded.variables,
+            memory: &memory,
+            stop: &context.stop,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            clock: &now_ns,
+            print: Some(&print),
+        });
+        drop(memory);
+        let percent = runtime.seat.state().cards()[context.card].slow_percent.load(SeqCst);
+        std::thread::sleep(slower(begun.elapsed(), percent));
+        drop(running);
+        done.map(drop).map_err(|fault| refusal(&fault))
+    }
+}
+
+/// What a kernel prints; a reader that is gone is no reason to stop.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn slower(took: Duration, percent: u32) -> Duration {
+    took.saturating_mul(percent) / 100
+}
+
+fn refusal(fault: &Fault) -> CuResult {
+    log::once(&fault.to_string());
+    match fault.kind {
+        FaultKind::OutOfRange { .. } => CuResult::ILLEGAL_ADDRESS,
+        FaultKind::Misaligned { .. } => CuResult::MISALIGNED_ADDRESS,
+        FaultKind::Assert { .. } => CuResult::ASSERT,
+        FaultKind::Trap => CuResult::ILLEGAL_INSTRUCTION,
+        FaultKind::Stopped => CuResult::LAUNCH_TIMEOUT,
+        _ => CuResult::LAUNCH_FAILED,
+    }
+}

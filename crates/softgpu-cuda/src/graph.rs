@@ -1,0 +1,323 @@
+//! Graphs: work with its order, to be done as often as wanted.
+
+use crate::engine::JobId;
+use crate::handles;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime};
+use crate::stream::Stream;
+use crate::work::Work;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A node: work of a graph.
+pub struct Node {
+    /// Its handle.
+    pub handle: usize,
+    /// The handle of its graph.
+    pub graph: usize,
+    /// Where it is done.
+    pub context: Arc<Context>,
+    work: Mutex<Work>,
+}
+
+impl Node {
+    /// A node that is in no graph's list yet.
+    pub fn new(graph: &Graph, context: Arc<Context>, work: Work) -> Arc<Node> {
+        Arc::new(Node { handle: handles::fresh(), graph: graph.handle, context, work: Mutex::new(work) })
+    }
+
+    /// What it does.
+    pub fn work(&self) -> Work {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It does something else of the same kind.
+    pub fn set(&self, work: Work) -> Outcome {
+        let mut own = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.kind() != work.kind() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        *own = work;
+        Ok(())
+    }
+}
+
+/// Nodes in the order they were made, and what each comes after.
+#[derive(Clone, Default)]
+pub struct Body {
+    /// The nodes.
+    pub nodes: Vec<Arc<Node>>,
+    /// From, to.
+    pub edges: BTreeSet<(usize, usize)>,
+}
+
+/// A graph.
+pub struct Graph {
+    /// Its handle.
+    pub handle: usize,
+    body: Mutex<Body>,
+}
+
+impl Graph {
+    /// A new one, without nodes.
+    pub fn create(runtime: &Runtime) -> Arc<Graph> {
+        let graph = Arc::new(Graph { handle: handles::fresh(), body: Mutex::default() });
+        runtime.graphs.put_as(graph.handle, Arc::clone(&graph));
+        graph
+    }
+
+    /// Its nodes and edges.
+    pub fn body(&self) -> MutexGuard<'_, Body> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a node after others of the graph.
+    pub fn add(&self, runtime: &Runtime, node: &Arc<Node>, after: &[usize]) -> Outcome {
+        let mut body = self.body();
+        if after.iter().any(|before| body.nodes.iter().all(|own| own.handle != *before)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        body.nodes.push(Arc::clone(node));
+        body.edges.extend(after.iter().map(|before| (*before, node.handle)));
+        drop(body);
+        runtime.nodes.put_as(node.handle, Arc::clone(node));
+        Ok(())
+    }
+
+    /// Adds edges; none that would make a ring.
+    pub fn connect(&self, edges: &[(usize, usize)]) -> Outcome {
+        let mut body = self.body();
+        let known: BTreeSet<usize> = body.nodes.iter().map(|node| node.handle).collect();
+        let is_odd = |(from, to): &(usize, usize)| from == to || !known.contains(from) || !known.contains(to);
+        if edges.iter().any(is_odd) || edges.iter().any(|edge| body.edges.contains(edge)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let mut changed = body.clone();
+        changed.edges.extend(edges);
+        order(&changed)?;
+        *body = changed;
+        Ok(())
+    }
+
+    /// Takes edges out.
+    pub fn disconnect(&self, edges: &[(usize, usize)]) -> Outcome {
+        let mut body = self.body();
+        if edges.iter().any(|edge| !body.edges.contains(edge)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        body.edges.retain(|edge| !edges.contains(edge));
+        Ok(())
+    }
+
+    /// Takes a node out.
+    pub fn remove(&self, runtime: &Runtime, node: usize) {
+        let mut body = self.body();
+        body.nodes.retain(|own| own.handle != node);
+        body.edges.retain(|(from, to)| *from != node && *to != node);
+        let _ = runtime.nodes.take(node);
+    }
+
+    /// These nodes and all that come before them.
+    pub fn all_before(&self, nodes: &[usize]) -> BTreeSet<usize> {
+        let body = self.body();
+        let (mut found, mut next) = (BTreeSet::new(), nodes.to_vec());
+        while let Some(node) = next.pop() {
+            if found.insert(node) {
+                next.extend(body.edges.iter().filter(|(_, to)| *to == node).map(|(from, _)| *from));
+            }
+        }
+        found
+    }
+
+    /// Forgets the graph and its nodes.
+    pub fn destroy(&self, runtime: &Runtime) {
+        let nodes: Vec<usize> = self.body().nodes.iter().map(|node| node.handle).collect();
+        nodes.into_iter().for_each(|node| self.remove(runtime, node));
+        let _ = runtime.graphs.take(self.handle);
+    }
+
+    /// The same once more. Returns the new nodes by the old ones.
+    pub fn duplicate(&self, runtime: &Runtime) -> (Arc<Graph>, BTreeMap<usize, usize>) {
+        let (copy, body) = (Graph::create(runtime), self.body().clone());
+        let mut new = BTreeMap::new();
+        for node in &body.nodes {
+            let own = Node::new(&copy, Arc::clone(&node.context), node.work());
+            new.insert(node.handle, own.handle);
+            copy.body().nodes.push(Arc::clone(&own));
+            runtime.nodes.put_as(own.handle, own);
+        }
+        copy.body().edges = body.edges.iter().filter_map(|(from, to)| Some((*new.get(from)?, *new.get(to)?))).collect();
+        (copy, new)
+    }
+}
+
+/// The places of the nodes in an order in which each comes after those before it.
+fn order(body: &Body) -> Outcome<Vec<usize>> {
+    let place: BTreeMap<usize, usize> = body.nodes.iter().enumerate().map(|(at, node)| (node.handle, at)).collect();
+    let mut missing = vec![0; body.nodes.len()];
+    let mut then: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (from, to) in &body.edges {
+        if let (Some(from), Some(to)) = (place.get(from), place.get(to)) {
+            missing[*to] += 1;
+            then.entry(*from).or_default().push(*to);
+        }
+    }
+    let mut ready: BTreeSet<usize> = (0..missing.len()).filter(|at| missing[*at] == 0).collect();
+    let mut sorted = Vec::with_capacity(missing.len());
+    while let Some(at) = ready.pop_first() {
+        sorted.push(at);
+        for next in then.get(&at).into_iter().flatten() {
+            missing[*next] -= 1;
+            if missing[*next] == 0 {
+                ready.insert(*next);
+            }
+        }
+    }
+    if sorted.len() == body.nodes.len() { Ok(sorted) } else { Err(CuResult::INVALID_VALUE) }
+}
+
+/// Work as it will be done: what, where, and after which of the earlier ones.
+type Step = (Work, Arc<Context>, Vec<usize>);
+
+/// A graph made ready: a copy of its work that later changes of the graph do not reach.
+pub struct Exec {
+    /// As it was made ready.
+    pub flags: u64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    graph: Body,
+    changed: BTreeMap<usize, Work>,
+    disabled: BTreeSet<usize>,
+    steps: Vec<Step>,
+}
+
+impl Exec {
+    /// Makes a graph ready.
+    pub fn new(graph: &Graph, flags: u64) -> Outcome<Exec> {
+        let graph = frozen(&graph.body());
+        let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
+        let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps };
+        Ok(Exec { flags, inner: Mutex::new(inner) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives it to a stream.
+    pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) -> JobId {
+        runtime.engine.submit_graph(runtime, stream, &self.inner().steps)
+    }
+
+    /// A node does something else of the same kind.
+    pub fn set(&self, node: usize, work: Work) -> Outcome {
+        let mut inner = self.inner();
+        let own = inner.graph.nodes.iter().find(|own| own.handle == node).ok_or(CuResult::INVALID_VALUE)?;
+        if own.work().kind() != work.kind() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        inner.changed.insert(node, work);
+        inner.refresh()
+    }
+
+    /// A node does nothing, or its work again.
+    pub fn enable(&self, node: usize, is_enabled: bool) -> Outcome {
+        let mut inner = self.inner();
+        if inner.graph.nodes.iter().all(|own| own.handle != node) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if is_enabled {
+            inner.disabled.remove(&node)
+        } else {
+            inner.disabled.insert(node)
+        };
+        inner.refresh()
+    }
+
+    /// Whether a node does its work.
+    pub fn is_enabled(&self, node: usize) -> Outcome<bool> {
+        let inner = self.inner();
+        if inner.graph.nodes.iter().all(|own| own.handle != node) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok(!inner.disabled.contains(&node))
+    }
+
+    /// Does what another graph of the same shape does. Returns the first node that is of another shape.
+    pub fn update(&self, graph: &Graph) -> Outcome<Option<usize>> {
+        let new = frozen(&graph.body());
+        let mut inner = self.inner();
+        let old = &inner.graph;
+        if old.nodes.len() != new.nodes.len() {
+            return Ok(new.nodes.last().map(|node| node.handle));
+        }
+        let odd = old.nodes.iter().zip(&new.nodes).find(|(old, new)| old.work().kind() != new.work().kind());
+        if let Some((_, node)) = odd {
+            return Ok(Some(node.handle));
+        }
+        let places = |body: &Body| -> BTreeSet<(usize, usize)> {
+            let place = |handle: usize| body.nodes.iter().position(|node| node.handle == handle).unwrap_or(usize::MAX);
+            body.edges.iter().map(|(from, to)| (place(*from), place(*to))).collect()
+        };
+        if places(old) != places(&new) {
+            return Ok(new.nodes.first().map(|node| node.handle));
+        }
+        // Nodes are still named as in the graph it was made of.
+        inner.changed = old.nodes.iter().zip(&new.nodes).map(|(old, new)| (old.handle, new.work())).collect();
+        inner.refresh()?;
+        Ok(None)
+    }
+}
+
+impl Inner {
+    fn refresh(&mut self) -> Outcome {
+        self.steps = steps(&self.graph, &self.changed, &self.disabled)?;
+        Ok(())
+    }
+}
+
+/// A body whose nodes nobody else changes.
+fn frozen(body: &Body) -> Body {
+    let copy = |node: &Arc<Node>| {
+        let (context, work) = (Arc::clone(&node.context), Mutex::new(node.work()));
+        Arc::new(Node { handle: node.handle, graph: node.graph, context, work })
+    };
+    Body { nodes: body.nodes.iter().map(copy).collect(), edges: body.edges.clone() }
+}
+
+/// The work of a graph in order; that of child graphs in their place.
+fn steps(body: &Body, changed: &BTreeMap<usize, Work>, disabled: &BTreeSet<usize>) -> Outcome<Vec<Step>> {
+    let mut steps: Vec<Step> = Vec::new();
+    // The step that is over when a node is.
+    let mut end: BTreeMap<usize, usize> = BTreeMap::new();
+    for at in order(body)? {
+        let node = &body.nodes[at];
+        let before = body.edges.iter().filter(|(_, to)| *to == node.handle);
+        let after: Vec<usize> = before.filter_map(|(from, _)| end.get(from).copied()).collect();
+        let work = match changed.get(&node.handle) {
+            _ if disabled.contains(&node.handle) => Work::Nothing,
+            Some(work) => work.clone(),
+            None => node.work(),
+        };
+        let context = Arc::clone(&node.context);
+        let last = if let Work::Graph(child) = &work {
+            let own = self::steps(&frozen(&child.body()), &BTreeMap::new(), &BTreeSet::new())?;
+            let first = steps.len();
+            for (work, context, inside) in own {
+                let inside = inside.into_iter().map(|step| step + first);
+                let all = if inside.len() == 0 { after.clone() } else { inside.collect() };
+                steps.push((work, context, all));
+            }
+            let all = if steps.len() == first { after } else { (first..steps.len()).collect() };
+            steps.push((Work::Nothing, context, all));
+            steps.len() - 1
+        } else {
+            steps.push((work, context, after));
+            steps.len() - 1
+        };
+        end.insert(node.handle, last);
+    }
+    Ok(steps)
+}

@@ -1,0 +1,62 @@
+//! Handles: numbers that a table gives out once. One that is not in its table is refused, so that no
+//! call follows a pointer somebody made up.
+
+use crate::result::{CuResult, Outcome};
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Handles look like addresses, and are none.
+static NEXT: AtomicU64 = AtomicU64::new(0x5000_0000);
+
+/// A number nobody had before.
+pub fn fresh() -> usize {
+    NEXT.fetch_add(16, Relaxed) as usize
+}
+
+/// Things by handle.
+pub struct Table<T>(RwLock<HashMap<usize, Arc<T>>>);
+
+impl<T> Default for Table<T> {
+    fn default() -> Table<T> {
+        Table(RwLock::default())
+    }
+}
+
+impl<T> Table<T> {
+    /// Keeps a thing, and gives its handle.
+    pub fn put(&self, thing: Arc<T>) -> usize {
+        let handle = fresh();
+        self.put_as(handle, thing);
+        handle
+    }
+
+    /// Keeps a thing under a handle from [`fresh`].
+    pub fn put_as(&self, handle: usize, thing: Arc<T>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, thing);
+    }
+
+    /// The thing with this handle.
+    pub fn get(&self, handle: usize) -> Outcome<Arc<T>> {
+        let things = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        things.get(&handle).cloned().ok_or(CuResult::INVALID_HANDLE)
+    }
+
+    /// Forgets a handle.
+    pub fn take(&self, handle: usize) -> Outcome<Arc<T>> {
+        let mut things = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        things.remove(&handle).ok_or(CuResult::INVALID_HANDLE)
+    }
+
+    /// One that is so, with its handle.
+    pub fn find(&self, is: impl Fn(&T) -> bool) -> Option<(usize, Arc<T>)> {
+        let things = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        things.iter().find(|(_, thing)| is(thing)).map(|(handle, thing)| (*handle, Arc::clone(thing)))
+    }
+
+    /// Forgets all that are so.
+    pub fn drop_where(&self, mut is: impl FnMut(&T) -> bool) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, thing| !is(thing));
+    }
+}

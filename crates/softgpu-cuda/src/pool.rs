@@ -1,0 +1,139 @@
+//! Pools: memory that is allocated and freed in the order of a stream.
+
+use crate::handles;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::Runtime;
+use crate::space::{Backing, Block, Kind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A pool of one card.
+pub struct Pool {
+    /// Its handle.
+    pub handle: usize,
+    /// Which card.
+    pub card: usize,
+    /// It is the card's own, and cannot be destroyed.
+    pub is_default: bool,
+    /// At most so many bytes; zero: as many as there are.
+    max_bytes: u64,
+    inner: Mutex<Inner>,
+}
+
+/// What a pool has.
+#[derive(Default)]
+struct Inner {
+    /// Whether freed memory may be reused, in three ways; there is only one here, so they only remember.
+    reuse: [u32; 3],
+    /// So many bytes are kept when they are freed.
+    threshold: u64,
+    used: u64,
+    used_high: u64,
+    reserved_high: u64,
+    kept: Vec<(u64, Block)>,
+}
+
+impl Inner {
+    fn kept_bytes(&self) -> u64 {
+        self.kept.iter().map(|(_, block)| block.backing.bytes()).sum()
+    }
+
+    fn note(&mut self) {
+        self.used_high = self.used_high.max(self.used);
+        self.reserved_high = self.reserved_high.max(self.used + self.kept_bytes());
+    }
+}
+
+impl Pool {
+    /// A new one.
+    pub fn create(runtime: &Runtime, card: usize, max_bytes: u64, is_default: bool) -> Arc<Pool> {
+        let inner = Mutex::new(Inner { reuse: [1; 3], ..Inner::default() });
+        let pool = Arc::new(Pool { handle: handles::fresh(), card, is_default, max_bytes, inner });
+        runtime.pools.put_as(pool.handle, Arc::clone(&pool));
+        pool
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes memory: what was kept if it fits well, or new.
+    pub fn alloc(&self, runtime: &Runtime, context: usize, bytes: u64) -> Outcome<u64> {
+        let mut inner = self.inner();
+        let fits = |(_, block): &&(u64, Block)| (bytes..=bytes.saturating_mul(2)).contains(&block.backing.bytes());
+        let best = inner.kept.iter().filter(fits).min_by_key(|(_, block)| block.backing.bytes()).map(|(at, _)| *at);
+        let found = best.and_then(|best| inner.kept.iter().position(|(at, _)| *at == best));
+        let at = if let Some(place) = found {
+            let (at, block) = inner.kept.swap_remove(place);
+            runtime.space.put(at, Block { bytes, context, id: runtime.space.fresh_id(), ..block });
+            at
+        } else {
+            if self.max_bytes > 0 && inner.used.saturating_add(bytes) > self.max_bytes {
+                return Err(CuResult::OUT_OF_MEMORY);
+            }
+            let kind = Kind::Pool(self.handle);
+            match runtime.space.alloc(runtime, kind, self.card, context, bytes) {
+                // What is kept for later is in the way now.
+                Err(CuResult::OUT_OF_MEMORY) if !inner.kept.is_empty() => {
+                    inner.kept.clear();
+                    runtime.space.alloc(runtime, kind, self.card, context, bytes)?
+                }
+                other => other?,
+            }
+        };
+        let size = runtime.space.hold().find(at).map_or(bytes, |(_, block)| block.backing.bytes());
+        inner.used += size;
+        inner.note();
+        Ok(at)
+    }
+
+    /// Takes memory back, to keep or to free.
+    pub fn free(&self, runtime: &Runtime, at: u64) -> Outcome {
+        let block = runtime.space.take(at, |kind| kind == Kind::Pool(self.handle))?;
+        let mut inner = self.inner();
+        let size = block.backing.bytes();
+        inner.used = inner.used.saturating_sub(size);
+        let is_kept = matches!(*block.backing, Backing::Own(_)) && inner.kept_bytes() + size <= inner.threshold;
+        if is_kept {
+            inner.kept.push((at, block));
+        } else {
+            drop(inner);
+            runtime.space.release(block);
+        }
+        Ok(())
+    }
+
+    /// Frees what is kept, down to so many bytes.
+    pub fn trim(&self, keep: u64) {
+        let mut inner = self.inner();
+        while inner.kept_bytes() > keep {
+            inner.kept.pop();
+        }
+    }
+
+    /// A number about it, by the driver API's number of it.
+    pub fn get(&self, attribute: i32) -> Outcome<u64> {
+        let inner = self.inner();
+        Ok(match attribute {
+            1..=3 => inner.reuse[attribute as usize - 1].into(),
+            4 => inner.threshold,
+            5 => inner.used + inner.kept_bytes(),
+            6 => inner.reserved_high,
+            7 => inner.used,
+            8 => inner.used_high,
+            _ => return Err(CuResult::INVALID_VALUE),
+        })
+    }
+
+    /// Changes one; the high-water marks only back to now.
+    pub fn set(&self, attribute: i32, value: u64) -> Outcome {
+        let mut inner = self.inner();
+        match attribute {
+            1..=3 => inner.reuse[attribute as usize - 1] = u32::from(value != 0),
+            4 => inner.threshold = value,
+            6 if value == 0 => inner.reserved_high = inner.used + inner.kept_bytes(),
+            8 if value == 0 => inner.used_high = inner.used,
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        Ok(())
+    }
+}

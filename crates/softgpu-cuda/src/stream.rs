@@ -1,0 +1,157 @@
+//! Streams and events, and how work gets into a stream: to be done, or captured.
+
+use crate::engine::JobId;
+use crate::handles;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime, current};
+use crate::work::Work;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// `CU_STREAM_NON_BLOCKING`.
+pub const NON_BLOCKING: u32 = 1;
+/// The handles of the default streams that every program knows: legacy, and a thread's own.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+/// The best priority; zero is the usual one.
+pub const PRIORITY_BEST: i32 = -5;
+
+/// A stream.
+pub struct Stream {
+    /// Its handle; the default streams have one that no program sees.
+    pub handle: usize,
+    /// Where it works.
+    pub context: Arc<Context>,
+    /// As it was made.
+    pub flags: u32,
+    /// Less is sooner.
+    pub priority: i32,
+    /// A context's legacy default stream.
+    pub is_legacy: bool,
+    /// It and the legacy stream wait for each other.
+    pub is_blocking: bool,
+}
+
+/// An event.
+#[derive(Default)]
+pub struct Event {
+    /// As it was made.
+    pub flags: u32,
+    /// When it was passed last, in nanoseconds; zero: never.
+    pub at: AtomicU64,
+    /// What it stands for.
+    pub mark: Mutex<Mark>,
+}
+
+/// What an event stands for.
+#[derive(Clone, Default)]
+pub enum Mark {
+    /// Nothing yet.
+    #[default]
+    Unset,
+    /// The end of a job.
+    Job(JobId),
+    /// A place in a graph that is captured.
+    Captured(crate::capture::Frontier),
+}
+
+impl Event {
+    /// What it stands for now.
+    pub fn mark(&self) -> Mark {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It stands for something else.
+    pub fn set(&self, mark: Mark) {
+        *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
+    }
+}
+
+impl Stream {
+    /// A context's legacy stream.
+    pub fn legacy(context: Arc<Context>) -> Stream {
+        Stream { handle: context.legacy, context, flags: 0, priority: 0, is_legacy: true, is_blocking: false }
+    }
+
+    fn made(context: Arc<Context>, flags: u32, priority: i32) -> Stream {
+        let is_blocking = flags & NON_BLOCKING == 0;
+        let priority = priority.clamp(PRIORITY_BEST, 0);
+        Stream { handle: handles::fresh(), context, flags, priority, is_legacy: false, is_blocking }
+    }
+
+    /// Makes a stream.
+    pub fn create(runtime: &Runtime, context: Arc<Context>, flags: u32, priority: i32) -> Outcome<usize> {
+        if flags & !NON_BLOCKING != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let stream = Stream::made(context, flags, priority);
+        let handle = stream.handle;
+        runtime.streams.put_as(handle, Arc::new(stream));
+        Ok(handle)
+    }
+}
+
+thread_local! {
+    /// This thread's own default streams, by context.
+    static OWN: RefCell<HashMap<usize, Arc<Stream>>> = RefCell::default();
+}
+
+/// The stream that a program names; `own`: zero is the thread's own one.
+pub fn resolve(stream: usize, own: bool) -> Outcome<(&'static Runtime, Arc<Stream>)> {
+    let (runtime, context) = current()?;
+    let found = match stream {
+        0 if own => own_stream(context),
+        PER_THREAD => own_stream(context),
+        0 | LEGACY => Arc::new(Stream::legacy(context)),
+        handle => runtime.streams.get(handle)?,
+    };
+    Ok((runtime, found))
+}
+
+fn own_stream(context: Arc<Context>) -> Arc<Stream> {
+    OWN.with_borrow_mut(|own| {
+        let made = || Arc::new(Stream::made(Arc::clone(&context), 0, 0));
+        Arc::clone(own.entry(context.handle).or_insert_with(made))
+    })
+}
+
+/// Gives a stream work, or its capture a node. The caller is past the gate.
+pub fn give(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
+    if !runtime.capture(stream, || work.clone())? {
+        runtime.engine.submit(runtime, stream, work, &[]);
+    }
+    Ok(())
+}
+
+/// Gives a stream work and waits for it; a capture gets no such work.
+pub fn finish(runtime: &'static Runtime, stream: &Stream, work: Work) -> Outcome {
+    runtime.refuse_capture(stream)?;
+    runtime.engine.finish(runtime, stream, work)
+}
+
+/// Records an event in a stream.
+pub fn record(runtime: &'static Runtime, stream: &Stream, event: &Arc<Event>) -> Outcome {
+    if let Some(frontier) = runtime.frontier(stream)? {
+        event.set(Mark::Captured(frontier));
+        return Ok(());
+    }
+    let job = runtime.engine.submit(runtime, stream, Work::Record(Arc::clone(event)), &[]);
+    event.set(Mark::Job(job));
+    Ok(())
+}
+
+/// Makes a stream wait for an event.
+pub fn wait_event(runtime: &'static Runtime, stream: &Stream, event: &Event) -> Outcome {
+    match event.mark() {
+        Mark::Captured(frontier) => runtime.join(stream, &frontier),
+        // A capture cannot wait for what is not in it.
+        Mark::Job(_) if runtime.frontier(stream)?.is_some() => Err(CuResult::STREAM_CAPTURE_ISOLATION),
+        Mark::Unset => Ok(()),
+        Mark::Job(job) => {
+            runtime.engine.submit(runtime, stream, Work::Nothing, &[job]);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `CUDA_VISIBLE_DEVICES`: which cards a program sees, and in which order.
+
+use std::sync::atomic::Ordering::SeqCst;
+use sublet_softgpu::State;
+use sublet_softgpu::layout::Card;
+
+/// The cards that this process may see.
+pub fn cards(state: &State) -> Vec<usize> {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => chosen(&list, &state.cards().iter().map(uuid).collect::<Vec<_>>()),
+        Err(_) => (0..state.cards().len()).collect(),
+    }
+}
+
+fn uuid(card: &Card) -> String {
+    let bytes: Vec<u8> = card.uuid.iter().map(|byte| byte.load(SeqCst)).collect();
+    let part =
+        |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("GPU-{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
+}
+
+/// As the driver reads the list: numbers or the beginnings of UUIDs, up to the first that names no
+/// card; one that is named twice makes it empty.
+fn chosen(list: &str, uuids: &[String]) -> Vec<usize> {
+    let mut found = Vec::new();
+    for name in list.split(',').map(str::trim) {
+        let card = match name.parse::<usize>() {
+            Ok(number) => (number < uuids.len()).then_some(number),
+            Err(_) if name.starts_with("GPU-") => {
+                let mut alike = uuids.iter().enumerate().filter(|(_, uuid)| uuid.starts_with(name));
+                alike.next().filter(|_| alike.next().is_none()).map(|(number, _)| number)
+            }
+            Err(_) => None,
+        };
+        let Some(card) = card else { break };
+        if found.contains(&card) {
+            return Vec::new();
+        }
+        found.push(card);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chosen;
+
+    #[test]
+    fn a_list_is_read_as_the_driver_reads_it() {
+        let uuids = ["GPU-0a1b".to_owned(), "GPU-0a2c".to_owned(), "GPU-ff00".to_owned()];
+        for (list, cards) in [
+            ("0,1,2", vec![0, 1, 2]),
+            ("2, 0", vec![2, 0]),
+            ("", vec![]),
+            ("-1", vec![]),
+            ("1,7,0", vec![1]),
+            ("1,1", vec![]),
+            ("GPU-ff", vec![2]),
+            ("GPU-0a2c,0", vec![1, 0]),
+            ("GPU-0a", vec![]),
+            ("none", vec![]),
+        ] {
+            assert_eq!(chosen(list, &uuids), cards, "{list}");
+        }
+    }
+}

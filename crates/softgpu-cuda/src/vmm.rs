@@ -1,0 +1,246 @@
+//! Addresses and memory apart: reserved ranges, memory made by itself, and mappings of one in the other.
+//!
+//! Memory is a file without a name, so that it can be mapped at several places and handed on as a
+//! descriptor; a reserved range is a mapping that nobody may touch.
+
+use crate::result::{CuResult, Outcome};
+use crate::runtime::Runtime;
+use crate::space::{Access, Backing, Block, GRANULE, Kind};
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub const ON_CARD: i32 = 1;
+
+/// Memory that was made by itself.
+pub struct Physical {
+    file: OwnedFd,
+    /// How much.
+    pub bytes: u64,
+    /// Of which card; none: the host's.
+    pub card: Option<usize>,
+    /// As the program asked: what kinds of handles it may be handed on with.
+    pub handle_types: u32,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let (Some(card), Ok(runtime)) = (self.card, Runtime::get()) {
+            runtime.seat.give_back(card, self.bytes);
+        }
+    }
+}
+
+/// A handle of memory, and how often it was taken.
+pub struct Allocation {
+    /// The memory.
+    pub physical: Arc<Physical>,
+    /// How often.
+    pub count: AtomicUsize,
+}
+
+/// Reserved ranges, and how long each is.
+#[derive(Default)]
+pub struct Reserved(Mutex<BTreeMap<u64, u64>>);
+
+impl Physical {
+    /// Takes memory of a card, or of the host.
+    pub fn create(runtime: &Runtime, bytes: u64, card: Option<usize>, handle_types: u32) -> Outcome<Arc<Physical>> {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the name is a text that ends with a zero.
+        let descriptor = unsafe { libc::syscall(libc::SYS_memfd_create, c"soft-gpu".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
+        // SAFETY: a descriptor that was just made, and nobody else has.
+        let file = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+        // SAFETY: it takes numbers only.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) } != 0 {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
+        Physical::counted(runtime, file, bytes, card, handle_types)
+    }
+
+    /// Memory that another process handed on. It counts for both: each could be the last to have it.
+    pub fn import(runtime: &Runtime, file: OwnedFd, card: usize) -> Outcome<Arc<Physical>> {
+        let file = std::fs::File::from(file);
+        let bytes = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+        if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Physical::counted(runtime, file.into(), bytes, Some(card), 1)
+    }
+
+    fn counted(
+        runtime: &Runtime,
+        file: OwnedFd,
+        bytes: u64,
+        card: Option<usize>,
+        handle_types: u32,
+    ) -> Outcome<Arc<Physical>> {
+        if let Some(card) = card {
+            runtime.seat.reserve(card, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+        }
+        Ok(Arc::new(Physical { file, bytes, card, handle_types }))
+    }
+
+    /// A descriptor for another process.
+    pub fn export(&self) -> Outcome<i32> {
+        // SAFETY: it takes numbers only.
+        let copy = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 { Err(CuResult::OPERATING_SYSTEM) } else { Ok(copy) }
+    }
+}
+
+/// Maps over a range that is ours.
+fn over(at: u64, bytes: u64, access: Access, file: Option<&OwnedFd>) -> Outcome {
+    let flags = match file {
+        Some(_) => libc::MAP_SHARED,
+        None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+    };
+    let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
+    // SAFETY: the range lies in a reservation of this process, which nothing else of it uses.
+    let done = unsafe {
+        let place = at as *mut libc::c_void;
+        libc::mmap(place, bytes as usize, protection(access), flags | libc::MAP_FIXED, descriptor, 0)
+    };
+    if done == libc::MAP_FAILED {
+        return Err(CuResult::OUT_OF_MEMORY);
+    }
+    // SAFETY: as above. If it cannot be done, children have it too.
+    unsafe { libc::madvise(done, bytes as usize, libc::MADV_DONTFORK) };
+    Ok(())
+}
+
+fn protection(access: Access) -> i32 {
+    match access {
+        Access::None => libc::PROT_NONE,
+        Access::Read => libc::PROT_READ,
+        Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+    }
+}
+
+impl Reserved {
+    /// Reserves a range, at `wish` if it can be.
+    pub fn reserve(&self, bytes: u64, alignment: u64, wish: u64) -> Outcome<u64> {
+        let alignment = alignment.max(GRANULE);
+        if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !alignment.is_power_of_two() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let at = match taken_at(wish, bytes).filter(|_| wish != 0 && wish.is_multiple_of(alignment)) {
+            Some(at) => at,
+            None => aligned(bytes, alignment).ok_or(CuResult::OUT_OF_MEMORY)?,
+        };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(at, bytes);
+        Ok(at)
+    }
+
+    /// Gives a range back.
+    pub fn free(&self, runtime: &Runtime, at: u64, bytes: u64) -> Outcome {
+        let mut reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_used = runtime.space.hold().range(at, bytes).next().is_some();
+        if reserved.get(&at) != Some(&bytes) || is_used {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        reserved.remove(&at);
+        // SAFETY: reserved by this process, with nothing mapped in it.
+        unsafe { libc::munmap(at as *mut libc::c_void, bytes as usize) };
+        Ok(())
+    }
+
+    fn holds(&self, at: u64, bytes: u64) -> bool {
+        let reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = reserved.range(..=at).next_back();
+        found.is_some_and(|(first, length)| at.checked_add(bytes).is_some_and(|end| end <= first + length))
+    }
+
+    /// Maps memory into a range; nobody may touch it before access is given.
+    pub fn map(&self, runtime: &Runtime, at: u64, bytes: u64, physical: &Arc<Physical>, context: usize) -> Outcome {
+        let is_odd = !at.is_multiple_of(GRANULE) || bytes != physical.bytes || !self.holds(at, bytes);
+        if is_odd || runtime.space.hold().range(at, bytes).next().is_some() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        over(at, bytes, Access::None, Some(&physical.file))?;
+        let backing = Arc::new(Backing::Physical(Arc::clone(physical)));
+        let (access, id, card) = (Access::None, runtime.space.fresh_id(), physical.card.unwrap_or(0));
+        runtime.space.put(at, Block { bytes, kind: Kind::Mapped, card, context, access, id, backing });
+        Ok(())
+    }
+
+    /// Whether a range is exactly some mappings, side by side.
+    fn is_whole(runtime: &Runtime, at: u64, bytes: u64) -> bool {
+        let held = runtime.space.hold();
+        let mapped = held.range(at, bytes).filter(|(_, block)| block.kind == Kind::Mapped);
+        let end = mapped.fold(at, |end, (first, block)| if first == end { first + block.bytes } else { u64::MAX });
+        bytes > 0 && at.checked_add(bytes) == Some(end)
+    }
+
+    /// Says what may be done with mappings.
+    pub fn set_access(&self, runtime: &Runtime, at: u64, bytes: u64, access: Access) -> Outcome {
+        if !Reserved::is_whole(runtime, at, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the range is mappings of this process alone.
+        if unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, protection(access)) } != 0 {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
+        runtime.space.change(at, bytes, |block| block.access = access);
+        Ok(())
+    }
+
+    /// Takes mappings out; the range stays reserved. Nothing may be under way.
+    pub fn unmap(&self, runtime: &Runtime, at: u64, bytes: u64) -> Outcome {
+        if !Reserved::is_whole(runtime, at, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let firsts: Vec<u64> = runtime.space.hold().range(at, bytes).map(|(first, _)| first).collect();
+        over(at, bytes, Access::None, None)?;
+        for first in firsts {
+            runtime.space.free(first, |kind| kind == Kind::Mapped)?;
+        }
+        Ok(())
+    }
+}
+
+/// A range just there, if it is free.
+fn taken_at(wish: u64, bytes: u64) -> Option<u64> {
+    if wish == 0 {
+        return None;
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a new mapping that takes the place of none.
+    let at = unsafe { libc::mmap(wish as *mut libc::c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    if at as u64 != wish {
+        // SAFETY: an old kernel took the flag for none and mapped elsewhere; that is ours.
+        unsafe { libc::munmap(at, bytes as usize) };
+        return None;
+    }
+    Some(wish)
+}
+
+/// A range that begins at a multiple of the alignment: one that is longer, less its ends.
+fn aligned(bytes: u64, alignment: u64) -> Option<u64> {
+    let whole = bytes.checked_add(alignment)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping; the kernel chooses where.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), whole as usize, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    let first = at as u64;
+    let begin = first.next_multiple_of(alignment);
+    for (from, to) in [(first, begin), (begin + bytes, first + whole)] {
+        if to > from {
+            // SAFETY: an end of the mapping that was just made.
+            unsafe { libc::munmap(from as *mut libc::c_void, (to - from) as usize) };
+        }
+    }
+    Some(begin)
+}

@@ -1,0 +1,410 @@
+//! What a job does: copies, fills, kernels, calls of the program, and small things of the order.
+
+use crate::function::Call;
+use crate::graph::Graph;
+use crate::log;
+use crate::result::{CuResult, Outcome};
+use crate::runtime::{Context, Runtime};
+use crate::space::{Held, Kind};
+use crate::stream::{Event, Mark};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
+use sublet_softgpu::state::now_ns;
+
+/// A function of the program, and what it is given.
+#[derive(Clone, Copy)]
+pub struct HostCall {
+    /// The function.
+    pub function: unsafe extern "C" fn(*mut c_void),
+    /// For it.
+    pub data: *mut c_void,
+}
+
+/// A function of the program that is told how its stream fares.
+#[derive(Clone, Copy)]
+pub struct Callback {
+    /// The function.
+    pub function: unsafe extern "C" fn(usize, CuResult, *mut c_void),
+    /// The stream, as the program named it.
+    pub stream: usize,
+    /// For it.
+    pub data: *mut c_void,
+}
+
+// SAFETY: the driver API calls these on threads of its own, with what the program gave.
+unsafe impl Send for HostCall {}
+// SAFETY: as above.
+unsafe impl Sync for HostCall {}
+// SAFETY: as above.
+unsafe impl Send for Callback {}
+// SAFETY: as above.
+unsafe impl Sync for Callback {}
+
+/// What a program says about the address of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The host's.
+    Host,
+    /// A card's, or memory made for copies.
+    Card,
+    /// Either: it is to be found out.
+    Either,
+}
+
+/// One end of a copy: the address of its first byte, and how far lines and layers are apart.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    /// Of the first byte.
+    pub at: u64,
+    /// From one line to the next.
+    pub pitch: u64,
+    /// From one layer to the next.
+    pub layer: u64,
+    /// What the program says it is.
+    pub whose: Whose,
+}
+
+/// A copy of lines and layers.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// Where to.
+    pub to: End,
+    /// Where from.
+    pub from: End,
+    /// Bytes of a line.
+    pub width: u64,
+    /// Lines of a layer.
+    pub height: u64,
+    /// Layers.
+    pub depth: u64,
+}
+
+/// A fill of lines.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// Where.
+    pub at: u64,
+    /// From one line to the next, in bytes.
+    pub pitch: u64,
+    /// What with.
+    pub value: u32,
+    /// Bytes of an element: one, two or four.
+    pub element: u32,
+    /// Elements of a line.
+    pub width: u64,
+    /// Lines.
+    pub height: u64,
+}
+
+/// How a value in memory is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// It is not behind, as counters that wrap are.
+    NotBehind,
+    /// It is the same.
+    Same,
+    /// They have a bit in common.
+    Common,
+    /// Some bit is in neither.
+    Neither,
+}
+
+/// A number in memory: where, and whether it has eight bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// Where.
+    pub at: u64,
+    /// Eight bytes, not four.
+    pub is_wide: bool,
+}
+
+/// What a job does.
+#[derive(Clone)]
+pub enum Work {
+    /// Nothing: it only has a place in the order.
+    Nothing,
+    /// Runs a kernel.
+    Kernel(Arc<Call>),
+    /// Copies.
+    Copy(Copy),
+    /// Fills.
+    Fill(Fill),
+    /// Calls the program.
+    Host(HostCall),
+    /// Calls the program, and says how things are.
+    Callback(Callback),
+    /// Notes the time of an event.
+    Record(Arc<Event>),
+    /// Waits until an event is passed.
+    Await(Arc<Event>),
+    /// Gives memory back to its pool.
+    Free(u64),
+    /// Writes a number.
+    Write(Word, u64),
+    /// Waits for a number.
+    WaitFor(Word, u64, Compare),
+    /// A graph in a graph; it is taken apart before it is done.
+    Graph(Arc<Graph>),
+}
+
+impl Work {
+    /// The driver API's number for this kind of node.
+    pub fn kind(&self) -> i32 {
+        match self {
+            Work::Kernel(_) => 0,
+            Work::Copy(_) => 1,
+            Work::Fill(_) => 2,
+            Work::Host(_) | Work::Callback(_) => 3,
+            Work::Graph(_) => 4,
+            Work::Nothing => 5,
+            Work::Await(_) => 6,
+            Work::Record(_) => 7,
+            Work::Free(_) => 11,
+            Work::Write(..) | Work::WaitFor(..) => 12,
+        }
+    }
+
+    /// Does it. What goes wrong is its context's.
+    pub fn run(&self, runtime: &'static Runtime, context: &Context) {
+        let is_over = context.check().is_err() || context.stop.load(SeqCst);
+        // What only gives back or reports is done all the same.
+        if is_over && !matches!(self, Work::Free(_) | Work::Callback(_) | Work::Record(_)) {
+            return;
+        }
+        let done = match self {
+            Work::Nothing | Work::Graph(_) => Ok(()),
+            Work::Kernel(call) => call.run(runtime, context),
+            Work::Copy(copy) => copy.run(runtime, context),
+            Work::Fill(fill) => fill.run(runtime),
+            Work::Host(call) => {
+                // SAFETY: the program promises a function that takes this.
+                unsafe { (call.function)(call.data) };
+                Ok(())
+            }
+            Work::Callback(call) => {
+                let state = context.check().err().unwrap_or(CuResult::SUCCESS);
+                // SAFETY: as above.
+                unsafe { (call.function)(call.stream, state, call.data) };
+                Ok(())
+            }
+            Work::Record(event) => {
+                event.at.store(now_ns().max(1), SeqCst);
+                Ok(())
+            }
+            Work::Await(event) => {
+                if let Mark::Job(job) = event.mark() {
+                    runtime.engine.wait(&[job]);
+                }
+                Ok(())
+            }
+            Work::Free(at) => runtime.free_pooled(*at),
+            Work::Write(word, value) => word.write(runtime, *value),
+            Work::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),
+        };
+        if let Err(error) = done {
+            // An address that was good when the work was given is not any more.
+            context.fail(if error == CuResult::INVALID_VALUE { CuResult::ILLEGAL_ADDRESS } else { error });
+        }
+    }
+}
+
+impl Copy {
+    /// Bytes side by side.
+    pub fn plain(to: (u64, Whose), from: (u64, Whose), bytes: u64) -> Copy {
+        let end = |(at, whose)| End { at, pitch: bytes, layer: bytes, whose };
+        Copy { to: end(to), from: end(from), width: bytes, height: 1, depth: 1 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    /// From the first byte of an end to after its last one.
+    fn reach(&self, end: End) -> Outcome<u64> {
+        let lines = (self.height - 1).checked_mul(end.pitch);
+        let layers = (self.depth - 1).checked_mul(end.layer);
+        let all = lines.zip(layers).and_then(|(lines, layers)| lines.checked_add(layers)?.checked_add(self.width));
+        all.ok_or(CuResult::INVALID_VALUE)
+    }
+
+    fn place(&self, held: &Held, end: End, is_written: bool) -> Outcome<*mut u8> {
+        let is_known = end.whose != Whose::Host && held.find(end.at).is_some();
+        match end.whose {
+            _ if is_known => held.bytes(end.at, self.reach(end)?, is_written),
+            Whose::Card => Err(CuResult::INVALID_VALUE),
+            _ if end.at == 0 => Err(CuResult::INVALID_VALUE),
+            _ => Ok(end.at as *mut u8),
+        }
+    }
+
+    /// Whether both ends are what they should be, as far as that can be known.
+    pub fn check(&self, runtime: &Runtime) -> Outcome {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let held = runtime.space.hold();
+        let is_narrow = |end: End| (self.height > 1 || self.depth > 1) && end.pitch < self.width;
+        if is_narrow(self.to) || is_narrow(self.from) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        self.place(&held, self.to, true)?;
+        self.place(&held, self.from, false).map(drop)
+    }
+
+    /// Whether an end is memory of the program that it may reuse as soon as the call returns.
+    pub fn touches_pageable(&self, runtime: &Runtime) -> bool {
+        let held = runtime.space.hold();
+        [self.to, self.from].iter().any(|end| end.whose != Whose::Card && held.find(end.at).is_none())
+    }
+
+    fn run(&self, runtime: &Runtime, context: &Context) -> Outcome {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let held = runtime.space.hold();
+        let (to, from) = (self.place(&held, self.to, true)?, self.place(&held, self.from, false)?);
+        for layer in 0..self.depth {
+            for line in 0..self.height {
+                let offset = |end: End| (layer * end.layer + line * end.pitch) as usize;
+                // SAFETY: ends that are known are mapped and long enough, as was just checked; the
+                // program promises the same of the others. They may overlap.
+                unsafe {
+                    std::ptr::copy(from.add(offset(self.from)), to.add(offset(self.to)), self.width as usize);
+                }
+            }
+        }
+        self.take_as_long(runtime, context, begun);
+        Ok(())
+    }
+
+    /// A copy takes as long as the ordered rate makes it.
+    fn take_as_long(&self, runtime: &Runtime, context: &Context, begun: Instant) {
+        let rate = runtime.seat.state().cards()[context.card].copy_bytes_per_s.load(SeqCst);
+        if rate > 0 {
+            let bytes = self.width as f64 * self.height as f64 * self.depth as f64;
+            let due = Duration::from_secs_f64(bytes / rate as f64);
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        }
+    }
+}
+
+impl Fill {
+    fn place(&self, held: &Held) -> Outcome<*mut u8> {
+        let line = self.width.checked_mul(self.element.into()).ok_or(CuResult::INVALID_VALUE)?;
+        let is_odd = !matches!(self.element, 1 | 2 | 4)
+            || !self.at.is_multiple_of(self.element.into())
+            || (self.height > 1 && (self.pitch < line || !self.pitch.is_multiple_of(self.element.into())));
+        if is_odd {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let lines = (self.height - 1).checked_mul(self.pitch).and_then(|lines| lines.checked_add(line));
+        held.bytes(self.at, lines.ok_or(CuResult::INVALID_VALUE)?, true)
+    }
+
+    /// Whether it can be done.
+    pub fn check(&self, runtime: &Runtime) -> Outcome {
+        if self.width == 0 || self.height == 0 {
+            return Ok(());
+        }
+        self.place(&runtime.space.hold()).map(drop)
+    }
+
+    fn run(&self, runtime: &Runtime) -> Outcome {
+        if self.width == 0 || self.height == 0 {
+            return Ok(());
+        }
+        let held = runtime.space.hold();
+        let first = self.place(&held)?;
+        for line in 0..self.height {
+            let at = first.wrapping_add((line * self.pitch) as usize);
+            let count = self.width as usize;
+            // SAFETY: mapped, aligned for the element, and long enough, as was just checked.
+            unsafe {
+                match self.element {
+                    1 => std::ptr::write_bytes(at, self.value as u8, count),
+                    2 => std::slice::from_raw_parts_mut(at.cast::<u16>(), count).fill(self.value as u16),
+                    _ => std::slice::from_raw_parts_mut(at.cast::<u32>(), count).fill(self.value),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Word {
+    fn place(self, held: &Held, is_written: bool) -> Outcome<*mut u8> {
+        let bytes = if self.is_wide { 8 } else { 4 };
+        if !self.at.is_multiple_of(bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        held.bytes(self.at, bytes, is_written)
+    }
+
+    /// Whether it is a good address.
+    pub fn check(self, runtime: &Runtime) -> Outcome {
+        self.place(&runtime.space.hold(), false).map(drop)
+    }
+
+    fn write(self, runtime: &Runtime, value: u64) -> Outcome {
+        let held = runtime.space.hold();
+        let at = self.place(&held, true)?;
+        // SAFETY: mapped and aligned, as was just checked; kernels use atomics there, too.
+        unsafe {
+            match self.is_wide {
+                true => AtomicU64::from_ptr(at.cast()).store(value, SeqCst),
+                false => AtomicU32::from_ptr(at.cast()).store(value as u32, SeqCst),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(self, runtime: &Runtime, context: &Context, value: u64, compare: Compare) -> Outcome {
+        let held = runtime.space.hold();
+        let at = self.place(&held, false)?;
+        while context.check().is_ok() && !context.stop.load(SeqCst) {
+            // SAFETY: as above.
+            let found = unsafe {
+                match self.is_wide {
+                    true => AtomicU64::from_ptr(at.cast()).load(SeqCst),
+                    false => AtomicU32::from_ptr(at.cast()).load(SeqCst).into(),
+                }
+            };
+            let ahead = found.wrapping_sub(value);
+            let is_there = match compare {
+                Compare::NotBehind if self.is_wide => ahead as i64 >= 0,
+                Compare::NotBehind => ahead as u32 as i32 >= 0,
+                Compare::Same => ahead == 0,
+                Compare::Common => found & value != 0,
+                Compare::Neither if self.is_wide => !(found | value) != 0,
+                Compare::Neither => !((found | value) as u32) != 0,
+            };
+            if is_there {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// Gives memory back to the pool it is of.
+    pub fn free_pooled(&self, at: u64) -> Outcome {
+        let kind = self.space.hold().find(at).map(|(_, block)| block.kind);
+        match kind {
+            Some(Kind::Pool(pool)) => match self.pools.get(pool) {
+                Ok(pool) => pool.free(self, at),
+                Err(_) => self.space.free(at, |kind| kind == Kind::Pool(pool)),
+            },
+            Some(Kind::Device) => self.space.free(at, |kind| kind == Kind::Device),
+            _ => {
+                log::once("memory that was freed in a stream's order was not there any more");
+                Ok(())
+            }
+        }
+    }
+}
