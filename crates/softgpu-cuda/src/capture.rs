@@ -124,10 +124,15 @@ impl Runtime {
     /// A call that waits for a stream: not while it is captured.
     pub fn refuse_capture(&self, stream: &Stream) -> Outcome {
         let Some(frontier) = self.frontier(stream)? else { return Ok(()) };
+        self.spoil(&frontier);
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// A capture was waited for, or asked whether it is done: it can end in nothing but an error.
+    pub fn spoil(&self, frontier: &Frontier) {
         if let Some(capture) = self.engine.books().captures.open.get_mut(&frontier.capture) {
             capture.is_invalid = true;
         }
-        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
     /// Puts work into the capture of a stream, if it has one.

@@ -15,6 +15,7 @@
 use crate::fault::CheckpointFault;
 use crate::layout::Row;
 use crate::state::{Checkpoint, Process, Seat, State, own_uid};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
@@ -33,6 +34,8 @@ pub enum Refused {
     NotSupported,
     /// There is no room for it (2).
     OutOfMemory,
+    /// It lives, and is on no card (3).
+    NotInitialised,
 }
 
 /// How often a state that should change soon is looked at.
@@ -75,12 +78,13 @@ impl Seat {
 
 impl State {
     fn target(&self, pid: u32) -> Result<Process<'_>, Refused> {
-        let process = self.process(pid).ok_or(Refused::OperatingSystem)?;
         let uid = own_uid();
-        if uid != 0 && uid != process.row.uid.load(SeqCst) {
-            return Err(Refused::OperatingSystem);
-        }
-        Ok(process)
+        let is_ours = |owner: u32| uid == 0 || uid == owner;
+        let Some(process) = self.process(pid) else {
+            let lives = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|data| is_ours(data.uid()));
+            return Err(if lives { Refused::NotInitialised } else { Refused::OperatingSystem });
+        };
+        if is_ours(process.row.uid.load(SeqCst)) { Ok(process) } else { Err(Refused::OperatingSystem) }
     }
 
     /// A stopped process answers nobody, and the driver waits for its answer.
@@ -96,8 +100,15 @@ impl State {
         let process = self.answering(pid)?;
         match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
             Checkpoint::Locking => Ok(Checkpoint::Running),
+            // The real driver does not tell that it is lost, either.
+            Checkpoint::Failed => Ok(Checkpoint::Checkpointed),
             state => Ok(state),
         }
+    }
+
+    /// The thread of a process that a restore would run in: its first one.
+    pub fn checkpoint_thread(&self, pid: u32) -> Result<u32, Refused> {
+        self.answering(pid).map(|process| process.pid())
     }
 
     /// Shuts the gate, and waits until nothing is inside; without a time, for ever.

@@ -65,7 +65,7 @@ fn a_process_is_taken_off_its_card_and_put_back() {
     let dir = directory();
     let state = cards(dir.path(), "1x4GiB");
     let pid = std::process::id();
-    assert_eq!(state.checkpoint_state(pid), Err(Refused::OperatingSystem), "it is not there");
+    assert_eq!(state.checkpoint_state(pid), Err(Refused::NotInitialised), "it is not there");
     let seat = sit(dir.path());
     seat.reserve(0, 3 * GIB).unwrap();
     assert_eq!(state.checkpoint_state(pid), Ok(Checkpoint::Running));

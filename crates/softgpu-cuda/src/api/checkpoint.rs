@@ -7,13 +7,14 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 use sublet_softgpu::checkpoint::Refused;
 
-fn told(done: Result<(), Refused>) -> Outcome {
+fn told<T>(done: Result<T, Refused>) -> Outcome<T> {
     done.map_err(|refused| match refused {
         Refused::OperatingSystem => CuResult::OPERATING_SYSTEM,
         Refused::IllegalState => CuResult::ILLEGAL_STATE,
         Refused::NotReady => CuResult::NOT_READY,
         Refused::NotSupported => CuResult::NOT_SUPPORTED,
         Refused::OutOfMemory => CuResult::OUT_OF_MEMORY,
+        Refused::NotInitialised => CuResult::NOT_INITIALIZED,
     })
 }
 
@@ -23,9 +24,13 @@ fn pid(pid: c_int) -> Outcome<u32> {
 
 exports! {
     "cuCheckpointProcessGetState" 12080 fn cuCheckpointProcessGetState(process: c_int, state: *mut c_int) {
-        let found = Runtime::get()?.seat.state().checkpoint_state(pid(process)?);
-        let found = found.map_err(|_| CuResult::OPERATING_SYSTEM)?;
-        put(state, found as c_int)
+        put(state, told(Runtime::get()?.seat.state().checkpoint_state(pid(process)?))? as c_int)
+    }
+    "cuCheckpointProcessGetRestoreThreadId" 12080 fn cuCheckpointProcessGetRestoreThreadId(
+        process: c_int,
+        thread: *mut c_int,
+    ) {
+        put(thread, told(Runtime::get()?.seat.state().checkpoint_thread(pid(process)?))? as c_int)
     }
     "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(process: c_int, arguments: *mut u32) {
         // SAFETY: the first of the arguments is a time in milliseconds; none are no time.

@@ -29,7 +29,8 @@ fn usual_limit(limit: c_int) -> Outcome<usize> {
         2 => 8 << 20,
         5 => 64,
         6 => 0,
-        _ => return Err(CuResult::UNSUPPORTED_LIMIT),
+        3 | 4 | 7..=9 => return Err(CuResult::UNSUPPORTED_LIMIT),
+        _ => return Err(CuResult::INVALID_VALUE),
     })
 }
 

@@ -45,7 +45,10 @@ exports! {
     "cuEventQuery" 2000 fn cuEventQuery(event: usize) {
         let (runtime, _) = current()?;
         match runtime.events.get(event)?.mark() {
-            Mark::Captured(_) => Err(CuResult::CAPTURED_EVENT),
+            Mark::Captured(frontier) => {
+                runtime.spoil(&frontier);
+                Err(CuResult::CAPTURED_EVENT)
+            }
             Mark::Job(job) if !runtime.engine.is_done(job) => Err(CuResult::NOT_READY),
             _ => Ok(()),
         }
@@ -53,7 +56,10 @@ exports! {
     "cuEventSynchronize" 2000 fn cuEventSynchronize(event: usize) {
         let (runtime, context) = current()?;
         match runtime.events.get(event)?.mark() {
-            Mark::Captured(_) => return Err(CuResult::CAPTURED_EVENT),
+            Mark::Captured(frontier) => {
+                runtime.spoil(&frontier);
+                return Err(CuResult::CAPTURED_EVENT);
+            }
             Mark::Job(job) => runtime.engine.wait(&[job]),
             Mark::Unset => {}
         }

@@ -28,6 +28,12 @@ fn alloc(kind: Kind, bytes: usize) -> Outcome<u64> {
     runtime.space.alloc(runtime, kind, context.card, context.handle, bytes as u64)
 }
 
+/// Takes memory of the host; none of it is nowhere.
+fn host(bytes: usize, flags: u32) -> Outcome<*mut c_void> {
+    let at = if bytes == 0 { current().map(|_| 0)? } else { alloc(Kind::Host(flags), bytes)? };
+    Ok(at as *mut c_void)
+}
+
 /// Gives memory back, when all work of its context is done.
 fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
     let (runtime, context) = current()?;
@@ -106,13 +112,13 @@ exports! {
         put_if(size, block.bytes as usize)
     }
     "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
-        put(place, alloc(Kind::Host(0), bytes)? as *mut c_void)
+        put(place, host(bytes, 0)?)
     }
     "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: u32) {
         if flags > 7 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, alloc(Kind::Host(flags), bytes)? as *mut c_void)
+        put(place, host(bytes, flags)?)
     }
     "cuMemFreeHost" 2000 fn cuMemFreeHost(place: *mut c_void) {
         free(place as u64, |kind| matches!(kind, Kind::Host(_)))

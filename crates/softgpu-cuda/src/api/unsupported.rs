@@ -29,7 +29,7 @@ macro_rules! refused {
 refused! {
     cuArray3DCreate cuArray3DCreate_v2 cuArray3DGetDescriptor cuArray3DGetDescriptor_v2 cuArrayCreate cuArrayCreate_v2
     cuArrayDestroy cuArrayGetDescriptor cuArrayGetDescriptor_v2 cuArrayGetMemoryRequirements cuArrayGetPlane
-    cuArrayGetSparseProperties cuCheckpointProcessGetRestoreThreadId cuCoredumpGetAttribute
+    cuArrayGetSparseProperties cuCoredumpGetAttribute
     cuCoredumpGetAttributeGlobal cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxCreate
     cuCtxDestroy cuCtxDetach cuCtxFromGreenCtx cuCtxGetDevResource cuCtxGetExecAffinity cuCtxPopCurrent
     cuCtxPushCurrent cuCtxRecordEvent cuCtxWaitEvent cudbgApiAttach cudbgApiClientPid cudbgApiClientRevision
