@@ -2,6 +2,7 @@
 
 use crate::engine::JobId;
 use crate::handles;
+use crate::object::Kept;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Context, Runtime};
 use crate::stream::Stream;
@@ -55,13 +56,15 @@ pub struct Body {
 pub struct Graph {
     /// Its handle.
     pub handle: usize,
+    /// Things of the program that it keeps.
+    pub kept: Kept,
     body: Mutex<Body>,
 }
 
 impl Graph {
     /// A new one, without nodes.
     pub fn create(runtime: &Runtime) -> Arc<Graph> {
-        let graph = Arc::new(Graph { handle: handles::fresh(), body: Mutex::default() });
+        let graph = Arc::new(Graph { handle: handles::fresh(), kept: Kept::default(), body: Mutex::default() });
         runtime.graphs.put_as(graph.handle, Arc::clone(&graph));
         graph
     }
@@ -134,6 +137,7 @@ impl Graph {
         let nodes: Vec<usize> = self.body().nodes.iter().map(|node| node.handle).collect();
         nodes.into_iter().for_each(|node| self.remove(runtime, node));
         let _ = runtime.graphs.take(self.handle);
+        self.kept.clear();
     }
 
     /// The same once more. Returns the new nodes by the old ones.
@@ -183,6 +187,7 @@ type Step = (Work, Arc<Context>, Vec<usize>);
 pub struct Exec {
     /// As it was made ready.
     pub flags: u64,
+    _kept: Kept,
     inner: Mutex<Inner>,
 }
 
@@ -196,10 +201,10 @@ struct Inner {
 impl Exec {
     /// Makes a graph ready.
     pub fn new(graph: &Graph, flags: u64) -> Outcome<Exec> {
-        let graph = frozen(&graph.body());
+        let (kept, graph) = (graph.kept.again(), frozen(&graph.body()));
         let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
         let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps };
-        Ok(Exec { flags, inner: Mutex::new(inner) })
+        Ok(Exec { flags, _kept: kept, inner: Mutex::new(inner) })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -28,6 +28,7 @@ mod handles;
 mod image;
 mod log;
 mod module;
+mod object;
 mod pool;
 mod result;
 mod runtime;

@@ -9,6 +9,7 @@ use crate::graph::{Exec, Graph, Node};
 use crate::handles::{self, Table};
 use crate::log;
 use crate::module::{Library, LibraryKernel, Loaded};
+use crate::object::UserObject;
 use crate::pool::Pool;
 use crate::result::{CuResult, Outcome};
 use crate::space::Space;
@@ -68,6 +69,8 @@ pub struct Runtime {
     pub graphs: Table<Graph>,
     /// Their nodes.
     pub nodes: Table<Node>,
+    /// Things that graphs keep.
+    pub objects: Table<UserObject>,
     /// Graphs made ready.
     pub execs: Table<Exec>,
 }
@@ -181,6 +184,7 @@ impl Runtime {
             pools: Table::default(),
             graphs: Table::default(),
             nodes: Table::default(),
+            objects: Table::default(),
             execs: Table::default(),
             seat,
         })

@@ -2,10 +2,11 @@
 
 use super::{exports, list, put, put_if, put_list, streamed, take, text};
 use crate::graph::{Exec, Graph};
+use crate::object::UserObject;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current};
 use crate::stream::resolve;
-use crate::work::Work;
+use crate::work::{HostCall, Work};
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -114,7 +115,50 @@ fn dot(graph: &Graph) -> String {
     text
 }
 
+fn object(handle: usize) -> Outcome<(&'static Runtime, Arc<UserObject>)> {
+    let runtime = Runtime::get()?;
+    Ok((runtime, runtime.objects.get(handle).map_err(|_| CuResult::INVALID_VALUE)?))
+}
+
 exports! {
+    "cuUserObjectCreate" 11030 fn cuUserObjectCreate(
+        place: *mut usize,
+        data: *mut c_void,
+        function: Option<unsafe extern "C" fn(*mut c_void)>,
+        count: u32,
+        _flags: u32,
+    ) {
+        let runtime = Runtime::get()?;
+        let function = function.filter(|_| count > 0).ok_or(CuResult::INVALID_VALUE)?;
+        let object = UserObject::new(HostCall { function, data }, count as usize);
+        put(place, runtime.objects.put(Arc::new(object)))
+    }
+    "cuUserObjectRetain" 11030 fn cuUserObjectRetain(handle: usize, count: u32) {
+        object(handle)?.1.retain(count as usize);
+        Ok(())
+    }
+    "cuUserObjectRelease" 11030 fn cuUserObjectRelease(handle: usize, count: u32) {
+        let (runtime, object) = object(handle)?;
+        if object.release(count as usize)? {
+            runtime.objects.take(handle)?;
+        }
+        Ok(())
+    }
+    "cuGraphRetainUserObject" 11030 fn cuGraphRetainUserObject(graph_handle: usize, handle: usize, count: u32, flags: u32) {
+        let (_, graph) = graph(graph_handle)?;
+        let (_, object) = object(handle)?;
+        // The caller's own are handed over, or more are taken.
+        match flags {
+            0 => object.retain(count as usize),
+            1 => {}
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        graph.kept.add(handle, object, count as usize);
+        Ok(())
+    }
+    "cuGraphReleaseUserObject" 11030 fn cuGraphReleaseUserObject(graph_handle: usize, handle: usize, count: u32) {
+        graph(graph_handle)?.1.kept.remove(handle, count as usize)
+    }
     "cuGraphCreate" 10000 fn cuGraphCreate(place: *mut usize, flags: u32) {
         let runtime = Runtime::get()?;
         if flags != 0 {

@@ -66,7 +66,7 @@ refused! {
     cuGraphicsUnmapResources cuGraphicsUnmapResources_ptsz cuGraphicsUnregisterResource
     cuGraphicsVDPAURegisterOutputSurface cuGraphicsVDPAURegisterVideoSurface cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute cuGraphKernelNodeSetAttribute cuGraphMemAllocNodeGetParams cuGraphMemcpyNodeGetParams
-    cuGraphMemFreeNodeGetParams cuGraphReleaseUserObject cuGraphRetainUserObject cuGreenCtxCreate cuGreenCtxDestroy
+    cuGraphMemFreeNodeGetParams cuGreenCtxCreate cuGreenCtxDestroy
     cuGreenCtxGetDevResource cuGreenCtxGetId cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent
     cuImportExternalMemory cuImportExternalSemaphore cuIpcCloseMemHandle cuIpcGetEventHandle cuIpcGetMemHandle
     cuIpcOpenEventHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuLaunch cuLaunchCooperativeKernel
@@ -103,6 +103,6 @@ refused! {
     cuTexRefSetAddress2D_v2 cuTexRefSetAddress2D_v3 cuTexRefSetAddress_v2 cuTexRefSetAddressMode cuTexRefSetArray
     cuTexRefSetBorderColor cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat cuTexRefSetMaxAnisotropy
     cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray
-    cuUserObjectCreate cuUserObjectRelease cuUserObjectRetain cuVDPAUCtxCreate cuVDPAUCtxCreate_v2 cuVDPAUGetDevice
+    cuVDPAUCtxCreate cuVDPAUCtxCreate_v2 cuVDPAUGetDevice
     cuWaitExternalSemaphoresAsync cuWaitExternalSemaphoresAsync_ptsz
 }

@@ -1,7 +1,8 @@
 //! Programs in Python that look at cards, in an environment that the first test makes.
 
+mod venv;
+
 use crate::support::{Machine, library};
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use sublet_softgpu::state::ENV;
@@ -41,28 +42,6 @@ pub fn printed(output: &Output) -> String {
 
 /// The Python environment with `requirements.txt` in it, made by the first who needs it.
 fn clients() -> PathBuf {
-    let target = library().ancestors().nth(3).unwrap().to_owned();
-    let venv = target.join("soft-venv");
     let wanted = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/requirements.txt");
-    let requirements = fs::read_to_string(&wanted).unwrap();
-    // Tests run at once, in several processes: one makes it, the others wait.
-    let lock = File::create(target.join("soft-venv.lock")).unwrap();
-    lock.lock().unwrap();
-    // The stamp is written last: a venv that was only half filled is made anew.
-    let stamp = venv.join("sublet-requirements.txt");
-    if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == requirements) {
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv));
-        let pip = ["install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--requirement"];
-        run(Command::new(venv.join("bin/pip")).args(pip).arg(&wanted));
-        fs::write(&stamp, requirements).unwrap();
-    }
-    venv
-}
-
-fn run(command: &mut Command) {
-    let status = command.status();
-    assert!(
-        status.as_ref().is_ok_and(|status| status.success()),
-        "{command:?}: {status:?}\nhint: Debian's `python3-venv` and a package index are needed (`cargo xtask test` installs the former)"
-    );
+    venv::venv(library().ancestors().nth(3).unwrap(), "soft-venv", &wanted)
 }

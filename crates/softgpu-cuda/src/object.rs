@@ -1,0 +1,91 @@
+//! Things of the program that graphs keep: each is destroyed when nobody has it any more.
+
+use crate::result::{CuResult, Outcome};
+use crate::work::HostCall;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A thing, how it is destroyed, and how often it is held.
+pub struct UserObject {
+    destroy: HostCall,
+    count: AtomicUsize,
+}
+
+impl UserObject {
+    /// A thing that is held so often.
+    pub fn new(destroy: HostCall, count: usize) -> UserObject {
+        UserObject { destroy, count: AtomicUsize::new(count) }
+    }
+
+    /// It is held more often.
+    pub fn retain(&self, count: usize) {
+        self.count.fetch_add(count, SeqCst);
+    }
+
+    /// It is held less often; the last one destroys it. Returns whether this was the last.
+    pub fn release(&self, count: usize) -> Outcome<bool> {
+        let less = |held: usize| held.checked_sub(count);
+        let before = self.count.fetch_update(SeqCst, SeqCst, less).map_err(|_| CuResult::INVALID_VALUE)?;
+        if before == count && count > 0 {
+            // SAFETY: the program promises a function that takes this, and nobody else has it any more.
+            unsafe { (self.destroy.function)(self.destroy.data) };
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+/// What a graph holds, and how often.
+#[derive(Default)]
+pub struct Kept(Mutex<BTreeMap<usize, (Arc<UserObject>, usize)>>);
+
+impl Kept {
+    fn inner(&self) -> MutexGuard<'_, BTreeMap<usize, (Arc<UserObject>, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds a thing; it is counted already.
+    pub fn add(&self, handle: usize, object: Arc<UserObject>, count: usize) {
+        self.inner().entry(handle).or_insert((object, 0)).1 += count;
+    }
+
+    /// Lets go of a thing.
+    pub fn remove(&self, handle: usize, count: usize) -> Outcome {
+        let mut inner = self.inner();
+        let (object, held) = inner.get_mut(&handle).ok_or(CuResult::INVALID_VALUE)?;
+        *held = held.checked_sub(count).ok_or(CuResult::INVALID_VALUE)?;
+        let object = Arc::clone(object);
+        if *held == 0 {
+            inner.remove(&handle);
+        }
+        drop(inner);
+        object.release(count).map(drop)
+    }
+
+    /// Lets go of everything.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *self.inner());
+        for (object, count) in all.into_values() {
+            // It is held at least so often: by this.
+            let _ = object.release(count);
+        }
+    }
+
+    /// The same things, held once more each.
+    pub fn again(&self) -> Kept {
+        let copy = Kept::default();
+        for (handle, (object, _)) in self.inner().iter() {
+            object.retain(1);
+            copy.add(*handle, Arc::clone(object), 1);
+        }
+        copy
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
