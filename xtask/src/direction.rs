@@ -20,10 +20,11 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 15] = [
+const RULES: [(&str, MayKnow); 16] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
+    ("sublet-shim", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),

@@ -191,8 +191,15 @@ impl Engine {
         stream.context.check()
     }
 
-    /// Gives a stream a graph: the nodes as they wait for each other, all after what is before.
-    pub fn submit_graph(&self, runtime: &'static Runtime, stream: &Stream, nodes: Nodes<'_>) -> JobId {
+    /// Gives a stream a graph: the nodes as they wait for each other, all after what is before, and after
+    /// these jobs.
+    pub fn submit_graph(
+        &self,
+        runtime: &'static Runtime,
+        stream: &Stream,
+        nodes: Nodes<'_>,
+        also: Option<JobId>,
+    ) -> JobId {
         let tasks: Vec<Task> = nodes
             .iter()
             .map(|(work, context, _)| Task {
@@ -202,7 +209,8 @@ impl Engine {
             .collect();
         let end = Engine::task(runtime, stream, Work::Nothing);
         let mut books = self.books();
-        let before = books.before(stream);
+        let mut before = books.before(stream);
+        before.extend(also);
         let mut ids: Vec<JobId> = Vec::with_capacity(nodes.len());
         for (task, (_, _, after)) in tasks.into_iter().zip(nodes) {
             let own: Vec<JobId> = after.iter().filter_map(|node| ids.get(*node).copied()).collect();

@@ -196,6 +196,7 @@ struct Inner {
     changed: BTreeMap<usize, Work>,
     disabled: BTreeSet<usize>,
     steps: Vec<Step>,
+    last: Option<JobId>,
 }
 
 impl Exec {
@@ -203,7 +204,7 @@ impl Exec {
     pub fn new(graph: &Graph, flags: u64) -> Outcome<Exec> {
         let (kept, graph) = (graph.kept.again(), frozen(&graph.body()));
         let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
-        let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps };
+        let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps, last: None };
         Ok(Exec { flags, _kept: kept, inner: Mutex::new(inner) })
     }
 
@@ -211,9 +212,11 @@ impl Exec {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives it to a stream.
-    pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) -> JobId {
-        runtime.engine.submit_graph(runtime, stream, &self.inner().steps)
+    /// Gives it to a stream. It never runs beside itself: each time is after the one before.
+    pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) {
+        let mut inner = self.inner();
+        let job = runtime.engine.submit_graph(runtime, stream, &inner.steps, inner.last);
+        inner.last = Some(job);
     }
 
     /// A node does something else of the same kind.

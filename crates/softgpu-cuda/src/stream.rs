@@ -81,6 +81,11 @@ impl Stream {
         Stream { handle: handles::fresh(), context, flags, priority, is_legacy: false, is_blocking }
     }
 
+    /// A stream that no program knows.
+    pub fn apart(context: Arc<Context>) -> Stream {
+        Stream::made(context, NON_BLOCKING, 0)
+    }
+
     /// Makes a stream.
     pub fn create(runtime: &Runtime, context: Arc<Context>, flags: u32, priority: i32) -> Outcome<usize> {
         if flags & !NON_BLOCKING != 0 {

@@ -2,8 +2,9 @@
 
 use super::{exports, put, streamed};
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Runtime, current};
-use crate::stream::{Event, Mark, record, resolve};
+use crate::runtime::{Runtime, current, named};
+use crate::stream::{Event, Mark, Stream, record, resolve};
+use crate::work::Work;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -66,6 +67,17 @@ exports! {
         drop(runtime.seat.pass());
         context.check()
     }
+    "cuCtxRecordEvent" 12050 fn cuCtxRecordEvent(context: usize, event: usize) {
+        let (runtime, context) = named(context)?;
+        let _inside = runtime.seat.pass();
+        let (event, all) = (runtime.events.get(event)?, runtime.engine.last_of_all(Some(context.handle)));
+        // In a stream of its own: it waits for all others, and none waits for it.
+        let stream = Stream::apart(context);
+        let job = runtime.engine.submit(runtime, &stream, Work::Record(Arc::clone(&event)), &all);
+        runtime.engine.forget(&stream);
+        event.set(Mark::Job(job));
+        Ok(())
+    }
     "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize) {
         elapsed(milliseconds, begin, end)
     }
@@ -92,7 +104,7 @@ streamed! { own;
             0 => record(runtime, &stream, &event),
             // In a capture: a node that records each time the graph runs.
             EXTERNAL => {
-                if !runtime.capture(&stream, || crate::work::Work::Record(Arc::clone(&event)))? {
+                if !runtime.capture(&stream, || Work::Record(Arc::clone(&event)))? {
                     return Err(CuResult::ILLEGAL_STATE);
                 }
                 Ok(())

@@ -32,7 +32,7 @@ refused! {
     cuArrayGetSparseProperties cuCoredumpGetAttribute
     cuCoredumpGetAttributeGlobal cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal cuCtxAttach cuCtxCreate
     cuCtxDestroy cuCtxDetach cuCtxFromGreenCtx cuCtxGetDevResource cuCtxGetExecAffinity cuCtxPopCurrent
-    cuCtxPushCurrent cuCtxRecordEvent cuCtxWaitEvent cudbgApiAttach cudbgApiClientPid cudbgApiClientRevision
+    cuCtxPushCurrent cuCtxWaitEvent cudbgApiAttach cudbgApiClientPid cudbgApiClientRevision
     cudbgApiDetach cudbgApiInit cudbgAttachHandlerAvailable cudbgDebuggerCapabilities cudbgDebuggerInitialized
     cudbgDetachSuspendedDevicesMask cudbgEnableIntegratedMemcheck cudbgEnableLaunchBlocking
     cudbgEnablePreemptionDebugging cudbgGetAPI cudbgGetAPIVersion cudbgInjectionPath cudbgIpcFlag cudbgMain

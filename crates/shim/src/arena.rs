@@ -1,0 +1,159 @@
+//! Where parked bytes are: memory of the host that is the holder's alone, made known to the driver in
+//! pieces so that copies run at the speed of the bus.
+//!
+//! The memory is the process's own, or comes as a file from the daemon that nobody else has. It stays
+//! after a resume: the next park finds it warm.
+
+use crate::driver::{self, PORTABLE, done};
+use std::ffi::c_void;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// Made known to the driver at a time.
+const PIECE: u64 = 256 << 20;
+/// Memory is taken by huge pages.
+const HUGE: u64 = 2 << 20;
+/// Addresses for it: more than a host has memory.
+const REACH: u64 = 1 << 40;
+/// Threads that touch fresh memory, at most.
+const HANDS: u64 = 8;
+
+/// The arena of this process.
+#[derive(Default)]
+pub struct Arena {
+    base: u64,
+    /// So many bytes are there.
+    ready: u64,
+    /// Pieces that the driver knows: where each begins and how long it is.
+    pieces: Vec<(u64, u64)>,
+    /// So many bytes the driver knows.
+    known: u64,
+    /// Comes from the daemon; without it the memory is the process's own.
+    file: Option<(File, u64)>,
+}
+
+impl Arena {
+    /// Takes memory from this file of so many bytes from now on.
+    pub fn use_file(&mut self, file: File, bytes: u64) -> Result<(), String> {
+        if self.ready > 0 {
+            return Err("there is memory to park in already".to_owned());
+        }
+        self.file = Some((file, bytes));
+        Ok(())
+    }
+
+    /// Where a byte of it is.
+    pub fn at(&self, offset: u64) -> *mut c_void {
+        (self.base + offset) as *mut c_void
+    }
+
+    /// Sees to it that so many bytes are there.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
+        let wanted = bytes.next_multiple_of(HUGE);
+        if wanted <= self.ready {
+            return Ok(());
+        }
+        if self.base == 0 {
+            self.base = reserve()?;
+        }
+        let (from, more) = (self.base + self.ready, wanted - self.ready);
+        match &self.file {
+            Some((_, most)) if wanted > *most => {
+                return Err(format!("the parking memory of {} is too small", crate::message::size(*most)));
+            }
+            Some((file, _)) => map(from, more, Some((file.as_raw_fd(), self.ready)))?,
+            None => {
+                map(from, more, None)?;
+                touch(from, more);
+            }
+        }
+        self.ready = wanted;
+        Ok(())
+    }
+
+    /// Makes the next piece known to the driver. A context is current.
+    pub fn know_more(&mut self) -> Result<(), u32> {
+        let bytes = PIECE.min(self.ready - self.known);
+        if bytes == 0 {
+            return Err(driver::INVALID_VALUE);
+        }
+        done(driver::cuMemHostRegister_v2(self.at(self.known), bytes as usize, PORTABLE))?;
+        self.pieces.push((self.known, bytes));
+        self.known += bytes;
+        Ok(())
+    }
+
+    /// So many bytes the driver knows.
+    pub fn known(&self) -> u64 {
+        self.known
+    }
+
+    /// From a byte of it to the end of its piece.
+    pub fn run(&self, offset: u64) -> u64 {
+        let piece = self.pieces.iter().find(|(first, bytes)| (*first..first + bytes).contains(&offset));
+        piece.map_or(0, |(first, bytes)| first + bytes - offset)
+    }
+
+    /// Gives all of it back. A context is current.
+    pub fn trim(&mut self) {
+        for (first, _) in std::mem::take(&mut self.pieces) {
+            driver::cuMemHostUnregister(self.at(first));
+        }
+        if self.base != 0 {
+            // SAFETY: reserved by `reserve` with this length, and nothing is in it any more.
+            unsafe { libc::munmap(self.base as *mut c_void, REACH as usize) };
+        }
+        *self = Arena::default();
+    }
+}
+
+fn reserve() -> Result<u64, String> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping; the kernel chooses where.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), REACH as usize, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(last_error("addresses to park at")) } else { Ok(at as u64) }
+}
+
+fn map(at: u64, bytes: u64, file: Option<(i32, u64)>) -> Result<(), String> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let (kind, descriptor, offset) = match file {
+        Some((descriptor, offset)) => (libc::MAP_SHARED, descriptor, offset),
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
+    };
+    // SAFETY: the range is in the arena's own reservation.
+    unsafe {
+        let place = at as *mut c_void;
+        let flags = kind | libc::MAP_FIXED;
+        if libc::mmap(place, bytes as usize, access, flags, descriptor, offset as libc::off_t) == libc::MAP_FAILED {
+            return Err(last_error("memory to park in"));
+        }
+        // Wishes: without them it is slower, or in more copies.
+        for wish in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            libc::madvise(place, bytes as usize, wish);
+        }
+    }
+    Ok(())
+}
+
+/// Touches every page, with several hands: the kernel clears pages as fast as they ask.
+fn touch(at: u64, bytes: u64) {
+    let hands = HANDS.min(bytes / HUGE).min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
+    std::thread::scope(|scope| {
+        let share = (bytes / hands.max(1)).next_multiple_of(HUGE);
+        for first in (0..bytes).step_by(share as usize) {
+            let end = (first + share).min(bytes);
+            let work = move || {
+                for offset in (first..end).step_by(4096) {
+                    // SAFETY: mapped just now, and nobody else knows of it.
+                    unsafe { ((at + offset) as *mut u8).write_volatile(0) };
+                }
+            };
+            // Where the host gives no more threads, the first touch is the copy's.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+    });
+}
+
+fn last_error(what: &str) -> String {
+    format!("{what} cannot be had: {}", std::io::Error::last_os_error())
+}

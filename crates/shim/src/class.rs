@@ -1,0 +1,281 @@
+//! What each function of the driver is to the shim, by its name without version and form.
+
+use crate::page::Reason;
+
+/// Words of the stack that any function has as arguments, at most.
+pub const WORDS_MAX: usize = 12;
+
+/// How a call passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Not at all: the program gets the driver's own function. Questions, and waiting for the card.
+    Straight,
+    /// When the gate is open.
+    Gated,
+    /// The same, and it is work for the card.
+    Launch,
+    /// The same, and it moves bytes.
+    Copy,
+    /// Also while the memory is away: the shim's own function knows what to do.
+    Anytime,
+    /// When the gate is open; nobody here knows what it does, so the holder is not parked afterwards.
+    Unknown,
+}
+
+/// What a function is.
+#[derive(Clone, Copy, Debug)]
+pub struct Class {
+    /// How it passes.
+    pub kind: Kind,
+    /// A call of it that works makes the holder one that cannot be parked.
+    pub mark: Option<Reason>,
+    /// It begins (true) or ends a capture.
+    pub capture: Option<bool>,
+}
+
+/// The name without `_v2`, `_ptsz` and `_ptds`.
+pub fn base(name: &str) -> &str {
+    let mut base = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+    if let Some((rest, version)) = base.rsplit_once("_v")
+        && !version.is_empty()
+        && version.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        base = rest;
+    }
+    base
+}
+
+/// Words of the stack that a function has as arguments.
+pub fn words(base: &str) -> usize {
+    match base {
+        "cuStreamGetCaptureInfo" | "cuOccupancyMaxPotentialBlockSizeWithFlags" => 1,
+        "cuLinkAddData" | "cuLibraryLoadData" | "cuLibraryLoadFromFile" => 2,
+        "cuMemPrefetchBatchAsync" | "cuMemDiscardAndPrefetchBatchAsync" => 2,
+        "cuMemcpyBatchAsync" => 3,
+        "cuLaunchCooperativeKernel" => 4,
+        "cuLaunchKernel" => 5,
+        "cuTensorMapEncodeTiled" => 6,
+        // A handle of 64 bytes, given by value.
+        "cuIpcOpenMemHandle" | "cuIpcOpenEventHandle" => 8,
+        "cuTensorMapEncodeIm2col" => 9,
+        "cuTensorMapEncodeIm2colWide" => 10,
+        _ if is_known(base) => 0,
+        _ => WORDS_MAX,
+    }
+}
+
+/// Names that only ask, set what is the thread's own, or wait for the card.
+const STRAIGHT: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetExportTable",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid",
+    "cuDeviceGetLuid",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetProperties",
+    "cuDeviceComputeCapability",
+    "cuDeviceTotalMem",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceGetByPCIBusId",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGetP2PAttribute",
+    "cuDeviceGetExecAffinitySupport",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetMemPool",
+    "cuDevicePrimaryCtxGetState",
+    "cuDeviceGetTexture1DLinearMaxWidth",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetId",
+    "cuCtxGetApiVersion",
+    "cuCtxGetFlags",
+    "cuCtxGetLimit",
+    "cuCtxGetCacheConfig",
+    "cuCtxGetStreamPriorityRange",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuStreamIsCapturing",
+    "cuStreamGetCaptureInfo",
+    "cuStreamGetCtx",
+    "cuStreamGetPriority",
+    "cuStreamGetFlags",
+    "cuStreamGetId",
+    "cuStreamGetDevice",
+    "cuStreamGetAttribute",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuFuncGetName",
+    "cuFuncGetModule",
+    "cuFuncGetParamInfo",
+    "cuKernelGetName",
+    "cuKernelGetParamInfo",
+    "cuKernelGetLibrary",
+    "cuModuleGetLoadingMode",
+    "cuMemGetAllocationGranularity",
+    "cuMemHostGetFlags",
+    "cuMemHostGetDevicePointer",
+    "cuMemPoolGetAttribute",
+    "cuGraphNodeGetType",
+    "cuGraphGetNodes",
+    "cuGraphGetRootNodes",
+    "cuGraphGetEdges",
+    "cuGraphNodeGetDependencies",
+    "cuGraphNodeGetDependentNodes",
+    "cuCheckpointProcessGetState",
+    "cuCheckpointProcessLock",
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessRestore",
+    "cuCheckpointProcessUnlock",
+    "cuCheckpointProcessGetRestoreThreadId",
+];
+
+/// Beginnings of names that are known to be safe behind a gate: they submit work, or make and drop things
+/// whose memory is the context's own.
+const GATED: &[&str] = &[
+    "cuCtx",
+    "cuDevicePrimaryCtx",
+    "cuDeviceSetMemPool",
+    "cuModule",
+    "cuLibrary",
+    "cuKernel",
+    "cuFunc",
+    "cuLink",
+    "cuLaunch",
+    "cuMem",
+    "cuPointer",
+    "cuStream",
+    "cuEvent",
+    "cuGraph",
+    "cuOccupancy",
+    "cuProfiler",
+    "cuUserObject",
+    "cuTensorMap",
+    "cuCoredump",
+    "cuLogs",
+    "cuDeviceGraphMem",
+    "cuDeviceGetGraphMem",
+    "cuDeviceSetGraphMem",
+    "cuDeviceRegisterAsyncNotification",
+    "cuDeviceUnregisterAsyncNotification",
+    "cuFlushGPUDirectRDMAWrites",
+    "cuThread",
+    "cuArray",
+    "cuMipmappedArray",
+    "cuTex",
+    "cuSurf",
+    "cuIpc",
+];
+
+/// Names whose use leaves something on the card that cannot be taken off, or that others reach.
+const MARKS: &[(&str, Reason)] = &[
+    ("cuMemAllocManaged", Reason::Managed),
+    ("cuArrayCreate", Reason::Arrays),
+    ("cuArray3DCreate", Reason::Arrays),
+    ("cuMipmappedArrayCreate", Reason::Arrays),
+    ("cuImportExternalMemory", Reason::External),
+    ("cuImportExternalSemaphore", Reason::External),
+    ("cuGraphicsMapResources", Reason::Graphics),
+    ("cuGraphicsGLRegisterBuffer", Reason::Graphics),
+    ("cuGraphicsEGLRegisterImage", Reason::Graphics),
+    ("cuGraphicsVDPAURegisterVideoSurface", Reason::Graphics),
+    ("cuEGLStreamConsumerConnect", Reason::Graphics),
+    ("cuEGLStreamProducerConnect", Reason::Graphics),
+    ("cuMulticastCreate", Reason::Multicast),
+    ("cuMulticastBindMem", Reason::Multicast),
+    ("cuMulticastBindAddr", Reason::Multicast),
+    ("cuIpcGetMemHandle", Reason::Shared),
+    ("cuIpcOpenMemHandle", Reason::Shared),
+    ("cuMemPoolExportToShareableHandle", Reason::Shared),
+    ("cuMemPoolImportFromShareableHandle", Reason::Shared),
+    ("cuMemGetHandleForAddressRange", Reason::Shared),
+    ("cuGraphAddMemAllocNode", Reason::GraphMemory),
+    ("cuMemMapArrayAsync", Reason::Arrays),
+    ("cuCtxEnablePeerAccess", Reason::Peers),
+];
+
+fn is_known(base: &str) -> bool {
+    STRAIGHT.contains(&base)
+        || GATED.iter().any(|begin| base.starts_with(begin))
+        || MARKS.iter().any(|(name, _)| *name == base)
+}
+
+/// What a function is.
+pub fn of(base: &str) -> Class {
+    let kind = match base {
+        _ if STRAIGHT.contains(&base) => Kind::Straight,
+        "cuGraphLaunch" => Kind::Launch,
+        // Functions of the program, not work for the card: but they hold their place in the order.
+        "cuLaunchHostFunc" => Kind::Gated,
+        "cuMemFree" | "cuMemGetInfo" | "cuMemGetAddressRange" | "cuPointerGetAttribute" | "cuPointerGetAttributes" => {
+            Kind::Anytime
+        }
+        _ if base.starts_with("cuLaunch") => Kind::Launch,
+        _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => Kind::Copy,
+        _ if is_known(base) => Kind::Gated,
+        _ => Kind::Unknown,
+    };
+    let mark = MARKS.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
+    let capture = match base {
+        _ if base.starts_with("cuStreamBeginCapture") || base.starts_with("cuStreamBeginRecapture") => Some(true),
+        "cuStreamEndCapture" => Some(false),
+        _ => None,
+    };
+    Class { kind, mark, capture }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, base, of, words};
+
+    #[test]
+    fn names_lose_their_versions_and_forms() {
+        for (name, plain) in [
+            ("cuMemAlloc_v2", "cuMemAlloc"),
+            ("cuMemcpyHtoDAsync_v2_ptsz", "cuMemcpyHtoDAsync"),
+            ("cuMemcpy_ptds", "cuMemcpy"),
+            ("cuInit", "cuInit"),
+            ("cuStreamGetCaptureInfo_v3_ptsz", "cuStreamGetCaptureInfo"),
+        ] {
+            assert_eq!(base(name), plain);
+        }
+    }
+
+    #[test]
+    fn functions_are_what_they_are() {
+        for (name, kind) in [
+            ("cuLaunchKernel", Kind::Launch),
+            ("cuGraphLaunch", Kind::Launch),
+            ("cuMemsetD2D8Async", Kind::Copy),
+            ("cuStreamSynchronize", Kind::Straight),
+            ("cuMemCreate", Kind::Gated),
+            ("cuGraphUpload", Kind::Gated),
+            ("cuEventRecord", Kind::Gated),
+            ("cuSomethingNewOfNextYear", Kind::Unknown),
+            ("cuGreenCtxCreate", Kind::Unknown),
+        ] {
+            assert_eq!(of(name).kind, kind, "{name}");
+        }
+        assert!(of("cuMemAllocManaged").mark.is_some() && of("cuMemAlloc").mark.is_none());
+        assert_eq!(of("cuStreamBeginCaptureToGraph").capture, Some(true));
+        assert_eq!((words("cuLaunchKernel"), words("cuMemAlloc"), words("cuSomethingNew")), (5, 0, 12));
+    }
+
+    #[test]
+    fn every_exported_name_has_a_class() {
+        for name in include_str!("names.txt").lines() {
+            let _ = of(base(name));
+        }
+    }
+}

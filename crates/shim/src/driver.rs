@@ -1,0 +1,194 @@
+//! The driver's own functions, and the structures they speak in.
+
+use crate::entry;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// `CUresult`, as far as it matters here.
+pub const SUCCESS: u32 = 0;
+pub const INVALID_VALUE: u32 = 1;
+pub const OUT_OF_MEMORY: u32 = 2;
+pub const OPERATING_SYSTEM: u32 = 304;
+pub const NOT_READY: u32 = 600;
+pub const NOT_SUPPORTED: u32 = 801;
+
+/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`, `CU_MEMHOSTREGISTER_PORTABLE`.
+pub const NON_BLOCKING: u32 = 1;
+pub const NO_TIMING: u32 = 2;
+pub const PORTABLE: u32 = 1;
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Location {
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub const ON_CARD: c_int = 1;
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Properties {
+    pub kind: c_int,
+    pub handle_types: c_int,
+    pub location: Location,
+    pub windows: usize,
+    pub compression: u8,
+    pub rdma: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Access {
+    pub location: Location,
+    pub flags: c_int,
+}
+
+/// Read and write.
+pub const READ_WRITE: c_int = 3;
+
+static LIBRARY: AtomicUsize = AtomicUsize::new(0);
+
+/// The driver's library; zero: it is not loaded, and cannot be.
+fn library() -> usize {
+    let known = LIBRARY.load(Acquire);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: the name ends with a zero. Whoever comes here called a function of the driver.
+    let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) } as usize;
+    LIBRARY.store(found, Release);
+    found
+}
+
+/// Where a function of the driver is; zero: it has none of that name.
+pub fn find(name: &CStr) -> usize {
+    match library() {
+        0 => 0,
+        library => entry::real_dlsym(library as *mut c_void, name) as usize,
+    }
+}
+
+/// Whether the driver's library is loaded by now, whoever did it.
+pub fn is_loaded() -> bool {
+    // SAFETY: the name ends with a zero, and nothing is loaded by it.
+    let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    if !found.is_null() {
+        // SAFETY: the handle was just taken.
+        unsafe { libc::dlclose(found) };
+    }
+    !found.is_null()
+}
+
+/// Whether an address is in the driver's library.
+pub fn holds(address: usize) -> bool {
+    // SAFETY: the structure is plain pointers, filled by the call.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(address as *const c_void, &raw mut info) == 0 || info.dli_fname.is_null() {
+            return false;
+        }
+        CStr::from_ptr(info.dli_fname).to_bytes().windows(10).any(|part| part == b"libcuda.so")
+    }
+}
+
+/// Defines functions of the driver; one that is not there answers that it is not supported.
+macro_rules! driver {
+    ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
+        $(
+            #[doc = concat!("The driver's `", stringify!($name), "`.")]
+            #[expect(non_snake_case, reason = "it is called what the driver calls it")]
+            pub fn $name($($argument: $type),*) -> u32 {
+                static FOUND: AtomicUsize = AtomicUsize::new(0);
+                let mut at = FOUND.load(Acquire);
+                if at == 0 {
+                    let name = concat!(stringify!($name), "\0");
+                    // SAFETY: the text ends with its only zero.
+                    at = find(unsafe { CStr::from_bytes_with_nul_unchecked(name.as_bytes()) });
+                    FOUND.store(at, Release);
+                }
+                if at == 0 {
+                    return NOT_SUPPORTED;
+                }
+                // SAFETY: it is the driver's function of that name, which has these arguments.
+                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
+            }
+        )*
+    };
+}
+
+driver! {
+    cuCtxGetCurrent(place: *mut usize);
+    cuCtxGetDevice(place: *mut c_int);
+    cuCtxPopCurrent_v2(place: *mut usize);
+    cuCtxPushCurrent_v2(context: usize);
+    cuCtxRecordEvent(context: usize, event: usize);
+    cuCtxSynchronize();
+    cuDeviceGetAttribute(place: *mut c_int, attribute: c_int, device: c_int);
+    cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int);
+    cuEventCreate(place: *mut usize, flags: u32);
+    cuEventQuery(event: usize);
+    cuMemAddressFree(at: u64, bytes: usize);
+    cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+    cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
+    cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    cuMemGetAllocationPropertiesFromHandle(place: *mut Properties, handle: u64);
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemHostUnregister(at: *mut c_void);
+    cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: u32);
+    cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemRelease(handle: u64);
+    cuMemSetAccess(at: u64, bytes: usize, access: *const Access, count: usize);
+    cuMemUnmap(at: u64, bytes: usize);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
+    cuStreamCreate(place: *mut usize, flags: u32);
+    cuStreamSynchronize(stream: usize);
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
+}
+
+/// The name of an error, for people.
+pub fn name_of(error: u32) -> String {
+    let at = find(c"cuGetErrorName");
+    let mut text: *const c_char = std::ptr::null();
+    if at != 0 {
+        // SAFETY: it is the driver's function of that name; it writes a pointer to a text that stays.
+        unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(u32, *mut *const c_char) -> u32>(at)(error, &raw mut text)
+        };
+    }
+    if text.is_null() {
+        return format!("error {error}");
+    }
+    // SAFETY: the driver's texts end with a zero.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// What went wrong, if anything did.
+pub fn done(result: u32) -> Result<(), u32> {
+    if result == SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// The context that is current in this thread, and its card.
+pub fn current() -> Result<(usize, c_int), u32> {
+    let (mut context, mut device) = (0, 0);
+    done(cuCtxGetDevice(&raw mut device))?;
+    done(cuCtxGetCurrent(&raw mut context))?;
+    Ok((context, device))
+}
+
+/// Does something with a context current in this thread.
+pub fn within<T>(context: usize, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+    done(cuCtxPushCurrent_v2(context))?;
+    let result = body();
+    let mut gone = 0;
+    cuCtxPopCurrent_v2(&raw mut gone);
+    result
+}

@@ -1,0 +1,177 @@
+//! How programs come in: the loader's `dlsym` and `dlvsym`, and every function of the driver by name.
+
+use crate::driver;
+use crate::elf;
+use crate::hook;
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
+static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+
+const LOADER: [&str; 3] = ["libc.so.6", "libdl.so.2", "libc-"];
+
+extern "C" fn find_dlsym() -> usize {
+    find(&REAL_DLSYM, c"dlsym")
+}
+
+extern "C" fn find_dlvsym() -> usize {
+    find(&REAL_DLVSYM, c"dlvsym")
+}
+
+fn find(place: &AtomicUsize, name: &CStr) -> usize {
+    let known = place.load(Acquire);
+    if known != 0 {
+        return known;
+    }
+    let found = elf::find(&LOADER, name).unwrap_or(0);
+    place.store(found, Release);
+    found
+}
+
+/// The loader's own `dlsym`.
+pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let real = find_dlsym();
+    if real == 0 {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: it is the loader's function of that name.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void = unsafe { std::mem::transmute(real) };
+    // SAFETY: the name ends with a zero; handles are the caller's matter.
+    unsafe { real(handle, name.as_ptr()) }
+}
+
+/// `dlsym` for a name that begins like one of the driver's.
+extern "C" fn ours(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: whoever calls `dlsym` gives a text that ends with a zero.
+    let name = unsafe { CStr::from_ptr(name) };
+    hook::resolved(name, real_dlsym(handle, name))
+}
+
+/// `dlvsym` for such a name.
+extern "C" fn ours_versioned(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+    // SAFETY: it is the loader's function of that name; the caller gives texts that end with a zero.
+    unsafe {
+        let real: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void =
+            std::mem::transmute(find_dlvsym());
+        hook::resolved(CStr::from_ptr(name), real(handle, name, version))
+    }
+}
+
+/// Other names are the loader's business, and it looks at who calls: so it is jumped to, not called.
+macro_rules! loader {
+    ($name:ident, $real:ident, $find:ident, $ours:ident) => {
+        #[doc = concat!("`", stringify!($name), "`, which knows the driver's functions.")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() {
+            naked_asm!(
+                "endbr64",
+                "test rsi, rsi",
+                "jz 2f",
+                "cmp byte ptr [rsi], 0x63", // c
+                "jne 3f",
+                "cmp byte ptr [rsi + 1], 0x75", // u
+                "jne 2f",
+                "movzx eax, byte ptr [rsi + 2]",
+                "sub eax, 0x41", // A to Z
+                "cmp eax, 25",
+                "ja 2f",
+                "jmp {ours}",
+                "3:",
+                "cmp byte ptr [rsi], 0x6e", // nvml
+                "jne 2f",
+                "cmp byte ptr [rsi + 1], 0x76",
+                "jne 2f",
+                "cmp byte ptr [rsi + 2], 0x6d",
+                "jne 2f",
+                "cmp byte ptr [rsi + 3], 0x6c",
+                "jne 2f",
+                "jmp {ours}",
+                "2:",
+                "mov r11, qword ptr [rip + {real}]",
+                "test r11, r11",
+                "jnz 4f",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "call {find}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "mov r11, rax",
+                "4:",
+                "jmp r11",
+                ours = sym $ours,
+                real = sym $real,
+                find = sym $find,
+            )
+        }
+    };
+}
+
+loader!(dlsym, REAL_DLSYM, find_dlsym, ours);
+loader!(dlvsym, REAL_DLVSYM, find_dlvsym, ours_versioned);
+
+/// Defines the exported functions, each of which goes where its entry of the table says, or finds out.
+macro_rules! names {
+    ($count:literal; $($number:literal $name:ident)*) => {
+        static TABLE: [AtomicUsize; $count] = [const { AtomicUsize::new(0) }; $count];
+
+        /// The names, in the order of the table.
+        static NAMES: [&CStr; $count] = [$(
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zero in it"),
+            }
+        ),*];
+
+        $(
+            #[doc = concat!("`", stringify!($name), "` of the driver.")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name() {
+                naked_asm!(
+                    "endbr64",
+                    "mov r11, qword ptr [rip + {table} + {offset}]",
+                    "test r11, r11",
+                    "jz 2f",
+                    "jmp r11",
+                    "2:",
+                    "mov r11d, {number}",
+                    "jmp {first}",
+                    table = sym TABLE,
+                    offset = const $number * 8,
+                    number = const $number,
+                    first = sym crate::trampoline::first_call,
+                )
+            }
+        )*
+
+        /// Whether an address is one of these functions.
+        pub fn is_ours(address: usize) -> bool {
+            [$($name as extern "C" fn() as usize),*].contains(&address)
+        }
+    };
+}
+
+include!(concat!(env!("OUT_DIR"), "/names.rs"));
+
+/// Where an exported function goes from now on.
+pub extern "C" fn linked(number: u32) -> usize {
+    let name = NAMES[number as usize];
+    let real = driver::find(name);
+    if real == 0 {
+        return absent as extern "C" fn() -> u32 as usize;
+    }
+    let target = hook::resolved(name, real as *mut c_void) as usize;
+    TABLE[number as usize].store(target, Release);
+    target
+}
+
+/// What a function answers that this driver does not have.
+extern "C" fn absent() -> u32 {
+    driver::NOT_SUPPORTED
+}

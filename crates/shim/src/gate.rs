@@ -1,0 +1,359 @@
+//! The gate: calls that touch the card pass it, and wait while it is closed.
+//!
+//! Every thread has a seat on which it says that it is inside; closing the gate is saying so and
+//! waiting until nobody is. A thread only ever writes its own seat, so that passing costs two stores and
+//! a load. Threads of the shim itself pass always.
+
+use crate::class::{Kind, WORDS_MAX};
+use crate::control;
+use crate::hook::{self, Slot};
+use crate::log;
+use crate::page;
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Open, or why it is not.
+pub const OPEN: u32 = 0;
+/// Calls wait, and nobody brings the memory back for them: it is just being moved.
+pub const MOVING: u32 = 1;
+/// The memory is not on the card; whoever needs it says so.
+pub const PARKED: u32 = 2;
+
+static GATE: AtomicU32 = AtomicU32::new(OPEN);
+static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// SIGINT or SIGTERM came while somebody waited.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// In a forked child nothing here does anything.
+static DISARMED: AtomicBool = AtomicBool::new(false);
+
+/// A thread's own numbers. They outlive it, and the next thread gets the seat.
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Seat {
+    inside: AtomicU32,
+    is_taken: AtomicBool,
+    /// Kernels and graphs launched.
+    pub launches: AtomicU64,
+    /// Copies and fills.
+    pub copies: AtomicU64,
+    /// Calls that failed.
+    pub errors: AtomicU64,
+}
+
+/// What a thread knows of itself.
+struct Own {
+    seat: Cell<Option<&'static Seat>>,
+    depth: Cell<u32>,
+    /// A thread of the shim.
+    is_free: Cell<bool>,
+    /// The slot of the call under way.
+    slot: Cell<usize>,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Some(seat) = self.seat.get() {
+            seat.inside.store(0, Release);
+            seat.is_taken.store(false, Release);
+        }
+    }
+}
+
+thread_local! {
+    static OWN: Own = const {
+        Own { seat: Cell::new(None), depth: Cell::new(0), is_free: Cell::new(false), slot: Cell::new(0) }
+    };
+}
+
+fn take_seat(own: &Own) -> &'static Seat {
+    if let Some(seat) = own.seat.get() {
+        return seat;
+    }
+    let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
+    let free = seats.iter().find(|seat| seat.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok());
+    let seat = match free.copied() {
+        Some(seat) => seat,
+        None => {
+            let seat: &'static Seat = Box::leak(Box::default());
+            seat.is_taken.store(true, Release);
+            seats.push(seat);
+            seat
+        }
+    };
+    own.seat.set(Some(seat));
+    seat
+}
+
+/// All seats, for counting.
+pub fn seats() -> Vec<&'static Seat> {
+    SEATS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// This thread is one of the shim's: it passes always.
+pub fn free_this_thread() {
+    OWN.with(|own| own.is_free.set(true));
+}
+
+/// The slot of the call that this thread is in.
+pub fn current() -> &'static Slot {
+    OWN.with(|own| hook::slot(own.slot.get()))
+}
+
+/// A number of its own, which other threads only read, goes up by one.
+fn count(number: &AtomicU64) {
+    number.store(number.load(Relaxed) + 1, Relaxed);
+}
+
+/// Where a call goes: an address and how many words of the stack it may have as arguments; or nowhere,
+/// and the answer.
+#[repr(C)]
+pub struct Way {
+    target: usize,
+    words: usize,
+}
+
+/// A call comes in.
+pub extern "C" fn enter(number: u32) -> Way {
+    let slot = hook::slot(number as usize);
+    let words = slot.words().min(WORDS_MAX);
+    let straight = Way { target: slot.real(), words };
+    // A thread that is ending has no place for its own numbers any more: it goes straight on.
+    let passed = OWN.try_with(|own| {
+        if own.is_free.get() || own.depth.get() > 0 || DISARMED.load(Relaxed) {
+            own.depth.set(own.depth.get() + 1);
+            return straight;
+        }
+        let seat = take_seat(own);
+        match slot.kind() {
+            Kind::Launch => count(&seat.launches),
+            Kind::Copy => count(&seat.copies),
+            _ => {}
+        }
+        loop {
+            seat.inside.swap(1, SeqCst);
+            let state = GATE.load(SeqCst);
+            // Some calls know what to do while the memory is away.
+            if state == OPEN || (state == PARKED && slot.kind() == Kind::Anytime) {
+                break;
+            }
+            seat.inside.store(0, SeqCst);
+            if let Err(answer) = wait(state, slot) {
+                return Way { target: 0, words: answer as usize };
+            }
+        }
+        own.depth.set(1);
+        own.slot.set(number as usize);
+        if slot.kind() == Kind::Unknown {
+            page::mark_not_parkable(page::Reason::UnknownCall, slot.name());
+        }
+        Way { target: slot.target(), words }
+    });
+    passed.unwrap_or(Way { target: slot.real(), words })
+}
+
+/// A call is over.
+pub extern "C" fn leave(number: u32, result: u32) {
+    // As above.
+    let _ = OWN.try_with(|own| {
+        let depth = own.depth.get().saturating_sub(1);
+        own.depth.set(depth);
+        if depth > 0 || own.is_free.get() {
+            return;
+        }
+        let slot = hook::slot(number as usize);
+        slot.done(result);
+        if let Some(seat) = own.seat.get() {
+            if result != 0 && slot.counts_errors(result) {
+                count(&seat.errors);
+                page::count_error(result);
+            }
+            seat.inside.store(0, Release);
+        }
+    });
+}
+
+/// Waits until the gate may be open again. An error: the program was told to stop meanwhile.
+fn wait(state: u32, slot: &Slot) -> Result<(), u32> {
+    let _watch = Watch::begin();
+    if state == PARKED {
+        control::wants(slot.name());
+    }
+    log_wait(state);
+    futex_wait(&GATE, state);
+    if INTERRUPTED.load(SeqCst) {
+        // What a call answers when the system stopped it.
+        return Err(crate::driver::OPERATING_SYSTEM);
+    }
+    Ok(())
+}
+
+fn log_wait(state: u32) {
+    if state == PARKED {
+        log::once("the memory of this program is parked; it waits for its turn on the card");
+    }
+}
+
+/// While somebody waits, SIGINT and SIGTERM end the wait, and then do what the program wants of them.
+struct Watch;
+
+static OLD: Mutex<[Option<libc::sigaction>; 2]> = Mutex::new([None; 2]);
+const SIGNALS: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+/// The program's handlers, for ours to call: addresses, or what is no handler.
+static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static HANDLER_FLAGS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+impl Watch {
+    fn begin() -> Watch {
+        if WAITING.fetch_add(1, SeqCst) == 0 {
+            INTERRUPTED.store(false, SeqCst);
+            let mut old = OLD.lock().unwrap_or_else(PoisonError::into_inner);
+            for (place, signal) in SIGNALS.iter().enumerate() {
+                old[place] = stand_in(place, *signal);
+            }
+        }
+        Watch
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if WAITING.fetch_sub(1, SeqCst) == 1 {
+            let mut old = OLD.lock().unwrap_or_else(PoisonError::into_inner);
+            for (place, signal) in SIGNALS.iter().enumerate() {
+                let Some(action) = old[place].take() else { continue };
+                // SAFETY: actions are plain numbers, and the old one was the program's.
+                unsafe {
+                    let mut now: libc::sigaction = std::mem::zeroed();
+                    libc::sigaction(*signal, std::ptr::null(), &raw mut now);
+                    // Whatever the program has set meanwhile stays.
+                    if now.sa_sigaction == interrupted as *const () as usize {
+                        libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Puts our handler in the place of the program's, if it has one; else the signal does what it does.
+fn stand_in(place: usize, signal: i32) -> Option<libc::sigaction> {
+    // SAFETY: actions are plain numbers; our handler does only what a handler may.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut old);
+        if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
+            return None;
+        }
+        HANDLERS[place].store(old.sa_sigaction, SeqCst);
+        HANDLER_FLAGS[place].store(old.sa_flags as u32, SeqCst);
+        let mut own = old;
+        own.sa_sigaction = interrupted as *const () as usize;
+        own.sa_flags = (old.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
+        (libc::sigaction(signal, &raw const own, std::ptr::null_mut()) == 0).then_some(old)
+    }
+}
+
+extern "C" fn interrupted(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    INTERRUPTED.store(true, SeqCst);
+    futex_wake(&GATE);
+    let place = usize::from(signal == SIGNALS[1]);
+    let (handler, flags) = (HANDLERS[place].load(SeqCst), HANDLER_FLAGS[place].load(SeqCst));
+    // SAFETY: it is the program's handler, called as it asked to be.
+    unsafe {
+        if flags & libc::SA_SIGINFO as u32 != 0 {
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
+            handler(signal, info, context);
+        } else {
+            let handler: extern "C" fn(i32) = std::mem::transmute(handler);
+            handler(signal);
+        }
+    }
+}
+
+/// A capture began or ended.
+pub fn capture(is_begun: bool) {
+    if is_begun {
+        CAPTURES.fetch_add(1, SeqCst);
+    } else {
+        let _ = CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1));
+    }
+}
+
+/// How the gate is.
+pub fn state() -> u32 {
+    GATE.load(Acquire)
+}
+
+/// Opens the gate, or says that the memory is away.
+pub fn set(state: u32) {
+    GATE.store(state, SeqCst);
+    futex_wake(&GATE);
+}
+
+/// Closes the gate and waits until nobody is inside and nothing is captured; opens it again if that
+/// takes too long.
+pub fn close(deadline: Instant) -> bool {
+    loop {
+        GATE.store(MOVING, SeqCst);
+        let mut is_quiet = true;
+        for seat in seats() {
+            let mut looks = 0_u32;
+            while seat.inside.load(SeqCst) != 0 {
+                if Instant::now() >= deadline {
+                    is_quiet = false;
+                    break;
+                }
+                looks += 1;
+                // Calls are short: at first it is not worth to sleep.
+                if looks > 200 {
+                    std::thread::sleep(Duration::from_micros(20));
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        if is_quiet && CAPTURES.load(SeqCst) == 0 {
+            return true;
+        }
+        set(OPEN);
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// In a forked child: nothing is hooked any more.
+pub fn disarm() {
+    DISARMED.store(true, SeqCst);
+    GATE.store(OPEN, SeqCst);
+}
+
+/// Whether this is a forked child.
+pub fn is_disarmed() -> bool {
+    DISARMED.load(Relaxed)
+}
+
+fn futex_wait(word: &AtomicU32, value: u32) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+    // SAFETY: the word and the time live until the call returns.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            value,
+            &raw const time,
+        )
+    };
+}
+
+fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the word lives until the call returns.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+}

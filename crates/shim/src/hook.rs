@@ -1,0 +1,206 @@
+//! From a function of the driver to what the program gets instead of it.
+//!
+//! One slot for each address of the driver, however often and by whatever name a program asks for it:
+//! the slot's stub is what the program gets.
+
+use crate::class::{self, Kind};
+use crate::control;
+use crate::driver;
+use crate::entry;
+use crate::gate;
+use crate::page::{self, Reason};
+use crate::trampoline::{STUBS, stub};
+use crate::wrap;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What is behind a stub.
+pub struct Slot {
+    real: AtomicUsize,
+    target: AtomicUsize,
+    about: OnceLock<About>,
+}
+
+/// What never changes about it.
+struct About {
+    name: String,
+    kind: Kind,
+    words: usize,
+    mark: Option<Reason>,
+    capture: Option<bool>,
+}
+
+static SLOTS: [Slot; STUBS] =
+    [const { Slot { real: AtomicUsize::new(0), target: AtomicUsize::new(0), about: OnceLock::new() } }; STUBS];
+static KNOWN: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+
+/// The slot with this number.
+pub fn slot(number: usize) -> &'static Slot {
+    &SLOTS[number]
+}
+
+impl Slot {
+    /// The driver's own function.
+    pub fn real(&self) -> usize {
+        self.real.load(Acquire)
+    }
+
+    /// What is called once the gate is passed.
+    pub fn target(&self) -> usize {
+        self.target.load(Acquire)
+    }
+
+    fn about(&self) -> Option<&About> {
+        self.about.get()
+    }
+
+    /// How calls pass.
+    pub fn kind(&self) -> Kind {
+        self.about().map_or(Kind::Gated, |about| about.kind)
+    }
+
+    /// Words of the stack it may have as arguments.
+    pub fn words(&self) -> usize {
+        self.about().map_or(class::WORDS_MAX, |about| about.words)
+    }
+
+    /// As the program asked for it.
+    pub fn name(&self) -> &str {
+        self.about().map_or("", |about| &about.name)
+    }
+
+    /// Whether an answer says that something went wrong: not ready is an answer like others.
+    pub fn counts_errors(&self, result: u32) -> bool {
+        result != driver::NOT_READY
+    }
+
+    /// A call of it is over.
+    pub fn done(&self, result: u32) {
+        let Some(about) = self.about() else { return };
+        match about.capture {
+            Some(true) if result == driver::SUCCESS => gate::capture(true),
+            // Those leave the capture as it was.
+            Some(false) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => gate::capture(false),
+            _ => {}
+        }
+        if let Some(reason) = about.mark
+            && result == driver::SUCCESS
+        {
+            page::mark_not_parkable(reason, &about.name);
+        }
+    }
+}
+
+/// What a program gets that looked a name up and would have got `real`.
+pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
+    let Ok(text) = name.to_str() else { return real };
+    if real.is_null() || !page::is_on() {
+        return real;
+    }
+    let mut at = real as usize;
+    if entry::is_ours(at) {
+        // The program found the shim's own function. It has the driver's only if that is loaded.
+        if !driver::is_loaded() {
+            return std::ptr::null_mut();
+        }
+        at = driver::find(name);
+    }
+    hooked(text, at, c_int::MAX, true) as *mut c_void
+}
+
+/// What a program gets that asked for a function of the driver. `is_symbol`: by a name that has its version.
+fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
+    if real == 0 || !driver::holds(real) {
+        return real;
+    }
+    match name {
+        "cuGetProcAddress" if is_symbol => return first_form as *const () as usize,
+        "cuGetProcAddress_v2" => return second_form as *const () as usize,
+        "cuGetProcAddress" if version >= 12_000 => return second_form as *const () as usize,
+        "cuGetProcAddress" => return first_form as *const () as usize,
+        "cuInit" => control::prepare(),
+        _ => {}
+    }
+    let base = class::base(name);
+    let class = class::of(base);
+    let wrapper = wrap::find(name, base, version, is_symbol);
+    if class.kind == Kind::Straight && wrapper.is_none() && class.mark.is_none() {
+        return real;
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_with(HashMap::new);
+    if let Some(number) = known.get(&real) {
+        return stub(*number);
+    }
+    let number = known.len();
+    if number >= STUBS {
+        return real;
+    }
+    let slot = &SLOTS[number];
+    slot.real.store(real, Release);
+    slot.target.store(wrapper.unwrap_or(real), Release);
+    let about = About {
+        name: name.to_owned(),
+        // Without its own function, a call cannot be answered while the memory is away.
+        kind: if class.kind == Kind::Anytime && wrapper.is_none() { Kind::Gated } else { class.kind },
+        words: class::words(base),
+        mark: class.mark,
+        capture: class.capture,
+    };
+    // A fresh slot has none.
+    let _ = slot.about.set(about);
+    known.insert(real, number);
+    stub(number)
+}
+
+/// `cuGetProcAddress`, as it was first.
+unsafe extern "C" fn first_form(name: *const c_char, place: *mut usize, version: c_int, flags: u64) -> u32 {
+    let at = driver::find(c"cuGetProcAddress");
+    if at == 0 {
+        return driver::NOT_SUPPORTED;
+    }
+    // SAFETY: it is the driver's function of that name, and the arguments are the program's.
+    unsafe {
+        let real: unsafe extern "C" fn(*const c_char, *mut usize, c_int, u64) -> u32 = std::mem::transmute(at);
+        let result = real(name, place, version, flags);
+        replace(result, name, place, version)
+    }
+}
+
+/// `cuGetProcAddress` since CUDA 12.
+unsafe extern "C" fn second_form(
+    name: *const c_char,
+    place: *mut usize,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> u32 {
+    let at = driver::find(c"cuGetProcAddress_v2");
+    if at == 0 {
+        return driver::NOT_SUPPORTED;
+    }
+    // SAFETY: as above.
+    unsafe {
+        let real: unsafe extern "C" fn(*const c_char, *mut usize, c_int, u64, *mut c_int) -> u32 =
+            std::mem::transmute(at);
+        let result = real(name, place, version, flags, status);
+        replace(result, name, place, version)
+    }
+}
+
+/// # Safety
+/// The name ends with a zero, and the place can be written, if the driver said that all is well.
+unsafe fn replace(result: u32, name: *const c_char, place: *mut usize, version: c_int) -> u32 {
+    if result == driver::SUCCESS && !name.is_null() && !place.is_null() && page::is_on() {
+        // SAFETY: as above.
+        unsafe {
+            if let Ok(name) = CStr::from_ptr(name).to_str() {
+                *place = hooked(name, *place, version, false);
+            }
+        }
+    }
+    result
+}

@@ -1,0 +1,221 @@
+//! What the shim and the daemon say to each other, and the page of numbers both see.
+//!
+//! Packets of JSON on a Unix socket that keeps their bounds, one object each; descriptors come along
+//! with the packets that say so. Fields that one side does not know it passes over, so that a daemon
+//! may be newer than the shims of the programs that run.
+
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// The environment variable that says where the daemon listens for shims.
+pub const SOCKET: &str = "SUBLET_SHIM_SOCKET";
+/// A packet is not longer than this.
+pub const PACKET_MAX: usize = 4096;
+/// The first number of a page.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"subletpg");
+/// Of the page's layout.
+pub const VERSION: u32 = 1;
+/// Cards of a lease.
+pub const CARDS: usize = 16;
+/// Processes of a holder.
+pub const SLOTS: usize = 64;
+
+/// What the daemon says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Order {
+    /// The first answer. A descriptor of the lease's page comes along if there is one.
+    Welcome {
+        /// Whether it does.
+        page: bool,
+    },
+    /// Take the memory off the card.
+    Park {
+        /// Which order this is.
+        id: u64,
+        /// Do it within so many milliseconds or not at all.
+        deadline_ms: u64,
+    },
+    /// Put it back.
+    Resume {
+        /// Which order this is.
+        id: u64,
+    },
+    /// Get ready to be parked: so many bytes of the arena are made known to the driver in advance.
+    Prepare {
+        /// How many.
+        bytes: u64,
+    },
+    /// Memory to be parked in comes along as a descriptor; it is empty, and nobody else's.
+    Arena {
+        /// How much.
+        bytes: u64,
+    },
+    /// Give back the memory that parked bytes were in.
+    Trim {
+        /// Which order this is.
+        id: u64,
+    },
+}
+
+/// What the shim says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Word {
+    /// The first word.
+    Hello {
+        /// Of these messages.
+        version: u32,
+        /// Which process.
+        pid: u32,
+        /// For which lease it was started.
+        lease: Option<String>,
+        /// Whether its memory is away: a daemon may be new.
+        parked: bool,
+    },
+    /// The memory is off the card, as far as the shim knows.
+    Parked {
+        /// The order.
+        id: u64,
+        /// How much.
+        bytes: u64,
+        /// What it took.
+        took: Took,
+    },
+    /// It stays where it is: on the card after an order to park, off it after one to resume.
+    Refused {
+        /// The order.
+        id: u64,
+        /// Why, for people.
+        why: String,
+    },
+    /// The memory is back, and the program goes on.
+    Resumed {
+        /// The order.
+        id: u64,
+        /// How much.
+        bytes: u64,
+        /// What it took.
+        took: Took,
+    },
+    /// The arena is ready for so many bytes.
+    Prepared {
+        /// How many.
+        bytes: u64,
+    },
+    /// The program is at the gate and needs its memory.
+    Wants {
+        /// The call.
+        call: String,
+    },
+}
+
+/// Microseconds of each part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Took {
+    /// Closing the gate.
+    pub gate_us: u64,
+    /// Waiting for the card.
+    pub drain_us: u64,
+    /// Copying.
+    pub copy_us: u64,
+    /// Mapping and unmapping, making and giving back.
+    pub map_us: u64,
+    /// All of it.
+    pub all_us: u64,
+}
+
+/// The page of a lease.
+#[repr(C)]
+pub struct Page {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    reserved: AtomicU32,
+    /// Its cards.
+    pub cards: [CardPage; CARDS],
+    /// Its processes.
+    pub processes: [ProcessPage; SLOTS],
+}
+
+impl Default for Page {
+    fn default() -> Page {
+        // SAFETY: numbers only, for which zeros do.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+/// A card of the lease: written by the daemon.
+#[repr(C)]
+pub struct CardPage {
+    /// Which.
+    pub uuid: [AtomicU8; 16],
+    /// So many bytes of it are the lease's; zero: there is no such card.
+    pub cap: AtomicU64,
+    /// So many of them a context takes.
+    pub context: AtomicU64,
+}
+
+/// A process of the holder: written by its shim.
+#[repr(C)]
+pub struct ProcessPage {
+    /// Which; zero: nobody.
+    pub pid: AtomicU32,
+    /// Why it cannot be parked: bits.
+    pub reasons: AtomicU32,
+    /// Kernels and graphs launched.
+    pub launches: AtomicU64,
+    /// Copies and fills.
+    pub copies: AtomicU64,
+    /// When it last did anything, in nanoseconds of the monotonic clock.
+    pub active_ns: AtomicU64,
+    /// Bytes that are parked.
+    pub parked: AtomicU64,
+    /// What it has of each card.
+    pub cards: [SharePage; CARDS],
+    /// Errors, by number.
+    pub errors: [ErrorPage; 16],
+}
+
+/// What a process has of a card.
+#[repr(C)]
+pub struct SharePage {
+    /// Bytes, without the context.
+    pub bytes: AtomicU64,
+    /// The most it had.
+    pub peak: AtomicU64,
+    /// Whether it has a context.
+    pub contexts: AtomicU64,
+}
+
+/// How often a call answered with one error.
+#[repr(C)]
+pub struct ErrorPage {
+    /// Which.
+    pub code: AtomicU32,
+    /// How often.
+    pub count: AtomicU32,
+}
+
+/// A size for people.
+pub fn size(bytes: u64) -> String {
+    const GIB: f64 = (1_u64 << 30) as f64;
+    let gib = bytes as f64 / GIB;
+    if gib >= 1.0 { format!("{gib:.1} GiB") } else { format!("{} MiB", bytes >> 20) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Order, Word};
+
+    #[test]
+    fn words_of_a_newer_side_are_understood() {
+        let order: Order =
+            serde_json::from_str(r#"{"do":"park","id":7,"deadline_ms":500,"mood":"new"}"#).expect("an order");
+        assert_eq!(order, Order::Park { id: 7, deadline_ms: 500 });
+        let word: Word = serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
+        assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
+        assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());
+    }
+}

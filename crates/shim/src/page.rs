@@ -1,0 +1,231 @@
+//! What the holder's processes and the daemon both see: the cap, and what each process does.
+//!
+//! One page of numbers for a lease, made and sealed by the daemon and mapped by every process of its
+//! holder. Every number may be read and written at any time, and whatever is in it does no harm: it is
+//! the holder's word. Without a daemon a process has a page of its own, on which nothing is capped.
+
+use crate::log;
+use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, VERSION};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Why a holder cannot be parked. The numbers are bits of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// Managed memory.
+    Managed = 1,
+    /// Arrays, which have no addresses.
+    Arrays = 1 << 1,
+    /// Memory or semaphores of others.
+    External = 1 << 2,
+    /// Pictures.
+    Graphics = 1 << 3,
+    /// Memory that other processes have, too.
+    Shared = 1 << 4,
+    /// Memory of several cards at one address.
+    Multicast = 1 << 5,
+    /// Memory that graphs allocate.
+    GraphMemory = 1 << 6,
+    /// Cards that reach each other's memory.
+    Peers = 1 << 7,
+    /// Too much memory that streams allocate.
+    StreamOrdered = 1 << 8,
+    /// A function that the shim does not know.
+    UnknownCall = 1 << 9,
+}
+
+impl Reason {
+    const ALL: [Reason; 10] = [
+        Reason::Managed,
+        Reason::Arrays,
+        Reason::External,
+        Reason::Graphics,
+        Reason::Shared,
+        Reason::Multicast,
+        Reason::GraphMemory,
+        Reason::Peers,
+        Reason::StreamOrdered,
+        Reason::UnknownCall,
+    ];
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Managed => "it uses managed memory",
+            Reason::Arrays => "it uses CUDA arrays or textures",
+            Reason::External => "it uses memory of another API",
+            Reason::Graphics => "it shares memory with graphics",
+            Reason::Shared => "it shares memory with other processes",
+            Reason::Multicast => "it uses multicast memory",
+            Reason::GraphMemory => "its graphs allocate memory",
+            Reason::Peers => "its cards reach each other's memory",
+            Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
+            Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
+        }
+    }
+}
+
+static SHARED: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
+/// The first call that made it so, for the log.
+static MARKED: Mutex<u32> = Mutex::new(0);
+
+/// Whether the shim does anything.
+pub fn is_on() -> bool {
+    static ON: OnceLock<bool> = OnceLock::new();
+    *ON.get_or_init(|| std::env::var_os("SUBLET_SHIM").is_none_or(|value| value != "off"))
+}
+
+fn page() -> &'static Page {
+    let shared = SHARED.load(Acquire);
+    if !shared.is_null() {
+        // SAFETY: it was mapped for good, and is numbers that may be anything.
+        return unsafe { &*shared };
+    }
+    static OWN: OnceLock<Box<Page>> = OnceLock::new();
+    OWN.get_or_init(Box::default)
+}
+
+/// Maps the page that the daemon made. What was counted so far comes along.
+pub fn share(file: &File) -> Result<(), String> {
+    let length = size_of::<Page>();
+    let is_long = file.metadata().is_ok_and(|data| data.len() >= length as u64);
+    if !is_long {
+        return Err("the page of the lease is too short".to_owned());
+    }
+    // SAFETY: a new mapping of a file that is long enough and, being sealed, stays so.
+    let at = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    if at == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error().to_string());
+    }
+    // SAFETY: as above.
+    let new = unsafe { &*at.cast::<Page>() };
+    if new.magic.load(Acquire) != MAGIC || new.version.load(Acquire) != VERSION {
+        return Err("the page of the lease is of another version".to_owned());
+    }
+    let slot = own_slot(new).ok_or("every place on the page of the lease is taken")?;
+    for (old, new) in own().cards.iter().zip(&slot.cards) {
+        new.bytes.store(old.bytes.load(SeqCst), SeqCst);
+        new.peak.store(old.peak.load(SeqCst), SeqCst);
+    }
+    slot.reasons.store(own().reasons.load(SeqCst), SeqCst);
+    SHARED.store(at.cast(), SeqCst);
+    Ok(())
+}
+
+/// This process's own place on a page; takes one if it has none.
+fn own_slot(page: &Page) -> Option<&ProcessPage> {
+    let pid = std::process::id();
+    let has = page.processes.iter().find(|slot| slot.pid.load(SeqCst) == pid);
+    has.or_else(|| page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok()))
+}
+
+/// This process's own numbers.
+pub fn own() -> &'static ProcessPage {
+    let page = page();
+    // Where it has no place it counts for itself.
+    own_slot(page).unwrap_or(&page.processes[SLOTS - 1])
+}
+
+/// The page's number of a card; a card that is not on it is not capped.
+fn card(uuid: &[u8; 16]) -> Option<usize> {
+    let page = page();
+    page.cards.iter().position(|card| card.cap.load(Relaxed) > 0 && uuid_of(card) == *uuid)
+}
+
+fn uuid_of(card: &CardPage) -> [u8; 16] {
+    std::array::from_fn(|place| card.uuid[place].load(Relaxed))
+}
+
+/// Where bytes of a card are counted: its number on the page, or, of cards that are not on it, by device.
+fn place(uuid: &[u8; 16], device: i32) -> usize {
+    card(uuid).unwrap_or((device as usize).min(CARDS - 1))
+}
+
+/// What the lease has of a card: bytes of its processes and their contexts.
+fn used(place: usize) -> u64 {
+    let page = page();
+    let context = page.cards[place].context.load(Relaxed);
+    let live = page.processes.iter().filter(|slot| slot.pid.load(Relaxed) != 0);
+    live.fold(0, |sum, slot| {
+        let bytes = slot.cards[place].bytes.load(SeqCst);
+        let contexts = u64::from(slot.cards[place].contexts.load(SeqCst) > 0) * context;
+        sum.saturating_add(bytes).saturating_add(contexts)
+    })
+}
+
+/// Takes bytes of a card, if the lease has them.
+pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
+    let place = place(uuid, device);
+    let own = &own().cards[place];
+    own.contexts.store(1, SeqCst);
+    let now = own.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
+    let cap = page().cards[place].cap.load(SeqCst);
+    if card(uuid).is_some() && used(place) > cap {
+        own.bytes.fetch_sub(bytes, SeqCst);
+        log::once(&format!(
+            "out of memory: the lease has {} of this card; ask for more with --vram",
+            crate::message::size(cap)
+        ));
+        return false;
+    }
+    own.peak.fetch_max(now, SeqCst);
+    true
+}
+
+/// Gives bytes back.
+pub fn give_back(uuid: &[u8; 16], device: i32, bytes: u64) {
+    let own = &own().cards[place(uuid, device)];
+    let _ = own.bytes.fetch_update(SeqCst, SeqCst, |held| Some(held.saturating_sub(bytes)));
+}
+
+/// What a program is told of a card: free and total, of what the card says.
+pub fn seen(uuid: &[u8; 16], free: u64, total: u64) -> (u64, u64) {
+    let Some(place) = card(uuid) else { return (free, total) };
+    let cap = page().cards[place].cap.load(SeqCst).min(total);
+    (free.min(cap.saturating_sub(used(place))), cap)
+}
+
+/// The holder cannot be parked any more, and why.
+pub fn mark_not_parkable(reason: Reason, call: &str) {
+    let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *marked & reason as u32 == 0 {
+        *marked |= reason as u32;
+        own().reasons.fetch_or(reason as u32, SeqCst);
+        if std::env::var_os("SUBLET_SHIM_DEBUG").is_some() {
+            log::say(&format!("this program cannot be parked: {} ({call})", reason.text()));
+        }
+    }
+}
+
+/// It can be parked again, as far as this goes.
+pub fn unmark(reason: Reason) {
+    let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    *marked &= !(reason as u32);
+    own().reasons.fetch_and(!(reason as u32), SeqCst);
+}
+
+/// Why it cannot be parked, if it cannot.
+pub fn not_parkable() -> Option<Reason> {
+    let reasons = own().reasons.load(SeqCst);
+    Reason::ALL.into_iter().find(|reason| reasons & *reason as u32 != 0)
+}
+
+/// Counts an error by its number; the rarest share a place.
+pub fn count_error(code: u32) {
+    let errors = &own().errors;
+    for place in errors {
+        let own = place.code.load(Relaxed);
+        if own == code || (own == 0 && place.code.compare_exchange(0, code, SeqCst, Relaxed).is_ok()) {
+            place.count.fetch_add(1, Relaxed);
+            return;
+        }
+    }
+    errors[errors.len() - 1].count.fetch_add(1, Relaxed);
+}

@@ -1,0 +1,356 @@
+//! Memory off the card, and back to where it was.
+//!
+//! ```text
+//!   park      close the gate · wait for the card · copy out · unmap and give back
+//!   resume    make all memory, or none · map it where it was · copy in · open the gate
+//! ```
+//! Until everything is copied out nothing has happened, and whatever goes wrong opens the gate again. A
+//! resume that finds no room leaves everything parked.
+
+use crate::arena::Arena;
+use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
+use crate::gate;
+use crate::message::Took;
+use crate::page;
+use crate::table::{self, Mapping, Physical, Table};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// What parks and resumes this process: its arena, and a stream and an event in each context.
+#[derive(Default)]
+pub struct Parker {
+    arena: Arena,
+    streams: BTreeMap<usize, usize>,
+    events: BTreeMap<usize, usize>,
+}
+
+/// A piece of memory to be copied: whose, where it is mapped, how long, and where in the arena it goes.
+struct Piece {
+    handle: u64,
+    context: usize,
+    at: u64,
+    bytes: u64,
+    offset: u64,
+}
+
+/// How long calls that are answered while parked may take.
+const SHORT: Duration = Duration::from_secs(10);
+
+fn micros(since: Instant) -> u64 {
+    since.elapsed().as_micros() as u64
+}
+
+impl Parker {
+    /// The arena.
+    pub fn arena(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// Takes the memory off the card. Returns how much.
+    pub fn park(&mut self, within: Duration) -> Result<(u64, Took), String> {
+        if gate::state() == gate::PARKED {
+            return Err("it is parked already".to_owned());
+        }
+        if let Some(reason) = page::not_parkable() {
+            return Err(reason.text().to_owned());
+        }
+        let (begun, deadline) = (Instant::now(), Instant::now() + within);
+        let mut took = Took::default();
+        if !gate::close(deadline) {
+            return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
+        }
+        took.gate_us = micros(begun);
+        let done = self.out(deadline, &mut took);
+        match done {
+            Ok(bytes) => {
+                page::own().parked.store(bytes, SeqCst);
+                gate::set(gate::PARKED);
+                took.all_us = micros(begun);
+                Ok((bytes, took))
+            }
+            Err(why) => {
+                gate::set(gate::OPEN);
+                Err(why)
+            }
+        }
+    }
+
+    fn out(&mut self, deadline: Instant, took: &mut Took) -> Result<u64, String> {
+        let begun = Instant::now();
+        let pieces = plan();
+        self.drain(deadline)?;
+        took.drain_us = micros(begun);
+        let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
+        self.arena.grow(bytes)?;
+        let copying = Instant::now();
+        self.copy(&pieces, true)?;
+        took.copy_us = micros(copying);
+        let unmapping = Instant::now();
+        take_off(&pieces);
+        took.map_us = micros(unmapping);
+        Ok(bytes)
+    }
+
+    /// Puts the memory back. Returns how much.
+    pub fn resume(&mut self) -> Result<(u64, Took), String> {
+        if gate::state() != gate::PARKED {
+            return Err("it is not parked".to_owned());
+        }
+        let (begun, mut took) = (Instant::now(), Took::default());
+        if !gate::close(Instant::now() + SHORT) {
+            gate::set(gate::PARKED);
+            return Err("a call of the driver did not return in time".to_owned());
+        }
+        took.gate_us = micros(begun);
+        let mapping = Instant::now();
+        let pieces = parked();
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        if let Err(error) = make(&pieces) {
+            gate::set(gate::PARKED);
+            return Err(format!("there is no room on the card: {}", name_of(error)));
+        }
+        put_on(&pieces)?;
+        took.map_us = micros(mapping);
+        let copying = Instant::now();
+        let copied = self.copy(&pieces, false);
+        took.copy_us = micros(copying);
+        let mut table = table::lock();
+        for piece in &pieces {
+            if let Some(physical) = table.physical.get_mut(&piece.handle) {
+                physical.arena = None;
+            }
+        }
+        drop(table);
+        page::own().parked.store(0, SeqCst);
+        gate::set(gate::OPEN);
+        took.all_us = micros(begun);
+        copied.map(|()| (bytes, took))
+    }
+
+    /// Makes so many bytes of the arena known to the driver before they are needed.
+    pub fn prepare(&mut self, bytes: u64) -> Result<u64, String> {
+        self.arena.grow(bytes)?;
+        let Some(context) = contexts().into_iter().next() else { return Ok(0) };
+        let arena = &mut self.arena;
+        let registered = within(context, || {
+            while arena.known() < bytes {
+                arena.know_more()?;
+            }
+            Ok(())
+        });
+        registered.map_err(name_of)?;
+        Ok(self.arena.known())
+    }
+
+    /// Gives the arena back; not while something is in it.
+    pub fn trim(&mut self) -> Result<(), String> {
+        if gate::state() == gate::PARKED {
+            return Err("it is parked".to_owned());
+        }
+        if let Some(context) = contexts().into_iter().next() {
+            let arena = &mut self.arena;
+            within(context, || {
+                arena.trim();
+                Ok(())
+            })
+            .map_err(name_of)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the card has done what it was given, by asking: a kernel that never ends is not waited for.
+    fn drain(&mut self, deadline: Instant) -> Result<(), String> {
+        for context in contexts() {
+            let event = self.events.get(&context).copied();
+            let polled = within(context, || {
+                let mut event = event.unwrap_or(0);
+                if event == 0 {
+                    done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+                }
+                match driver::cuCtxRecordEvent(context, event) {
+                    // Drivers before CUDA 12.5 can only be waited for.
+                    driver::NOT_SUPPORTED => done(driver::cuCtxSynchronize())?,
+                    result => done(result)?,
+                }
+                loop {
+                    match driver::cuEventQuery(event) {
+                        driver::NOT_READY if Instant::now() < deadline => {
+                            std::thread::sleep(Duration::from_micros(20));
+                        }
+                        result => return done(result).map(|()| event),
+                    }
+                }
+            });
+            match polled {
+                Ok(event) => drop(self.events.insert(context, event)),
+                Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
+                Err(error) => return Err(format!("the card cannot be waited for: {}", name_of(error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, context: usize) -> Result<usize, u32> {
+        if let Some(stream) = self.streams.get(&context) {
+            return Ok(*stream);
+        }
+        let mut stream = 0;
+        within(context, || done(driver::cuStreamCreate(&raw mut stream, NON_BLOCKING)))?;
+        self.streams.insert(context, stream);
+        Ok(stream)
+    }
+
+    /// Copies all pieces out or in. What the driver does not know yet of the arena it learns on the way:
+    /// the copies before run meanwhile.
+    fn copy(&mut self, pieces: &[Piece], is_out: bool) -> Result<(), String> {
+        let mut used = BTreeSet::new();
+        let mut failed = Ok(());
+        for piece in pieces {
+            let given = self.stream(piece.context).and_then(|stream| {
+                used.insert((piece.context, stream));
+                let arena = &mut self.arena;
+                within(piece.context, || give(arena, piece, stream, is_out))
+            });
+            if given.is_err() {
+                failed = given;
+                break;
+            }
+        }
+        // Even after a failure nothing may be under way.
+        for (context, stream) in used {
+            let waited = within(context, || done(driver::cuStreamSynchronize(stream)));
+            failed = failed.and(waited);
+        }
+        failed.map_err(|error| format!("the copy failed: {}", name_of(error)))
+    }
+}
+
+/// Gives the copies of a piece to a stream.
+fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result<(), u32> {
+    let mut copied = 0;
+    while copied < piece.bytes {
+        let offset = piece.offset + copied;
+        while arena.known() <= offset {
+            arena.know_more()?;
+        }
+        let bytes = arena.run(offset).min(piece.bytes - copied) as usize;
+        let (host, card) = (arena.at(offset), piece.at + copied);
+        done(match is_out {
+            true => driver::cuMemcpyDtoHAsync_v2(host, card, bytes, stream),
+            false => driver::cuMemcpyHtoDAsync_v2(card, host, bytes, stream),
+        })?;
+        copied += bytes as u64;
+    }
+    Ok(())
+}
+
+/// Contexts in which there is memory.
+fn contexts() -> BTreeSet<usize> {
+    let table = table::lock();
+    let of_memory = table.physical.values().map(|physical| physical.context);
+    of_memory.chain(table.blocks.values().map(|block| block.context)).filter(|context| *context != 0).collect()
+}
+
+/// Where memory is mapped as a whole and may be read and written: there it can be copied.
+fn whole(table: &Table, physical: &Physical) -> Option<u64> {
+    let own =
+        |access: &driver::Access| access.location == physical.properties.location && access.flags == driver::READ_WRITE;
+    let is_whole =
+        |mapping: &Mapping| mapping.offset == 0 && mapping.bytes == physical.bytes && mapping.access.iter().any(own);
+    physical.mapped.iter().copied().find(|at| table.mappings.get(at).is_some_and(is_whole))
+}
+
+/// A piece for each memory that is so, in the order of their handles.
+fn pieces(table: &Table, mut offset: impl FnMut(&Physical) -> Option<u64>) -> Vec<Piece> {
+    let some_context = table.physical.values().map(|physical| physical.context).find(|context| *context != 0);
+    let piece = |(handle, physical): (&u64, &Physical)| {
+        let context = if physical.context == 0 { some_context? } else { physical.context };
+        let (at, bytes) = (whole(table, physical)?, physical.bytes);
+        Some(Piece { handle: *handle, context, at, bytes, offset: offset(physical)? })
+    };
+    table.physical.iter().filter_map(piece).collect()
+}
+
+/// What can be taken off, one after the other in the arena. What is mapped nowhere as a whole stays.
+fn plan() -> Vec<Piece> {
+    let mut next = 0;
+    pieces(&table::lock(), |physical| {
+        physical.real?;
+        let offset = next;
+        next += physical.bytes;
+        Some(offset)
+    })
+}
+
+/// What was taken off.
+fn parked() -> Vec<Piece> {
+    pieces(&table::lock(), |physical| physical.arena)
+}
+
+/// Where each piece's memory is mapped, and what with.
+fn mappings(piece: &Piece) -> Vec<(u64, Mapping)> {
+    let table = table::lock();
+    let Some(physical) = table.physical.get(&piece.handle) else { return Vec::new() };
+    physical.mapped.iter().filter_map(|at| Some((*at, table.mappings.get(at)?.clone()))).collect()
+}
+
+fn take_off(pieces: &[Piece]) {
+    for piece in pieces {
+        for (at, mapping) in mappings(piece) {
+            driver::cuMemUnmap(at, mapping.bytes as usize);
+        }
+        let mut table = table::lock();
+        let Some(physical) = table.physical.get_mut(&piece.handle) else { continue };
+        let real = physical.real.take();
+        physical.arena = Some(piece.offset);
+        drop(table);
+        if let Some(real) = real {
+            driver::cuMemRelease(real);
+        }
+    }
+}
+
+/// Makes memory for all pieces, or for none.
+fn make(pieces: &[Piece]) -> Result<(), u32> {
+    let mut made: Vec<(u64, u64)> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let table = table::lock();
+        let Some(physical) = table.physical.get(&piece.handle) else { continue };
+        let (properties, flags, bytes) = (physical.properties, physical.flags, physical.bytes);
+        drop(table);
+        let mut real = 0;
+        let result = driver::cuMemCreate(&raw mut real, bytes as usize, &raw const properties, flags);
+        if let Err(error) = done(result) {
+            for (_, real) in made {
+                driver::cuMemRelease(real);
+            }
+            return Err(error);
+        }
+        made.push((piece.handle, real));
+    }
+    let mut table = table::lock();
+    for (handle, real) in made {
+        if let Some(physical) = table.physical.get_mut(&handle) {
+            physical.real = Some(real);
+        }
+    }
+    Ok(())
+}
+
+/// Maps all pieces where they were.
+fn put_on(pieces: &[Piece]) -> Result<(), String> {
+    for piece in pieces {
+        let Some(real) = table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else { continue };
+        for (at, mapping) in mappings(piece) {
+            let bytes = mapping.bytes as usize;
+            let mapped = done(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
+            let shown = mapped.and_then(|()| match mapping.access.len() {
+                0 => Ok(()),
+                count => done(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
+            });
+            shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Small allocations, which share chunks: slots of one size, at multiples of 512 bytes.
+
+use std::collections::BTreeMap;
+
+/// Allocations from this size on have memory of their own.
+pub const LARGE: u64 = 1 << 20;
+/// A chunk.
+pub const CHUNK: u64 = 2 << 20;
+/// The smallest slot, and so what every address is a multiple of.
+const SMALLEST: u64 = 512;
+
+/// A chunk whose slots have one size.
+struct Chunk {
+    slot: u64,
+    device: i32,
+    free: Vec<u64>,
+}
+
+/// Chunks, by where they are.
+#[derive(Default)]
+pub struct Small {
+    chunks: BTreeMap<u64, Chunk>,
+}
+
+/// The size of the slot for so many bytes.
+pub fn slot(bytes: u64) -> u64 {
+    bytes.next_power_of_two().max(SMALLEST)
+}
+
+impl Small {
+    /// A free slot on a card, if a chunk has one.
+    pub fn take(&mut self, device: i32, bytes: u64) -> Option<u64> {
+        let slot = slot(bytes);
+        let mut fitting = self.chunks.values_mut().filter(|chunk| chunk.device == device && chunk.slot == slot);
+        fitting.find_map(|chunk| chunk.free.pop())
+    }
+
+    /// A new chunk. Returns its first slot.
+    pub fn add(&mut self, device: i32, bytes: u64, at: u64) -> u64 {
+        let slot = slot(bytes);
+        let free = (1..CHUNK / slot).rev().map(|number| at + number * slot).collect();
+        self.chunks.insert(at, Chunk { slot, device, free });
+        at
+    }
+
+    /// Gives a slot back. Returns the chunk if nothing of it is left; it is not known any more then.
+    pub fn give_back(&mut self, at: u64) -> Option<u64> {
+        let (first, chunk) = self.chunks.range_mut(..=at).next_back()?;
+        let first = *first;
+        if at - first >= CHUNK || chunk.free.contains(&at) {
+            return None;
+        }
+        chunk.free.push(at);
+        if chunk.free.len() as u64 == CHUNK / chunk.slot {
+            self.chunks.remove(&first);
+            return Some(first);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK, Small, slot};
+
+    #[test]
+    fn slots_are_given_out_once_and_chunks_go_with_their_last() {
+        let mut small = Small::default();
+        assert_eq!(small.take(0, 100), None);
+        assert_eq!(small.add(0, 100, 1 << 30), 1 << 30);
+        let more: Vec<u64> = std::iter::from_fn(|| small.take(0, 512)).collect();
+        assert_eq!(more.len() as u64, CHUNK / slot(100) - 1);
+        assert!(more.iter().all(|at| at % 512 == 0 && *at != 1 << 30));
+        assert_eq!(small.take(1, 100), None, "another card");
+        assert_eq!(small.take(0, 513), None, "another size");
+        assert!(more.iter().all(|at| small.give_back(*at).is_none()));
+        assert_eq!(small.give_back(more[0]), None, "not twice");
+        assert_eq!(small.give_back(1 << 30), Some(1 << 30));
+        assert_eq!(small.give_back(1 << 30), None);
+    }
+}

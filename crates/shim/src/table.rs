@@ -1,0 +1,153 @@
+//! What is mapped where: memory of the driver, and the allocations that programs think they have.
+//!
+//! Memory is known by a handle of the shim's own, which stays when the memory is taken off the card and
+//! other memory is put in its place. No call of the driver is made while the table is locked.
+
+use crate::driver::{Access, Properties};
+use crate::small::Small;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Handles that programs get look like none of the driver's.
+const FIRST_HANDLE: u64 = 0x5b1e_0000_0000_0000;
+
+/// Memory of a card.
+pub struct Physical {
+    /// The driver's handle; none: it is parked.
+    pub real: Option<u64>,
+    /// How much.
+    pub bytes: u64,
+    /// As it was asked for.
+    pub properties: Properties,
+    /// As it was asked for.
+    pub flags: u64,
+    /// Of which card, as the driver numbers it.
+    pub uuid: [u8; 16],
+    /// In which context it was made; zero: none.
+    pub context: usize,
+    /// How often the program has its handle; zero: it gave it back, and it lives in its mappings.
+    pub count: usize,
+    /// Where it is mapped.
+    pub mapped: BTreeSet<u64>,
+    /// Where its bytes are in the arena, while it is parked.
+    pub arena: Option<u64>,
+}
+
+/// A mapping of memory at an address.
+#[derive(Clone)]
+pub struct Mapping {
+    /// Of which memory, by the shim's handle.
+    pub handle: u64,
+    /// How long.
+    pub bytes: u64,
+    /// From where in the memory.
+    pub offset: u64,
+    /// What may be done with it, by whom.
+    pub access: Vec<Access>,
+}
+
+/// An allocation that the program made with a plain call.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// As it was asked for.
+    pub bytes: u64,
+    /// In which context.
+    pub context: usize,
+    /// It is a part of a chunk for small ones.
+    pub is_small: bool,
+}
+
+/// All of it.
+#[derive(Default)]
+pub struct Table {
+    next: u64,
+    /// Memory, by the shim's handle.
+    pub physical: BTreeMap<u64, Physical>,
+    /// Mappings, by address.
+    pub mappings: BTreeMap<u64, Mapping>,
+    /// Allocations, by address.
+    pub blocks: BTreeMap<u64, Block>,
+    /// Allocations that streams made, which are the driver's own: bytes by address.
+    pub streamed: BTreeMap<u64, (u64, [u8; 16], i32)>,
+    /// Chunks for small allocations.
+    pub small: Small,
+}
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+/// The table, locked.
+pub fn lock() -> Guard {
+    let mut guard = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_with(Table::default);
+    Guard(guard)
+}
+
+/// The table while it is locked.
+pub struct Guard(MutexGuard<'static, Option<Table>>);
+
+impl std::ops::Deref for Guard {
+    type Target = Table;
+    fn deref(&self) -> &Table {
+        match &*self.0 {
+            Some(table) => table,
+            None => unreachable!("it was put there when the lock was taken"),
+        }
+    }
+}
+
+impl std::ops::DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut Table {
+        match &mut *self.0 {
+            Some(table) => table,
+            None => unreachable!("it was put there when the lock was taken"),
+        }
+    }
+}
+
+impl Table {
+    /// Keeps memory, and gives its handle.
+    pub fn keep(&mut self, physical: Physical) -> u64 {
+        self.next += 1;
+        let handle = FIRST_HANDLE + self.next;
+        self.physical.insert(handle, physical);
+        handle
+    }
+
+    /// The block that an address is in.
+    pub fn block(&self, at: u64) -> Option<(u64, Block)> {
+        let (first, block) = self.blocks.range(..=at).next_back()?;
+        (at - first < block.bytes).then_some((*first, *block))
+    }
+
+    /// The mapping that an address is in.
+    pub fn mapping(&self, at: u64) -> Option<(u64, &Mapping)> {
+        let (first, mapping) = self.mappings.range(..=at).next_back()?;
+        (at - first < mapping.bytes).then_some((*first, mapping))
+    }
+
+    /// Maps memory at an address.
+    pub fn map(&mut self, at: u64, mapping: Mapping) {
+        if let Some(physical) = self.physical.get_mut(&mapping.handle) {
+            physical.mapped.insert(at);
+        }
+        self.mappings.insert(at, mapping);
+    }
+
+    /// Takes out the mappings that begin in a range. Returns memory that nobody has any more.
+    pub fn unmap(&mut self, at: u64, bytes: u64) -> Vec<Physical> {
+        let gone: Vec<u64> = self.mappings.range(at..at.saturating_add(bytes)).map(|(at, _)| *at).collect();
+        gone.into_iter()
+            .filter_map(|at| {
+                let mapping = self.mappings.remove(&at)?;
+                self.physical.get_mut(&mapping.handle)?.mapped.remove(&at);
+                self.forget_unused(mapping.handle)
+            })
+            .collect()
+    }
+
+    /// Takes memory out that is mapped nowhere and whose handle the program gave back.
+    pub fn forget_unused(&mut self, handle: u64) -> Option<Physical> {
+        let physical = self.physical.get(&handle)?;
+        if physical.count == 0 && physical.mapped.is_empty() { self.physical.remove(&handle) } else { None }
+    }
+}

@@ -1,0 +1,148 @@
+//! Machine code between a program and the driver: one stub for each function, and what they share.
+//!
+//! A stub says its number and jumps to [`pass`], which asks the [gate](crate::gate) where to go, calls
+//! that with the arguments as they came, tells the gate when it is over, and returns what came back. The
+//! arguments are not known: registers are kept as they are, and as many words of the stack are copied as
+//! the function can have. Returns go where calls came from, so that processors that check this agree.
+
+use crate::entry;
+use crate::gate;
+use std::arch::naked_asm;
+
+/// So many functions can be stood in for: a driver has about a thousand.
+pub const STUBS: usize = 2048;
+/// Bytes of a stub.
+const STUB_BYTES: usize = 16;
+
+/// Where the stub with this number is.
+pub fn stub(number: usize) -> usize {
+    stubs as extern "C" fn() as usize + number * STUB_BYTES
+}
+
+#[unsafe(naked)]
+extern "C" fn stubs() {
+    naked_asm!(
+        ".set sublet_stub_number, 0",
+        ".rept {count}",
+        ".p2align 4",
+        "mov r11d, sublet_stub_number",
+        "jmp {pass}",
+        ".set sublet_stub_number, sublet_stub_number + 1",
+        ".endr",
+        count = const STUBS,
+        pass = sym pass,
+    )
+}
+
+/// Through the gate, into the function, and out.
+#[unsafe(naked)]
+extern "C" fn pass() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "sub rsp, 208",
+        "mov [rbp - 8], rdi",
+        "mov [rbp - 16], rsi",
+        "mov [rbp - 24], rdx",
+        "mov [rbp - 32], rcx",
+        "mov [rbp - 40], r8",
+        "mov [rbp - 48], r9",
+        "mov [rbp - 56], r11",
+        "movups [rbp - 80], xmm0",
+        "movups [rbp - 96], xmm1",
+        "movups [rbp - 112], xmm2",
+        "movups [rbp - 128], xmm3",
+        "movups [rbp - 144], xmm4",
+        "movups [rbp - 160], xmm5",
+        "movups [rbp - 176], xmm6",
+        "movups [rbp - 192], xmm7",
+        "mov edi, r11d",
+        "call {enter}",
+        // Nowhere to go: the second number is the answer.
+        "test rax, rax",
+        "jz 4f",
+        "mov r11, rax",
+        "mov r10, rdx",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "mov rcx, [rbp - 32]",
+        "mov r8, [rbp - 40]",
+        "mov r9, [rbp - 48]",
+        "movups xmm0, [rbp - 80]",
+        "movups xmm1, [rbp - 96]",
+        "movups xmm2, [rbp - 112]",
+        "movups xmm3, [rbp - 128]",
+        "movups xmm4, [rbp - 144]",
+        "movups xmm5, [rbp - 160]",
+        "movups xmm6, [rbp - 176]",
+        "movups xmm7, [rbp - 192]",
+        "sub rsp, 96",
+        "test r10, r10",
+        "jz 3f",
+        "2:",
+        "mov rax, [rbp + 8 + 8 * r10]",
+        "mov [rsp - 8 + 8 * r10], rax",
+        "dec r10",
+        "jnz 2b",
+        "3:",
+        "call r11",
+        "mov [rbp - 8], rax",
+        "mov edi, [rbp - 56]",
+        "mov esi, eax",
+        "call {leave}",
+        "mov rax, [rbp - 8]",
+        "leave",
+        "ret",
+        "4:",
+        "mov eax, edx",
+        "leave",
+        "ret",
+        enter = sym gate::enter,
+        leave = sym gate::leave,
+    )
+}
+
+/// The first call of an exported function: finds out where it goes, and goes there.
+#[unsafe(naked)]
+pub extern "C" fn first_call() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "sub rsp, 208",
+        "mov [rbp - 8], rdi",
+        "mov [rbp - 16], rsi",
+        "mov [rbp - 24], rdx",
+        "mov [rbp - 32], rcx",
+        "mov [rbp - 40], r8",
+        "mov [rbp - 48], r9",
+        "movups [rbp - 80], xmm0",
+        "movups [rbp - 96], xmm1",
+        "movups [rbp - 112], xmm2",
+        "movups [rbp - 128], xmm3",
+        "movups [rbp - 144], xmm4",
+        "movups [rbp - 160], xmm5",
+        "movups [rbp - 176], xmm6",
+        "movups [rbp - 192], xmm7",
+        "mov edi, r11d",
+        "call {linked}",
+        "mov r11, rax",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "mov rcx, [rbp - 32]",
+        "mov r8, [rbp - 40]",
+        "mov r9, [rbp - 48]",
+        "movups xmm0, [rbp - 80]",
+        "movups xmm1, [rbp - 96]",
+        "movups xmm2, [rbp - 112]",
+        "movups xmm3, [rbp - 128]",
+        "movups xmm4, [rbp - 144]",
+        "movups xmm5, [rbp - 160]",
+        "movups xmm6, [rbp - 176]",
+        "movups xmm7, [rbp - 192]",
+        "leave",
+        "jmp r11",
+        linked = sym entry::linked,
+    )
+}

@@ -1,0 +1,518 @@
+//! Calls that the shim answers itself, or changes: everything that makes, maps and drops memory.
+//!
+//! Plain allocations get memory that can be taken off the card: an address of their own, and memory
+//! mapped there. Programs that do the same themselves get handles of the shim's. Each function here has
+//! the arguments of the driver's and is called when the gate was passed.
+
+use crate::class;
+use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
+use crate::gate;
+use crate::page::{self, Reason};
+use crate::small::{CHUNK, LARGE};
+use crate::table::{self, Block, Mapping, Physical};
+use std::collections::BTreeSet;
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+/// Cards are counted by this.
+const GRANULE: u64 = 2 << 20;
+/// Lines begin at multiples of this.
+const PITCH: usize = 512;
+/// So much that streams allocated stays on the card when the rest is parked.
+const STREAMED_MAX: u64 = 256 << 20;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const RDMA: c_int = 110;
+
+/// A function of ours: for which, the ending its symbol must have, since which version, and where.
+struct Own(&'static str, &'static str, c_int, *const ());
+
+// SAFETY: an address of code, which any thread may have.
+unsafe impl Sync for Own {}
+
+static OWN: &[Own] = &[
+    Own("cuMemAlloc", "_v2", 3020, mem_alloc as *const ()),
+    Own("cuMemAllocPitch", "_v2", 3020, mem_alloc_pitch as *const ()),
+    Own("cuMemFree", "_v2", 3020, mem_free as *const ()),
+    Own("cuMemGetAddressRange", "_v2", 3020, address_range as *const ()),
+    Own("cuMemGetInfo", "_v2", 3020, mem_info as *const ()),
+    Own("cuMemCreate", "", 10_020, mem_create as *const ()),
+    Own("cuMemMap", "", 10_020, mem_map as *const ()),
+    Own("cuMemUnmap", "", 10_020, mem_unmap as *const ()),
+    Own("cuMemSetAccess", "", 10_020, mem_set_access as *const ()),
+    Own("cuMemRelease", "", 10_020, mem_release as *const ()),
+    Own("cuMemRetainAllocationHandle", "", 11_000, mem_retain as *const ()),
+    Own("cuMemGetAllocationPropertiesFromHandle", "", 10_020, mem_properties as *const ()),
+    Own("cuMemExportToShareableHandle", "", 10_020, mem_export as *const ()),
+    Own("cuMemAllocAsync", "", 11_020, alloc_async as *const ()),
+    Own("cuMemAllocFromPoolAsync", "", 11_020, alloc_from_pool_async as *const ()),
+    Own("cuMemFreeAsync", "", 11_020, free_async as *const ()),
+    Own("cuPointerGetAttribute", "", 4000, pointer_attribute as *const ()),
+    Own("cuPointerGetAttributes", "", 7000, pointer_attributes as *const ()),
+];
+
+/// Our function for one of the driver's, if there is one.
+pub fn find(name: &str, base: &str, version: c_int, is_symbol: bool) -> Option<usize> {
+    let plain = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+    let is_it = |own: &&Own| match own.0 == base {
+        true if is_symbol => plain.strip_prefix(base) == Some(own.1),
+        true => version >= own.2,
+        false => false,
+    };
+    debug_assert!(class::base(name) == base);
+    OWN.iter().find(is_it).map(|own| own.3 as usize)
+}
+
+/// The answer of a function.
+fn told(outcome: Result<(), u32>) -> u32 {
+    outcome.err().unwrap_or(driver::SUCCESS)
+}
+
+/// Calls the driver's function in whose place this one is.
+macro_rules! real {
+    ($($argument:ident: $type:ty),*) => {{
+        let at = gate::current().real();
+        // SAFETY: the slot of this call is of a driver's function with these arguments.
+        unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
+    }};
+}
+
+fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
+    if place.is_null() {
+        return Err(driver::INVALID_VALUE);
+    }
+    // SAFETY: the program promises that a pointer that is not null can be written.
+    unsafe { place.write_unaligned(value) };
+    Ok(())
+}
+
+/// The UUID of a card, which does not change.
+pub fn uuid(device: c_int) -> [u8; 16] {
+    static KNOWN: [OnceLock<[u8; 16]>; 64] = [const { OnceLock::new() }; 64];
+    let ask = || {
+        let mut uuid = [0; 16];
+        driver::cuDeviceGetUuid_v2(&raw mut uuid, device);
+        uuid
+    };
+    KNOWN.get(device as usize).map_or_else(ask, |known| *known.get_or_init(ask))
+}
+
+/// Memory as a plain allocation has it.
+fn properties(device: c_int) -> Properties {
+    static RDMA_KNOWN: [OnceLock<bool>; 64] = [const { OnceLock::new() }; 64];
+    let ask = || {
+        let mut value = 0;
+        driver::cuDeviceGetAttribute(&raw mut value, RDMA, device);
+        value != 0
+    };
+    let rdma = RDMA_KNOWN.get(device as usize).is_some_and(|known| *known.get_or_init(ask));
+    Properties {
+        kind: 1,
+        location: driver::Location { kind: ON_CARD, id: device },
+        rdma: u8::from(rdma),
+        ..Properties::default()
+    }
+}
+
+/// Takes memory of a card and an address, and maps one at the other.
+fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
+    let uuid = uuid(device);
+    if !page::reserve(&uuid, device, bytes) {
+        return Err(driver::OUT_OF_MEMORY);
+    }
+    let made = mapped(bytes, context, device, uuid);
+    if made.is_err() {
+        page::give_back(&uuid, device, bytes);
+    }
+    made
+}
+
+fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16]) -> Result<u64, u32> {
+    let (properties, length) = (properties(device), bytes as usize);
+    let access = Access { location: properties.location, flags: READ_WRITE };
+    let (mut at, mut real) = (0, 0);
+    done(driver::cuMemAddressReserve(&raw mut at, length, 0, 0, 0))?;
+    let created = done(driver::cuMemCreate(&raw mut real, length, &raw const properties, 0));
+    let shown = created.and_then(|()| {
+        let mapped = done(driver::cuMemMap(at, length, 0, real, 0));
+        let shown = mapped.and_then(|()| done(driver::cuMemSetAccess(at, length, &raw const access, 1)));
+        if shown.is_err() {
+            if mapped.is_ok() {
+                driver::cuMemUnmap(at, length);
+            }
+            driver::cuMemRelease(real);
+        }
+        shown
+    });
+    if let Err(error) = shown {
+        driver::cuMemAddressFree(at, length);
+        return Err(error);
+    }
+    let mut table = table::lock();
+    let handle = table.keep(Physical {
+        real: Some(real),
+        bytes,
+        properties,
+        flags: 0,
+        uuid,
+        context,
+        // It lives in its mapping alone.
+        count: 0,
+        mapped: BTreeSet::new(),
+        arena: None,
+    });
+    table.map(at, Mapping { handle, bytes, offset: 0, access: vec![access] });
+    Ok(at)
+}
+
+/// Takes out what is mapped at an address that is ours, and the address with it.
+fn drop_mapping(at: u64) {
+    let mut table = table::lock();
+    let Some(bytes) = table.mappings.get(&at).map(|mapping| mapping.bytes) else { return };
+    let gone = table.unmap(at, bytes);
+    drop(table);
+    for physical in gone {
+        if let Some(real) = physical.real {
+            driver::cuMemUnmap(at, bytes as usize);
+            driver::cuMemRelease(real);
+        }
+        page::give_back(&physical.uuid, physical.properties.location.id, physical.bytes);
+    }
+    driver::cuMemAddressFree(at, bytes as usize);
+}
+
+fn alloc(bytes: u64) -> Result<u64, u32> {
+    let (context, device) = current()?;
+    if bytes >= LARGE {
+        let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(driver::OUT_OF_MEMORY)?;
+        let at = allocate(whole, context, device)?;
+        table::lock().blocks.insert(at, Block { bytes, context, is_small: false });
+        return Ok(at);
+    }
+    let found = table::lock().small.take(device, bytes);
+    let at = match found {
+        Some(at) => at,
+        None => {
+            let chunk = allocate(CHUNK, context, device)?;
+            table::lock().small.add(device, bytes, chunk)
+        }
+    };
+    table::lock().blocks.insert(at, Block { bytes, context, is_small: true });
+    Ok(at)
+}
+
+extern "C" fn mem_alloc(place: *mut u64, bytes: usize) -> u32 {
+    if place.is_null() || bytes == 0 {
+        return real!(place: *mut u64, bytes: usize);
+    }
+    told(alloc(bytes as u64).and_then(|at| put(place, at)))
+}
+
+extern "C" fn mem_alloc_pitch(place: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) -> u32 {
+    let line = width.checked_next_multiple_of(PITCH);
+    let bytes = line.and_then(|line| line.checked_mul(height)).filter(|bytes| *bytes > 0);
+    let (Some(line), Some(bytes)) = (line, bytes) else {
+        return real!(place: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32);
+    };
+    if place.is_null() || pitch.is_null() || !matches!(element, 4 | 8 | 16) {
+        return driver::INVALID_VALUE;
+    }
+    told(alloc(bytes as u64).and_then(|at| {
+        put(pitch, line)?;
+        put(place, at)
+    }))
+}
+
+extern "C" fn mem_free(at: u64) -> u32 {
+    let table = table::lock();
+    let (block, streamed) = (table.blocks.get(&at).copied(), table.streamed.get(&at).copied());
+    drop(table);
+    let is_parked = gate::state() != gate::OPEN;
+    let Some(block) = block else {
+        if at != 0 && is_parked {
+            // It is the driver's own and on the card: it can go, if the driver says so.
+            return real!(at: u64);
+        }
+        let result = real!(at: u64);
+        if let (Some((bytes, uuid, device)), driver::SUCCESS) = (streamed, result) {
+            table::lock().streamed.remove(&at);
+            page::give_back(&uuid, device, bytes);
+        }
+        return result;
+    };
+    // Freeing waits for the card; nothing runs while the memory is away.
+    if !is_parked && let Err(error) = done(driver::cuCtxSynchronize()) {
+        return error;
+    }
+    let mut table = table::lock();
+    // Another thread may have freed it meanwhile.
+    if table.blocks.remove(&at).is_none() {
+        return driver::INVALID_VALUE;
+    }
+    let whole = if block.is_small { table.small.give_back(at) } else { Some(at) };
+    drop(table);
+    if let Some(first) = whole {
+        drop_mapping(first);
+    }
+    driver::SUCCESS
+}
+
+extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
+    let found = table::lock().block(at);
+    let Some((first, block)) = found else {
+        return real!(base: *mut u64, size: *mut usize, at: u64);
+    };
+    let base_told = if base.is_null() { Ok(()) } else { put(base, first) };
+    told(base_told.and_then(|()| if size.is_null() { Ok(()) } else { put(size, block.bytes as usize) }))
+}
+
+extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
+    let (mut left, mut all) = (0, 0);
+    let asked = done(driver::cuMemGetInfo_v2(&raw mut left, &raw mut all));
+    told(asked.and_then(|()| {
+        let (_, device) = current()?;
+        let (left, all) = page::seen(&uuid(device), left as u64, all as u64);
+        if !free.is_null() {
+            put(free, left as usize)?;
+        }
+        if total.is_null() { Ok(()) } else { put(total, all as usize) }
+    }))
+}
+
+extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const Properties, flags: u64) -> u32 {
+    if place.is_null() || wanted.is_null() {
+        return driver::INVALID_VALUE;
+    }
+    // SAFETY: the program promises that a pointer that is not null can be read.
+    let properties = unsafe { wanted.read_unaligned() };
+    if properties.location.kind != ON_CARD {
+        return real!(place: *mut u64, bytes: usize, wanted: *const Properties, flags: u64);
+    }
+    let (device, bytes) = (properties.location.id, bytes as u64);
+    let uuid = uuid(device);
+    if !page::reserve(&uuid, device, bytes) {
+        return driver::OUT_OF_MEMORY;
+    }
+    let mut real = 0;
+    if let Err(error) = done(driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags)) {
+        page::give_back(&uuid, device, bytes);
+        return error;
+    }
+    let context = current().map_or(0, |(context, _)| context);
+    let (mapped, arena) = (BTreeSet::new(), None);
+    let physical = Physical { real: Some(real), bytes, properties, flags, uuid, context, count: 1, mapped, arena };
+    told(put(place, table::lock().keep(physical)))
+}
+
+/// The driver's handle for one of ours; one that is not ours is itself.
+fn real_handle(handle: u64) -> u64 {
+    table::lock().physical.get(&handle).map_or(handle, |physical| physical.real.unwrap_or(0))
+}
+
+extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> u32 {
+    let real = real_handle(handle);
+    let result = driver::cuMemMap(at, bytes, offset, real, flags);
+    if result == driver::SUCCESS && real != handle {
+        let mapping = Mapping { handle, bytes: bytes as u64, offset: offset as u64, access: Vec::new() };
+        table::lock().map(at, mapping);
+    }
+    result
+}
+
+extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
+    let result = driver::cuMemUnmap(at, bytes);
+    if result == driver::SUCCESS {
+        let gone = table::lock().unmap(at, bytes as u64);
+        gone.into_iter().for_each(release);
+    }
+    result
+}
+
+/// Memory that nobody has any more.
+fn release(physical: Physical) {
+    if let Some(real) = physical.real {
+        driver::cuMemRelease(real);
+    }
+    page::give_back(&physical.uuid, physical.properties.location.id, physical.bytes);
+}
+
+extern "C" fn mem_set_access(at: u64, bytes: usize, given: *const Access, count: usize) -> u32 {
+    let result = driver::cuMemSetAccess(at, bytes, given, count);
+    if result == driver::SUCCESS && !given.is_null() {
+        // SAFETY: the driver has just read as many.
+        let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
+        let mut table = table::lock();
+        for (_, mapping) in table.mappings.range_mut(at..at.saturating_add(bytes as u64)) {
+            for new in &given {
+                mapping.access.retain(|old| old.location != new.location);
+                mapping.access.push(*new);
+            }
+        }
+    }
+    result
+}
+
+extern "C" fn mem_release(handle: u64) -> u32 {
+    let mut table = table::lock();
+    let Some(physical) = table.physical.get_mut(&handle).filter(|physical| physical.count > 0) else {
+        drop(table);
+        return driver::cuMemRelease(handle);
+    };
+    physical.count -= 1;
+    let gone = table.forget_unused(handle);
+    drop(table);
+    gone.into_iter().for_each(release);
+    driver::SUCCESS
+}
+
+extern "C" fn mem_retain(place: *mut u64, at: *mut c_void) -> u32 {
+    let mut table = table::lock();
+    let found = table.mapping(at as u64).map(|(_, mapping)| mapping.handle);
+    // Plain allocations have no handle to give.
+    let is_plain = table.block(at as u64).is_some();
+    let Some(physical) = found.filter(|_| !is_plain).and_then(|handle| table.physical.get_mut(&handle)) else {
+        drop(table);
+        return if is_plain { driver::INVALID_VALUE } else { real!(place: *mut u64, at: *mut c_void) };
+    };
+    physical.count += 1;
+    drop(table);
+    told(put(place, found.unwrap_or(0)))
+}
+
+extern "C" fn mem_properties(place: *mut Properties, handle: u64) -> u32 {
+    driver::cuMemGetAllocationPropertiesFromHandle(place, real_handle(handle))
+}
+
+extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u64) -> u32 {
+    let result = driver::cuMemExportToShareableHandle(place, real_handle(handle), kind, flags);
+    if result == driver::SUCCESS {
+        page::mark_not_parkable(Reason::Shared, "cuMemExportToShareableHandle");
+    }
+    result
+}
+
+/// Counts what a stream allocated, which is the driver's own memory and stays on the card.
+fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
+    let mut table = table::lock();
+    table.streamed.insert(at, (bytes, uuid, device));
+    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+    drop(table);
+    if all > STREAMED_MAX {
+        page::mark_not_parkable(Reason::StreamOrdered, "cuMemAllocAsync");
+    }
+}
+
+fn before_streamed(bytes: usize) -> Result<([u8; 16], c_int), u32> {
+    let (_, device) = current()?;
+    let uuid = uuid(device);
+    if page::reserve(&uuid, device, bytes as u64) { Ok((uuid, device)) } else { Err(driver::OUT_OF_MEMORY) }
+}
+
+fn after_streamed(result: u32, place: *mut u64, bytes: usize, (uuid, device): ([u8; 16], c_int)) -> u32 {
+    if result == driver::SUCCESS {
+        // SAFETY: the driver has just written there.
+        streamed(unsafe { place.read_unaligned() }, bytes as u64, uuid, device);
+    } else {
+        page::give_back(&uuid, device, bytes as u64);
+    }
+    result
+}
+
+extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
+    match before_streamed(bytes) {
+        Ok(card) => after_streamed(real!(place: *mut u64, bytes: usize, stream: usize), place, bytes, card),
+        Err(error) => error,
+    }
+}
+
+extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, pool: usize, stream: usize) -> u32 {
+    match before_streamed(bytes) {
+        Ok(card) => {
+            after_streamed(real!(place: *mut u64, bytes: usize, pool: usize, stream: usize), place, bytes, card)
+        }
+        Err(error) => error,
+    }
+}
+
+extern "C" fn free_async(at: u64, stream: usize) -> u32 {
+    // A plain allocation may be freed so, too: it is done when the card is.
+    if table::lock().blocks.contains_key(&at) {
+        let waited = done(driver::cuStreamSynchronize(stream));
+        return waited.err().unwrap_or_else(|| mem_free(at));
+    }
+    let result = real!(at: u64, stream: usize);
+    if result == driver::SUCCESS {
+        let mut table = table::lock();
+        let gone = table.streamed.remove(&at);
+        let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+        drop(table);
+        if let Some((bytes, uuid, device)) = gone {
+            page::give_back(&uuid, device, bytes);
+        }
+        if all <= STREAMED_MAX {
+            page::unmark(Reason::StreamOrdered);
+        }
+    }
+    result
+}
+
+/// Answers about plain allocations what they would be if the driver had made them: a context and a
+/// range. The rest the driver knows, except while the memory is away.
+fn about(attribute: c_int, at: u64) -> Option<u64> {
+    let table = table::lock();
+    let (first, block) = table.block(at)?;
+    let device = table.mapping(at).and_then(|(_, mapping)| table.physical.get(&mapping.handle))?.properties.location.id;
+    drop(table);
+    let is_away = gate::state() != gate::OPEN;
+    Some(match attribute {
+        1 => block.context as u64,
+        11 => first,
+        12 => block.bytes,
+        2 if is_away => 2,
+        3 if is_away => at,
+        9 if is_away => device as u64,
+        6 | 8 | 10 | 14 | 15 | 17 if is_away => 0,
+        13 if is_away => 1,
+        16 if is_away => 3,
+        _ => return None,
+    })
+}
+
+/// Bytes of the answer to a question about an address.
+fn width(attribute: c_int) -> usize {
+    match attribute {
+        6 | 8 | 10 | 13 | 15 | 21 => 1,
+        2 | 9 | 16 => 4,
+        _ => 8,
+    }
+}
+
+fn answer(place: *mut c_void, attribute: c_int, value: u64) -> Result<(), u32> {
+    match width(attribute) {
+        1 => put(place.cast(), value as u8),
+        4 => put(place.cast(), value as u32),
+        _ => put(place.cast(), value),
+    }
+}
+
+extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -> u32 {
+    match about(attribute, at) {
+        Some(value) => told(answer(place, attribute, value)),
+        None => real!(place: *mut c_void, attribute: c_int, at: u64),
+    }
+}
+
+extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
+    let result = real!(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64);
+    if result != driver::SUCCESS || attributes.is_null() || places.is_null() {
+        return result;
+    }
+    for number in 0..count as usize {
+        // SAFETY: the driver has just read as many, and written to the places.
+        let (attribute, place) = unsafe { (attributes.add(number).read(), places.add(number).read()) };
+        if let Some(value) = about(attribute, at) {
+            // A place that the driver could write to can be written to.
+            let _ = answer(place, attribute, value);
+        }
+    }
+    result
+}
