@@ -125,7 +125,7 @@ fn daemonised(lease: LeaseId) -> Tree {
     tree.wait();
     // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
     let (pid, mark) = (tree.pids[1], lease.to_string());
-    while std::fs::read(format!("/proc/{pid}/cmdline")).unwrap() != b"sleep\0600\0"
+    while std::fs::read(format!("/proc/{pid}/cmdline")).unwrap() != b"sleep\x00600\0"
         || process::environ(pid, "SUBLET_LEASE").unwrap().as_deref() != Some(&mark)
     {
         std::thread::yield_now();
