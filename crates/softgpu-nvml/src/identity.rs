@@ -60,7 +60,7 @@ export! {
     }
 
     fn nvmlDeviceGetUUID(device: Handle, uuid: Out<c_char>, length: c_uint) {
-        text(uuid, length, &uuid_text(&uuid_of(&card(device)?)?))
+        text(uuid, length, &card(device)?.row()?.uuid_text())
     }
 
     fn nvmlDeviceGetBrand(device: Handle, brand: Out<c_uint>) {
@@ -164,7 +164,7 @@ export! {
 }
 
 fn named(uuid: &str) -> Result<Card, Code> {
-    let is = |card: &Card| uuid_of(card).is_ok_and(|bytes| uuid_text(&bytes).eq_ignore_ascii_case(uuid));
+    let is = |card: &Card| card.row().is_ok_and(|row| row.uuid_text().eq_ignore_ascii_case(uuid));
     Card::find(is)?.answering()
 }
 
@@ -183,25 +183,12 @@ fn by_uuid(uuid: &Uuid) -> Result<Card, Code> {
 }
 
 fn name_of(card: &Card) -> Result<String, Code> {
-    let bytes: Vec<u8> = card.row()?.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0).collect();
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(card.row()?.name_text())
 }
 
 fn uuid_of(card: &Card) -> Result<[u8; 16], Code> {
     let row = card.row()?;
     Ok(std::array::from_fn(|at| row.uuid[at].load(SeqCst)))
-}
-
-/// `GPU-3f0e…-…`: groups of 4, 2, 2, 2 and 6 bytes.
-fn uuid_text(bytes: &[u8; 16]) -> String {
-    let mut text = "GPU".to_owned();
-    for (at, byte) in bytes.iter().enumerate() {
-        if matches!(at, 0 | 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
 }
 
 fn bus_of(card: &Card) -> u32 {
@@ -234,12 +221,6 @@ fn parse_bus_id(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_uuid_is_written_in_five_groups() {
-        let bytes = std::array::from_fn(|at| at as u8 * 17);
-        assert_eq!(uuid_text(&bytes), "GPU-00112233-4455-6677-8899-aabbccddeeff");
-    }
 
     #[test]
     fn a_bus_id_is_read_with_any_domain() {

@@ -48,21 +48,44 @@ pub enum CardFault {
 }
 
 impl NvmlFault {
-    const ALL: [NvmlFault; 5] =
+    /// All of them; each one's place is its number in the file.
+    pub const ALL: [NvmlFault; 5] =
         [NvmlFault::None, NvmlFault::Hang, NvmlFault::Error, NvmlFault::Lost, NvmlFault::NoBytes];
 
     /// As it is in the file; what is no fault is none.
     pub fn from_number(number: u32) -> NvmlFault {
         NvmlFault::ALL.get(number as usize).copied().unwrap_or_default()
     }
+
+    /// As a person types it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            NvmlFault::None => "ok",
+            NvmlFault::Hang => "hang",
+            NvmlFault::Error => "error",
+            NvmlFault::Lost => "lost",
+            NvmlFault::NoBytes => "no-bytes",
+        }
+    }
 }
 
 impl CheckpointFault {
-    const ALL: [CheckpointFault; 4] =
+    /// All of them; each one's place is its number in the file.
+    pub const ALL: [CheckpointFault; 4] =
         [CheckpointFault::None, CheckpointFault::FreesNothing, CheckpointFault::KillsTarget, CheckpointFault::TimesOut];
 
     /// As it is in the file; what is no fault is none.
     pub fn from_number(number: u32) -> CheckpointFault {
         CheckpointFault::ALL.get(number as usize).copied().unwrap_or_default()
+    }
+
+    /// As a person types it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            CheckpointFault::None => "ok",
+            CheckpointFault::FreesNothing => "frees-nothing",
+            CheckpointFault::KillsTarget => "kills-target",
+            CheckpointFault::TimesOut => "times-out",
+        }
     }
 }

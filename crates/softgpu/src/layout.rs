@@ -4,6 +4,7 @@
 //! nonsense into it can make a reader do more than report nonsense. Sizes never change within a
 //! version.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The first bytes of the file.
@@ -53,6 +54,26 @@ pub struct Card {
     pub slow_percent: AtomicU32,
     /// Copies take as long as so many bytes a second would; zero: as long as they take.
     pub copy_bytes_per_s: AtomicU64,
+}
+
+impl Card {
+    /// Its name, as far as it is text.
+    pub fn name_text(&self) -> String {
+        let bytes: Vec<u8> = self.name.iter().map(|byte| byte.load(SeqCst)).take_while(|byte| *byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its UUID the way NVML writes it.
+    pub fn uuid_text(&self) -> String {
+        let mut text = String::from("GPU");
+        for (at, byte) in self.uuid.iter().enumerate() {
+            if matches!(at, 0 | 4 | 6 | 8 | 10) {
+                text.push('-');
+            }
+            text.push_str(&format!("{:02x}", byte.load(SeqCst)));
+        }
+        text
+    }
 }
 
 /// A process on the cards.

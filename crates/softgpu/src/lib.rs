@@ -17,9 +17,13 @@ pub mod checkpoint;
 pub mod fault;
 pub mod layout;
 pub mod lock;
+pub mod place;
 pub mod spec;
 pub mod state;
 
 pub use fault::{CardFault, CheckpointFault, NvmlFault};
 pub use spec::Spec;
 pub use state::{Process, Seat, State, StateError};
+
+/// What everybody who meets soft cards is told.
+pub const NOTICE: &str = "these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not";

@@ -25,6 +25,11 @@ pub const IDLE_BYTES: u64 = 64 << 20;
 /// What a context takes of a card.
 pub const CONTEXT_BYTES: u64 = 128 << 20;
 
+/// How the UUIDs of soft cards begin, as NVML writes them; no real card's does.
+pub const SOFT_UUID: &str = "GPU-50f7ca2d-";
+/// The same as bytes.
+const SOFT: [u8; 4] = [0x50, 0xf7, 0xca, 0x2d];
+
 /// The byte that is locked while the books are changed; beyond the end of the file.
 const BOOKS: u64 = 1 << 40;
 /// The byte of the first row's owner.
@@ -456,12 +461,13 @@ fn own_start() -> u64 {
     after.split_whitespace().nth(19).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Sixteen bytes that say which card of which file it is (FNV-1a, twice).
+/// Sixteen bytes that say that the card is soft, and which card of which file it is (FNV-1a, twice).
 fn uuid(path: &Path, number: usize) -> [u8; 16] {
     let text = format!("{}#{number}", path.display());
     let hash = |seed: u64| text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&hash(0xcbf2_9ce4_8422_2325).to_le_bytes());
     uuid[8..].copy_from_slice(&hash(0x8422_2325_cbf2_9ce4).to_le_bytes());
+    uuid[..SOFT.len()].copy_from_slice(&SOFT);
     uuid
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use sublet_softgpu::checkpoint::Refused;
-use sublet_softgpu::state::{Checkpoint, Full, IDLE_BYTES};
+use sublet_softgpu::state::{Checkpoint, Full, IDLE_BYTES, SOFT_UUID};
 use sublet_softgpu::{CardFault, CheckpointFault, Seat, State, StateError};
 
 const GIB: u64 = 1 << 30;
@@ -55,6 +55,10 @@ fn the_same_cards_are_kept_and_others_only_made_when_nobody_is_there() {
     let other = State::create(&path, &"2x8GiB".parse().unwrap()).unwrap();
     assert_eq!((other.cards().len(), other.used(0)), (2, IDLE_BYTES));
     assert_eq!(uuid(&state), uuid(&other), "a card's name stays");
+    let (first, second) = (other.cards()[0].uuid_text(), other.cards()[1].uuid_text());
+    assert!(first != second && [&first, &second].iter().all(|uuid| uuid.starts_with(SOFT_UUID)), "{first} {second}");
+    assert_eq!(first.split('-').map(str::len).collect::<Vec<_>>(), [3, 8, 4, 4, 4, 12], "{first}");
+    assert_eq!(other.cards()[0].name_text(), "Sublet Soft 8GiB");
     std::fs::write(dir.path().join("text"), "not cards").unwrap();
     assert!(matches!(State::open(&dir.path().join("text")), Err(StateError::NotCards { .. })));
     assert!(matches!(State::open(&dir.path().join("none")), Err(StateError::File { .. })));
