@@ -1,10 +1,10 @@
 //! Dependencies go one way: who may know whom.
 //!
 //! ```text
-//!   core   wire   ptx    know nobody
-//!   journal  host  replay   know core
+//!   core   wire   ptx   softgpu   know nobody
+//!   journal  host  replay   know core; host also softgpu, whose cards it makes
 //!   daemon               knows core, journal, host, wire
-//!   sublet (the CLI)     knows wire and replay, and starts daemon
+//!   sublet (the CLI)     knows wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and nobody knows them
 //! ```
 
@@ -26,13 +26,13 @@ const RULES: [(&str, MayKnow); 16] = [
     ("sublet-ptx", MayKnow::Only(&[])),
     ("sublet-shim", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
-    ("sublet-host", MayKnow::Only(&["sublet-core"])),
+    ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
     ("sublet-softgpu", MayKnow::Only(&[])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu"])),
     ("sublet-sim", MayKnow::Anybody),
     ("sublet-bench", MayKnow::Anybody),
     ("sublet-blackbox", MayKnow::Anybody),

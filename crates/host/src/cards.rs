@@ -16,6 +16,7 @@ use crate::eyes::{Inbox, Message};
 use crate::gpu::GpuSpec;
 use crate::link::{Link, Silence, is_left};
 use crate::protocol::{Answer, Look, Request};
+use crate::soft::SoftPlace;
 use crate::wake::{Wake, wait_readable};
 use crate::worker::Measured;
 use crate::{Settings, Sight, Unlisted, UnlistedKind};
@@ -36,7 +37,8 @@ use sublet_core::units::{Bytes, Time};
 const LOOK_GAP: Duration = Duration::from_millis(5);
 /// Cards come and go rarely (hot plug, a reset); display and compute mode change by hand.
 const LIST_EVERY: Duration = Duration::from_secs(60);
-/// A missing driver may be installed or loaded at any moment.
+/// A missing driver may be installed or loaded at any moment, and a card that could not be read may
+/// answer again.
 const LIST_EVERY_UNLISTED: Duration = Duration::from_secs(10);
 /// Starting NVML wakes sleeping cards, a second or two for each.
 const LIST_PATIENCE: u32 = 10;
@@ -200,20 +202,24 @@ impl CardThread {
     }
 
     fn start_worker(&mut self, now: Instant) -> Result<(), Silence> {
-        let mut args = vec!["cards".to_owned(), self.settings.gpu.to_string()];
-        if matches!(self.settings.gpu, GpuSpec::Scripted { .. }) {
-            args.push(self.settings.script.to_string_lossy().into_owned());
+        let mut args = vec!["cards".to_owned()];
+        match &self.settings.gpu {
+            // Soft cards are read as real ones; which library is loaded is said by the environment.
+            GpuSpec::Real | GpuSpec::Soft(_) => args.push(GpuSpec::Real.to_string()),
+            scripted @ GpuSpec::Scripted { .. } => {
+                args.extend([scripted.to_string(), self.settings.script.to_string_lossy().into_owned()]);
+            }
         }
-        self.link = Some(Link::start(&self.settings.worker_exe, &args)?);
+        self.link = Some(Link::start(&self.settings.worker_exe, &args, self.settings.soft.as_ref())?);
         self.list_at = now;
         Ok(())
     }
 
     fn list(&mut self, now: Instant) -> Result<(), Silence> {
         match self.ask(Request::List, self.settings.deadline * LIST_PATIENCE)? {
-            Answer::Cards(facts) => {
-                self.facts = facts;
-                self.list_at = now + LIST_EVERY;
+            Answer::Cards { cards, unread } => {
+                self.facts = cards;
+                self.list_at = now + if unread { LIST_EVERY_UNLISTED } else { LIST_EVERY };
                 self.tell_cards();
                 self.measure_contexts();
             }
@@ -234,7 +240,7 @@ impl CardThread {
                 self.tell_all(begun, &Unreadable::Failed(why.to_string()));
                 self.unlist(why);
             }
-            Answer::Cards(_) => return Err(Silence::Senseless),
+            Answer::Cards { .. } => return Err(Silence::Senseless),
         }
         Ok(())
     }
@@ -323,10 +329,11 @@ impl CardThread {
         if new.is_empty() {
             return;
         }
-        let (exe, shared) = (self.settings.worker_exe.clone(), Arc::clone(&self.shared));
+        let (exe, soft) = (self.settings.worker_exe.clone(), self.settings.soft.clone());
+        let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("sublet-context".to_owned());
         // Without a thread the contexts stay unknown, which is allowed.
-        self.measuring = thread.spawn(move || measure(&exe, new, &shared)).ok();
+        self.measuring = thread.spawn(move || measure(&exe, soft.as_ref(), new, &shared)).ok();
     }
 
     /// Ends the worker, and waits a moment so that none outlives us unless it is stuck.
@@ -340,12 +347,12 @@ impl CardThread {
 }
 
 /// Measures one card after the other. What fails stays unknown; the worker says why on stderr.
-fn measure(exe: &Path, uuids: Vec<String>, shared: &Shared) {
+fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &Shared) {
     for uuid in uuids {
         if shared.stop.is_ringing() {
             return;
         }
-        let Ok(mut link) = Link::start(exe, &["context".to_owned(), uuid.clone()]) else { return };
+        let Ok(mut link) = Link::start(exe, &["context".to_owned(), uuid.clone()], soft) else { return };
         let heard = link.hear(CONTEXT_PATIENCE, &shared.stop);
         reap(link.end().into_iter().collect());
         if let Some(measured) = heard.ok().and_then(|line| serde_json::from_slice::<Measured>(&line).ok()) {

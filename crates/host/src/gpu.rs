@@ -1,10 +1,15 @@
-//! Which cards to look at: the real ones, or scripted ones for machines without.
+//! Which cards to look at: the real ones, soft ones for machines without, or scripted ones for tests.
 //!
-//! Only the spelling (`real`, `scripted:2x24GiB`) lives here; looking is the worker's.
+//! Only the spelling (`real`, `soft:2x24GiB`, `scripted:2x24GiB`) lives here, and whether there is an
+//! NVIDIA device at all; looking is the worker's.
 
 use std::fmt;
+use std::fs;
+use std::path::Path;
 use std::str::FromStr;
 use sublet_core::units::Bytes;
+use sublet_softgpu::Spec;
+use sublet_softgpu::state::SOFT_UUID;
 use thiserror::Error;
 
 /// More cards than any host has; more than this is a typing error.
@@ -13,13 +18,40 @@ const MAX_CARDS: u32 = 64;
 /// How the UUIDs of scripted cards begin; no real card's does.
 pub const SCRIPTED_UUID: &str = "GPU-5c219700-0000-4000-8000-";
 
+/// The soft cards of whoever does not say which.
+pub const SOFT_DEFAULT: &str = "2x24GiB";
+
 /// What kind of cards a [`GpuSpec`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuKind {
     /// NVIDIA's cards, read through NVML.
     Real,
+    /// Cards in software, read through an NVML of their own.
+    Soft,
     /// Cards that a script file describes.
     Scripted,
+}
+
+impl GpuKind {
+    /// The kind of a card, by its UUID.
+    pub fn of(uuid: &str) -> GpuKind {
+        if uuid.starts_with(SOFT_UUID) {
+            GpuKind::Soft
+        } else if uuid.starts_with(SCRIPTED_UUID) {
+            GpuKind::Scripted
+        } else {
+            GpuKind::Real
+        }
+    }
+
+    /// In one word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            GpuKind::Real => "real",
+            GpuKind::Soft => "soft",
+            GpuKind::Scripted => "scripted",
+        }
+    }
 }
 
 /// Which cards the eyes look at.
@@ -27,6 +59,8 @@ pub enum GpuKind {
 pub enum GpuSpec {
     /// `real`: whatever NVML lists.
     Real,
+    /// `soft:2x24GiB`: these in software.
+    Soft(Spec),
     /// `scripted:2x24GiB`: so many equal cards, each with so much memory.
     Scripted {
         /// How many.
@@ -37,10 +71,11 @@ pub enum GpuSpec {
 }
 
 impl GpuSpec {
-    /// Real or scripted.
+    /// Real, soft or scripted.
     pub const fn kind(&self) -> GpuKind {
         match self {
             GpuSpec::Real => GpuKind::Real,
+            GpuSpec::Soft(_) => GpuKind::Soft,
             GpuSpec::Scripted { .. } => GpuKind::Scripted,
         }
     }
@@ -48,16 +83,22 @@ impl GpuSpec {
 
 /// The text names no cards.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` names no cards: say `real`, or for instance `scripted:1x24GiB`")]
+#[error("`{text}` names no cards: {why}")]
 pub struct NotAGpuSpec {
     text: String,
+    why: String,
 }
 
 impl FromStr for GpuSpec {
     type Err = NotAGpuSpec;
 
     fn from_str(text: &str) -> Result<GpuSpec, NotAGpuSpec> {
-        let no = || NotAGpuSpec { text: text.to_owned() };
+        let because = |why: String| NotAGpuSpec { text: text.to_owned(), why };
+        let no = || because("say `real`, or for instance `soft:2x24GiB` or `scripted:1x24GiB`".to_owned());
+        let soft = if text == "soft" { Some(SOFT_DEFAULT) } else { text.strip_prefix("soft:") };
+        if let Some(cards) = soft {
+            return cards.parse().map(GpuSpec::Soft).map_err(because);
+        }
         if text == "real" {
             return Ok(GpuSpec::Real);
         }
@@ -92,15 +133,67 @@ impl fmt::Display for GpuSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GpuSpec::Real => f.write_str("real"),
+            GpuSpec::Soft(spec) => {
+                let cards: Vec<String> = spec.totals.iter().map(|total| format!("{}MiB", total >> 20)).collect();
+                write!(f, "soft:{}", cards.join(","))
+            }
             // In MiB, because `Bytes` rounds what it shows and this must read back exactly.
             GpuSpec::Scripted { count, total } => write!(f, "scripted:{count}x{}MiB", total.0 >> 20),
         }
     }
 }
 
+/// Whether this machine has an NVIDIA device at all, with or without a driver.
+pub fn nvidia_visible() -> bool {
+    nvidia_visible_below(Path::new("/"))
+}
+
+fn nvidia_visible_below(root: &Path) -> bool {
+    let told = ["proc/driver/nvidia", "dev/nvidiactl", "dev/dxg"].iter().any(|path| root.join(path).exists());
+    told || fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten().any(|entry| {
+        let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        // NVIDIA also makes bridges and network cards: only displays (class 03) are meant.
+        read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_nvidia_device_is_seen_with_or_without_its_driver() {
+        let machine = |files: &[(&str, &str)]| {
+            let root = tempfile::tempdir().unwrap();
+            for (file, text) in files {
+                let path = root.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            nvidia_visible_below(root.path())
+        };
+        let device = |vendor, class| {
+            machine(&[
+                ("sys/bus/pci/devices/0000:00:00.0/vendor", "0x8086\n"),
+                ("sys/bus/pci/devices/0000:00:00.0/class", "0x030000\n"),
+                ("sys/bus/pci/devices/0000:21:00.0/vendor", vendor),
+                ("sys/bus/pci/devices/0000:21:00.0/class", class),
+            ])
+        };
+        assert!(device("0x10de\n", "0x030200\n"), "a card without a driver");
+        assert!(device("0x10de\n", "0x030000\n"));
+        assert!(!device("0x10de\n", "0x068000\n"), "a bridge is no card");
+        assert!(!device("0x1002\n", "0x030000\n"), "another maker's");
+        assert!(!machine(&[]));
+        assert!(machine(&[("proc/driver/nvidia/version", "")]) && machine(&[("dev/dxg", "")]));
+    }
+
+    #[test]
+    fn the_kind_of_a_card_is_in_its_uuid() {
+        assert_eq!(GpuKind::of("GPU-5c219700-0000-4000-8000-000000000001"), GpuKind::Scripted);
+        assert_eq!(GpuKind::of("GPU-50f7ca2d-1234-4000-8000-000000000001"), GpuKind::Soft);
+        assert_eq!(GpuKind::of("GPU-12345678-1234-4000-8000-000000000001"), GpuKind::Real);
+    }
 
     #[test]
     fn specs_read_and_read_back() {
@@ -113,6 +206,15 @@ mod tests {
             assert_eq!(spec, GpuSpec::Scripted { count, total });
             assert_eq!(spec.to_string().parse(), Ok(spec));
         }
+        for (text, totals) in [
+            ("soft", vec![24 << 30, 24 << 30]),
+            ("soft:1x80GiB", vec![80 << 30]),
+            ("soft:80G,2x1536MB", vec![80 << 30, 3 << 29, 3 << 29]),
+        ] {
+            let spec: GpuSpec = text.parse().unwrap();
+            assert_eq!(spec, GpuSpec::Soft(Spec { totals }));
+            assert_eq!(spec.to_string().parse(), Ok(spec));
+        }
         assert_eq!("real".parse(), Ok(GpuSpec::Real));
         assert_eq!(GpuSpec::Real.to_string(), "real");
     }
@@ -121,7 +223,10 @@ mod tests {
     fn what_names_no_cards_is_refused() {
         for text in [
             "",
-            "soft",
+            "soft:",
+            "soft:2",
+            "soft:0x24GiB",
+            "soft:2x24",
             "scripted:",
             "scripted:1",
             "scripted:1x24",

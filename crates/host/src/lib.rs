@@ -1,7 +1,7 @@
 //! Eyes and hands: cards, processes, the clock. It reports and obeys, and never decides.
 //!
 //! ```text
-//!   card thread ──JSON lines──► worker process ──► NVML, or a script file
+//!   card thread ──JSON lines──► worker process ──► NVML (real or soft), or a script file
 //!      │ each look
 //!      ▼
 //!   process thread (owns who belongs to which lease) ──► Sight ──► the caller's sink
@@ -27,6 +27,7 @@ pub mod process;
 mod protocol;
 mod roster;
 mod sight;
+pub mod soft;
 mod wake;
 pub mod worker;
 
@@ -34,7 +35,8 @@ pub use sight::{Sight, Unlisted, UnlistedKind};
 
 use clock::Clock;
 use eyes::Message;
-use gpu::GpuSpec;
+use gpu::{GpuKind, GpuSpec};
+use soft::SoftPlace;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,8 +56,10 @@ pub struct Settings {
     pub period: Duration,
     /// How long a look may take before the worker counts as hung.
     pub deadline: Duration,
-    /// The file that describes scripted cards; not used for real ones.
+    /// The file that describes scripted cards; not used for others.
     pub script: PathBuf,
+    /// Where soft cards are; nowhere for others.
+    pub soft: Option<SoftPlace>,
     /// Measure what a CUDA context takes on each card, once.
     pub measure_context: bool,
 }
@@ -71,6 +75,7 @@ impl Settings {
             period: Duration::from_secs(1),
             deadline: Duration::from_secs(2),
             script: PathBuf::new(),
+            soft: None,
             measure_context: false,
         }
     }
@@ -82,6 +87,9 @@ pub enum HostError {
     /// The kernel refused a descriptor.
     #[error("cannot make the descriptors to watch with")]
     Descriptors(#[source] io::Error),
+    /// Soft cards without a place: what would be read are others.
+    #[error("the soft cards were not made")]
+    NoSoftCards,
     /// The kernel refused a thread.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -103,6 +111,9 @@ impl Host {
         clock: Clock,
         sink: impl Fn(Sight) + Send + Sync + 'static,
     ) -> Result<Host, HostError> {
+        if settings.gpu.kind() == GpuKind::Soft && settings.soft.is_none() {
+            return Err(HostError::NoSoftCards);
+        }
         let (eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
         let shared = Arc::new(cards::Shared::new().map_err(HostError::Descriptors)?);
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());

@@ -3,6 +3,7 @@
 //! Only the child that was started here is ever killed, through its handle. No
 //! restarting: that is the card thread's.
 
+use crate::soft::SoftPlace;
 use crate::wake::{Wake, wait_readable};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -38,11 +39,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn start(exe: &Path, args: &[String]) -> io::Result<Link> {
+    /// Starts a worker; on soft cards if they are given.
+    pub(crate) fn start(exe: &Path, args: &[String], soft: Option<&SoftPlace>) -> io::Result<Link> {
         let mut child = Command::new(exe)
             .arg0("sublet")
             .arg("worker")
             .args(args)
+            .envs(soft.into_iter().flat_map(SoftPlace::environment))
             // A daemon that sees only some cards still answers for all.
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env_remove(crate::roster::LEASE_VARIABLE)

@@ -23,8 +23,8 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// To [`Request::List`].
-    Cards(Vec<CardFacts>),
+    /// To [`Request::List`]; there are more that could not be read and were never known.
+    Cards { cards: Vec<CardFacts>, unread: bool },
     /// To [`Request::Look`]: each card of the last list.
     Looks(Vec<Look>),
     /// To either: there is no list to be had.

@@ -12,6 +12,10 @@ use std::process::ExitCode;
 use sublet_core::units::Bytes;
 use thiserror::Error;
 
+/// Names another libcuda, for soft cards and odd installations.
+pub(crate) const CUDA_VARIABLE: &str = "SUBLET_CUDA_LIB";
+const LIBRARY: &str = "libcuda.so.1";
+
 /// What this worker says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Measured {
@@ -64,8 +68,9 @@ struct Cuda {
 
 impl Cuda {
     fn open() -> Result<Cuda, ContextError> {
+        let path = std::env::var_os(CUDA_VARIABLE).unwrap_or_else(|| LIBRARY.into());
         // SAFETY: loading runs the initialisers of the driver's own library, in a process made for it.
-        let library = unsafe { Library::new("libcuda.so.1") }?;
+        let library = unsafe { Library::new(path) }?;
         // SAFETY: the types are those of cuda.h, and the library is kept as long as the pointers.
         let (init, cuda) = unsafe {
             let init = *library.get::<Init>(b"cuInit\0")?;

@@ -6,13 +6,15 @@
 //! worker cards scripted:1x24GiB FILE.json   the same, from a script
 //! worker context GPU-…                      measures one CUDA context and ends
 //! ```
-//! No deadlines here: whoever started the worker watches the time.
+//! Soft cards are `real` with another library, which the environment names (`SUBLET_NVML_LIB`,
+//! `SUBLET_CUDA_LIB`). No deadlines here: whoever started the worker watches the time.
 
 mod context;
 mod nvml;
 mod scripted;
 
-pub(crate) use context::Measured;
+pub(crate) use context::{CUDA_VARIABLE, Measured};
+pub(crate) use nvml::NVML_VARIABLE;
 
 use crate::Unlisted;
 use crate::gpu::GpuSpec;
@@ -50,9 +52,16 @@ fn usage() -> ExitCode {
     ExitCode::from(USAGE)
 }
 
+/// The cards there are.
+struct List {
+    cards: Vec<CardFacts>,
+    /// There are others that could not be read and were never known.
+    unread: bool,
+}
+
 /// Whatever can list cards and look at them.
 trait Cards {
-    fn list(&mut self) -> Result<Vec<CardFacts>, Unlisted>;
+    fn list(&mut self) -> Result<List, Unlisted>;
     /// With `busy`, also who used the engines.
     fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted>;
 }
@@ -73,7 +82,7 @@ fn serve(cards: &mut impl Cards) -> ExitCode {
 
 fn answer(cards: &mut impl Cards, request: Request) -> Answer {
     let answered = match request {
-        Request::List => cards.list().map(Answer::Cards),
+        Request::List => cards.list().map(|List { cards, unread }| Answer::Cards { cards, unread }),
         Request::Look { busy } => cards.look(busy).map(Answer::Looks),
     };
     answered.unwrap_or_else(Answer::Unlisted)

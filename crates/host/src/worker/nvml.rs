@@ -1,10 +1,11 @@
-//! The real cards, through NVML.
+//! The real cards, through NVML, and soft ones, through theirs.
 //!
 //! The library is opened at the first list, and again at a list that follows a look
 //! that failed: a card that was reset, or a driver that was reloaded, answers only to
-//! a fresh start. Every call here may hang; nothing here minds.
+//! a fresh start. One card that does not answer is no reason to lose sight of the others: it stays
+//! what it was when it was last read. Every call here may hang; nothing here minds.
 
-use super::Cards;
+use super::{Cards, List};
 use crate::process;
 use crate::protocol::{Look, OnCard, Seen};
 use crate::{Unlisted, UnlistedKind, clock};
@@ -20,8 +21,8 @@ use sublet_core::ids::ProcKey;
 use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
-/// Names another NVML library, for tests and odd installations.
-const LIBRARY_VARIABLE: &str = "SUBLET_NVML_LIB";
+/// Names another NVML library, for soft cards and odd installations.
+pub(crate) const NVML_VARIABLE: &str = "SUBLET_NVML_LIB";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How often a list that grew while it was read is read again.
 const LIST_TRIES: usize = 4;
@@ -40,9 +41,9 @@ pub(super) struct RealCards {
 
 /// A card of the last list.
 struct Listed {
-    uuid: String,
-    /// Stays the same until the library is opened anew; asking by it is cheaper than by uuid.
-    index: u32,
+    /// As they were last read. The index stays the same until the library is opened anew; asking by
+    /// it is cheaper than by uuid.
+    facts: CardFacts,
     /// The wall clock of the newest utilisation sample that was read.
     sampled_us: u64,
     /// When utilisation may be asked next.
@@ -50,14 +51,14 @@ struct Listed {
 }
 
 impl Listed {
-    fn new(card: &CardFacts) -> Listed {
+    fn new(facts: &CardFacts) -> Listed {
         // What was done before the first list is nobody's work.
-        Listed { uuid: card.uuid.clone(), index: card.index, sampled_us: wall_us(), busy_at: Instant::now() }
+        Listed { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
     }
 }
 
 impl Cards for RealCards {
-    fn list(&mut self) -> Result<Vec<CardFacts>, Unlisted> {
+    fn list(&mut self) -> Result<List, Unlisted> {
         if self.distrusted {
             self.nvml = None;
         }
@@ -65,21 +66,22 @@ impl Cards for RealCards {
             Some(nvml) => nvml,
             None => open()?,
         };
-        let facts = list(&nvml).map_err(|error| Unlisted {
+        let known: Vec<CardFacts> = self.listed.iter().map(|card| card.facts.clone()).collect();
+        let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| Unlisted {
             kind: UnlistedKind::Failed,
             what: format!("NVML does not list the cards: {error}"),
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
-        self.listed = facts.iter().map(Listed::new).collect();
+        self.listed = list.cards.iter().map(Listed::new).collect();
         for card in &mut self.listed {
-            if let Some(known) = known.iter().find(|known| known.uuid == card.uuid) {
+            if let Some(known) = known.iter().find(|known| known.facts.uuid == card.facts.uuid) {
                 (card.sampled_us, card.busy_at) = (known.sampled_us, known.busy_at);
             }
         }
         self.nvml = Some(nvml);
-        self.distrusted = false;
-        Ok(facts)
+        self.distrusted = list.unread;
+        Ok(list)
     }
 
     fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted> {
@@ -87,7 +89,7 @@ impl Cards for RealCards {
             self.list()?;
         }
         let Some(nvml) = &self.nvml else { return Ok(Vec::new()) };
-        let look = |card: &mut Listed| Look { uuid: card.uuid.clone(), seen: look(nvml, card, busy) };
+        let look = |card: &mut Listed| Look { uuid: card.facts.uuid.clone(), seen: look(nvml, card, busy) };
         let looks: Vec<Look> = self.listed.iter_mut().map(look).collect();
         self.distrusted |= looks.iter().any(|look| !matches!(look.seen, Seen::Used { .. }));
         Ok(looks)
@@ -114,7 +116,7 @@ pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
 }
 
 fn open() -> Result<Nvml, Unlisted> {
-    let path = std::env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+    let path = std::env::var_os(NVML_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
     Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
 }
 
@@ -176,8 +178,34 @@ fn loaded_version(library: &OsStr) -> Option<String> {
     versions.map(|(_, version)| version.trim()).find(|version| is_version(version)).map(str::to_owned)
 }
 
-fn list(nvml: &Nvml) -> Result<Vec<CardFacts>, NvmlError> {
-    (0..nvml.device_count()?).map(|index| facts(&nvml.device_by_index(index)?, index)).collect()
+/// What reading each card gave, by index.
+type Read = Vec<Result<CardFacts, NvmlError>>;
+
+fn list(nvml: &Nvml) -> Result<Read, NvmlError> {
+    let read = |index| nvml.device_by_index(index).and_then(|card| facts(&card, index));
+    Ok((0..nvml.device_count()?).map(read).collect())
+}
+
+/// A card that cannot be read now is the one that had its number before, unless that one has another
+/// number now. Without any card there is nothing to go on with, and the first error tells why.
+fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
+    let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
+    let elsewhere = |card: &&CardFacts| readable.iter().any(|other| other.uuid == card.uuid);
+    let (mut cards, mut first) = (Vec::new(), None);
+    for (index, card) in (0..).zip(read) {
+        let before = || known.iter().filter(|card| card.index == index).find(|card| !elsewhere(card)).cloned();
+        match card.or_else(|error| before().ok_or(error)) {
+            Ok(card) => cards.push(card),
+            Err(error) => {
+                eprintln!("card {index} is left out: NVML does not tell what it is: {error}");
+                first = first.or(Some(error));
+            }
+        }
+    }
+    match first {
+        Some(error) if cards.is_empty() => Err(error),
+        first => Ok(List { cards, unread: first.is_some() }),
+    }
 }
 
 fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
@@ -225,7 +253,7 @@ fn look(nvml: &Nvml, card: &mut Listed, busy: bool) -> Seen {
 }
 
 fn try_look(nvml: &Nvml, listed: &mut Listed, busy: bool) -> Result<Seen, NvmlError> {
-    let card = nvml.device_by_index(listed.index)?;
+    let card = nvml.device_by_index(listed.facts.index)?;
     let before = card.memory_info()?.free;
     let (processes, told) = processes_on(&card)?;
     let after = card.memory_info()?.free;
@@ -322,6 +350,28 @@ mod tests {
         let graphics = [info(1, UsedGpuMemory::Used(10)), info(3, UsedGpuMemory::Used(5))];
         let merged: Vec<_> = merge(&compute, &graphics).into_iter().collect();
         assert_eq!(merged, [(1, (Some(Bytes(10)), false)), (2, (None, false)), (3, (Some(Bytes(5)), true))]);
+    }
+
+    #[test]
+    fn a_card_that_cannot_be_read_does_not_hide_the_others() {
+        let card = |index, uuid: &str| CardFacts { uuid: uuid.to_owned(), ..CardFacts::plain(index, Bytes::gib(24)) };
+        let told = |read: Read, known: &[CardFacts]| {
+            let list = settle(read, known).map_err(|error| error.to_string())?;
+            let cards: Vec<_> = list.cards.iter().map(|card| (card.index, card.uuid.clone())).collect();
+            Ok((cards, list.unread))
+        };
+        let named = |cards: &[(u32, &str)]| cards.iter().map(|(i, uuid)| (*i, (*uuid).to_owned())).collect::<Vec<_>>();
+        let known = [card(0, "A"), card(1, "B")];
+        let both = named(&[(0, "A"), (1, "B")]);
+        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &known), Ok((both.clone(), false)));
+        assert_eq!(told(vec![Err(NvmlError::Unknown), Err(NvmlError::GpuLost)], &known), Ok((both, false)));
+        let first = named(&[(0, "A")]);
+        assert_eq!(told(vec![Ok(card(0, "A")), Err(NvmlError::GpuLost)], &[]), Ok((first, true)), "never known");
+        let moved = vec![Ok(card(0, "B")), Err(NvmlError::GpuLost)];
+        assert_eq!(told(moved, &known), Ok((named(&[(0, "B")]), true)), "its number is another's now");
+        let none: Result<_, String> = told(vec![Err(NvmlError::GpuLost)], &[]);
+        assert_eq!(none, Err(NvmlError::GpuLost.to_string()), "nothing is left to go on with");
+        assert_eq!(told(Vec::new(), &known), Ok((Vec::new(), false)));
     }
 
     #[test]

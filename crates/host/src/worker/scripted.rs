@@ -19,7 +19,7 @@
 //! Free is the total less all of these. A pid that is not running is left out by
 //! itself, as a real driver does. Nothing here measures anything.
 
-use super::Cards;
+use super::{Cards, List};
 use crate::Unlisted;
 use crate::process;
 use crate::protocol::{Look, OnCard, Seen};
@@ -82,8 +82,8 @@ enum Fault {
 }
 
 impl Cards for ScriptedCards {
-    fn list(&mut self) -> Result<Vec<CardFacts>, Unlisted> {
-        Ok((0..self.count).map(|index| self.facts(index)).collect())
+    fn list(&mut self) -> Result<List, Unlisted> {
+        Ok(List { cards: (0..self.count).map(|index| self.facts(index)).collect(), unread: false })
     }
 
     fn look(&mut self, _busy: bool) -> Result<Vec<Look>, Unlisted> {
