@@ -3,6 +3,7 @@
 use crate::shell::cargo;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The workspace's root.
@@ -41,9 +42,16 @@ pub enum Profile {
     Release,
 }
 
-/// Builds `sublet` and says where it is.
+/// The soft cards' libraries: as cargo builds them, and as programs ask for them.
+const SOFT: [(&str, &str, &str); 2] = [
+    ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
+    ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
+];
+
+/// Builds `sublet`, with the soft cards' libraries beside it in `soft/`, and says where it is.
 pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
-    let build = cargo(["build", "--package", "sublet", "--bin", "sublet"]);
+    let packages = SOFT.iter().flat_map(|(package, ..)| ["--package", package]);
+    let build = cargo(["build", "--package", "sublet"]).args(packages);
     let dir = match profile {
         Profile::Debug => {
             build.run()?;
@@ -54,5 +62,20 @@ pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
             "release"
         }
     };
-    Ok(target_dir()?.join(dir).join("sublet"))
+    let dir = target_dir()?.join(dir);
+    put_soft_libraries(&dir)?;
+    Ok(dir.join("sublet"))
+}
+
+fn put_soft_libraries(dir: &Path) -> Result<()> {
+    let soft = dir.join("soft");
+    fs::create_dir_all(&soft).with_context(|| format!("{} could not be made", soft.display()))?;
+    for (_, built, wanted) in SOFT {
+        // A program may have the old one mapped: it keeps that, and the next one finds the new.
+        let new = soft.join(format!("{wanted}.{}", std::process::id()));
+        fs::copy(dir.join(built), &new)
+            .and_then(|_| fs::rename(&new, soft.join(wanted)))
+            .with_context(|| format!("{built} could not be put into {}", soft.display()))?;
+    }
+    Ok(())
 }

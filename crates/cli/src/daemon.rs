@@ -65,6 +65,11 @@ pub fn worker(args: &[String]) -> ExitCode {
     sublet_daemon::worker(args)
 }
 
+/// Whether this machine has an NVIDIA device at all.
+pub fn nvidia_visible() -> bool {
+    sublet_daemon::nvidia_visible()
+}
+
 /// The API's description.
 pub fn openapi() -> String {
     sublet_daemon::openapi()
@@ -116,7 +121,7 @@ fn cannot_open(error: &OpenError) -> Failure {
 }
 
 /// An error and its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

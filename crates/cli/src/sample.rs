@@ -143,7 +143,7 @@ pub fn cards() -> Cards {
         committed_bytes: None,
         ..empty.clone()
     };
-    Cards { cards: vec![first, empty, silent], kind: "real".into(), trouble: None }
+    Cards { cards: vec![first, empty, silent], kind: "real".into(), soft_state: None, trouble: None }
 }
 
 fn holder() -> Occupant {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use sublet_core::policy::{Caps, Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
+use sublet_host::gpu::GpuSpec;
 use sublet_wire::{size, span};
 use thiserror::Error;
 
@@ -41,6 +42,8 @@ pub struct Config {
     poll_max: Option<String>,
     /// Measure what a CUDA context takes on each card at the first start.
     measure_context: Option<bool>,
+    /// Which cards (`"real"`, `"soft:2x24GiB"`); read by a start only.
+    gpu: Option<String>,
     /// Who used more than its share lately queues as if it came later, by this at most (`"4h"`).
     debt_max: Option<String>,
     /// The share of a tenant for whom nothing else is said.
@@ -216,6 +219,8 @@ pub struct Settled {
     pub poll_max: Span,
     /// Measure contexts.
     pub measure_context: bool,
+    /// Which cards, if it says so.
+    pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
 }
@@ -250,6 +255,11 @@ impl Config {
             self.tcp.listen.clone_from(&flags.listen);
         }
         self
+    }
+
+    /// Which cards it names.
+    pub fn gpu(&self) -> Option<&str> {
+        self.gpu.as_deref()
     }
 
     /// Checks every value and says what follows now.
@@ -310,6 +320,7 @@ impl Config {
             },
             see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
+            gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
         })
     }
@@ -406,6 +417,14 @@ fn read_visibility(text: &str) -> Result<bool, ConfigError> {
             why: "write \"all\" or \"own\"".to_owned(),
         }),
     }
+}
+
+fn read_gpu(text: &str) -> Result<GpuSpec, ConfigError> {
+    text.parse().map_err(|_| ConfigError::Value {
+        key: "gpu",
+        value: text.to_owned(),
+        why: "write \"real\", or for instance \"soft:2x24GiB\"".to_owned(),
+    })
 }
 
 /// Puts what is said here over what was said before.
@@ -509,6 +528,7 @@ mod tests {
             hold_cap = "1h"
             margin = "512M"
             visibility = "own"
+            gpu = "soft:1x80GiB"
             [caps]
             vram = "24G"
             [users.0]
@@ -523,6 +543,7 @@ mod tests {
         assert_eq!(settled.policy.hold_cap, Span::secs(3600));
         assert_eq!(settled.policy.margin, Bytes::mib(512));
         assert!(!settled.see_all);
+        assert_eq!(settled.gpu, "soft:1x80GiB".parse().ok());
         let root = settled.policy.caps_for("uid:0", &[]);
         assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));
         assert_eq!(settled.policy.caps_for("uid:5", &[]).leases, None);

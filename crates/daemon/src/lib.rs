@@ -4,9 +4,10 @@
 //! [`engine`], the eyes of `host` and the requests of [`http`] become mail for
 //! the [`looper`], the [`writer`] makes it durable, and only then anything
 //! leaves. What is absent: decisions (core's), NVML (the worker's), files other
-//! than the journal, the socket and the configuration.
+//! than the journal, the socket, the soft cards beside it and the configuration.
 
 mod access;
+mod choice;
 mod config;
 mod credentials;
 mod day;
@@ -31,6 +32,7 @@ pub use config::{ConfigError, TcpConfig};
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
 pub use sublet_core::policy::Policy;
+pub use sublet_host::gpu::nvidia_visible;
 pub use sublet_journal as journal;
 
 /// Becomes a worker process: see `sublet_host::worker`.

@@ -97,6 +97,9 @@ impl Reload {
         let read = Config::read(self.path.as_deref()).map(|config| config.over(&self.flags));
         match read.and_then(Standing::of) {
             Ok((standing, settled)) => {
+                if standing.config.gpu() != self.standing.config.gpu() {
+                    tracing::error!("`gpu` is another now: it is so after a restart");
+                }
                 self.standing = standing;
                 self.set(settled);
                 tracing::info!("the configuration was read anew; every lease goes on");

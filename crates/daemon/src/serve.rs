@@ -1,6 +1,7 @@
 //! Starting and stopping.
 
 use crate::access::Access;
+use crate::choice::{self, Choice};
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::history::History;
 use crate::http::gate::Gate;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
+use sublet_host::soft::{self, SoftError, SoftPlace};
 use sublet_host::{Host, HostError, Settings};
 use sublet_journal::{Journal, Loaded, OpenError};
 use sublet_wire::exit;
@@ -39,7 +41,7 @@ pub struct Options {
     pub state_dir: PathBuf,
     /// Where clients connect.
     pub socket: PathBuf,
-    /// Which cards (`real`, `scripted:1x24GiB`); `None`: the real ones.
+    /// Which cards (`real`, `soft:2x24GiB`); `None`: what the file says, or see [`choice`].
     pub gpu: Option<String>,
     /// The configuration file.
     pub config: Option<PathBuf>,
@@ -56,9 +58,12 @@ pub enum ServeError {
     /// `--gpu` is wrong.
     #[error(transparent)]
     Gpu(#[from] NotAGpuSpec),
-    /// There is no NVIDIA device on this machine.
-    #[error("no NVIDIA device is visible on this machine")]
-    NoDevice,
+    /// There is no NVIDIA device on this machine, and nothing in its place.
+    #[error("no NVIDIA device is visible on this machine, and soft cards cannot stand in")]
+    NoDevice(#[source] SoftError),
+    /// The soft cards that were asked for cannot be had.
+    #[error(transparent)]
+    Soft(#[from] SoftError),
     /// The journal knows cards of the other kind.
     #[error("the state directory has {0} cards in its journal")]
     OtherKind(&'static str),
@@ -117,11 +122,11 @@ impl ServeError {
     pub fn hint(&self) -> Option<String> {
         match self {
             ServeError::Journal(error) => error.hint(),
-            ServeError::NoDevice => Some(
-                "load the NVIDIA driver, or try it out with `--gpu scripted:1x24GiB` (cards that only exist on paper)"
-                    .to_owned(),
-            ),
-            ServeError::OtherKind(_) => Some("use another `--state-dir` for the other kind of cards".to_owned()),
+            ServeError::NoDevice(error) | ServeError::Soft(error) => error.hint(),
+            ServeError::OtherKind(kind) => {
+                let like = if *kind == "real" { "real".to_owned() } else { format!("{kind}:1x24GiB") };
+                Some(format!("say which cards it has, such as `--gpu {like}`, or use another `--state-dir`"))
+            }
             ServeError::CardsTaken { .. } => Some("stop it first: two would promise the same memory".to_owned()),
             ServeError::NotASocket { .. } => Some("choose another `--socket`; the file was left as it is".to_owned()),
             ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
@@ -148,16 +153,18 @@ impl ServeError {
 pub fn serve(options: Options) -> Result<(), ServeError> {
     log_to_stderr();
     let settled = Standing::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
-    let gpu: GpuSpec = options.gpu.as_deref().unwrap_or("real").parse()?;
-    if options.gpu.is_none() && !nvidia_visible() {
-        return Err(ServeError::NoDevice);
-    }
+    let asked = options.gpu.as_deref().map(str::parse::<GpuSpec>).transpose()?.or_else(|| settled.1.gpu.clone());
     raise_descriptor_limit();
-    let _cards = if gpu.kind() == GpuKind::Real { Some(own_the_cards()?) } else { None };
     let (journal, loaded) = Journal::open(&options.state_dir)?;
-    check_kind(&loaded, gpu.kind())?;
+    let choice = choice::choose(asked, &loaded)?;
+    let kind = choice.gpu.kind();
+    let _cards = if kind == GpuKind::Real { Some(own_the_cards()?) } else { None };
+    if let Some(other) = choice::other_kind(&loaded, kind) {
+        return Err(ServeError::OtherKind(other.word()));
+    }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
     let listener = listen(&options.socket)?;
+    let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -166,9 +173,32 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
-    let result = run(&options, settled, gpu, journal, loaded, Doors { local: listener, remote }, &runtime);
+    let result = run(&options, settled, eyes, journal, loaded, Doors { local: listener, remote }, &runtime);
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// How the cards are looked at; soft ones are made here.
+fn look_at(choice: &Choice, options: &Options) -> Result<Settings, ServeError> {
+    let mut eyes = Settings::new(choice.gpu.clone());
+    eyes.script = options.state_dir.join("scripted.json");
+    if let GpuSpec::Soft(spec) = &choice.gpu {
+        let place = soft::make(spec, soft::beside(&options.socket)).map_err(|error| match choice.automatic {
+            true => ServeError::NoDevice(error),
+            false => ServeError::Soft(error),
+        })?;
+        announce(&place, choice.automatic);
+        eyes.soft = Some(place);
+    }
+    Ok(eyes)
+}
+
+/// Nobody shall take soft cards for real ones.
+fn announce(place: &SoftPlace, automatic: bool) {
+    if automatic {
+        tracing::warn!("no NVIDIA device is visible on this machine: soft cards stand in");
+    }
+    tracing::warn!(file = %place.state.display(), "{}", soft::NOTICE);
 }
 
 /// Where callers come in.
@@ -215,7 +245,7 @@ fn peer_pid(stream: &StdUnixStream) -> Option<i32> {
 fn run(
     options: &Options,
     (standing, settled): (Standing, Settled),
-    gpu: GpuSpec,
+    mut eyes: Settings,
     journal: Journal,
     loaded: Loaded,
     doors: Doors,
@@ -226,15 +256,14 @@ fn run(
     let names = Names::start().map_err(ServeError::System)?;
     let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
-    let kind = if gpu.kind() == GpuKind::Real { "real" } else { "scripted" };
+    let kind = eyes.gpu.kind().word();
+    let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
     let (mail, inbox) = mpsc::channel();
     let (orders, order_inbox) = mpsc::channel();
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
     let history = History::of(&journal)?;
 
-    let mut eyes = Settings::new(gpu);
-    eyes.script = options.state_dir.join("scripted.json");
     eyes.measure_context = settled.measure_context;
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
@@ -277,6 +306,7 @@ fn run(
         synced,
         trouble,
         kind,
+        soft_state,
         house: Arc::clone(&house),
         stopping: stop.clone(),
     });
@@ -393,21 +423,6 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
         }
     }
     stop.send_replace(true);
-}
-
-/// Whether this machine has an NVIDIA device at all.
-fn nvidia_visible() -> bool {
-    ["/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
-}
-
-fn check_kind(loaded: &Loaded, kind: GpuKind) -> Result<(), ServeError> {
-    let scripted = |uuid: &str| uuid.starts_with(sublet_host::gpu::SCRIPTED_UUID);
-    let mut cards = loaded.rows.cards.iter().map(|card| scripted(&card.facts.uuid));
-    match kind {
-        GpuKind::Real if cards.any(|scripted| scripted) => Err(ServeError::OtherKind("scripted")),
-        GpuKind::Scripted if cards.any(|scripted| !scripted) => Err(ServeError::OtherKind("real")),
-        _ => Ok(()),
-    }
 }
 
 fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {

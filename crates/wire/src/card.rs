@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 pub struct Cards {
     /// All managed cards, by index.
     pub cards: Vec<Card>,
-    /// `real`, or `scripted` where nothing is behind them.
+    /// `real`; `soft` for cards in software, on which programs of the driver API run; or `scripted`
+    /// where nothing is behind them.
     pub kind: String,
+    /// The soft cards' file, which programs on this host find in SUBLET_SOFT_STATE; null for others.
+    #[serde(default)]
+    pub soft_state: Option<String>,
     /// Why the driver does not list its cards, and what helps; null while it does.
     pub trouble: Option<String>,
 }

@@ -87,8 +87,7 @@ fn look(globals: &Globals) -> Findings {
         }
         Err(failure) => checks.push(Check::new("daemon", State::Bad, failure.to_string())),
     }
-    let is_scripted = cards.as_ref().is_some_and(|cards| cards.kind != "real");
-    checks.extend(machine::checks(daemon_pid, is_scripted));
+    checks.extend(machine::checks(daemon_pid, cards.as_ref().map(|cards| cards.kind.as_str())));
     if let Some(cards) = &cards {
         checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
         checks.extend(cards.cards.iter().flat_map(card::checks));
@@ -112,7 +111,11 @@ fn verdict(cards: Option<&Cards>) -> (bool, String) {
     let Some(cards) = cards else { return (false, "no lease can be granted: no daemon answers".into()) };
     let works = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
     let (all, good) = (cards.cards.len(), cards.cards.iter().filter(works).count());
-    let kind = if cards.kind == "real" { "" } else { " (scripted: nothing is computed)" };
+    let kind = match cards.kind.as_str() {
+        "real" => "",
+        "soft" => " (soft: only programs of CUDA's driver API run there)",
+        _ => " (scripted: nothing is computed)",
+    };
     match (all, good) {
         (0, _) => (false, "no lease can be granted: there are no cards".into()),
         (_, 0) => (false, format!("no lease can be granted: none of {all} cards can be used now")),
@@ -183,7 +186,7 @@ mod tests {
 
     #[test]
     fn without_cards_the_verdict_is_no() {
-        let none = Cards { cards: vec![], kind: "real".into(), trouble: None };
+        let none = Cards { cards: vec![], kind: "real".into(), soft_state: None, trouble: None };
         assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no cards".into()));
         assert_eq!(verdict(None), (false, "no lease can be granted: no daemon answers".into()));
     }

@@ -7,6 +7,7 @@ use crate::failure::{Failure, tell_hint};
 use crate::output;
 use crate::text;
 use serde::Serialize;
+use sublet_softgpu::NOTICE;
 use sublet_wire::{Card, CardState, Cards, Lease, Leases, exit, span};
 
 /// What `--json` prints.
@@ -35,8 +36,10 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
     let mut sections = vec![overview(cards)];
     sections.extend(occupants(cards, now_unix_s));
     sections.push(waiting(queue));
-    if cards.kind != "real" {
-        sections.push(format!("these cards are {}: nothing is computed on them\n", cards.kind));
+    match cards.kind.as_str() {
+        "real" => {}
+        "soft" => sections.push(format!("{NOTICE}\n")),
+        kind => sections.push(format!("these cards are {kind}: nothing is computed on them\n")),
     }
     sections.join("\n")
 }
@@ -104,13 +107,14 @@ mod tests {
         "#]]
         .assert_eq(&render(&cards, &queue, sample::NOW));
         expect!["`sublet run --vram 8G -- COMMAND` runs a command on a card"].assert_eq(&hint(&cards, &queue));
+        cards.kind = "soft".into();
         cards.cards.clear();
         expect![[r#"
             no cards
 
             nobody waits
 
-            these cards are scripted: nothing is computed on them
+            these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]
         .assert_eq(&render(&cards, &queue, sample::NOW));
         expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&cards, &queue));

@@ -23,7 +23,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
-    Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), trouble }))
+    Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), soft_state: app.soft_state.clone(), trouble }))
 }
 
 /// Whose strangers are shown.

@@ -75,8 +75,10 @@ pub struct Reach {
     pub synced: watch::Receiver<u64>,
     /// Why the driver lists no cards.
     pub trouble: Arc<RwLock<Option<String>>>,
-    /// `real` or `scripted`.
+    /// `real`, `soft` or `scripted`.
     pub kind: &'static str,
+    /// The file of the soft cards.
+    pub soft_state: Option<String>,
     /// What the configuration says to the face; read anew on reload.
     pub house: Arc<RwLock<House>>,
     /// The daemon stops.

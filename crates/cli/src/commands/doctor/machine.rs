@@ -1,11 +1,13 @@
 //! The machine: kernel, driver, library, capabilities, cgroups.
 
 use super::{Check, State};
+use crate::daemon::nvidia_visible;
 use crate::hold::scope;
 use rustix::fs::{Access, access};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use sublet_softgpu::{NOTICE, place};
 
 /// NVIDIA's management library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -24,11 +26,29 @@ const CAPABILITIES: [(&str, u32, &str); 4] = [
     ("CAP_DAC_READ_SEARCH", 2, "cgroups and logs that only root may read are not seen"),
 ];
 
-/// Everything about the machine.
-pub fn checks(daemon: Option<u32>, is_scripted: bool) -> Vec<Check> {
-    let mut checks = vec![kernel(), driver(is_scripted), library(is_scripted), cgroup()];
+/// Everything about the machine, for a daemon with cards of this kind.
+pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
+    let missed = absent(kind);
+    let mut checks = vec![kernel(), driver(missed), library(missed)];
+    match kind {
+        Some("soft") => checks.push(soft(NOTICE)),
+        None if !nvidia_visible() => checks
+            .push(soft("no NVIDIA device is visible: `sublet serve` takes soft cards here, if it never had real ones")),
+        _ => {}
+    }
+    checks.push(cgroup());
     checks.extend(capabilities(daemon));
     checks
+}
+
+/// Nobody shall take soft cards for real ones.
+fn soft(sentence: &str) -> Check {
+    match place::libraries() {
+        Ok(dir) => {
+            Check::new("soft cards", State::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
+        }
+        Err(error) => Check::new("soft cards", State::Bad, format!("{error}\nhint: {}", error.hint())),
+    }
 }
 
 fn kernel() -> Check {
@@ -44,29 +64,27 @@ fn kernel() -> Check {
     Check::new("kernel", State::Ok, format!("{system} {release}"))
 }
 
-fn driver(is_scripted: bool) -> Check {
+fn driver(missed: State) -> Check {
     match fs::read_to_string("/proc/driver/nvidia/version") {
         Ok(text) => Check::new("driver", State::Ok, text.lines().next().unwrap_or_default().trim().to_owned()),
-        Err(_) => {
-            Check::new("driver", absent(is_scripted), "no NVIDIA kernel module: /proc/driver/nvidia/version is missing")
-        }
+        Err(_) => Check::new("driver", missed, "no NVIDIA kernel module: /proc/driver/nvidia/version is missing"),
     }
 }
 
-fn library(is_scripted: bool) -> Check {
+fn library(missed: State) -> Check {
     match find_library() {
         Some(path) => Check::new("library", State::Ok, path.display().to_string()),
         None => {
             let sentence =
                 format!("{LIBRARY} was not found\nhint: it comes with the driver; in a container it must be passed in");
-            Check::new("library", absent(is_scripted), sentence)
+            Check::new("library", missed, sentence)
         }
     }
 }
 
-/// Scripted cards need neither driver nor library.
-fn absent(is_scripted: bool) -> State {
-    if is_scripted { State::Less } else { State::Bad }
+/// What it means that NVIDIA's driver or library is not there: soft and scripted cards need neither.
+fn absent(kind: Option<&str>) -> State {
+    if matches!(kind, Some("soft" | "scripted")) { State::Less } else { State::Bad }
 }
 
 /// Asks the linker's cache; nothing is loaded.
@@ -132,7 +150,7 @@ mod tests {
 
     #[test]
     fn every_check_of_this_machine_has_words() {
-        for check in checks(None, true) {
+        for check in checks(None, Some("scripted")) {
             assert!(!check.sentence.is_empty(), "{}", check.what);
             assert_ne!(check.state, State::Bad, "scripted cards need nothing: {}", check.sentence);
         }
