@@ -1,10 +1,16 @@
-//! Finds the binary under test: the one that was built beside the test itself.
+//! Finds the binary under test, and the soft cards' libraries: those built beside the test itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 use std::{env, fs};
+
+/// The soft cards' libraries: as cargo builds them, and as programs ask for them.
+const SOFT: [(&str, &str, &str); 2] = [
+    ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
+    ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
+];
 
 /// The `sublet` of the test's own profile, built if it is missing or older than its sources.
 pub fn sublet() -> &'static Path {
@@ -14,7 +20,8 @@ pub fn sublet() -> &'static Path {
         // .../target/PROFILE/deps/TEST
         let profile = test.parent().and_then(Path::parent).expect("a test is built into PROFILE/deps").to_path_buf();
         let binary = profile.join("sublet");
-        if !fresh(&binary) {
+        // The libraries are put in their place after every build, so that their age is the build's.
+        if !binary.exists() || !SOFT.iter().all(|(.., name)| fresh(&profile.join("soft").join(name))) {
             build(&profile);
         }
         assert!(binary.exists(), "{} is missing: run `cargo build -p sublet`", binary.display());
@@ -41,11 +48,21 @@ fn build(profile: &Path) {
     }
     let status = cargo
         .current_dir(root())
-        .args(["build", "--quiet", "--package", "sublet", "--bin", "sublet", "--profile", name, "--target-dir"])
+        .args(["build", "--quiet", "--package", "sublet"])
+        .args(SOFT.iter().flat_map(|(package, ..)| ["--package", package]))
+        .args(["--profile", name, "--target-dir"])
         .arg(profile.parent().expect("a profile lies in a target directory"))
         .status()
         .expect("cargo can be started");
     assert!(status.success(), "`cargo build --package sublet` failed");
+    let soft = profile.join("soft");
+    fs::create_dir_all(&soft).expect("a directory can be made");
+    for (_, built, wanted) in SOFT {
+        // Other tests may have the old one mapped.
+        let new = soft.join(format!("{wanted}.{}", std::process::id()));
+        fs::copy(profile.join(built), &new).expect("a library can be copied");
+        fs::rename(&new, soft.join(wanted)).expect("a library can be put in its place");
+    }
 }
 
 /// Whether no source is newer than the binary.

@@ -17,7 +17,7 @@ pub mod wait;
 
 pub use http::{Answer, Client, Connection};
 pub use process::Process;
-pub use service::{Service, Setup};
+pub use service::{Gpu, Service, Setup};
 pub use wait::{LONG, until};
 
 /// 2³⁰.

@@ -1,4 +1,4 @@
-//! The real binary, serving a scripted card from a directory of its own.
+//! The real binary, serving a scripted card, or soft ones, from a directory of its own.
 
 use crate::binary::sublet;
 use crate::http::Client;
@@ -13,9 +13,23 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use sublet_wire::Cards;
 use tempfile::TempDir;
 
+/// Which cards a service has.
+#[derive(Clone, Debug, Default)]
+pub enum Gpu {
+    /// One of 24 GiB on paper.
+    #[default]
+    Scripted,
+    /// As it is typed after `--gpu`.
+    Named(&'static str),
+    /// The command line says nothing.
+    Unsaid,
+}
+
 /// How to start a service, where it is not as usual.
 #[derive(Default)]
 pub struct Setup {
+    /// Which cards.
+    pub gpu: Gpu,
     /// A state directory from elsewhere.
     pub state: Option<PathBuf>,
     /// The text of a configuration file.
@@ -122,11 +136,19 @@ impl Service {
         fs::write(state.join("scripted.json.new"), json!({"cards": [card]}).to_string()).expect("a script is written");
         fs::rename(state.join("scripted.json.new"), state.join("scripted.json")).expect("a script is put in place");
     }
+    /// Starts it with other cards from the next start on.
+    pub fn set_gpu(&mut self, gpu: Gpu) {
+        self.setup.gpu = gpu;
+    }
     /// Runs the command line against this service.
     pub fn cli(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the command line can be started")
+    }
+    /// The command line against this service, not started yet.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = bare_command(sublet(), self.dir.path());
         command.env("SUBLET_SOCKET", self.dir.path().join("s")).args(arguments).stdin(Stdio::null());
-        command.output().expect("the command line can be started")
+        command
     }
     /// What the daemon said.
     pub fn log(&self) -> String {
@@ -178,14 +200,19 @@ pub fn bare_command(program: &Path, home: &Path) -> Command {
 /// `sublet serve` as a command that was not started yet.
 pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
     let mut command = bare_command(sublet(), home);
-    command.args(serve_arguments(state, socket)).stdin(Stdio::null());
+    command.args(serve_arguments(state, socket, &Gpu::Scripted)).stdin(Stdio::null());
     command
 }
 
-fn serve_arguments(state: &Path, socket: &Path) -> Vec<String> {
+fn serve_arguments(state: &Path, socket: &Path, gpu: &Gpu) -> Vec<String> {
     let path = |path: &Path| path.to_str().expect("test paths are plain").to_owned();
-    let flags = ["serve".into(), "--state-dir".into(), path(state), "--socket".into(), path(socket)];
-    flags.into_iter().chain(["--gpu".into(), "scripted:1x24GiB".into()]).collect()
+    let mut flags = vec!["serve".into(), "--state-dir".into(), path(state), "--socket".into(), path(socket)];
+    match gpu {
+        Gpu::Scripted => flags.extend(["--gpu".into(), "scripted:1x24GiB".into()]),
+        Gpu::Named(gpu) => flags.extend(["--gpu".into(), (*gpu).into()]),
+        Gpu::Unsaid => {}
+    }
+    flags
 }
 
 fn spawn(dir: &Path, setup: &Setup) -> Child {
@@ -198,7 +225,7 @@ fn spawn(dir: &Path, setup: &Setup) -> Child {
             command
         }
     };
-    command.args(serve_arguments(&state, &dir.join("s")));
+    command.args(serve_arguments(&state, &dir.join("s"), &setup.gpu));
     if setup.config.is_some() {
         command.arg("--config").arg(dir.join("sublet.toml"));
     }

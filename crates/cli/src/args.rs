@@ -1,7 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, token, usage,
+    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, soft, token,
+    usage,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -13,20 +14,8 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 12] = [
-    "park",
-    "resume",
-    "top",
-    "session",
-    "attach",
-    "wrap",
-    "enforce",
-    "soft",
-    "--signal",
-    "--requeue",
-    "--may-lose",
-    "renew",
-];
+const LATER: [&str; 11] =
+    ["park", "resume", "top", "session", "attach", "wrap", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -119,6 +108,7 @@ pub enum Command {
     Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
+    Soft(soft::SoftArgs),
     Journal(journal::JournalArgs),
     Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),

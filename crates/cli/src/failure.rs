@@ -49,6 +49,10 @@ impl Failure {
     pub fn code(&self) -> Option<Code> {
         self.code
     }
+    /// What happened, without the next step.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
     /// What the process should exit with.
     pub fn exit(&self) -> u8 {
         self.exit

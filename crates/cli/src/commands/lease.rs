@@ -8,10 +8,12 @@ use crate::hold::ask::AskArgs;
 use crate::hold::environment;
 use crate::hold::events;
 use crate::hold::shell;
+use crate::hold::soft;
 use crate::hold::wait::{self, Outcome};
 use crate::output;
 use clap::{Args, ValueEnum};
 use std::io::{self, IsTerminal};
+use sublet_softgpu::NOTICE;
 use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 
 /// Take a lease for this shell and print its environment for `eval`
@@ -63,8 +65,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
         output::json(&lease)?;
         return Ok(exit::OK);
     }
-    let before = environment::seen_before();
-    match environment::variables(&lease, args.ask.visible, &client.variable(), before.as_deref()) {
+    match environment(&client, &lease, args) {
         Ok(variables) => print(&variables, args.shell)?,
         Err(failure) => {
             // The lease is of no use here; if nobody answers it ends unused.
@@ -74,6 +75,16 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     }
     say(&lease, args.detach);
     Ok(exit::OK)
+}
+
+fn environment(client: &Client, lease: &Lease, args: &LeaseArgs) -> Result<environment::Variables, Failure> {
+    let before = environment::seen_before();
+    let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
+    if let Some(soft) = soft::of_lease(client, lease)? {
+        eprintln!("{NOTICE}");
+        variables.extend(soft);
+    }
+    Ok(variables)
 }
 
 /// Where there is room, one request does it. Where there is none, this process waits for

@@ -16,6 +16,7 @@ pub mod reference;
 pub mod replay;
 pub mod run;
 pub mod serve;
+pub mod soft;
 pub mod status;
 pub mod token;
 pub mod usage;

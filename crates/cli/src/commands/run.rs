@@ -8,6 +8,7 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
+use crate::hold::soft;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
 use clap::Args;
@@ -15,6 +16,7 @@ use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use sublet_softgpu::NOTICE;
 use sublet_wire::{Bind, Lease, exit, size};
 
 /// Longer than a pipeline takes to come down after its first process.
@@ -37,8 +39,8 @@ pub struct RunArgs {
 
 const AFTER_HELP: &str = "\
 The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH,
-SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment. The lease ends with its last
-process.
+SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
+libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
 
 Exit codes: the command's own, or 128+n if signal n ended it; 124 the wait was over; 75 no room
 with --no-wait, or the lease was lost before the command started; 126 and 127 the command cannot
@@ -87,7 +89,11 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
 
 fn start(client: &Client, args: &RunArgs, lease: &Lease) -> Result<Started, Failure> {
     let before = environment::seen_before();
-    let variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
+    let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
+    if let Some(soft) = soft::of_lease(client, lease)? {
+        eprintln!("{NOTICE}");
+        variables.extend(soft);
+    }
     Started::start(&args.command, &variables)
 }
 

@@ -12,6 +12,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use sublet_wire::exit;
@@ -68,18 +69,35 @@ fn cannot_run(command: &OsStr, why: &str) -> Failure {
     Failure::new(exit::CANNOT_EXEC, format!("`{}` cannot be run: {why}", command.display()))
 }
 
+/// Becomes the command; returns only if that fails.
+pub fn replace(command: &[OsString], variables: &Variables) -> Failure {
+    match build(command, variables) {
+        Ok(mut built) => failed(built.get_program().to_owned().as_os_str(), &built.exec()),
+        Err(failure) => failure,
+    }
+}
+
+fn build(command: &[OsString], variables: &Variables) -> Result<Command, Failure> {
+    let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("no command was given"))?;
+    let mut built = Command::new(program);
+    built.args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+    Ok(built)
+}
+
+fn failed(program: &OsStr, error: &std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => not_found(program),
+        _ => cannot_run(program, &error.to_string()),
+    }
+}
+
 impl Started {
     /// Starts a command with the variables of its lease.
     pub fn start(command: &[OsString], variables: &Variables) -> Result<Started, Failure> {
         // Without it nothing breaks: what the command leaves behind is only not noticed here.
         let _ = set_child_subreaper(Some(rustix::process::getpid()));
-        let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("no command was given"))?;
-        let variables = variables.iter().map(|(name, value)| (name, value));
-        let child =
-            Command::new(program).args(arguments).envs(variables).spawn().map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound => not_found(program),
-                _ => cannot_run(program, &error.to_string()),
-            })?;
+        let mut built = build(command, variables)?;
+        let child = built.spawn().map_err(|error| failed(built.get_program(), &error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         pid.map(|pid| Started { pid }).ok_or_else(|| Failure::new(exit::FAILURE, "the command has no process id"))
     }

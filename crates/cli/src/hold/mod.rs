@@ -8,5 +8,6 @@ pub mod leftover;
 pub mod line;
 pub mod scope;
 pub mod shell;
+pub mod soft;
 pub mod wait;
 pub mod watch;

@@ -1,0 +1,99 @@
+//! `sublet soft`: cards in software, for machines without a GPU and for faults on order.
+//!
+//! Which cards are meant is the same everywhere: those of the service behind `--socket`; or those of
+//! `SUBLET_SOFT_STATE`, where somebody is on soft cards already; or those of the usual service.
+
+mod env;
+mod fault;
+mod status;
+
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::Failure;
+use clap::{Args, Subcommand};
+use std::path::{Path, PathBuf};
+use sublet_softgpu::{State, state};
+use sublet_wire::{Cards, exit};
+
+/// Use soft cards: GPUs in software, on which programs of CUDA's driver API run
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct SoftArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+const AFTER_HELP: &str = "\
+PyTorch and whatever else needs NVIDIA's runtime library does not run on soft cards; programs that
+load libcuda.so.1 themselves do. `sublet serve --gpu soft:2x24GiB` leases them to many.
+
+Examples:
+  sublet soft env -- ./program          runs it on the service's soft cards, or on private ones
+  sublet soft fault 1 nvml lost         card 1 falls off its bus
+  sublet soft fault clear               everything works again";
+
+/// What to do with soft cards.
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    Env(env::EnvArgs),
+    Fault(fault::FaultArgs),
+    Status(status::StatusArgs),
+}
+
+/// Does it.
+pub fn run(globals: &Globals, args: &SoftArgs) -> Result<u8, Failure> {
+    match &args.what {
+        What::Env(args) => env::run(globals, args),
+        What::Fault(args) => fault::run(globals, args),
+        What::Status(_) => status::run(globals),
+    }
+}
+
+/// Where soft cards were looked for.
+enum Found {
+    /// They are in this file.
+    File(PathBuf),
+    /// The service at a place has cards of another kind.
+    OtherKind { place: String, kind: String },
+    /// No service answers.
+    Nobody(Failure),
+}
+
+fn find(globals: &Globals) -> Result<Found, Failure> {
+    globals.must_be_local("soft cards are used on the host they are on", "run this there")?;
+    let named = std::env::var_os(state::ENV).filter(|file| !file.is_empty() && globals.socket().is_none());
+    if let Some(file) = named {
+        return Ok(Found::File(file.into()));
+    }
+    let client = match Client::open(globals) {
+        Ok(client) => client,
+        Err(failure) if failure.exit() == exit::NO_DAEMON => return Ok(Found::Nobody(failure)),
+        Err(failure) => return Err(failure),
+    };
+    let Cards { kind, soft_state, .. } = client.get("/v1/cards")?;
+    Ok(match soft_state {
+        Some(file) => Found::File(file.into()),
+        None => Found::OtherKind { place: client.place(), kind },
+    })
+}
+
+/// What to do where there are no soft cards.
+const START: &str =
+    "start some with `sublet serve --gpu soft:2x24GiB`; `sublet soft env -- COMMAND` makes private ones";
+
+/// The cards that are meant, open.
+fn open(globals: &Globals) -> Result<State, Failure> {
+    match find(globals)? {
+        Found::File(file) => open_file(&file),
+        Found::OtherKind { place, kind } => {
+            Err(Failure::usage(format!("the cards of the service at {place} are {kind}, not soft")).hint(START))
+        }
+        Found::Nobody(failure) => {
+            Err(Failure::new(failure.exit(), format!("there are no soft cards: {}", failure.message())).hint(START))
+        }
+    }
+}
+
+fn open_file(file: &Path) -> Result<State, Failure> {
+    State::open(file).map_err(|error| Failure::new(exit::FAILURE, crate::daemon::chain(&error)).hint(START))
+}

@@ -1,0 +1,121 @@
+//! `sublet soft env`: a program on soft cards.
+
+use super::{Found, find};
+use crate::args::Globals;
+use crate::commands::lease::ShellArg;
+use crate::failure::{Failure, tell_hint};
+use crate::hold::{child, environment, soft};
+use crate::output;
+use clap::Args;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use sublet_softgpu::{NOTICE, Spec, State};
+use sublet_wire::exit;
+
+/// Run a program on soft cards, or print the environment that does
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct EnvArgs {
+    /// Private cards for this command alone, such as 2x24GiB or 1x80GiB,1x24GiB
+    #[arg(long, value_name = "CARDS")]
+    cards: Option<Spec>,
+    /// For which shell the lines are
+    #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh, conflicts_with = "command")]
+    shell: ShellArg,
+    /// The command and its arguments; without one, the environment is printed
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const AFTER_HELP: &str = "\
+The cards are the service's, if it has soft ones: the program is there without a lease, as anybody's
+program on a real card would be. Without a service they are private ones (2x24GiB) that go away with
+the command. The command takes the place of `sublet`: signals reach it, and its exit code is its own.
+
+Examples:
+  sublet soft env -- ./program                    on the service's soft cards, or on private ones
+  sublet soft env --cards 1x80GiB -- ./program    on a private card of 80 GiB
+  eval \"$(sublet soft env)\"                       for everything in this shell";
+
+/// The private cards of whoever does not say which.
+const PRIVATE: &str = "2x24GiB";
+/// Programs and shells use low descriptors by number, and bash one as high as 255.
+const DESCRIPTOR_MIN: i32 = 400;
+
+/// What `--json` prints.
+type Printed = BTreeMap<&'static str, String>;
+
+/// Becomes the command, or prints what would.
+pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
+    if args.command.is_empty() {
+        return print(globals, args);
+    }
+    child::find(&args.command[0])?;
+    let private = match (&args.cards, args.cards.is_none().then(|| find(globals)).transpose()?) {
+        (Some(spec), _) => Some(spec.clone()),
+        (None, Some(Found::File(file))) => return become_on(&file, &args.command),
+        (None, Some(Found::OtherKind { place, kind })) => {
+            eprintln!("the cards of the service at {place} are {kind}: private soft ones are made");
+            None
+        }
+        (None, _) => None,
+    };
+    let spec = private.map_or_else(|| PRIVATE.parse().map_err(Failure::usage), Ok)?;
+    let file = PrivateCards::make(&spec)?;
+    become_on(&file.path, &args.command)
+}
+
+/// Does not return if all is well.
+fn become_on(file: &Path, command: &[OsString]) -> Result<u8, Failure> {
+    let variables = soft::variables(file)?;
+    eprintln!("{NOTICE}");
+    Err(child::replace(command, &variables))
+}
+
+fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
+    if args.cards.is_some() {
+        return Err(Failure::usage("private cards go away with their command, and there is none")
+            .hint("`sublet soft env --cards 2x24GiB -- COMMAND` runs one on them"));
+    }
+    let state = super::open(globals)?;
+    let variables = soft::variables(state.path())?;
+    if globals.json {
+        output::json(&variables.into_iter().collect::<Printed>())?;
+        return Ok(exit::OK);
+    }
+    output::print(&match args.shell {
+        ShellArg::Sh => environment::for_sh(&variables),
+        ShellArg::Fish => environment::for_fish(&variables),
+    })?;
+    if io::stdout().is_terminal() {
+        tell_hint("to use it in this shell: eval \"$(sublet soft env)\"");
+    }
+    Ok(exit::OK)
+}
+
+/// Cards in a file without a name, which others open through this process: when it ends, however it
+/// does, nothing of them is left.
+struct PrivateCards {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl PrivateCards {
+    fn make(spec: &Spec) -> Result<PrivateCards, Failure> {
+        let failed = |error: &dyn std::error::Error| {
+            Failure::new(exit::FAILURE, format!("private soft cards cannot be made: {}", crate::daemon::chain(error)))
+        };
+        let file = memfd_create("sublet-soft-cards", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
+        let file = fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_err(|error| failed(&error))?;
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+        State::create(&path, spec).map_err(|error| failed(&error))?;
+        // The command keeps it open: it is the same process.
+        fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(&error))?;
+        Ok(PrivateCards { path, _file: file })
+    }
+}

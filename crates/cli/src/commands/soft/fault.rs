@@ -1,0 +1,189 @@
+//! `sublet soft fault`: what shall go wrong, and when it shall not any more.
+
+use super::status::{self, Shown};
+use crate::args::Globals;
+use crate::failure::Failure;
+use crate::hold::ask::parse_size;
+use crate::output;
+use clap::{Args, Subcommand, ValueEnum};
+use sublet_softgpu::{CardFault, CheckpointFault, NvmlFault, State};
+use sublet_wire::exit;
+
+/// Make soft cards fail on order
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct FaultArgs {
+    /// Index or UUID [default: all cards]
+    card: Option<String>,
+    #[command(subcommand)]
+    what: What,
+}
+
+const AFTER_HELP: &str = "\
+A fault stays until it is taken back with `ok`, 0, `off` or `clear`. A card that was lost is out of
+service until an operator clears it with `sublet cards clear`, as a real one would be.
+
+Examples:
+  sublet soft fault nvml hang             NVML hangs, whatever card it is asked about
+  sublet soft fault 1 nvml lost           card 1 falls off its bus; the others go on
+  sublet soft fault 0 allocations 3       the next three allocations on card 0 fail
+  sublet soft fault copy-rate 2GiB/s      copies are as slow as over a narrow link
+  sublet soft fault clear                 everything works again";
+
+/// What shall go wrong.
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    /// What NVML does when it is asked about the card
+    Nvml {
+        /// What it does
+        #[arg(value_enum)]
+        how: NvmlArg,
+    },
+    /// Let the next allocations fail for want of memory
+    Allocations {
+        /// How many; 0: none
+        n: u32,
+    },
+    /// What a checkpoint of a process on the card does
+    Checkpoint {
+        /// What it does
+        #[arg(value_enum)]
+        how: CheckpointArg,
+    },
+    /// Let kernels take longer
+    Slow {
+        /// By how many percent; 0: not at all
+        percent: u32,
+    },
+    /// Let copies to and from the card take as long as over a link of this rate
+    CopyRate {
+        /// Bytes a second, such as 2GiB/s; `off`: as fast as they are
+        #[arg(value_parser = parse_rate)]
+        rate: Rate,
+    },
+    /// Let everything work again
+    Clear,
+}
+
+/// What NVML does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum NvmlArg {
+    /// Its work
+    Ok,
+    /// It does not return
+    Hang,
+    /// It fails with an unknown error
+    Error,
+    /// It says that the card fell off the bus
+    Lost,
+    /// It does not tell the bytes of single processes
+    NoBytes,
+}
+
+/// What a checkpoint does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CheckpointArg {
+    /// Its work
+    Ok,
+    /// It reports success and frees nothing
+    FreesNothing,
+    /// Its target dies
+    KillsTarget,
+    /// It does not become ready in time
+    TimesOut,
+}
+
+/// Bytes a second; zero: no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate(u64);
+
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    match text {
+        "off" => Ok(Rate(0)),
+        _ => parse_size(text.strip_suffix("/s").unwrap_or(text)).map(Rate),
+    }
+}
+
+impl What {
+    fn fault(&self) -> CardFault {
+        match self {
+            What::Nvml { how } => CardFault::Nvml(match how {
+                NvmlArg::Ok => NvmlFault::None,
+                NvmlArg::Hang => NvmlFault::Hang,
+                NvmlArg::Error => NvmlFault::Error,
+                NvmlArg::Lost => NvmlFault::Lost,
+                NvmlArg::NoBytes => NvmlFault::NoBytes,
+            }),
+            What::Allocations { n } => CardFault::Allocations(*n),
+            What::Checkpoint { how } => CardFault::Checkpoint(match how {
+                CheckpointArg::Ok => CheckpointFault::None,
+                CheckpointArg::FreesNothing => CheckpointFault::FreesNothing,
+                CheckpointArg::KillsTarget => CheckpointFault::KillsTarget,
+                CheckpointArg::TimesOut => CheckpointFault::TimesOut,
+            }),
+            What::Slow { percent } => CardFault::SlowPercent(*percent),
+            What::CopyRate { rate } => CardFault::CopyBytesPerS(rate.0),
+            What::Clear => CardFault::Clear,
+        }
+    }
+}
+
+/// Orders a fault, and says what is in force then.
+pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
+    let state = super::open(globals)?;
+    let cards = match &args.card {
+        Some(name) => vec![named(&state, name)?],
+        None => (0..state.cards().len()).collect(),
+    };
+    for card in &cards {
+        state.fault(*card, args.what.fault());
+    }
+    let shown = Shown::of(&state);
+    if globals.json {
+        output::json(&shown)?;
+        return Ok(exit::OK);
+    }
+    let line = |card: &usize| shown.cards.get(*card).map(|card| format!("card {}: {}\n", card.index, card.faults));
+    output::print(&cards.iter().filter_map(line).collect::<String>())?;
+    Ok(exit::OK)
+}
+
+fn named(state: &State, name: &str) -> Result<usize, Failure> {
+    let is_meant = |(index, card): &(usize, &sublet_softgpu::layout::Card)| match name.parse::<usize>() {
+        Ok(number) => *index == number,
+        Err(_) => card.uuid_text().eq_ignore_ascii_case(name),
+    };
+    let found = state.cards().iter().enumerate().find(is_meant);
+    found.map(|(index, _)| index).ok_or_else(|| {
+        Failure::usage(format!("there is no soft card `{name}`"))
+            .hint(format!("the cards are {}", status::numbers(state.cards().len())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn a_card_may_be_named_or_left_out() {
+        for line in [
+            "nvml hang",
+            "1 nvml no-bytes",
+            "0 allocations 3",
+            "checkpoint kills-target",
+            "GPU-50f7ca2d-1 slow 150",
+            "1 copy-rate 2GiB/s",
+            "copy-rate off",
+            "clear",
+            "1 clear",
+        ] {
+            let words = "sublet soft fault ".to_owned() + line;
+            assert!(Cli::try_parse_from(words.split_whitespace()).is_ok(), "{line}");
+        }
+        for line in ["", "1", "nvml", "1 nvml gone", "allocations -1", "copy-rate 2", "slow", "1 2 clear"] {
+            let words = "sublet soft fault ".to_owned() + line;
+            assert!(Cli::try_parse_from(words.split_whitespace()).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! `sublet soft status`: the soft cards as their file has them, whatever NVML says.
+
+use crate::args::Globals;
+use crate::failure::Failure;
+use crate::hold::leftover;
+use crate::output;
+use crate::table::Table;
+use clap::Args;
+use serde::Serialize;
+use std::fmt;
+use std::sync::atomic::Ordering::SeqCst;
+use sublet_softgpu::state::Checkpoint;
+use sublet_softgpu::{CheckpointFault, NvmlFault, Process, State, layout};
+use sublet_wire::{exit, size};
+
+/// Show soft cards, their faults, and the processes on them
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shown {
+    /// Where the file is.
+    pub file: String,
+    /// The cards, in order.
+    pub cards: Vec<ShownCard>,
+    /// Who is on them.
+    pub processes: Vec<ShownProcess>,
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShownCard {
+    /// Its number.
+    pub index: usize,
+    uuid: String,
+    name: String,
+    total_bytes: u64,
+    used_bytes: u64,
+    /// What is ordered to go wrong.
+    pub faults: Faults,
+}
+
+/// What is ordered to go wrong on a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Faults {
+    nvml: &'static str,
+    checkpoint: &'static str,
+    allocations: u32,
+    slow_percent: u32,
+    copy_bytes_per_s: Option<u64>,
+}
+
+/// One process on one card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShownProcess {
+    card: usize,
+    pid: u32,
+    uid: u32,
+    name: String,
+    used_bytes: u64,
+    state: &'static str,
+}
+
+/// Prints it.
+pub fn run(globals: &Globals) -> Result<u8, Failure> {
+    let shown = Shown::of(&super::open(globals)?);
+    if globals.json {
+        output::json(&shown)?;
+    } else {
+        output::print(&render(&shown))?;
+    }
+    Ok(exit::OK)
+}
+
+impl Shown {
+    /// As it is now.
+    pub fn of(state: &State) -> Shown {
+        let cards = state.cards().iter().enumerate().map(|(index, card)| ShownCard {
+            index,
+            uuid: card.uuid_text(),
+            name: card.name_text(),
+            total_bytes: card.total.load(SeqCst),
+            used_bytes: state.used(index),
+            faults: Faults::of(card),
+        });
+        let on = |card: usize| state.processes_on(card).map(move |process| ShownProcess::of(process, card));
+        Shown {
+            file: state.path().display().to_string(),
+            cards: cards.collect(),
+            processes: (0..state.cards().len()).flat_map(on).collect(),
+        }
+    }
+}
+
+impl ShownProcess {
+    fn of(process: Process<'_>, card: usize) -> ShownProcess {
+        ShownProcess {
+            card,
+            pid: process.pid(),
+            uid: process.row.uid.load(SeqCst),
+            name: leftover::name(process.pid()),
+            used_bytes: process.used(card),
+            state: match Checkpoint::from_number(process.row.checkpoint.load(SeqCst)) {
+                Checkpoint::Running => "running",
+                Checkpoint::Locking => "locking",
+                Checkpoint::Locked => "locked",
+                Checkpoint::Checkpointed => "checkpointed",
+                Checkpoint::Failed => "failed",
+            },
+        }
+    }
+}
+
+impl Faults {
+    fn of(card: &layout::Card) -> Faults {
+        let rate = card.copy_bytes_per_s.load(SeqCst);
+        Faults {
+            nvml: NvmlFault::from_number(card.nvml_fault.load(SeqCst)).word(),
+            checkpoint: CheckpointFault::from_number(card.checkpoint_fault.load(SeqCst)).word(),
+            allocations: card.failing_allocations.load(SeqCst),
+            slow_percent: card.slow_percent.load(SeqCst),
+            copy_bytes_per_s: (rate > 0).then_some(rate),
+        }
+    }
+}
+
+/// As they are typed; `none` if all works.
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words = Vec::new();
+        words.extend((self.nvml != "ok").then(|| format!("nvml {}", self.nvml)));
+        words.extend((self.allocations > 0).then(|| format!("allocations {}", self.allocations)));
+        words.extend((self.checkpoint != "ok").then(|| format!("checkpoint {}", self.checkpoint)));
+        words.extend((self.slow_percent > 0).then(|| format!("slow {}", self.slow_percent)));
+        words.extend(self.copy_bytes_per_s.map(|rate| format!("copy-rate {}/s", size::show(rate))));
+        f.write_str(&if words.is_empty() { "no faults".to_owned() } else { words.join(", ") })
+    }
+}
+
+/// `0`, `0 to 3`.
+pub fn numbers(cards: usize) -> String {
+    if cards == 1 { "0".to_owned() } else { format!("0 to {}", cards.saturating_sub(1)) }
+}
+
+fn render(shown: &Shown) -> String {
+    let mut cards = Table::new(&["CARD", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
+    for card in &shown.cards {
+        let (used, total) = (size::show(card.used_bytes), size::show(card.total_bytes));
+        cards.row([card.index.to_string(), card.name.clone(), used, total, card.faults.to_string()]);
+    }
+    let mut processes = Table::new(&["CARD", ">PID", ">UID", "NAME", ">USED", "STATE"]);
+    for p in &shown.processes {
+        let used = size::show(p.used_bytes);
+        let (card, pid, uid) = (p.card.to_string(), p.pid.to_string(), p.uid.to_string());
+        processes.row([card, pid, uid, p.name.clone(), used, p.state.to_owned()]);
+    }
+    let on_them = if processes.is_empty() { "nobody is on them\n".to_owned() } else { processes.show("") };
+    format!("{}\n{on_them}\nin {}\n", cards.show(""), shown.file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use sublet_softgpu::{CardFault, Seat};
+
+    #[test]
+    fn cards_are_shown_with_what_is_wrong_and_who_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cards");
+        let state = State::create(&path, &"2x24GiB".parse().unwrap()).unwrap();
+        let mut shown = Shown::of(&state);
+        shown.file = "/run/sublet/sublet.sock.soft".into();
+        expect![[r#"
+            CARD  MODEL                USED   TOTAL  FAULTS
+            0     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
+            1     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
+
+            nobody is on them
+
+            in /run/sublet/sublet.sock.soft
+        "#]]
+        .assert_eq(&render(&shown));
+        let seat = Seat::take(State::open(&path).unwrap()).unwrap();
+        seat.reserve(1, 3 << 30).unwrap();
+        for fault in [
+            CardFault::Nvml(NvmlFault::NoBytes),
+            CardFault::Allocations(3),
+            CardFault::Checkpoint(CheckpointFault::KillsTarget),
+            CardFault::SlowPercent(150),
+            CardFault::CopyBytesPerS(2 << 30),
+        ] {
+            state.fault(0, fault);
+        }
+        let mut shown = Shown::of(&state);
+        shown.file = "/run/sublet/sublet.sock.soft".into();
+        for process in &mut shown.processes {
+            (process.pid, process.uid, process.name) = (4312, 1000, "python3".into());
+        }
+        expect![[r#"
+            CARD  MODEL                 USED   TOTAL  FAULTS
+            0     Sublet Soft 24GiB   64 MiB  24 GiB  nvml no-bytes, allocations 3, checkpoint kills-target, slow 150, copy-rate 2 GiB/s
+            1     Sublet Soft 24GiB  3.1 GiB  24 GiB  no faults
+
+            CARD   PID   UID  NAME      USED  STATE
+            1     4312  1000  python3  3 GiB  running
+
+            in /run/sublet/sublet.sock.soft
+        "#]]
+        .assert_eq(&render(&shown));
+        state.fault(0, CardFault::Clear);
+        assert_eq!(Faults::of(&state.cards()[0]).to_string(), "no faults");
+    }
+}

@@ -1,0 +1,31 @@
+//! What makes a program use soft cards: where they are, and their libraries before all others.
+
+use super::environment::Variables;
+use crate::client::Client;
+use crate::failure::Failure;
+use std::env;
+use std::path::Path;
+use sublet_softgpu::{place, state};
+use sublet_wire::{Cards, Lease, exit};
+
+/// The variables of a program on the soft cards of a file.
+pub fn variables(file: &Path) -> Result<Variables, Failure> {
+    let libraries =
+        place::libraries().map_err(|error| Failure::new(exit::FAILURE, error.to_string()).hint(error.hint()))?;
+    let path = place::in_front(&libraries, env::var_os(place::LINKER_ENV).as_deref());
+    Ok(vec![(state::ENV, file.display().to_string()), (place::LINKER_ENV, path.to_string_lossy().into_owned())])
+}
+
+/// The variables of a holder, if its lease is on soft cards of this host.
+pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Failure> {
+    let is_soft = lease.cards.iter().any(|uuid| uuid.starts_with(state::SOFT_UUID));
+    if !is_soft || client.socket().is_none() {
+        return Ok(None);
+    }
+    let cards: Cards = client.get("/v1/cards")?;
+    let file = cards.soft_state.ok_or_else(|| {
+        Failure::new(exit::FAILURE, format!("{} does not say where its soft cards are", client.place()))
+            .hint("is it a daemon of another version?")
+    })?;
+    variables(Path::new(&file)).map(Some)
+}
