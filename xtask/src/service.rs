@@ -4,6 +4,7 @@
 //! `down` signals that very process or none.
 
 use crate::setup;
+use crate::shell::program;
 use crate::workspace::{Profile, build_sublet, root};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -34,12 +35,14 @@ pub fn up() -> Result<()> {
     let sublet = build_sublet(Profile::Release)?;
     let home = root().join(".sublet");
     let socket = socket_path()?;
-    private_dir(&home.join("state"))?;
-    let gpu = if nvidia_visible() { "real" } else { "scripted:1x24GiB" };
+    let state = home.join("journal");
+    private_dir(&state)?;
     let log = home.join("log");
-    let mut child = serve(&sublet, &home.join("state"), &socket, gpu, &log, None)?;
+    // Which cards is the service's own choice: real ones, or soft ones where there are none.
+    let mut child = serve(&sublet, &state, &socket, None, &log, None)?;
     wait_ready(&mut child, &socket, &log)?;
-    let record = Record { pid: child.id(), start: start_time(child.id())?, exe: sublet, socket, gpu: gpu.into() };
+    let gpu = kind_of_cards(&socket)?;
+    let record = Record { pid: child.id(), start: start_time(child.id())?, exe: sublet, socket, gpu };
     record.write()?;
     println!("up: process {}, log in {}", record.pid, log.display());
     record.print_lines()
@@ -100,9 +103,10 @@ impl Record {
     }
     fn print_lines(&self) -> Result<()> {
         match self.gpu.as_str() {
-            "real" => println!("card: real (NVIDIA, read through NVML)"),
-            scripted => {
-                println!("card: scripted ({scripted}); there is no NVIDIA device here, and nothing is computed")
+            "real" => println!("cards: real (NVIDIA, read through NVML)"),
+            kind => {
+                println!("cards: {kind}; there is no NVIDIA device here");
+                println!("programs of CUDA's driver API run on them, PyTorch and the like do not");
             }
         }
         println!("observe: nothing will be signalled");
@@ -111,11 +115,18 @@ impl Record {
         println!("  export PATH={}:$PATH", quoted(bin));
         println!("  export SUBLET_SOCKET={}", quoted(&self.socket));
         println!("\nand try:");
-        for line in ["sublet", "sublet run --vram 4G -- sleep 20", "sublet doctor"] {
-            println!("  {line}");
-        }
+        println!("  sublet\n  sublet run --vram 4G -- {} &\n  sublet doctor", something_to_run());
         println!("\nto stop it:\n  cargo xtask down");
         Ok(())
+    }
+}
+
+/// A command that uses a card, where it can: the example needs Python and nothing else.
+fn something_to_run() -> String {
+    let example = root().join("examples/hold.py");
+    match program("python3").args(["--version"]).works() {
+        true => format!("python3 {} 2G 20", quoted(&example)),
+        false => "sleep 20".to_owned(),
     }
 }
 
@@ -136,7 +147,7 @@ impl Throwaway {
         // Whoever tries every value of `wait` shall not wait for it.
         let config = dir.join("sublet.toml");
         fs::write(&config, "poll_max = \"1s\"\n")?;
-        let child = serve(sublet, &dir.join("state"), &socket, "scripted:1x24GiB", &log, Some(&config))?;
+        let child = serve(sublet, &dir.join("state"), &socket, Some("scripted:1x24GiB"), &log, Some(&config))?;
         let mut service = Throwaway { child, dir, socket };
         wait_ready(&mut service.child, &service.socket, &log)?;
         Ok(service)
@@ -174,9 +185,11 @@ impl Drop for Throwaway {
     }
 }
 
-/// Only where no NVIDIA device is visible may a scripted card stand in.
-fn nvidia_visible() -> bool {
-    ["/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"].into_iter().any(|path| Path::new(path).exists())
+/// `real` or `soft`.
+fn kind_of_cards(socket: &Path) -> Result<String> {
+    let (_, body) = get(socket, "/v1/cards")?;
+    let cards: Value = serde_json::from_str(&body).context("the list of cards is not JSON")?;
+    cards["kind"].as_str().map(str::to_owned).context("the service does not say which cards it has")
 }
 
 fn socket_path() -> Result<PathBuf> {
@@ -207,14 +220,21 @@ fn private_dir(dir: &Path) -> Result<()> {
         .with_context(|| format!("{} could not be made", dir.display()))
 }
 
-fn serve(sublet: &Path, state: &Path, socket: &Path, gpu: &str, log: &Path, config: Option<&Path>) -> Result<Child> {
+fn serve(
+    sublet: &Path,
+    state: &Path,
+    socket: &Path,
+    gpu: Option<&str>,
+    log: &Path,
+    config: Option<&Path>,
+) -> Result<Child> {
     let log = fs::File::create(log).with_context(|| format!("{} could not be written", log.display()))?;
     // `setsid` keeps the process id: closing the terminal must not end the service.
     Command::new("setsid")
         .arg(sublet)
         .arg("serve")
         .args([Path::new("--state-dir"), state, Path::new("--socket"), socket])
-        .args(["--gpu", gpu])
+        .args(gpu.into_iter().flat_map(|gpu| ["--gpu", gpu]))
         .args(config.into_iter().flat_map(|config| [Path::new("--config"), config]))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
