@@ -31,6 +31,13 @@ pub fn wants(call: &str) {
     *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
 }
 
+static GONE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A context is gone: what was made in it is, too.
+pub fn forget(context: usize) {
+    GONE.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+}
+
 /// Starts the thread, the first time, if there is a daemon to listen to.
 pub fn prepare() {
     static STARTED: Once = Once::new();
@@ -93,6 +100,9 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     // Captures of the program are not disturbed by what this thread does.
     let mut relaxed = 2;
     driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
+    for context in std::mem::take(&mut *GONE.lock().unwrap_or_else(PoisonError::into_inner)) {
+        parker.forget(context);
+    }
     match order {
         Order::Welcome { page } => {
             if let (true, Some(file)) = (page, &file)

@@ -133,6 +133,9 @@ driver! {
     cuCtxSynchronize();
     cuDeviceGetAttribute(place: *mut c_int, attribute: c_int, device: c_int);
     cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int);
+    cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int);
+    cuDevicePrimaryCtxRelease_v2(device: c_int);
+    cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int);
     cuEventCreate(place: *mut usize, flags: u32);
     cuEventQuery(event: usize);
     cuMemAddressFree(at: u64, bytes: usize);

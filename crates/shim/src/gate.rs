@@ -284,6 +284,11 @@ pub fn capture(is_begun: bool) {
     }
 }
 
+/// Whether anything is captured.
+pub fn is_capturing() -> bool {
+    CAPTURES.load(SeqCst) > 0
+}
+
 /// How the gate is.
 pub fn state() -> u32 {
     GATE.load(Acquire)

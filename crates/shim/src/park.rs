@@ -47,6 +47,12 @@ impl Parker {
         &mut self.arena
     }
 
+    /// A context is gone, and what was made in it.
+    pub fn forget(&mut self, context: usize) {
+        self.streams.remove(&context);
+        self.events.remove(&context);
+    }
+
     /// Takes the memory off the card. Returns how much.
     pub fn park(&mut self, within: Duration) -> Result<(u64, Took), String> {
         if gate::state() == gate::PARKED {

@@ -69,6 +69,8 @@ pub struct Table {
     pub blocks: BTreeMap<u64, Block>,
     /// Allocations that streams made, which are the driver's own: bytes by address.
     pub streamed: BTreeMap<u64, (u64, [u8; 16], i32)>,
+    /// Allocations that are freed, and wait for captures to end: where, and whether small.
+    pub deferred: Vec<(u64, bool)>,
     /// Chunks for small allocations.
     pub small: Small,
 }

@@ -5,14 +5,15 @@
 //! the arguments of the driver's and is called when the gate was passed.
 
 use crate::class;
+use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
 use crate::gate;
 use crate::page::{self, Reason};
 use crate::small::{CHUNK, LARGE};
 use crate::table::{self, Block, Mapping, Physical};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Cards are counted by this.
 const GRANULE: u64 = 2 << 20;
@@ -46,6 +47,9 @@ static OWN: &[Own] = &[
     Own("cuMemAllocAsync", "", 11_020, alloc_async as *const ()),
     Own("cuMemAllocFromPoolAsync", "", 11_020, alloc_from_pool_async as *const ()),
     Own("cuMemFreeAsync", "", 11_020, free_async as *const ()),
+    Own("cuCtxDestroy", "_v2", 4000, context_destroy as *const ()),
+    Own("cuDevicePrimaryCtxRelease", "_v2", 11_000, primary_release as *const ()),
+    Own("cuDevicePrimaryCtxReset", "_v2", 11_000, primary_release as *const ()),
     Own("cuPointerGetAttribute", "", 4000, pointer_attribute as *const ()),
     Own("cuPointerGetAttributes", "", 7000, pointer_attributes as *const ()),
 ];
@@ -180,8 +184,99 @@ fn drop_mapping(at: u64) {
     driver::cuMemAddressFree(at, bytes as usize);
 }
 
+/// Whether a plain call would be allowed now: nothing went wrong in the context, and no capture forbids it.
+/// The driver answers that to a question about an event that nothing is known of.
+fn allowed(context: usize) -> Result<(), u32> {
+    static EVENTS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+    let known = EVENTS.lock().unwrap_or_else(PoisonError::into_inner).get(&context).copied();
+    let event = match known {
+        Some(event) => event,
+        None => {
+            let mut event = 0;
+            done(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
+            EVENTS.lock().unwrap_or_else(PoisonError::into_inner).insert(context, event);
+            event
+        }
+    };
+    done(driver::cuEventQuery(event))
+}
+
+/// Frees what could not be freed while something was captured.
+fn free_deferred() {
+    if gate::is_capturing() {
+        return;
+    }
+    let waiting = std::mem::take(&mut table::lock().deferred);
+    if waiting.is_empty() {
+        return;
+    }
+    if driver::cuCtxSynchronize() != driver::SUCCESS {
+        table::lock().deferred.extend(waiting);
+        return;
+    }
+    waiting.into_iter().for_each(drop_block);
+}
+
+/// Lets go of an allocation that is in the list no more.
+fn drop_block((at, is_small): (u64, bool)) {
+    let whole = if is_small { table::lock().small.give_back(at) } else { Some(at) };
+    if let Some(first) = whole {
+        drop_mapping(first);
+    }
+}
+
+/// A context is gone, and what was allocated in it with it.
+fn end_context(context: usize) {
+    let mut table = table::lock();
+    let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
+    let gone: Vec<(u64, bool)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?.is_small))).collect();
+    // What is left was mapped by the program itself, or shared: any other context can move it.
+    table
+        .physical
+        .values_mut()
+        .filter(|physical| physical.context == context)
+        .for_each(|physical| physical.context = 0);
+    drop(table);
+    gone.into_iter().for_each(drop_block);
+    control::forget(context);
+}
+
+extern "C" fn context_destroy(context: usize) -> u32 {
+    let result = real!(context: usize);
+    if result == driver::SUCCESS {
+        end_context(context);
+    }
+    result
+}
+
+/// The primary context of a card, if it is there.
+fn primary(device: c_int) -> Option<usize> {
+    let (mut flags, mut active) = (0, 0);
+    driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
+    if active == 0 {
+        return None;
+    }
+    let mut context = 0;
+    done(driver::cuDevicePrimaryCtxRetain(&raw mut context, device)).ok()?;
+    driver::cuDevicePrimaryCtxRelease_v2(device);
+    Some(context)
+}
+
+extern "C" fn primary_release(device: c_int) -> u32 {
+    let before = primary(device);
+    let result = real!(device: c_int);
+    let (mut flags, mut active) = (0, 1);
+    driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
+    if let (Some(context), driver::SUCCESS, 0) = (before, result, active) {
+        end_context(context);
+    }
+    result
+}
+
 fn alloc(bytes: u64) -> Result<u64, u32> {
     let (context, device) = current()?;
+    allowed(context)?;
+    free_deferred();
     if bytes >= LARGE {
         let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(driver::OUT_OF_MEMORY)?;
         let at = allocate(whole, context, device)?;
@@ -239,8 +334,13 @@ extern "C" fn mem_free(at: u64) -> u32 {
         }
         return result;
     };
-    // Freeing waits for the card; nothing runs while the memory is away.
-    if !is_parked && let Err(error) = done(driver::cuCtxSynchronize()) {
+    // Freeing waits for the card, which must not be waited for while something is captured, and needs not
+    // while the memory is away.
+    let is_later = !is_parked && gate::is_capturing();
+    if !is_parked
+        && !is_later
+        && let Err(error) = done(driver::cuCtxSynchronize())
+    {
         return error;
     }
     let mut table = table::lock();
@@ -248,10 +348,14 @@ extern "C" fn mem_free(at: u64) -> u32 {
     if table.blocks.remove(&at).is_none() {
         return driver::INVALID_VALUE;
     }
-    let whole = if block.is_small { table.small.give_back(at) } else { Some(at) };
+    if is_later {
+        table.deferred.push((at, block.is_small));
+        return driver::SUCCESS;
+    }
     drop(table);
-    if let Some(first) = whole {
-        drop_mapping(first);
+    drop_block((at, block.is_small));
+    if !is_parked {
+        free_deferred();
     }
     driver::SUCCESS
 }

@@ -52,6 +52,8 @@ pub struct Capture {
     pub graph: Arc<Graph>,
     /// The stream where it began.
     origin: usize,
+    /// In which context, by handle.
+    context: usize,
     mode: Mode,
     thread: ThreadId,
     /// It was spoilt.
@@ -103,6 +105,17 @@ impl Runtime {
             return Ok(());
         }
         spoil(&mut books, forbids);
+        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// A call that waits for a whole context: not while anything in it is captured, whatever the mode.
+    pub fn refuse_any_capture(&self, context: usize) -> Outcome {
+        let mut books = self.engine.books();
+        let is_of = |capture: &Capture| capture.context == context;
+        if !books.captures.open.values().any(is_of) {
+            return Ok(());
+        }
+        spoil(&mut books, is_of);
         Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
     }
 
@@ -160,7 +173,8 @@ impl Runtime {
         let id = books.captures.next;
         let graph = into.unwrap_or_else(|| Graph::create(self));
         let thread = std::thread::current().id();
-        let capture = Capture { graph, origin: stream.handle, mode, thread, is_invalid: false };
+        let (origin, context) = (stream.handle, stream.context.handle);
+        let capture = Capture { graph, origin, context, mode, thread, is_invalid: false };
         books.captures.open.insert(id, capture);
         books.lane(stream).frontier = Some(Frontier { capture: id, nodes: after });
         Ok(())

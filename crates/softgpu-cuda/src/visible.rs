@@ -1,22 +1,14 @@
 //! `CUDA_VISIBLE_DEVICES`: which cards a program sees, and in which order.
 
-use std::sync::atomic::Ordering::SeqCst;
 use sublet_softgpu::State;
 use sublet_softgpu::layout::Card;
 
 /// The cards that this process may see.
 pub fn cards(state: &State) -> Vec<usize> {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => chosen(&list, &state.cards().iter().map(uuid).collect::<Vec<_>>()),
+        Ok(list) => chosen(&list, &state.cards().iter().map(Card::uuid_text).collect::<Vec<_>>()),
         Err(_) => (0..state.cards().len()).collect(),
     }
-}
-
-fn uuid(card: &Card) -> String {
-    let bytes: Vec<u8> = card.uuid.iter().map(|byte| byte.load(SeqCst)).collect();
-    let part =
-        |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("GPU-{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
 }
 
 /// As the driver reads the list: numbers or the beginnings of UUIDs, up to the first that names no

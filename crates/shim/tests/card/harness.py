@@ -24,6 +24,7 @@ def main():
     parser.add_argument("--begin", type=float, default=0.0, help="seconds before the first park")
     parser.add_argument("--shim", required=True)
     parser.add_argument("--prepare", type=int, default=0, help="bytes to register in advance")
+    parser.add_argument("--least", type=int, default=1, help="parks of fewer bytes do not count")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("program", nargs=argparse.REMAINDER)
     wanted = parser.parse_args()
@@ -75,10 +76,16 @@ def main():
                 refused += 1
                 why[said.get("why")] = why.get(said.get("why"), 0) + 1
                 continue
-            parked.append(said)
-            time.sleep(chance.random() * wanted.away)
+            is_empty = said["bytes"] < wanted.least
+            if not is_empty:
+                parked.append(said)
+                time.sleep(chance.random() * wanted.away)
             order(do="resume", id=number)
             said = answer()
+            if is_empty:
+                # It has not begun: that does not count.
+                number -= 1
+                continue
             if said["say"] != "resumed":
                 print(json.dumps({"lost": said}))
                 break

@@ -20,13 +20,10 @@ try() { # name, parks, seconds between parks, seconds before the first, command
         echo "$name: NOT the same"
     fi
 }
-wanted=${3:-all}
-if [ "$wanted" = all ] || [ "$wanted" = short ]; then
-    try torch "${PARKS:-60}" 0.05 6 python3 torch_train.py --steps 3000
-    try graph "${PARKS:-60}" 0.05 8 python3 torch_train.py --steps 3000 --graph
-    try cupy "${PARKS:-60}" 0.05 4 python3 cupy_job.py
-    try jax "${PARKS:-60}" 0.05 8 python3 jax_job.py
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True try expandable "${PARKS:-60}" 0.05 6 python3 torch_train.py --steps 3000
-    PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync try async "${PARKS:-60}" 0.05 6 python3 torch_train.py --steps 3000
-    try ballast 6 1.0 12 python3 torch_train.py --steps 6000 --ballast 32
-fi
+parks=${PARKS:-60}
+try torch "$parks" 0.05 0 python3 torch_train.py --steps 3000
+try graph "$parks" 0.05 0 python3 torch_train.py --steps 3000 --graph
+try cupy "$parks" 0.02 0 python3 cupy_job.py
+try jax "$parks" 0.02 0 python3 jax_job.py
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True try expandable "$parks" 0.05 0 python3 torch_train.py --steps 3000
+PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync try async "$parks" 0.05 0 python3 torch_train.py --steps 3000

@@ -37,7 +37,7 @@ fn usual_limit(limit: c_int) -> Outcome<usize> {
 /// Waits for everything a context has under way.
 fn synchronise(context: usize) -> Outcome {
     let (runtime, context) = named(context)?;
-    runtime.refuse_unsafe()?;
+    runtime.refuse_any_capture(context.handle)?;
     runtime.engine.wait(&runtime.engine.last_of_all(Some(context.handle)));
     drop(runtime.seat.pass());
     context.check()

@@ -45,7 +45,11 @@ exports! {
     }
     "cuEventQuery" 2000 fn cuEventQuery(event: usize) {
         let (runtime, _) = current()?;
-        match runtime.events.get(event)?.mark() {
+        let mark = runtime.events.get(event)?.mark();
+        if !matches!(mark, Mark::Captured(_)) {
+            runtime.refuse_unsafe()?;
+        }
+        match mark {
             Mark::Captured(frontier) => {
                 runtime.spoil(&frontier);
                 Err(CuResult::CAPTURED_EVENT)

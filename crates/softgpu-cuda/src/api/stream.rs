@@ -155,6 +155,7 @@ streamed! { own;
     "cuStreamQuery" 2000 fn cuStreamQuery, cuStreamQuery_ptsz(stream: usize) {
         let (runtime, stream) = resolve(stream, own)?;
         runtime.refuse_capture(&stream)?;
+        runtime.refuse_unsafe()?;
         let is_done = runtime.engine.last_of(&stream).into_iter().all(|job| runtime.engine.is_done(job));
         if is_done { stream.context.check() } else { Err(CuResult::NOT_READY) }
     }
