@@ -24,7 +24,7 @@ const RULES: [(&str, MayKnow); 16] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
-    ("sublet-shim", MayKnow::Only(&[])),
+    ("sublet-shim", MayKnow::Only(&["sublet-softgpu", "sublet-softgpu-cuda"])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),

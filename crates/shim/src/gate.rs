@@ -25,6 +25,8 @@ pub const PARKED: u32 = 2;
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
 static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+/// Threads that wait for all that the card was given.
+static WAITING_FOR_CARD: AtomicU32 = AtomicU32::new(0);
 static WAITING: AtomicU32 = AtomicU32::new(0);
 /// SIGINT or SIGTERM came while somebody waited.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -148,6 +150,9 @@ pub extern "C" fn enter(number: u32) -> Way {
         }
         own.depth.set(1);
         own.slot.set(number as usize);
+        if slot.begins_capture() {
+            begin_capture();
+        }
         if slot.kind() == Kind::Unknown {
             page::mark_not_parkable(page::Reason::UnknownCall, slot.name());
         }
@@ -275,18 +280,26 @@ extern "C" fn interrupted(signal: i32, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// A capture began or ended.
-pub fn capture(is_begun: bool) {
-    if is_begun {
-        CAPTURES.fetch_add(1, SeqCst);
-    } else {
-        let _ = CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1));
+/// A capture is about to begin. It counts from now on, and does not begin while somebody waits for the
+/// card, which would spoil it.
+fn begin_capture() {
+    CAPTURES.fetch_add(1, SeqCst);
+    while WAITING_FOR_CARD.load(SeqCst) > 0 {
+        std::thread::sleep(Duration::from_micros(20));
     }
 }
 
-/// Whether anything is captured.
-pub fn is_capturing() -> bool {
-    CAPTURES.load(SeqCst) > 0
+/// A capture has ended, or did not begin.
+pub fn end_capture() {
+    let _ = CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1));
+}
+
+/// Waits for the card with `wait`, unless something is captured: then it is not done.
+pub fn unless_capturing(wait: impl FnOnce() -> u32) -> Option<u32> {
+    WAITING_FOR_CARD.fetch_add(1, SeqCst);
+    let result = (CAPTURES.load(SeqCst) == 0).then(wait);
+    WAITING_FOR_CARD.fetch_sub(1, SeqCst);
+    result
 }
 
 /// How the gate is.

@@ -77,13 +77,19 @@ impl Slot {
         result != driver::NOT_READY
     }
 
+    /// Whether a call of it begins a capture.
+    pub fn begins_capture(&self) -> bool {
+        self.about().is_some_and(|about| about.capture == Some(true))
+    }
+
     /// A call of it is over.
     pub fn done(&self, result: u32) {
         let Some(about) = self.about() else { return };
         match about.capture {
-            Some(true) if result == driver::SUCCESS => gate::capture(true),
+            // It was counted before it began.
+            Some(true) if result != driver::SUCCESS => gate::end_capture(),
             // Those leave the capture as it was.
-            Some(false) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => gate::capture(false),
+            Some(false) if ![1, 3, 201, 400, 401, 903, 908].contains(&result) => gate::end_capture(),
             _ => {}
         }
         if let Some(reason) = about.mark

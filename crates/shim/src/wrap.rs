@@ -201,20 +201,25 @@ fn allowed(context: usize) -> Result<(), u32> {
     done(driver::cuEventQuery(event))
 }
 
+/// Waits for the card as freeing does. Not done: something is captured, and would be spoilt.
+fn settled() -> Result<bool, u32> {
+    match gate::unless_capturing(driver::cuCtxSynchronize) {
+        Some(result) => done(result).map(|()| true),
+        None => Ok(false),
+    }
+}
+
 /// Frees what could not be freed while something was captured.
 fn free_deferred() {
-    if gate::is_capturing() {
-        return;
-    }
     let waiting = std::mem::take(&mut table::lock().deferred);
     if waiting.is_empty() {
         return;
     }
-    if driver::cuCtxSynchronize() != driver::SUCCESS {
+    if settled() == Ok(true) {
+        waiting.into_iter().for_each(drop_block);
+    } else {
         table::lock().deferred.extend(waiting);
-        return;
     }
-    waiting.into_iter().for_each(drop_block);
 }
 
 /// Lets go of an allocation that is in the list no more.
@@ -334,21 +339,17 @@ extern "C" fn mem_free(at: u64) -> u32 {
         }
         return result;
     };
-    // Freeing waits for the card, which must not be waited for while something is captured, and needs not
-    // while the memory is away.
-    let is_later = !is_parked && gate::is_capturing();
-    if !is_parked
-        && !is_later
-        && let Err(error) = done(driver::cuCtxSynchronize())
-    {
-        return error;
-    }
+    // Freeing waits for the card, but not while the memory is away: then nothing runs.
+    let is_settled = match if is_parked { Ok(true) } else { settled() } {
+        Ok(is_settled) => is_settled,
+        Err(error) => return error,
+    };
     let mut table = table::lock();
     // Another thread may have freed it meanwhile.
     if table.blocks.remove(&at).is_none() {
         return driver::INVALID_VALUE;
     }
-    if is_later {
+    if !is_settled {
         table.deferred.push((at, block.is_small));
         return driver::SUCCESS;
     }
