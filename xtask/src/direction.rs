@@ -1,11 +1,12 @@
 //! Dependencies go one way: who may know whom.
 //!
 //! ```text
-//!   core   wire   ptx   softgpu   know nobody
+//!   core   wire   ptx   softgpu   shim   know nobody
 //!   journal  host  replay   know core; host also softgpu, whose cards it makes
 //!   daemon               knows core, journal, host, wire
 //!   sublet (the CLI)     knows wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and nobody knows them
+//!   examples             know nobody; their tests know the soft cards
 //! ```
 
 use anyhow::{Context, Result};
@@ -16,15 +17,17 @@ use std::collections::BTreeSet;
 enum MayKnow {
     /// These only.
     Only(&'static [&'static str]),
+    /// Nobody; its tests, these.
+    InTests(&'static [&'static str]),
     /// All of them.
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 16] = [
+const RULES: [(&str, MayKnow); 17] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
-    ("sublet-shim", MayKnow::Only(&["sublet-softgpu", "sublet-softgpu-cuda"])),
+    ("sublet-shim", MayKnow::Only(&[])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
@@ -33,6 +36,7 @@ const RULES: [(&str, MayKnow); 16] = [
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu"])),
+    ("sublet-examples", MayKnow::InTests(&["sublet-softgpu", "sublet-softgpu-cuda", "sublet-shim"])),
     ("sublet-sim", MayKnow::Anybody),
     ("sublet-bench", MayKnow::Anybody),
     ("sublet-blackbox", MayKnow::Anybody),
@@ -50,12 +54,22 @@ pub fn violations(metadata: &Value) -> Result<Vec<String>> {
             found.push(format!("package `{name}` has no rule: say in xtask/src/direction.rs whom it may know"));
             continue;
         };
-        let MayKnow::Only(allowed) = rule else { continue };
+        let (allowed, in_tests): (&[&str], &[&str]) = match rule {
+            MayKnow::Only(allowed) => (allowed, allowed),
+            MayKnow::InTests(allowed) => (&[], allowed),
+            MayKnow::Anybody => continue,
+        };
         let dependencies = package["dependencies"].as_array().context("a package has no list of dependencies")?;
-        let known: BTreeSet<&str> = dependencies.iter().filter_map(|dependency| dependency["name"].as_str()).collect();
-        for wrong in known.into_iter().filter(|known| own.contains(known) && !allowed.contains(known)) {
-            let rule = if allowed.is_empty() { "nobody".into() } else { allowed.join(", ") };
-            found.push(format!("`{name}` depends on `{wrong}`, but may know only: {rule}"));
+        let known: BTreeSet<(&str, bool)> = dependencies
+            .iter()
+            .filter_map(|dependency| Some((dependency["name"].as_str()?, dependency["kind"] == "dev")))
+            .collect();
+        for (wrong, is_in_tests) in known {
+            let allowed = if is_in_tests { in_tests } else { allowed };
+            if own.contains(wrong) && !allowed.contains(&wrong) {
+                let rule = if allowed.is_empty() { "nobody".into() } else { allowed.join(", ") };
+                found.push(format!("`{name}` depends on `{wrong}`, but may know only: {rule}"));
+            }
         }
     }
     Ok(found)
@@ -73,12 +87,17 @@ mod tests {
             {"name": "sublet-wire", "dependencies": []},
             {"name": "sublet-journal", "dependencies": [{"name": "sublet-core"}]},
             {"name": "sublet-sim", "dependencies": [{"name": "sublet-journal"}]},
+            {"name": "sublet-softgpu", "dependencies": []},
+            {"name": "sublet-examples", "dependencies": [
+                {"name": "sublet-softgpu", "kind": "dev"}, {"name": "sublet-softgpu", "kind": null},
+            ]},
             {"name": "sublet-new", "dependencies": []},
         ]});
         assert_eq!(
             violations(&metadata).unwrap(),
             [
                 "`sublet-core` depends on `sublet-wire`, but may know only: nobody",
+                "`sublet-examples` depends on `sublet-softgpu`, but may know only: nobody",
                 "package `sublet-new` has no rule: say in xtask/src/direction.rs whom it may know",
             ]
         );

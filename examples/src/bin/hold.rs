@@ -1,0 +1,145 @@
+//! Holds memory of a card, and knows what must be in it.
+//!
+//! Every chunk is filled with a number of its own. Once a second some of it is read back, and at the
+//! end all of it. Whatever is done to the process in between (it is stopped, taken off its card and
+//! put back) must not be seen here: calls just take longer.
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use sublet_examples::cuda::memory::{Buffer, Fill, Span};
+use sublet_examples::cuda::{Context, Device, synchronise};
+use sublet_examples::random::Random;
+use sublet_examples::size::Size;
+
+/// Holds memory of a card, and says so if it does not stay as it was written.
+#[derive(Parser)]
+struct Options {
+    /// How much, such as 8GiB.
+    size: Size,
+    /// Ends after so many seconds; otherwise with Ctrl-C or SIGTERM.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Takes it in pieces of this size.
+    #[arg(long, default_value = "512MiB")]
+    chunk: Size,
+    /// On this card.
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+}
+
+/// Bytes that are read back at a time.
+const PIECE: usize = 16 << 20;
+/// Bytes of each sample.
+const SAMPLE: usize = 64 << 10;
+/// How often it is looked whether the end has come.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Some of the memory.
+struct Chunk {
+    buffer: Buffer,
+    value: u32,
+}
+
+impl Chunk {
+    fn take(number: usize, bytes: u64) -> Result<Chunk> {
+        let buffer = Buffer::alloc(usize::try_from(bytes)?)?;
+        // No two chunks have the same.
+        let value = (number as u32 + 1).wrapping_mul(0x9e37_79b9);
+        buffer.all().fill(Fill::D32(value), None)?;
+        // What is left at the end has no room for a whole number.
+        let (whole, all) = (buffer.all().bytes() / 4 * 4, buffer.all().bytes());
+        if whole < all {
+            buffer.all().part(whole..all).write(&value.to_le_bytes()[..all - whole])?;
+        }
+        Ok(Chunk { buffer, value })
+    }
+
+    /// Reads some of it back; `offset` is a multiple of four.
+    fn verify(&self, number: usize, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let span: Span<'_> = self.buffer.all();
+        span.part(offset..offset + bytes.len()).read(bytes)?;
+        let expected = self.value.to_le_bytes();
+        let first = bytes.len().min(4);
+        // The first four are right, and all others the same as those four before them.
+        if bytes[..first] == expected[..first] && bytes[first..] == bytes[..bytes.len() - first] {
+            return Ok(());
+        }
+        let wrong = bytes.iter().enumerate().find(|(place, byte)| **byte != expected[place % 4]);
+        if let Some((place, byte)) = wrong {
+            let should = expected[place % 4];
+            bail!("byte {} of chunk {number} is {byte:#04x}, and {should:#04x} was written", offset + place);
+        }
+        Ok(())
+    }
+
+    fn verify_all(&self, number: usize, piece: &mut [u8]) -> Result<()> {
+        let bytes = self.buffer.all().bytes();
+        for offset in (0..bytes).step_by(PIECE) {
+            let length = PIECE.min(bytes - offset);
+            self.verify(number, offset, &mut piece[..length])?;
+        }
+        Ok(())
+    }
+
+    fn verify_some(&self, number: usize, random: &mut Random, piece: &mut [u8]) -> Result<()> {
+        let bytes = self.buffer.all().bytes();
+        let length = SAMPLE.min(bytes);
+        let offset = random.within(0, bytes - length) / 4 * 4;
+        self.verify(number, offset, &mut piece[..length])
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&end)).context("signals cannot be listened for")?;
+    }
+    let device = Device::get(options.device)?;
+    let context = Context::primary(device)?;
+    context.make_current()?;
+    let mut chunks = Vec::new();
+    let mut left = options.size.0;
+    while left > 0 && !end.load(SeqCst) {
+        let bytes = left.min(options.chunk.0);
+        let taken = Chunk::take(chunks.len(), bytes);
+        chunks.push(taken.with_context(|| format!("{} of {} were taken", Size(options.size.0 - left), options.size))?);
+        left -= bytes;
+    }
+    synchronise()?;
+    println!("holds {} on {}", Size(options.size.0 - left), device.name()?);
+    std::io::stdout().flush()?;
+
+    let began = Instant::now();
+    let is_over = || end.load(SeqCst) || options.seconds.is_some_and(|most| began.elapsed().as_secs_f64() >= most);
+    let (mut random, mut piece, mut looked) = (Random::new(1), vec![0; PIECE], Instant::now());
+    while !is_over() {
+        std::thread::sleep(LOOK);
+        if looked.elapsed() >= Duration::from_secs(1) {
+            let number = random.within(0, chunks.len() - 1);
+            chunks[number].verify_some(number, &mut random, &mut piece)?;
+            looked = Instant::now();
+        }
+    }
+    for (number, chunk) in chunks.iter().enumerate() {
+        chunk.verify_all(number, &mut piece)?;
+    }
+    println!("all {} bytes as written", options.size.0 - left);
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hold: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
