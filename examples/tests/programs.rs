@@ -10,6 +10,7 @@ use sublet_softgpu::state::IDLE_BYTES;
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const SAXPY: &str = env!("CARGO_BIN_EXE_sublet-example-saxpy");
+const STRESS: &str = env!("CARGO_BIN_EXE_sublet-example-stress");
 const MLP: &str = env!("CARGO_BIN_EXE_sublet-example-mlp");
 
 #[test]
@@ -140,4 +141,12 @@ fn mlp_learns_and_a_seed_gives_one_checksum_whatever_happens_meanwhile() {
     assert_eq!(last(&rest), last(&first));
     let other = soft.program(MLP, &["--checkpoint", file]).output().expect("the program is there");
     assert_eq!(other.status.code(), Some(1), "another seed");
+}
+
+#[test]
+fn stress_finds_every_family_in_order() {
+    let soft = Soft::new("1x4GiB");
+    let said = soft.run(STRESS, &["--seconds", "3", "--threads", "8", "--seed", "1"]);
+    assert!(said.starts_with("on Sublet Soft 4GiB, 8 threads, seed 1\n") && said.ends_with("\nok\n"), "{said}");
+    assert!(soft.is_idle());
 }
