@@ -1,0 +1,162 @@
+//! The daemon's side of the shim, for a test: it listens, gives orders, and reads the answers.
+
+use super::Soft;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+use sublet_shim::message::{Order, PACKET_MAX, SOCKET, Word};
+
+/// Listens for the shims of the programs it starts.
+pub struct Daemon {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+/// A line to the shim of one process.
+pub struct Line {
+    socket: OwnedFd,
+    /// Which process.
+    pub pid: u32,
+    next: u64,
+    /// Calls that waited at the gate, as they were told.
+    pub wanted: Vec<String>,
+}
+
+fn checked(result: libc::c_int) -> libc::c_int {
+    assert!(result >= 0, "{}", io::Error::last_os_error());
+    result
+}
+
+impl Daemon {
+    /// Listens in the folder of the cards.
+    pub fn new(soft: &Soft) -> Daemon {
+        let path = soft.path("shims");
+        // SAFETY: an address is plain bytes; it and the descriptor are good for the calls.
+        let socket = unsafe {
+            let socket = checked(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0));
+            let mut address: libc::sockaddr_un = std::mem::zeroed();
+            address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+            for (place, byte) in address.sun_path.iter_mut().zip(path.to_str().expect("a path").bytes()) {
+                *place = byte as libc::c_char;
+            }
+            let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+            checked(libc::bind(socket, (&raw const address).cast(), length));
+            checked(libc::listen(socket, 16));
+            OwnedFd::from_raw_fd(socket)
+        };
+        Daemon { socket, path }
+    }
+
+    /// Makes a program one that has the shim, and the shim one that finds this daemon.
+    pub fn shimmed<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let shim = std::env::current_exe().expect("a test has a path").with_file_name("libsublet_shim.so");
+        assert!(shim.exists(), "no library at {}", shim.display());
+        command.env("LD_PRELOAD", shim).env(SOCKET, &self.path)
+    }
+
+    /// The next shim that comes; it gets a page if there is one.
+    pub fn accept(&self, page: Option<RawFd>) -> Line {
+        wait_for(self.socket.as_raw_fd());
+        // SAFETY: the descriptor is good; what comes back is ours.
+        let socket = unsafe {
+            let socket =
+                libc::accept4(self.socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC);
+            OwnedFd::from_raw_fd(checked(socket))
+        };
+        let mut line = Line { socket, pid: 0, next: 0, wanted: Vec::new() };
+        let Word::Hello { pid, .. } = line.receive() else { panic!("the first word is a greeting") };
+        line.pid = pid;
+        line.send(&Order::Welcome { page: page.is_some() }, page);
+        line
+    }
+}
+
+fn wait_for(descriptor: RawFd) {
+    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    // SAFETY: the structure lives until the call returns.
+    let found = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
+    assert!(found > 0, "nothing was said");
+}
+
+impl Line {
+    /// Says something, with a descriptor.
+    pub fn send(&self, order: &Order, descriptor: Option<RawFd>) {
+        let mut text = serde_json::to_vec(order).expect("orders are plain");
+        let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
+        let mut control = [0_u64; 4];
+        // SAFETY: the message's parts live until the call returns, and their lengths are theirs.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            if let Some(descriptor) = descriptor {
+                message.msg_control = control.as_mut_ptr().cast();
+                message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+                libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
+            }
+            // A shim whose program ended is no failure of the test here.
+            libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL);
+        }
+    }
+
+    fn receive(&mut self) -> Word {
+        self.try_receive().expect("the program ended")
+    }
+
+    /// The next word, or nothing: the program ended.
+    fn try_receive(&mut self) -> Option<Word> {
+        wait_for(self.socket.as_raw_fd());
+        let mut bytes = [0_u8; PACKET_MAX];
+        // SAFETY: the bytes live until the call returns.
+        let length = unsafe { libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let length = usize::try_from(length).ok().filter(|length| *length > 0)?;
+        Some(serde_json::from_slice(&bytes[..length]).expect("a word"))
+    }
+
+    fn answer(&mut self) -> Option<Word> {
+        loop {
+            match self.try_receive()? {
+                Word::Wants { call } => self.wanted.push(call),
+                word => return Some(word),
+            }
+        }
+    }
+
+    /// Parks. Returns how many bytes, or why not; nothing if the program ended.
+    pub fn park(&mut self, within: Duration) -> Option<Result<u64, String>> {
+        self.next += 1;
+        self.send(&Order::Park { id: self.next, deadline_ms: within.as_millis() as u64 }, None);
+        match self.answer()? {
+            Word::Parked { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
+            Word::Refused { id, why } if id == self.next => Some(Err(why)),
+            other => panic!("{other:?} is no answer to a park"),
+        }
+    }
+
+    /// Resumes. Returns how many bytes, or why not; nothing if the program ended.
+    pub fn resume(&mut self) -> Option<Result<u64, String>> {
+        self.next += 1;
+        self.send(&Order::Resume { id: self.next }, None);
+        match self.answer()? {
+            Word::Resumed { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
+            Word::Refused { id, why } if id == self.next => Some(Err(why)),
+            other => panic!("{other:?} is no answer to a resume"),
+        }
+    }
+
+    /// Waits until the program stands at the gate.
+    pub fn wait_until_wanted(&mut self) {
+        while self.wanted.is_empty() {
+            match self.receive() {
+                Word::Wants { call } => self.wanted.push(call),
+                other => panic!("{other:?} came instead of a wish"),
+            }
+        }
+    }
+}
