@@ -155,6 +155,34 @@ INSERT INTO base_2 SELECT kind, id, body FROM base;
 DROP TABLE base;
 ALTER TABLE base_2 RENAME TO base;
 ",
+    "
+-- The same as before, but for how its phases are spelt: for an `IN` of three values SQLite makes a
+-- table of them and drops it again, with every row that is written.
+CREATE TABLE leases_2 (
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    asked_us INTEGER NOT NULL,
+    ask TEXT NOT NULL,
+    roots TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase = 'waiting' OR phase = 'active' OR phase = 'ending'),
+    give_up_us INTEGER,
+    vram INTEGER,
+    epoch INTEGER,
+    granted_us INTEGER,
+    renewed_us INTEGER,
+    until_us INTEGER,
+    idle INTEGER,
+    cards TEXT,
+    finish TEXT,
+    paid_us INTEGER,
+    before_us INTEGER,
+    day INTEGER,
+    token INTEGER
+) STRICT;
+INSERT INTO leases_2 SELECT * FROM leases;
+DROP TABLE leases;
+ALTER TABLE leases_2 RENAME TO leases;
+",
 ];
 
 /// What a file is, by its own word.
@@ -242,6 +270,8 @@ mod tests {
         assert_eq!(one("SELECT count(*) FROM tokens"), Some(0));
         conn.execute("INSERT INTO base VALUES ('token', 1, '{}')", []).unwrap();
         conn.execute("INSERT INTO base VALUES ('other', 1, '{}')", []).unwrap_err();
+        conn.execute("UPDATE leases SET phase = 'ending'", []).unwrap();
+        conn.execute("UPDATE leases SET phase = 'other'", []).unwrap_err();
     }
 
     #[test]
