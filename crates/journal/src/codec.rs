@@ -6,7 +6,7 @@
 use crate::batch::StoredAnswer;
 use crate::chain::Hash;
 use rusqlite::types::{Type, Value};
-use rusqlite::{CachedStatement, Connection, Error, Result, Row, Statement, params};
+use rusqlite::{Connection, Error, Result, Row, Statement, params};
 use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
@@ -51,34 +51,49 @@ const PUT_TENANT: &str =
     "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
-const PUT_LEASE: &str = concat!(
-    "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
-    hold_columns!(),
-    ", token) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
-);
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
-const PUT_PAST: &str = concat!(
-    "INSERT INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ",
-    hold_columns!(),
-    ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)"
-);
-/// One statement for several entries spares the beginnings and ends of the others: 5 % of a large
-/// batch. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs to be able to undo itself.
-macro_rules! put_entries {
-    ($($one:literal)*) => {
-        concat!(
-            "INSERT OR FAIL INTO log (seq, at_us, wall_us, actor, lease, format, action, hash) VALUES ",
-            "(?, ?, ?, ?, ?, ?, ?, ?)",
-            $($one, "(?, ?, ?, ?, ?, ?, ?, ?)",)*
-        )
+/// Rows that one statement writes at once, where there are so many: it spares the beginnings and ends
+/// of the others.
+pub const TOGETHER: usize = 8;
+/// A statement's rows: so many times the parameters of one.
+macro_rules! rows {
+    ($one:literal) => {
+        concat!($one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one, ",", $one)
     };
 }
-const PUT_ENTRY: &str = put_entries!();
-const PUT_ENTRIES: &str = put_entries!("," "," "," "," "," "," "," "," "," "," "," "," "," "," ",");
+/// `INSERT` into something, one row and [`TOGETHER`].
+macro_rules! puts {
+    ($columns:expr, $into:expr, $one:literal) => {
+        Puts { columns: $columns, one: concat!($into, " VALUES ", $one), many: concat!($into, " VALUES ", rows!($one)) }
+    };
+}
+/// Writes live leases.
+const LEASE: Puts = puts!(
+    19,
+    concat!(
+        "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
+        hold_columns!(),
+        ", token)"
+    ),
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+);
+/// Writes ended leases. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
+/// to be able to undo itself.
+const ENDED: Puts = puts!(
+    17,
+    concat!("INSERT OR FAIL INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), ")"),
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+);
+/// Writes entries of the log.
+pub const ENTRY: Puts = puts!(
+    8,
+    "INSERT OR FAIL INTO log (seq, at_us, wall_us, actor, lease, format, action, hash)",
+    "(?, ?, ?, ?, ?, ?, ?, ?)"
+);
 const PUT_ANSWER: &str = "INSERT OR REPLACE INTO answers (tenant, key, fingerprint, status, body, wall_us)
                           VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
@@ -207,36 +222,65 @@ pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
     Ok((CardId(small(row, 0)?), Card { facts: from_json(row, 1)?, service: from_json(row, 2)? }))
 }
 
-/// The statement that writes a live lease.
-pub fn lease_put(conn: &Connection) -> Result<CachedStatement<'_>> {
-    conn.prepare_cached(PUT_LEASE)
+/// Statements that write rows of a table.
+pub struct Puts {
+    columns: usize,
+    one: &'static str,
+    many: &'static str,
 }
 
-/// Writes a live lease.
-pub fn put_lease(put: &mut Statement<'_>, row: &Lease) -> Result<()> {
-    put.raw_bind_parameter(1, signed(row.id.0))?;
-    put.raw_bind_parameter(2, row.tenant.0)?;
-    put.raw_bind_parameter(3, signed(row.asked.0))?;
-    put.raw_bind_parameter(4, json(&row.ask)?)?;
-    put.raw_bind_parameter(5, json(&row.roots)?)?;
+impl Puts {
+    /// Writes rows; `bind` is told how many parameters are bound before a row's first.
+    pub fn all<T>(
+        &self,
+        conn: &Connection,
+        rows: &[T],
+        mut bind: impl FnMut(&mut Statement<'_>, usize, &T) -> Result<()>,
+    ) -> Result<()> {
+        let (many, rest) = rows.split_at(rows.len() - rows.len() % TOGETHER);
+        for (sql, rows, together) in [(self.many, many, TOGETHER), (self.one, rest, 1)] {
+            if rows.is_empty() {
+                continue;
+            }
+            let mut put = conn.prepare_cached(sql)?;
+            for group in rows.chunks(together) {
+                for (place, row) in group.iter().enumerate() {
+                    bind(&mut put, place * self.columns, row)?;
+                }
+                put.raw_execute()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes live leases.
+pub fn put_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
+    LEASE.all(conn, rows, bind_lease)
+}
+
+fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> {
+    put.raw_bind_parameter(bound + 1, signed(row.id.0))?;
+    put.raw_bind_parameter(bound + 2, row.tenant.0)?;
+    put.raw_bind_parameter(bound + 3, signed(row.asked.0))?;
+    put.raw_bind_parameter(bound + 4, json(&row.ask)?)?;
+    put.raw_bind_parameter(bound + 5, json(&row.roots)?)?;
     let (phase, give_up, finish) = match &row.phase {
         Phase::Waiting { give_up } => ("waiting", Some(signed(give_up.0)), None),
         Phase::Active(_) => ("active", None, None),
         Phase::Ending(_, finish) => ("ending", None, Some(json(finish)?)),
     };
-    put.raw_bind_parameter(6, phase)?;
-    put.raw_bind_parameter(7, give_up)?;
-    put.raw_bind_parameter(8, finish)?;
-    bind_hold(put, 9, row.hold())?;
-    put.raw_bind_parameter(19, row.token.map(|token| token.0))?;
-    put.raw_execute()?;
-    Ok(())
+    put.raw_bind_parameter(bound + 6, phase)?;
+    put.raw_bind_parameter(bound + 7, give_up)?;
+    put.raw_bind_parameter(bound + 8, finish)?;
+    bind_hold(put, bound + 9, row.hold())?;
+    put.raw_bind_parameter(bound + 19, row.token.map(|token| token.0))
 }
 
-/// Removes a live lease.
-pub fn drop_lease(conn: &Connection, id: LeaseId) -> Result<()> {
-    conn.prepare_cached(DROP_LEASE)?.execute([signed(id.0)])?;
-    Ok(())
+/// Removes live leases.
+pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
+    let mut drop = conn.prepare_cached(DROP_LEASE)?;
+    ids.iter().try_for_each(|id| drop.execute([signed(id.0)]).map(|_| ()))
 }
 
 /// Reads a live lease.
@@ -323,24 +367,21 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
     }))
 }
 
-/// The statement that writes an ended lease.
-pub fn past_put(conn: &Connection) -> Result<CachedStatement<'_>> {
-    conn.prepare_cached(PUT_PAST)
+/// Writes ended leases.
+pub fn put_past(conn: &Connection, rows: &[Ended]) -> Result<()> {
+    ENDED.all(conn, rows, bind_past)
 }
 
-/// Writes an ended lease.
-pub fn put_past(put: &mut Statement<'_>, row: &Ended) -> Result<()> {
-    put.raw_bind_parameter(1, signed(row.id.0))?;
-    put.raw_bind_parameter(2, row.tenant.0)?;
-    put.raw_bind_parameter(3, signed(row.asked.0))?;
-    put.raw_bind_parameter(4, json(&row.ask)?)?;
+fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
+    put.raw_bind_parameter(bound + 1, signed(row.id.0))?;
+    put.raw_bind_parameter(bound + 2, row.tenant.0)?;
+    put.raw_bind_parameter(bound + 3, signed(row.asked.0))?;
+    put.raw_bind_parameter(bound + 4, json(&row.ask)?)?;
     // Its JSON is the name in quotes.
-    put.raw_bind_parameter(5, json(&row.finish.reason)?.trim_matches('"'))?;
-    put.raw_bind_parameter(6, signed(row.finish.at.0))?;
-    put.raw_bind_parameter(7, row.finish.peak.map(|peak| signed(peak.0)))?;
-    bind_hold(put, 8, row.hold.as_ref())?;
-    put.raw_execute()?;
-    Ok(())
+    put.raw_bind_parameter(bound + 5, json(&row.finish.reason)?.trim_matches('"'))?;
+    put.raw_bind_parameter(bound + 6, signed(row.finish.at.0))?;
+    put.raw_bind_parameter(bound + 7, row.finish.peak.map(|peak| signed(peak.0)))?;
+    bind_hold(put, bound + 8, row.hold.as_ref())
 }
 
 /// Reads an ended lease.
@@ -356,14 +397,6 @@ pub fn past(row: &Row<'_>) -> Result<Ended> {
         finish: Finish { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())) },
         hold: hold(row, 7)?,
     })
-}
-
-/// Entries of the log that [`entries_put`] writes at once.
-pub const ENTRIES: usize = 16;
-
-/// The statement that writes one entry of the log, or [`ENTRIES`].
-pub fn entries_put(conn: &Connection, entries: usize) -> Result<CachedStatement<'_>> {
-    conn.prepare_cached(if entries == ENTRIES { PUT_ENTRIES } else { PUT_ENTRY })
 }
 
 /// Writes an answer.

@@ -224,16 +224,11 @@ impl Journal {
     }
 
     fn write_log(&mut self, entries: &[Entry]) -> Result<Tip> {
-        let mut tip = self.tip;
-        let groups = entries.chunks_exact(codec::ENTRIES);
-        let singles = groups.remainder().chunks(1);
-        for group in groups.chain(singles) {
-            let mut put = codec::entries_put(&self.conn, group.len())?;
-            for (place, entry) in group.iter().enumerate() {
-                tip = bind_entry(&mut put, place * 8, &mut self.hasher, tip, entry)?;
-            }
-            put.raw_execute()?;
-        }
+        let (mut tip, hasher) = (self.tip, &mut self.hasher);
+        codec::ENTRY.all(&self.conn, entries, |put, bound, entry| {
+            tip = bind_entry(put, bound, hasher, tip, entry)?;
+            Ok(())
+        })?;
         Ok(tip)
     }
 }
@@ -283,18 +278,12 @@ fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
     for (id, card) in &batch.cards {
         codec::put_card(conn, *id, card)?;
     }
-    for id in &batch.gone {
-        codec::drop_lease(conn, *id)?;
+    if !batch.gone.is_empty() {
+        codec::drop_leases(conn, &batch.gone)?;
     }
     batch.revoked.iter().try_for_each(|id| codec::drop_token(conn, *id))?;
     batch.tokens.iter().try_for_each(|token| codec::put_token(conn, token))?;
-    if !batch.leases.is_empty() {
-        let mut put = codec::lease_put(conn)?;
-        batch.leases.iter().try_for_each(|lease| codec::put_lease(&mut put, lease))?;
-    }
-    if !batch.past.is_empty() {
-        let mut put = codec::past_put(conn)?;
-        batch.past.iter().try_for_each(|ended| codec::put_past(&mut put, ended))?;
-    }
+    codec::put_leases(conn, &batch.leases)?;
+    codec::put_past(conn, &batch.past)?;
     batch.answers.iter().try_for_each(|answer| codec::put_answer(conn, answer))
 }
