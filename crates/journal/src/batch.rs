@@ -2,11 +2,11 @@
 //!
 //! A batch only collects. It does not apply actions, and it knows no file.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::ids::{CardId, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Card, Ended, Lease, Meta, Rows, Tenant};
+use sublet_core::rows::{Card, Ended, Finish, Lease, Meta, Phase, Rows, Tenant};
 use sublet_core::token::Token;
 use sublet_core::units::Time;
 
@@ -55,6 +55,8 @@ pub struct Batch {
     pub cards: Vec<(CardId, Card)>,
     /// New and changed leases.
     pub leases: Vec<Lease>,
+    /// Leases of earlier batches that ended, and changed in nothing else.
+    pub ending: Vec<(LeaseId, Finish)>,
     /// Leases of earlier batches that are not live any more.
     pub gone: Vec<LeaseId>,
     /// New tokens.
@@ -75,6 +77,7 @@ impl Batch {
             && self.tenants.is_empty()
             && self.cards.is_empty()
             && self.leases.is_empty()
+            && self.ending.is_empty()
             && self.gone.is_empty()
             && self.tokens.is_empty()
             && self.revoked.is_empty()
@@ -100,14 +103,21 @@ pub struct Open {
     meta: bool,
     tenants: BTreeSet<TenantId>,
     cards: BTreeSet<CardId>,
-    leases: BTreeSet<LeaseId>,
+    leases: BTreeMap<LeaseId, Touched>,
     tokens: BTreeSet<TokenId>,
-    /// Those of `leases` that no earlier batch knows.
-    queued: BTreeSet<LeaseId>,
     /// Every tenant's row changed.
     all_tenants: bool,
-    /// Those of `leases` whose tenants were charged: their rows changed.
-    charged: BTreeSet<LeaseId>,
+}
+
+/// What the actions did to a lease.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touched {
+    /// No earlier batch knows it.
+    queued: bool,
+    /// Its tenant was charged: that one's row changed.
+    charged: bool,
+    /// More changed than its phase.
+    rewritten: bool,
 }
 
 impl Open {
@@ -125,10 +135,6 @@ impl Open {
     pub fn push(&mut self, entry: Entry, ended: Option<Ended>) {
         match &entry.action {
             Action::Start { .. } | Action::Grace { .. } => self.meta = true,
-            Action::Grant { lease, .. } => {
-                self.meta = true;
-                self.charged.insert(*lease);
-            }
             Action::Day { .. } => {
                 self.meta = true;
                 self.all_tenants = true;
@@ -141,10 +147,22 @@ impl Open {
             }
             Action::Queue { lease, .. } => {
                 self.meta = true;
-                self.queued.insert(*lease);
+                let touched = self.touch(*lease);
+                (touched.queued, touched.rewritten) = (true, true);
             }
-            Action::End { lease, .. } | Action::Renew { lease, .. } => {
-                self.charged.insert(*lease);
+            Action::Grant { lease, .. } => {
+                self.meta = true;
+                let touched = self.touch(*lease);
+                (touched.charged, touched.rewritten) = (true, true);
+            }
+            Action::Renew { lease, .. } => {
+                let touched = self.touch(*lease);
+                (touched.charged, touched.rewritten) = (true, true);
+            }
+            Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
+            Action::End { lease, .. } => self.touch(*lease).charged = true,
+            Action::Retire { lease } => {
+                self.touch(*lease);
             }
             Action::IssueToken { token } => {
                 self.meta = true;
@@ -153,11 +171,13 @@ impl Open {
             Action::RevokeToken { token, .. } => {
                 self.tokens.insert(*token);
             }
-            Action::Bind { .. } | Action::Retire { .. } => {}
         }
-        self.leases.extend(entry.action.lease());
         self.past.extend(ended);
         self.entries.push(entry);
+    }
+
+    fn touch(&mut self, lease: LeaseId) -> &mut Touched {
+        self.leases.entry(lease).or_default()
     }
 
     /// Adds an answer to keep.
@@ -169,9 +189,10 @@ impl Open {
     /// and begins anew.
     pub fn close(&mut self, rows: &Rows, at: Time) -> Batch {
         let mut open = std::mem::take(self);
-        let live = open.charged.iter().filter_map(|id| rows.leases.get(id)).map(|lease| lease.tenant);
-        let over = open.past.iter().filter(|ended| open.charged.contains(&ended.id)).map(|ended| ended.tenant);
-        open.tenants.extend(live.chain(over));
+        let charged = |id: &LeaseId| open.leases.get(id).is_some_and(|touched| touched.charged);
+        let live = open.leases.keys().filter(|id| charged(id)).filter_map(|id| rows.leases.get(id));
+        let over = open.past.iter().filter(|ended| charged(&ended.id));
+        open.tenants.extend(live.map(|lease| lease.tenant).chain(over.map(|ended| ended.tenant)));
         if open.all_tenants {
             open.tenants.extend((0..rows.tenants.len() as u32).map(TenantId));
         }
@@ -187,10 +208,13 @@ impl Open {
                 None => batch.revoked.push(id),
             }
         }
-        for id in open.leases {
+        for (id, touched) in open.leases {
             match rows.leases.get(&id) {
+                Some(Lease { phase: Phase::Ending(_, finish), .. }) if !touched.rewritten => {
+                    batch.ending.push((id, finish.clone()));
+                }
                 Some(lease) => batch.leases.push(lease.clone()),
-                None if open.queued.contains(&id) => {}
+                None if touched.queued => {}
                 None => batch.gone.push(id),
             }
         }

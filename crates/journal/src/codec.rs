@@ -55,6 +55,7 @@ const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
+const END_LEASE: &str = "UPDATE leases SET phase = 'ending', finish = ?2 WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 /// Rows that one statement writes at once, where there are so many: it spares the beginnings and ends
 /// of the others.
@@ -275,6 +276,18 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     put.raw_bind_parameter(bound + 8, finish)?;
     bind_hold(put, bound + 9, row.hold())?;
     put.raw_bind_parameter(bound + 19, row.token.map(|token| token.0))
+}
+
+/// Writes how live leases end.
+pub fn end_leases(conn: &Connection, ends: &[(LeaseId, Finish)]) -> Result<()> {
+    let mut end = conn.prepare_cached(END_LEASE)?;
+    for (id, finish) in ends {
+        match end.execute(params![signed(id.0), json(finish)?])? {
+            1 => {}
+            rows => return Err(Error::StatementChangedRows(rows)),
+        }
+    }
+    Ok(())
 }
 
 /// Removes live leases.

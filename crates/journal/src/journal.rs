@@ -284,6 +284,9 @@ fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
     batch.revoked.iter().try_for_each(|id| codec::drop_token(conn, *id))?;
     batch.tokens.iter().try_for_each(|token| codec::put_token(conn, token))?;
     codec::put_leases(conn, &batch.leases)?;
+    if !batch.ending.is_empty() {
+        codec::end_leases(conn, &batch.ending)?;
+    }
     codec::put_past(conn, &batch.past)?;
     batch.answers.iter().try_for_each(|answer| codec::put_answer(conn, answer))
 }

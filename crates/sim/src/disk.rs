@@ -6,7 +6,7 @@
 //! short one.
 
 use std::collections::BTreeMap;
-use sublet_core::rows::Rows;
+use sublet_core::rows::{Phase, Rows};
 use sublet_core::units::Time;
 use sublet_journal::Batch;
 
@@ -53,6 +53,13 @@ impl Disk {
         }
         for lease in &batch.leases {
             self.rows.leases.insert(lease.id, lease.clone());
+        }
+        for (id, finish) in &batch.ending {
+            if let Some(lease) = self.rows.leases.get_mut(id)
+                && let Phase::Active(hold) = &lease.phase
+            {
+                lease.phase = Phase::Ending(hold.clone(), finish.clone());
+            }
         }
         for ended in &batch.past {
             self.past.insert(ended.id.0, ended.hold.as_ref().map(|hold| hold.epoch.0));

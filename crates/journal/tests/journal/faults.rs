@@ -7,7 +7,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use sublet_core::rows::{Phase, Rows};
+use sublet_core::ids::LeaseId;
+use sublet_core::rows::{Finish, Phase, Reason, Rows};
 use sublet_core::units::{Span, Time};
 use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
 
@@ -249,6 +250,15 @@ fn a_torn_end_of_the_write_ahead_log_costs_only_what_was_not_acknowledged() {
         assert_eq!(copy.open().1.rows, acknowledged, "cut at {length}");
         assert!(verify(&copy.path()).unwrap().is_clean());
     }
+}
+
+#[test]
+fn an_end_of_a_lease_that_is_not_there_is_not_written() {
+    let dir = Dir::new();
+    let (mut journal, _) = dir.open();
+    let finish = Finish { reason: Reason::Released, at: Time(1), peak: None };
+    let refused = journal.commit(&Batch { ending: vec![(LeaseId(9), finish)], ..Batch::default() }).unwrap_err();
+    assert!(matches!(refused, CommitError::Broken(_)));
 }
 
 #[test]
