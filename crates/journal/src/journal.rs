@@ -34,6 +34,8 @@ pub struct Journal {
     _lock: Lock,
     hasher: Hasher,
     tip: Tip,
+    /// How many ended leases there are, once they were counted.
+    pub(crate) past: Option<u64>,
     health: Health,
 }
 
@@ -79,7 +81,7 @@ impl Journal {
         let _ = ballast.restore();
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
         let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
-        Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, health }, loaded))
+        Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, past: None, health }, loaded))
     }
 
     fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
@@ -107,6 +109,7 @@ impl Journal {
         match tip {
             Ok(tip) => {
                 self.tip = tip;
+                self.past = self.past.map(|past| past + batch.past.len() as u64);
                 Ok(tip.seq)
             }
             Err(error) => {
