@@ -18,7 +18,7 @@ use crate::tokens::Tokens;
 use crate::view::{self, View};
 use crate::words;
 use crate::writer::{Order, Pen};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -89,6 +89,8 @@ pub struct Loop {
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
     watches: BTreeMap<LeaseId, Vec<Watch>>,
+    /// Leases of whose processes the hands were told.
+    bound: BTreeSet<LeaseId>,
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
@@ -128,6 +130,7 @@ impl Loop {
             trouble: parts.trouble,
             keys: Keys::default(),
             watches: BTreeMap::new(),
+            bound: BTreeSet::new(),
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
@@ -448,7 +451,9 @@ impl Loop {
         }
         self.wake_watchers(&taken.actions, &taken.past);
         for ended in &taken.past {
-            self.engine.hold(Held::Errand(Errand::Forget { lease: ended.id }));
+            if self.bound.remove(&ended.id) {
+                self.engine.hold(Held::Errand(Errand::Forget { lease: ended.id }));
+            }
         }
         taken
     }
@@ -480,6 +485,7 @@ impl Loop {
             && let Some(uid) = uid_of(state.tenant_name(row.tenant))
         {
             let roots = row.roots.clone();
+            self.bound.insert(lease);
             self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots }));
         }
     }
