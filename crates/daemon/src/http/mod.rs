@@ -15,6 +15,7 @@ mod records;
 mod server;
 mod shared;
 pub mod tcp;
+mod timer;
 pub mod tls;
 mod tokens;
 

@@ -1,6 +1,7 @@
 //! Connections: who they are from, how many, how slow they may be.
 
 use super::progress::Progress;
+use super::timer::OneTimer;
 use super::{App, Refused, gate, router};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
@@ -10,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -124,7 +125,7 @@ where
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
+        .timer(OneTimer::default())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes)
         .serve_connection(TokioIo::new(Progress::new(stream, limits.write_time)), service);
