@@ -86,21 +86,23 @@ fn the_api_answers_with_the_shim_as_it_does_without() {
 }
 
 /// A program that holds memory under the shim.
-fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> (Child, Line) {
+fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> (Child, Line, impl Sized) {
     let mut command = soft.program(HOLD, &[size, "--chunk", "8MiB"]);
     let mut child = daemon.shimmed(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
     let line = daemon.accept(page.map(AsRawFd::as_raw_fd));
     let mut said = String::new();
-    BufReader::new(child.stdout.take().expect("its output")).read_line(&mut said).expect("it says something");
+    let mut out = BufReader::new(child.stdout.take().expect("its output"));
+    out.read_line(&mut said).expect("it says something");
     assert!(said.starts_with("holds "), "{said}");
-    (Child(child), line)
+    // Whoever drops the reader makes the program fail at its next word.
+    (Child(child), line, out)
 }
 
 #[test]
 fn the_card_is_free_while_a_holder_is_parked_and_one_that_dies_leaves_nothing() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
-    let (mut child, mut line) = holder(&soft, &daemon, "512MiB", None);
+    let (mut child, mut line, _out) = holder(&soft, &daemon, "512MiB", None);
     assert_eq!(soft.state.used(0), IDLE_BYTES + CONTEXT_BYTES + 512 * MIB);
     assert_eq!(line.park(SOON), Some(Ok(512 * MIB)));
     assert_eq!(soft.state.used(0), IDLE_BYTES + CONTEXT_BYTES);
@@ -115,7 +117,7 @@ fn the_card_is_free_while_a_holder_is_parked_and_one_that_dies_leaves_nothing() 
 fn a_resume_without_room_leaves_the_holder_parked_and_unharmed() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
-    let (_child, mut line) = holder(&soft, &daemon, "512MiB", None);
+    let (mut child, mut line, _out) = holder(&soft, &daemon, "512MiB", None);
     assert_eq!(line.park(SOON), Some(Ok(512 * MIB)));
     let mut other = soft.program(HOLD, &["400MiB"]);
     let other = Child(other.stdout(Stdio::null()).spawn().expect("the program is there"));
@@ -128,7 +130,6 @@ fn a_resume_without_room_leaves_the_holder_parked_and_unharmed() {
     drop(other);
     assert_eq!(line.resume(), Some(Ok(512 * MIB)));
     end_well(line.pid);
-    let mut child = _child;
     assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
 }
 
@@ -173,7 +174,7 @@ fn a_lease_is_all_that_its_processes_get_together() {
     let soft = Soft::new("1x4GiB");
     let daemon = Daemon::new(&soft);
     let file = page(&soft, CONTEXT_BYTES * 2 + 300 * MIB);
-    let (first, _line) = holder(&soft, &daemon, "200MiB", Some(&file));
+    let (first, _line, _out) = holder(&soft, &daemon, "200MiB", Some(&file));
     let numbers = mapped(&file);
     wait_until("it is counted", || numbers.processes[0].cards[0].bytes.load(SeqCst) == 200 * MIB);
     // A second process of the lease: what is left is less than it wants.
