@@ -30,6 +30,7 @@ usage: cargo xtask COMMAND
   fuzz      try the API of a live service with schemathesis
   sim       simulate: --minutes N [--seed S], or --mutants
   bench     measure: [WHAT] [ARGS], everything by default
+  soak-soft kill programs on soft cards at random: [--kills N] [--seed S]
   help      this list
 ";
 
@@ -52,6 +53,7 @@ fn run(arguments: &[String]) -> Result<()> {
     match command {
         "sim" => return sim(rest),
         "bench" => return bench(rest),
+        "soak-soft" => return soak_soft(rest),
         _ if !rest.is_empty() => bail!("`cargo xtask {command}` takes no arguments, but got `{}`", rest.join(" ")),
         _ => {}
     }
@@ -72,6 +74,10 @@ fn run(arguments: &[String]) -> Result<()> {
 
 fn sim(arguments: &[String]) -> Result<()> {
     shell::cargo(["run", "--release", "--package", "sublet-sim", "--"]).args(arguments).run()
+}
+
+fn soak_soft(arguments: &[String]) -> Result<()> {
+    shell::cargo(["bench", "--package", "sublet-examples", "--bench", "kills", "--"]).args(arguments).run()
 }
 
 fn bench(arguments: &[String]) -> Result<()> {
