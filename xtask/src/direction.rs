@@ -3,6 +3,7 @@
 //! ```text
 //!   core   wire   ptx   softgpu   shim   know nobody
 //!   journal  host  replay   know core; host also softgpu, whose cards it makes
+//!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
 //!   sublet (the CLI)     knows wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and nobody knows them
@@ -23,11 +24,12 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 17] = [
+const RULES: [(&str, MayKnow); 18] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
     ("sublet-shim", MayKnow::Only(&[])),
+    ("sublet-ptx-fuzz", MayKnow::Only(&["sublet-ptx"])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
     ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),

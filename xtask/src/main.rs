@@ -28,6 +28,7 @@ usage: cargo xtask COMMAND
   check     format, lints, dependency direction, licences, tidiness, generated files
   generate  rewrite docs/openapi.json and docs/cli.md
   fuzz      try the API of a live service with schemathesis
+  fuzz-ptx  try hostile PTX: --minutes N [--seed S] [--out FOLDER]
   sim       simulate: --minutes N [--seed S], or --mutants
   bench     measure: [WHAT] [ARGS], everything by default
   soak-soft kill programs on soft cards at random: [--kills N] [--seed S]
@@ -52,6 +53,7 @@ fn run(arguments: &[String]) -> Result<()> {
     };
     match command {
         "sim" => return sim(rest),
+        "fuzz-ptx" => return fuzz_ptx(rest),
         "bench" => return bench(rest),
         "soak-soft" => return soak_soft(rest),
         _ if !rest.is_empty() => bail!("`cargo xtask {command}` takes no arguments, but got `{}`", rest.join(" ")),
@@ -78,6 +80,10 @@ fn sim(arguments: &[String]) -> Result<()> {
 
 fn soak_soft(arguments: &[String]) -> Result<()> {
     shell::cargo(["bench", "--package", "sublet-examples", "--bench", "kills", "--"]).args(arguments).run()
+}
+
+fn fuzz_ptx(arguments: &[String]) -> Result<()> {
+    shell::cargo(["run", "--release", "--package", "sublet-ptx-fuzz", "--bin", "ptx-fuzz", "--"]).args(arguments).run()
 }
 
 fn bench(arguments: &[String]) -> Result<()> {

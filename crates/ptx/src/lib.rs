@@ -21,8 +21,10 @@
 //! (`tests/all/conformance.rs`). The approximations (`ex2.approx` and its kin) are
 //! within their documented error, usually closer than the hardware.
 //!
-//! Lanes of a warp run together and part only at branches; see `exec::machine`. What
-//! a kernel reads before it has written it (registers, local memory) is not defined.
+//! Lanes of a warp run together and part only at branches; see `exec::machine`.
+//! Registers, local and shared memory are zero when a block begins, so a kernel that
+//! reads what it has not written gives the same results every time; the registers of
+//! a called function begin with what an earlier call of the same warp left there.
 //!
 //! Absent on purpose: half-precision and tensor instructions, textures, clusters
 //! and bulk copies are refused by name; nothing here allocates device memory,

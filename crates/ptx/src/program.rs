@@ -21,6 +21,8 @@ pub(crate) struct Frame {
     pub bytes: u32,
     /// Local bytes of a thread, parameters included.
     pub local_bytes: u32,
+    /// The most bytes that a call of it passes: they lie behind its local memory.
+    pub call_bytes: u32,
     /// Registers that hold constants.
     pub pool: Vec<Pooled>,
     /// Return values and inputs as bytes at the start of the local frame.

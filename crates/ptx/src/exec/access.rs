@@ -108,7 +108,7 @@ impl Machine<'_> {
     fn local_host(&mut self, lane: u32, offset: u64, bytes: u32) -> Option<*mut u8> {
         let end = offset.checked_add(u64::from(bytes))?;
         let start = lane as usize * self.w.local_bytes as usize + offset as usize;
-        (end <= u64::from(self.w.local_bytes)).then(|| self.w.locals.as_mut_ptr().cast::<u8>().wrapping_add(start))
+        (end <= u64::from(self.w.local_end)).then(|| self.w.locals.as_mut_ptr().cast::<u8>().wrapping_add(start))
     }
 
     fn param_host(&mut self, offset: u64, bytes: u32, is_write: bool) -> Option<*mut u8> {
@@ -177,7 +177,7 @@ fn all_at_once<const SPACE: u8>(
             (region.first, region.bytes, region.host, region.writable || !is_write)
         }
         SHARED => (0, u64::from(m.shared_bytes), m.shared.as_mut_ptr().cast::<u8>(), true),
-        LOCAL => (0, u64::from(m.w.local_bytes), m.w.locals.as_mut_ptr().cast::<u8>(), true),
+        LOCAL => (0, u64::from(m.w.local_end), m.w.locals.as_mut_ptr().cast::<u8>(), true),
         _ => (0, m.env.param_bytes as u64, m.env.params.as_ptr().cast::<u8>().cast_mut(), !is_write),
     };
     if !allowed || length < u64::from(bytes) {
@@ -193,10 +193,11 @@ fn all_at_once<const SPACE: u8>(
     if outside != 0 || low_bits & u64::from(bytes - 1) != 0 {
         return None;
     }
+    let stride = u64::from(m.w.local_bytes);
     for (lane, address) in addresses.iter_mut().enumerate() {
         *address = address.wrapping_sub(first);
         if SPACE == LOCAL {
-            *address += lane as u64 * length;
+            *address += lane as u64 * stride;
         }
     }
     Some(host)

@@ -1,7 +1,7 @@
 //! One block: its warps take turns on one worker, and meet at barriers.
 
 use super::launch::Worker;
-use super::machine::{PATIENCE, Reduction, Unit, Waiting, Warp};
+use super::machine::{PATIENCE, Reduction, Waiting, Warp};
 use crate::fault::{FaultKind, Site};
 use crate::lanes;
 use crate::op::{NONE, Next};
@@ -31,6 +31,10 @@ impl Worker<'_, '_> {
                     running += 1;
                 }
             }
+            // Warps that meet at barriers for ever never come to the end of a turn.
+            if self.machine.env.is_over() {
+                return Err((FaultKind::Stopped, Some(self.site(self.warps[0].pc, 0, 0))));
+            }
             let released = self.release(warps);
             let waiting = self.warps[..warps as usize].iter().position(|warp| warp.waiting.is_some());
             match waiting {
@@ -52,12 +56,10 @@ impl Worker<'_, '_> {
         let env = self.machine.env;
         let frame = &env.program.functions[env.entry as usize];
         let w = &mut self.machine.w;
-        let units = (frame.bytes as usize).div_ceil(size_of::<Unit>()) + 1;
-        if w.registers.len() < units {
-            w.registers.resize(units, Unit([0; 128]));
-        }
+        w.clear();
         w.local_bytes = env.local_bytes;
         w.locals.resize(env.local_bytes as usize * 2, 0);
+        w.reach(frame, 0, 0);
         let threads = env.threads_per_block() - index * 32;
         w.alive = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
         w.set_mask(w.alive);

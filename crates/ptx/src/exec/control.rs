@@ -1,6 +1,6 @@
 //! Branches, calls, ends and barriers.
 
-use super::machine::{Machine, Reduction, Unit, Waiting};
+use super::machine::{Machine, Reduction, Waiting};
 use crate::fault::FaultKind;
 use crate::lanes::{predicate, read};
 use crate::limits;
@@ -148,10 +148,7 @@ fn enter(m: &mut Machine<'_>, function: u32, mask: u32) -> Next {
     {
         return m.fail(FaultKind::CallDepth { depth: m.w.depth }, mask);
     }
-    let units = end.div_ceil(size_of::<Unit>()) + 1;
-    if m.w.registers.len() < units {
-        m.w.registers.resize(units.next_power_of_two(), Unit([0; 128]));
-    }
+    m.w.reach(callee, frame, local);
     m.w.push();
     m.w.pc = callee.entry;
     m.w.meet = NONE;
@@ -169,8 +166,8 @@ fn enter(m: &mut Machine<'_>, function: u32, mask: u32) -> Next {
 pub(crate) unsafe fn copy_local(m: &mut Machine<'_>, op: &Op, mask: u32) -> Next {
     let bytes = op.imm as usize;
     let (to, from) = (m.w.local as usize + op.a as usize, m.w.local as usize + op.b as usize);
-    let size = m.w.local_bytes as usize;
-    if to + bytes > size || from + bytes > size {
+    let (size, end) = (m.w.local_bytes as usize, m.w.local_end as usize);
+    if to + bytes > end || from + bytes > end {
         return m.fail(FaultKind::CallDepth { depth: m.w.depth }, mask);
     }
     let locals = m.w.locals.as_mut_ptr().cast::<u8>();

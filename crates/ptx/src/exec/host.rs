@@ -13,6 +13,9 @@ use crate::op::{Next, Op};
 /// print all of memory.
 const TEXT_BYTES_MAX: u64 = 64 << 10;
 
+/// The longest text that one thread prints at once: a format may name many texts.
+const PRINT_BYTES_MAX: usize = 1 << 20;
+
 impl Machine<'_> {
     /// Reads an integer of `bytes` bytes.
     fn peek(&mut self, space: u8, lane: u32, address: u64, bytes: u32) -> Result<u64, FaultKind> {
@@ -67,7 +70,7 @@ impl Machine<'_> {
         let format = self.peek_text(lane, format)?;
         let mut out = String::new();
         let mut rest = format.as_str();
-        while let Some(percent) = rest.find('%') {
+        while let Some(percent) = rest.find('%').filter(|_| out.len() < PRINT_BYTES_MAX) {
             out.push_str(&rest[..percent]);
             rest = &rest[percent + 1..];
             let end = rest.find(|c: char| c.is_ascii_alphabetic() && !"hlLzjt".contains(c) || c == '%');
@@ -148,6 +151,10 @@ pub(crate) unsafe fn assert_fail(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Ne
 /// `vprintf(format, arguments)`, a lane at a time.
 pub(crate) unsafe fn print(m: &mut Machine<'_>, _op: &Op, mask: u32) -> Next {
     for lane in (0..32_u32).filter(|lane| mask >> lane & 1 != 0) {
+        // A long text takes longer than all other instructions of a turn.
+        if m.env.is_over() {
+            return Next::Yield;
+        }
         match m.printed(lane) {
             Ok(text) => {
                 if let Some(print) = m.env.print {

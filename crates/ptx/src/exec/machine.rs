@@ -21,6 +21,7 @@ use super::memory::Region;
 use crate::fault::FaultKind;
 use crate::limits;
 use crate::op::{NONE, Next, Op};
+use crate::program::Frame;
 
 /// A set of lanes that waits.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +86,10 @@ pub(crate) struct Warp {
     pub locals: Vec<u128>,
     /// Local bytes of one thread.
     pub local_bytes: u32,
+    /// Those that its calls have come to so far; the others cannot be touched.
+    pub local_end: u32,
+    /// Bytes of registers that calls have come to so far.
+    registers_end: usize,
     /// Its number in the block.
     pub index: u32,
     pub waiting: Option<Waiting>,
@@ -116,6 +121,8 @@ impl Warp {
             registers: Vec::new(),
             locals: Vec::new(),
             local_bytes: 0,
+            local_end: 0,
+            registers_end: 0,
             index: 0,
             waiting: None,
             stalled: 0,
@@ -142,6 +149,31 @@ impl Warp {
         self.function = entry.function;
         self.local = entry.local;
         self.enter_frame(entry.frame);
+    }
+
+    /// Zeroes what was reached, so that what a block leaves undefined does not depend
+    /// on which block ran before it.
+    pub fn clear(&mut self) {
+        let units = self.registers_end.div_ceil(size_of::<Unit>()).min(self.registers.len());
+        self.registers[..units].fill(Unit([0; 128]));
+        self.registers_end = 0;
+        let (stride, used) = (self.local_bytes as usize / 16, self.local_end.div_ceil(16) as usize);
+        if used > 0 {
+            self.locals.chunks_exact_mut(stride).for_each(|lane| lane[..used].fill(0));
+        }
+        self.local_end = 0;
+    }
+
+    /// Makes room for a function's frame at `frame`, with its local memory at `local`.
+    pub fn reach(&mut self, function: &Frame, frame: usize, local: u32) {
+        let registers_end = frame + function.bytes as usize;
+        let local_end = local + function.local_bytes + function.call_bytes;
+        let units = registers_end.div_ceil(size_of::<Unit>()) + 1;
+        if self.registers.len() < units {
+            self.registers.resize(units.next_power_of_two(), Unit([0; 128]));
+        }
+        self.registers_end = self.registers_end.max(registers_end);
+        self.local_end = self.local_end.max(local_end).min(self.local_bytes);
     }
 
     /// Makes the frame at `frame` current; `registers` must reach that far.

@@ -129,6 +129,7 @@ impl<'t> Lower<'_, 't> {
             let (has, needs) = (inputs.len(), shape.inputs.len());
             return self.place.operands(format!("{has} arguments given, {needs} needed, or results differ"));
         }
+        self.frame.call_bytes = self.frame.call_bytes.max(shape.bytes);
         for (input, &(offset, bytes)) in inputs.iter().zip(&shape.inputs) {
             self.pass(input, offset, bytes, true)?;
         }

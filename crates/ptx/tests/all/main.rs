@@ -3,5 +3,6 @@
 mod behaviour;
 mod common;
 mod conformance;
+mod hardened;
 mod random;
 mod samples;
