@@ -9,6 +9,8 @@ mod direction;
 mod fuzz;
 mod generated;
 mod licences;
+mod portable;
+mod release;
 mod service;
 mod setup;
 mod shell;
@@ -22,17 +24,18 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  up        build, start the service as you, and say how to use it
-  down      stop the service that `up` started
-  test      install what the tests need, then check and run everything (as CI does)
-  check     format, lints, dependency direction, licences, tidiness, generated files
-  generate  rewrite docs/openapi.json and docs/cli.md
-  fuzz      try the API of a live service with schemathesis
-  fuzz-ptx  try hostile PTX: --minutes N [--seed S] [--out FOLDER]
-  sim       simulate: --minutes N [--seed S], or --mutants
-  bench     measure: [WHAT] [ARGS], everything by default
-  soak-soft kill programs on soft cards at random: [--kills N] [--seed S]
-  help      this list
+  up            build, start the service as you, and say how to use it
+  down          stop the service that `up` started
+  test          install what the tests need, then check and run everything (as CI does)
+  check         format, lints, dependency direction, licences, tidiness, generated files
+  generate      rewrite docs/openapi.json and docs/cli.md
+  fuzz          try the API of a live service with schemathesis
+  fuzz-ptx      try hostile PTX: --minutes N [--seed S] [--out FOLDER]
+  release-soft  build libcuda.so.1 and libnvidia-ml.so.1 for any Linux since glibc 2.17
+  sim           simulate: --minutes N [--seed S], or --mutants
+  bench         measure: [WHAT] [ARGS], everything by default
+  soak-soft     kill programs on soft cards at random: [--kills N] [--seed S]
+  help          this list
 ";
 
 fn main() -> ExitCode {
@@ -66,6 +69,7 @@ fn run(arguments: &[String]) -> Result<()> {
         "check" => check::check(),
         "generate" => generated::generate(),
         "fuzz" => fuzz::fuzz(),
+        "release-soft" => release::soft(),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())

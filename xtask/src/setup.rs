@@ -15,11 +15,21 @@ pub fn c_compiler() -> Result<()> {
     apt_install(&["gcc", "libc6-dev"], "a C compiler (SQLite is built from source)")
 }
 
-/// A venv with the packages of `.ci/requirements.txt`; says where its programs are.
+/// What the API is tested with; says where its programs are.
 pub fn python_tools() -> Result<PathBuf> {
-    let wanted = root().join(".ci/requirements.txt");
+    venv("venv", ".ci/requirements.txt")
+}
+
+/// What libraries for other machines are built with; says where its programs are.
+pub fn release_tools() -> Result<PathBuf> {
+    venv("release-venv", ".ci/release.txt")
+}
+
+/// A venv of that name with the packages that a file of the tree lists.
+fn venv(name: &str, list: &str) -> Result<PathBuf> {
+    let wanted = root().join(list);
     let requirements = fs::read_to_string(&wanted).with_context(|| format!("{} is missing", wanted.display()))?;
-    let venv = target_dir()?.join("venv");
+    let venv = target_dir()?.join(name);
     // The stamp is written last: a venv that was only half filled is made anew.
     let stamp = venv.join("sublet-requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == requirements) {
@@ -30,9 +40,7 @@ pub fn python_tools() -> Result<PathBuf> {
         .args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
         .args([&wanted])
         .run()
-        .context(
-            "the Python test tools could not be installed\nhint: is a package index reachable? see `pip config list`",
-        )?;
+        .context("the tools could not be installed\nhint: is a package index reachable? see `pip config list`")?;
     fs::write(&stamp, requirements).with_context(|| format!("{} could not be written", stamp.display()))?;
     Ok(venv.join("bin"))
 }

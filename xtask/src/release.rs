@@ -1,0 +1,68 @@
+//! `cargo xtask release-soft`: the libraries of the soft cards as they are handed out.
+//!
+//! They are loaded into other people's programs, on machines older than the one that
+//! builds them. So they are linked against the symbols of an old glibc: zig, which has
+//! the lists of all of them, stands in for the linker (cargo-zigbuild). What came out is
+//! read again ([`crate::portable`]) and loaded once.
+
+use crate::shell::{cargo, program};
+use crate::workspace::target_dir;
+use crate::{portable, setup};
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+/// The oldest glibc that the libraries load on: of 2012, as on CentOS 7.
+const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
+
+/// Packages, what cargo calls their libraries, and what programs look for.
+const LIBRARIES: [(&str, &str, &str); 2] = [
+    ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
+    ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
+];
+
+/// Builds both into `target/release-soft`, and checks them.
+pub fn soft() -> Result<()> {
+    let tools = setup::release_tools()?;
+    let folder = target_dir()?.join("release-soft");
+    let build = folder.join("build");
+    let mut run = cargo(["zigbuild", "--release", "--lib", "--target", TARGET])
+        .env("PATH", path_with(&tools)?)
+        // Their own folder: what is built here is of no use to other builds.
+        .env("CARGO_TARGET_DIR", &build)
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    for (package, ..) in LIBRARIES {
+        run = run.args(["--package", package]);
+    }
+    run.run()?;
+    let mut broken = Vec::new();
+    for (_, built, wanted) in LIBRARIES {
+        let from = build.join("x86_64-unknown-linux-gnu/release").join(built);
+        let bytes = fs::read(&from).with_context(|| format!("{} was not built", from.display()))?;
+        broken.extend(portable::violations(&bytes, wanted)?.into_iter().map(|what| format!("{wanted}: {what}")));
+        let to = folder.join(wanted);
+        fs::write(&to, &bytes).with_context(|| format!("{} could not be written", to.display()))?;
+        eprintln!("{}: {} KiB", to.display(), bytes.len() / 1024);
+    }
+    ensure!(broken.is_empty(), "these libraries would not load everywhere:\n{}", broken.join("\n"));
+    load(&tools, &folder)
+}
+
+/// `PATH` with the tools first.
+fn path_with(tools: &Path) -> Result<OsString> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::join_paths(std::iter::once(tools.to_owned()).chain(std::env::split_paths(&others)))?)
+}
+
+/// Loads them with every symbol looked up at once.
+fn load(tools: &Path, folder: &Path) -> Result<()> {
+    for (.., library) in LIBRARIES {
+        let load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)";
+        let path = folder.join(library);
+        if program(tools.join("python")).args(["-c", load]).args([&path]).run().is_err() {
+            bail!("{} does not load on this machine", path.display());
+        }
+    }
+    Ok(())
+}
