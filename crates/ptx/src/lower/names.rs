@@ -79,10 +79,11 @@ pub(crate) fn place_param(end: &mut u32, variable: &Variable<'_>) -> Result<(u32
     // A predicate has no bytes, but a slot.
     let bytes = variable.bytes().max(u64::from(variable.ty == Type::Pred));
     let offset = u64::from(*end).next_multiple_of(u64::from(variable.alignment()));
-    if offset + bytes > u64::from(limits::PARAM_BYTES_MAX) {
+    let after = offset.saturating_add(bytes);
+    if after > u64::from(limits::PARAM_BYTES_MAX) {
         return variable.place.limit("the bytes of parameters", u64::from(limits::PARAM_BYTES_MAX));
     }
-    *end = (offset + bytes) as u32;
+    *end = after as u32;
     Ok((offset as u32, bytes as u32))
 }
 

@@ -118,3 +118,15 @@ fn a_format_that_names_a_long_text_many_times_prints_a_bounded_text() {
     launch(&module, "k", &device, &how).unwrap();
     assert!((1 << 20..2 << 20).contains(&longest.load(Relaxed)), "{} bytes", longest.load(Relaxed));
 }
+
+#[test]
+fn parameters_of_a_length_that_wraps_around_are_refused() {
+    for text in [
+        ".entry k(.param .u32 a, .param .align 8 .b8 b[18446744073709551615], .param .u64 c) { ret; }",
+        ".func f(.param .u32 a, .param .align 8 .b8 b[18446744073709551600]) { ret; } .entry k() { ret; }",
+        ".func f() { .reg .b64 %q; P: .callprototype _ (.param .u32 a, .param .b8 b[18446744073709551615]); ret; }",
+    ] {
+        let error = Module::parse(&(HEAD.to_owned() + text)).unwrap_err().to_string();
+        assert!(error.contains("the bytes of parameters"), "{error}");
+    }
+}
