@@ -22,6 +22,7 @@ mod load;
 mod machine;
 mod peer;
 mod proc;
+mod ptx;
 mod queue;
 mod raw;
 mod restart;
@@ -29,6 +30,7 @@ mod rig;
 mod samples;
 mod service;
 mod sim;
+mod soft;
 mod turn;
 
 use anyhow::{Context, Result, bail};
@@ -53,6 +55,8 @@ const BENCHES: &[(&str, Run)] = &[
     ("idle", idle::run),
     ("cli", cli::run),
     ("sim", sim::run),
+    ("ptx", ptx::run),
+    ("soft", soft::run),
 ];
 
 /// Measures Sublet beside its peers.
@@ -87,6 +91,16 @@ enum What {
     Idle,
     /// `sublet run` beside the bare command; `sublet lease` beside gflow's `gbatch`.
     Cli,
+    /// Kernels of a training step on one core of the soft cards' processor.
+    Ptx,
+    /// What calls of the soft cards cost, with one process and with sixteen.
+    Soft,
+    /// A process on a soft card, for `soft`.
+    #[command(hide = true)]
+    Sit {
+        /// The file of the cards.
+        cards: PathBuf,
+    },
     /// The load of `http` against a service that already runs; for profiling.
     Load {
         /// Where it listens.
@@ -157,6 +171,9 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::Restart => vec!["restart"],
         What::Idle => vec!["idle"],
         What::Cli => vec!["cli"],
+        What::Ptx => vec!["ptx"],
+        What::Soft => vec!["soft"],
+        What::Sit { cards } => return soft::sit(&cards).map(|()| ExitCode::SUCCESS),
         What::Load { socket } => return shown(&load::pairs(&socket, rig.connections, rig.load)?),
         What::Peer => return shown(&http::peer_round(&rig, 1)?),
     };

@@ -22,6 +22,7 @@
 mod api;
 mod capture;
 mod engine;
+mod fatbin;
 mod function;
 mod graph;
 mod handles;
