@@ -1,8 +1,9 @@
 //! Programs nobody changed, parked by the shim at any moment: they never notice.
 
+mod daemon;
 mod soft;
 
-use soft::daemon::{Daemon, Line};
+use daemon::{Daemon, Line};
 use soft::{Child, Soft, succeeded, wait_until};
 use std::fs::File;
 use std::io::{BufRead, BufReader};

@@ -76,7 +76,7 @@ impl fmt::Display for FatbinError {
             FatbinError::Compressed(by) => write!(
                 f,
                 "the PTX in this fat binary is compressed with {}, which soft cards do not read: build with \
-                 `nvcc -Xfatbin -no-compress`, or load the PTX itself",
+                 `nvcc -no-compress`, or load the PTX itself",
                 match by {
                     Compression::Lz4 => "LZ4",
                     Compression::Zstd => "Zstandard",

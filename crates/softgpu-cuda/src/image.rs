@@ -1,31 +1,68 @@
 //! What programs give to be loaded: PTX as text, in a file, or in a fat binary.
 
+use crate::fatbin::{self, FatbinError};
 use crate::log;
 use crate::result::{CuResult, Outcome};
 use std::ffi::{CStr, c_void};
 
-/// The first bytes of machine code and of fat binaries.
-const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
-const FAT: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-const FAT_WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
+/// How machine code begins.
+const ELF: u32 = u32::from_le_bytes([0x7f, b'E', b'L', b'F']);
+/// PTX for any card will do: it is interpreted.
+const ANY_CARD: u32 = u32::MAX;
+
+/// Reads so many bytes that a program points to.
+///
+/// # Safety
+/// There are as many.
+unsafe fn first<const BYTES: usize>(image: *const c_void) -> [u8; BYTES] {
+    // SAFETY: as above.
+    unsafe { image.cast::<[u8; BYTES]>().read_unaligned() }
+}
 
 /// The PTX that a program points to.
 pub fn text_at(image: *const c_void) -> Outcome<String> {
     if image.is_null() {
         return Err(CuResult::INVALID_VALUE);
     }
-    // SAFETY: the caller of the C function promises an image, which has at least so many bytes.
-    let first = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
-    match first {
-        ELF | FAT | FAT_WRAPPER => {
-            log::once("machine code and fat binaries cannot be loaded: give PTX");
-            Err(CuResult::NO_BINARY_FOR_GPU)
+    // SAFETY: the caller of the C function promises an image, and each begins with a number that says what
+    // it is: a wrapper and a container have their headers then, and what is neither is text that ends
+    // with a zero.
+    unsafe {
+        match u32::from_le_bytes(first(image)) {
+            fatbin::WRAPPER_MAGIC => {
+                let container = fatbin::wrapped(first(image)).map_err(|error| refused(&error))?;
+                in_container(container as *const c_void)
+            }
+            fatbin::MAGIC => in_container(image),
+            ELF => {
+                log::once("machine code cannot be loaded on soft cards: give PTX");
+                Err(CuResult::NO_BINARY_FOR_GPU)
+            }
+            _ => CStr::from_ptr(image.cast()).to_str().map(str::to_owned).map_err(|_| CuResult::INVALID_PTX),
         }
-        _ => {
-            // SAFETY: what is neither is text that ends with a zero, as the driver API has it.
-            let text = unsafe { CStr::from_ptr(image.cast()) };
-            text.to_str().map(str::to_owned).map_err(|_| CuResult::INVALID_PTX)
-        }
+    }
+}
+
+/// # Safety
+/// It points to a container, or to nothing.
+unsafe fn in_container(container: *const c_void) -> Outcome<String> {
+    if container.is_null() {
+        return Err(CuResult::INVALID_IMAGE);
+    }
+    // SAFETY: the container has its header, which says how long it is.
+    let bytes = unsafe {
+        let length = fatbin::total_bytes(first(container)).map_err(|error| refused(&error))?;
+        std::slice::from_raw_parts(container.cast::<u8>(), length)
+    };
+    let found = fatbin::find_ptx(bytes, ANY_CARD).map_err(|error| refused(&error))?;
+    Ok(found.text.to_owned())
+}
+
+fn refused(error: &FatbinError) -> CuResult {
+    log::once(&error.to_string());
+    match error {
+        FatbinError::Compressed(_) | FatbinError::NoPtx => CuResult::NO_BINARY_FOR_GPU,
+        _ => CuResult::INVALID_IMAGE,
     }
 }
 
@@ -33,5 +70,13 @@ pub fn text_at(image: *const c_void) -> Outcome<String> {
 pub fn file(name: &str) -> Outcome<Vec<u8>> {
     let mut image = std::fs::read(name).map_err(|_| CuResult::FILE_NOT_FOUND)?;
     image.push(0);
+    // A fat binary that is cut off must not be read beyond its end.
+    let is_fat = image.len() > fatbin::HEADER_BYTES && image[..4] == fatbin::MAGIC.to_le_bytes();
+    if is_fat {
+        let header = std::array::from_fn(|place| image[place]);
+        if fatbin::total_bytes(header).map_err(|error| refused(&error))? >= image.len() {
+            return Err(CuResult::INVALID_IMAGE);
+        }
+    }
     Ok(image)
 }

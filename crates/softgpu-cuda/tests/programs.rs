@@ -140,6 +140,38 @@ print(cuda.cuModuleLoadData(C.byref(module), b".version 8.0\n.target sm_75\nnons
 }
 
 #[test]
+fn fat_binaries_of_nvcc_are_loaded_if_their_ptx_is_plain() {
+    let (dir, _state) = soft("1x4GiB");
+    let script = r#"
+import ctypes as C, sys
+cuda = C.CDLL("libcuda.so.1")
+context, module, count = C.c_void_p(), C.c_void_p(), C.c_uint()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(C.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+for name in sys.argv[1:]:
+    print(cuda.cuModuleLoad(C.byref(module), name.encode()))
+    image = open(name, "rb").read()
+    print(cuda.cuModuleLoadFatBinary(C.byref(module), image))
+wrapper = (C.c_uint64 * 3)(0x1466243b1, C.cast(C.c_char_p(plain := open(sys.argv[1], "rb").read()), C.c_void_p).value, 0)
+print(cuda.cuModuleLoadFatBinary(C.byref(module), wrapper), cuda.cuModuleGetFunctionCount(C.byref(count), module), count.value)
+"#;
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same/h200");
+    let (plain, compressed) = (made.join("basic.fatbin"), made.join("compressed.fatbin"));
+    let cut = dir.path().join("cut.fatbin");
+    fs::write(&cut, &fs::read(&plain).expect("the file is there")[..1000]).expect("a file can be made");
+    let names = [&plain, &compressed].map(|path| path.to_str().expect("a path"));
+    let output = run(&mut python(dir.path(), &["-c", script, names[0], names[1]]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n0\n209\n209\n0 0 8\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nvcc -no-compress"));
+    let load = "import ctypes as C, sys; cuda = C.CDLL('libcuda.so.1'); cuda.cuInit(0); c = C.c_void_p();\
+        cuda.cuDevicePrimaryCtxRetain(C.byref(c), 0); cuda.cuCtxSetCurrent(c);\
+        print(cuda.cuModuleLoad(C.byref(c), sys.argv[1].encode()))";
+    let output = run(&mut python(dir.path(), &["-c", load, cut.to_str().expect("a path")]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "200\n", "an image that is cut off");
+}
+
+#[test]
 fn without_cards_a_program_is_told_so() {
     let (dir, _state) = soft("1x4GiB");
     let mut command = python(dir.path(), &["-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"]);

@@ -1,7 +1,5 @@
 //! Soft cards for a test: a file of cards, the library that programs find them with, and programs.
 
-pub mod daemon;
-
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};

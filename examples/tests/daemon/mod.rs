@@ -1,6 +1,6 @@
 //! The daemon's side of the shim, for a test: it listens, gives orders, and reads the answers.
 
-use super::Soft;
+use crate::soft::Soft;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
