@@ -184,10 +184,12 @@ fn drop_mapping(at: u64) {
     driver::cuMemAddressFree(at, bytes as usize);
 }
 
+/// An event in each context, of which nothing is known.
+static EVENTS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
 /// Whether a plain call would be allowed now: nothing went wrong in the context, and no capture forbids it.
 /// The driver answers that to a question about an event that nothing is known of.
 fn allowed(context: usize) -> Result<(), u32> {
-    static EVENTS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
     let known = EVENTS.lock().unwrap_or_else(PoisonError::into_inner).get(&context).copied();
     let event = match known {
         Some(event) => event,
@@ -243,10 +245,16 @@ fn end_context(context: usize) {
         .for_each(|physical| physical.context = 0);
     drop(table);
     gone.into_iter().for_each(drop_block);
+}
+
+/// A context may go now: the next one can have its handle.
+fn before_end(context: usize) {
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
     control::forget(context);
 }
 
 extern "C" fn context_destroy(context: usize) -> u32 {
+    before_end(context);
     let result = real!(context: usize);
     if result == driver::SUCCESS {
         end_context(context);
@@ -269,6 +277,7 @@ fn primary(device: c_int) -> Option<usize> {
 
 extern "C" fn primary_release(device: c_int) -> u32 {
     let before = primary(device);
+    before.into_iter().for_each(before_end);
     let result = real!(device: c_int);
     let (mut flags, mut active) = (0, 1);
     driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
@@ -362,12 +371,19 @@ extern "C" fn mem_free(at: u64) -> u32 {
 }
 
 extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
-    let found = table::lock().block(at);
-    let Some((first, block)) = found else {
+    let table = table::lock();
+    let mapped = table.mapping(at).map(|(first, mapping)| (first, mapping.bytes));
+    let found = match table.block(at) {
+        Some((first, block)) => Some((first, block.bytes)),
+        // While the memory is away the driver knows nothing of it.
+        None => mapped.filter(|_| gate::state() != gate::OPEN),
+    };
+    drop(table);
+    let Some((first, bytes)) = found else {
         return real!(base: *mut u64, size: *mut usize, at: u64);
     };
     let base_told = if base.is_null() { Ok(()) } else { put(base, first) };
-    told(base_told.and_then(|()| if size.is_null() { Ok(()) } else { put(size, block.bytes as usize) }))
+    told(base_told.and_then(|()| if size.is_null() { Ok(()) } else { put(size, bytes as usize) }))
 }
 
 extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
@@ -561,23 +577,36 @@ extern "C" fn free_async(at: u64, stream: usize) -> u32 {
 }
 
 /// Answers about plain allocations what they would be if the driver had made them: a context and a
-/// range. The rest the driver knows, except while the memory is away.
+/// range. The rest the driver knows, except while the memory is away: then it is answered from the table.
 fn about(attribute: c_int, at: u64) -> Option<u64> {
     let table = table::lock();
-    let (first, block) = table.block(at)?;
-    let device = table.mapping(at).and_then(|(_, mapping)| table.physical.get(&mapping.handle))?.properties.location.id;
+    let (mapped_at, mapping) = table.mapping(at)?;
+    let device = table.physical.get(&mapping.handle)?.properties.location.id;
+    let (id, mapped_bytes) = (mapping.handle, mapping.bytes);
+    let block = table.block(at);
     drop(table);
-    let is_away = gate::state() != gate::OPEN;
+    if let Some((first, block)) = block {
+        match attribute {
+            1 => return Some(block.context as u64),
+            11 => return Some(first),
+            12 => return Some(block.bytes),
+            _ => {}
+        }
+    }
+    if gate::state() == gate::OPEN {
+        return None;
+    }
     Some(match attribute {
-        1 => block.context as u64,
-        11 => first,
-        12 => block.bytes,
-        2 if is_away => 2,
-        3 if is_away => at,
-        9 if is_away => device as u64,
-        6 | 8 | 10 | 14 | 15 | 17 if is_away => 0,
-        13 if is_away => 1,
-        16 if is_away => 3,
+        2 => 2,
+        3 => at,
+        9 => device as u64,
+        // What the program mapped itself is of no context.
+        1 | 6 | 8 | 10 | 14 | 15 | 17 | 21 => 0,
+        7 | 20 => id,
+        11 | 19 => mapped_at,
+        12 | 18 => mapped_bytes,
+        13 => 1,
+        16 => 3,
         _ => return None,
     })
 }

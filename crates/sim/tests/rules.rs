@@ -23,6 +23,15 @@ fn two_hundred_seeds_keep_the_rules() {
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
 }
 
+/// Worlds in which hours of runs once found a rule broken.
+#[test]
+fn worlds_that_once_broke_a_rule_keep_it() {
+    // A process on a card becomes its holder's, and opens the card to who wants it alone.
+    for seed in [5_055_540] {
+        check(seed, Options::default());
+    }
+}
+
 #[test]
 fn a_long_run_keeps_the_rules() {
     check(7, Options { steps: 60_000, ..Options::default() });

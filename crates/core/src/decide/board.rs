@@ -117,16 +117,6 @@ pub(crate) struct Fit {
     pub before: Option<Time>,
 }
 
-/// What came of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claimed {
-    /// It has its cards, or as many as others had left; or enough others claim already.
-    Yes,
-    /// Whatever ends, it would not fit: cards are not kept for what strangers, a drain or a fault
-    /// prevent.
-    Hopeless,
-}
-
 /// A card as one waiter sees it.
 struct Seen {
     card: CardId,
@@ -160,7 +150,7 @@ impl Board {
             looked += 1;
             match board.fit(state, ahead) {
                 Some(fit) => board.take(&fit),
-                None => drop(board.claim(state, ahead)),
+                None => board.claim(state, ahead),
             }
         }
         (looked < LOOK_AHEAD).then_some(board)
@@ -293,18 +283,16 @@ impl Board {
         }
     }
 
-    /// A waiter that does not fit claims the cards that leases give back first.
-    pub fn claim(&mut self, state: &State, lease: &Lease) -> Claimed {
-        if self.claimants.len() == CLAIMANTS {
-            return Claimed::Yes;
+    /// A waiter that does not fit claims the cards that leases give back first; none if whatever ends would
+    /// not do: cards are not kept for what strangers, a drain or a fault prevent.
+    pub fn claim(&mut self, state: &State, lease: &Lease) {
+        if self.claimants.len() == CLAIMANTS || self.claimants.contains(&lease.tenant) {
+            return;
         }
         let wanted = usize::from(lease.ask.gpus);
         let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
         if able.len() < wanted {
-            return Claimed::Hopeless;
-        }
-        if self.claimants.contains(&lease.tenant) {
-            return Claimed::Yes;
+            return;
         }
         let open = able.into_iter().filter(|slot| slot.claims.len() < CLAIMS_OF_CARD);
         let mut open: Vec<(Reverse<Bytes>, CardId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
@@ -314,7 +302,6 @@ impl Board {
             self.claimants.push(lease.tenant);
             cards.into_iter().for_each(|card| self.put_claim(state, lease, card, at));
         }
-        Claimed::Yes
     }
 
     /// When a waiter has as many of these cards as it wants, all at once, and which.

@@ -2,7 +2,7 @@
 
 use super::Turn;
 use super::admit::would_do;
-use super::board::{Board, Claimed, Fit, could_hold};
+use super::board::{Board, Fit, could_hold};
 use crate::action::Action;
 use crate::ask::{Ask, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
@@ -51,8 +51,10 @@ impl Turn<'_> {
                 None if round.has_enough_of(tenant) => continue,
                 None => match round.fit(self.state, lease) {
                     Some(fit) => {
+                        let unowned = unowned(self.state, &fit.cards);
                         self.grant(place.lease, &fit);
-                        if round.is_upset_by(self.state, tenant, place) {
+                        let is_changed = unowned != self::unowned(self.state, &fit.cards);
+                        if round.is_upset_by(self.state, tenant, place, is_changed) {
                             round = Round::new(self.state, self.now);
                             looked += 1;
                             continue;
@@ -94,14 +96,12 @@ struct Round {
     /// Tenants with a waiter that was passed, and where the last of those waiters stands.
     kept: BTreeMap<TenantId, usize>,
     last: Option<(i64, LeaseId)>,
-    /// One of them would not fit whatever ended.
-    hopeless: bool,
 }
 
 impl Round {
     fn new(state: &State, now: Time) -> Round {
         let board = Board::new(state, now);
-        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeMap::new(), last: None, hopeless: false }
+        Round { cursor: Cursor::default(), board, looked: 0, kept: BTreeMap::new(), last: None }
     }
 
     fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
@@ -112,7 +112,7 @@ impl Round {
     /// A waiter stays, and claims what it needs.
     fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
         self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
-        self.hopeless |= self.board.claim(state, lease) == Claimed::Hopeless;
+        self.board.claim(state, lease);
         *self.kept.entry(lease.tenant).or_default() += 1;
     }
 
@@ -125,13 +125,19 @@ impl Round {
         self.kept.get(&tenant).is_some_and(|kept| *kept >= LOOK_AHEAD_OF_TENANT)
     }
 
-    /// Whether a grant to this tenant changes what was found on the way: a process on a card may have
-    /// become somebody's, so that who had no hope may have now; a waiter of the tenant that stands
+    /// Whether a grant to this tenant changes what was found on the way: a process on a card has become
+    /// somebody's, so that who could not be there may be now; a waiter of the tenant that stands
     /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
-    fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place) -> bool {
+    fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place, is_changed: bool) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);
-        self.hopeless || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
+        let is_found_otherwise = is_changed && !self.kept.is_empty();
+        is_found_otherwise || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
     }
+}
+
+/// What is on cards that is nobody's: processes and bytes.
+fn unowned(state: &State, cards: &[CardId]) -> Vec<(usize, Option<Bytes>)> {
+    cards.iter().map(|card| (state.strangers(*card), state.room(*card).loose())).collect()
 }
 
 /// A tenant's mark once it is charged for so much of so many cards for so long: its use in relation

@@ -20,6 +20,7 @@ try() { # name, parks, seconds between parks, seconds before the first, command
         echo "$name: NOT the same"
     fi
 }
+[ "${3:-all}" = all ] || return 0
 parks=${PARKS:-60}
 try torch "$parks" 0.05 0 python3 torch_train.py --steps 3000
 try graph "$parks" 0.05 0 python3 torch_train.py --steps 3000 --graph
@@ -27,3 +28,4 @@ try cupy "$parks" 0.02 0 python3 cupy_job.py
 try jax "$parks" 0.02 0 python3 jax_job.py
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True try expandable "$parks" 0.05 0 python3 torch_train.py --steps 3000
 PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync try async "$parks" 0.05 0 python3 torch_train.py --steps 3000
+try triton "$parks" 0.03 0 python3 triton_job.py

@@ -137,8 +137,13 @@ exports! {
     }
     "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: *mut u32, host: *mut c_void) {
         let (runtime, _) = current()?;
-        // With one address space all host memory is mapped for the card.
-        put(flags, host_flags(runtime, host as u64)? | 2)
+        // With one address space all host memory is mapped for the card, and so made for all contexts.
+        let told = match runtime.space.hold().find(host as u64).map(|(_, block)| block.kind) {
+            Some(Kind::Host(given)) => given & 4,
+            Some(Kind::Registered(given)) => given & 1,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        put(flags, told | 2)
     }
     "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: u32) {
         let (runtime, context) = current()?;
