@@ -153,6 +153,7 @@ driver! {
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
     cuStreamCreate(place: *mut usize, flags: u32);
+    cuStreamIsCapturing(stream: usize, status: *mut c_int);
     cuStreamSynchronize(stream: usize);
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
 }

@@ -294,6 +294,11 @@ pub fn end_capture() {
     let _ = CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1));
 }
 
+/// Whether anything is captured.
+pub fn is_capturing() -> bool {
+    CAPTURES.load(SeqCst) > 0
+}
+
 /// Waits for the card with `wait`, unless something is captured: then it is not done.
 pub fn unless_capturing(wait: impl FnOnce() -> u32) -> Option<u32> {
     WAITING_FOR_CARD.fetch_add(1, SeqCst);

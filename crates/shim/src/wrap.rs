@@ -511,6 +511,12 @@ extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u6
     result
 }
 
+/// Whether a stream is captured: then what it allocates is the graph's.
+fn is_captured(stream: usize) -> bool {
+    let mut status = 0;
+    gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
+}
+
 /// Counts what a stream allocated, which is the driver's own memory and stays on the card.
 fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
     let mut table = table::lock();
@@ -539,6 +545,10 @@ fn after_streamed(result: u32, place: *mut u64, bytes: usize, (uuid, device): ([
 }
 
 extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
+    if is_captured(stream) {
+        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocAsync");
+        return real!(place: *mut u64, bytes: usize, stream: usize);
+    }
     match before_streamed(bytes) {
         Ok(card) => after_streamed(real!(place: *mut u64, bytes: usize, stream: usize), place, bytes, card),
         Err(error) => error,
@@ -546,6 +556,10 @@ extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
 }
 
 extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, pool: usize, stream: usize) -> u32 {
+    if is_captured(stream) {
+        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocFromPoolAsync");
+        return real!(place: *mut u64, bytes: usize, pool: usize, stream: usize);
+    }
     match before_streamed(bytes) {
         Ok(card) => {
             after_streamed(real!(place: *mut u64, bytes: usize, pool: usize, stream: usize), place, bytes, card)

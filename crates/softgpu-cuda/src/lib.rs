@@ -14,8 +14,8 @@
 //! that touches memory or gives a card work passes the gate of its process's row, which a checkpoint
 //! shuts; what is under way keeps its pass.
 //!
-//! Absent: arrays, textures, IPC, multicast, cooperative launches and clusters, allocations inside
-//! graphs, linking, graphics. They answer NOT_SUPPORTED and say their name once. Absent for good: the
+//! Absent: arrays, textures, IPC, multicast, cooperative launches and clusters, linking, graphics. They
+//! answer NOT_SUPPORTED and say their name once. Absent for good: the
 //! private tables by which NVIDIA's runtime library (libcudart) reaches into its driver; programs that
 //! use the driver API run, others do not.
 

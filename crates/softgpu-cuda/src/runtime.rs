@@ -39,6 +39,8 @@ pub struct Runtime {
     pub space: Space,
     /// Addresses it has reserved.
     pub reserved: Reserved,
+    /// Addresses that graphs have for their memory, and how long each is.
+    pub of_graphs: Mutex<BTreeMap<u64, u64>>,
     /// What it has under way.
     pub engine: Engine,
     /// Primary contexts, by card.
@@ -169,6 +171,7 @@ impl Runtime {
             visible,
             space: Space::default(),
             reserved: Reserved::default(),
+            of_graphs: Mutex::default(),
             engine: Engine::default(),
             primary: (0..cards).map(|_| Mutex::default()).collect(),
             current_pools: (0..cards).map(|_| Mutex::default()).collect(),

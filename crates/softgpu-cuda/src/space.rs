@@ -32,6 +32,8 @@ pub enum Kind {
     Pool(usize),
     /// A card's, mapped by the program itself.
     Mapped,
+    /// A card's, at an address that a graph has for it.
+    Graph,
     /// A card's and the host's in turn.
     Managed,
     /// The host's, made for copies, with these flags.

@@ -174,7 +174,7 @@ impl Reserved {
     /// Whether a range is exactly some mappings, side by side.
     fn is_whole(runtime: &Runtime, at: u64, bytes: u64) -> bool {
         let held = runtime.space.hold();
-        let mapped = held.range(at, bytes).filter(|(_, block)| block.kind == Kind::Mapped);
+        let mapped = held.range(at, bytes).filter(|(_, block)| matches!(block.kind, Kind::Mapped | Kind::Graph));
         let end = mapped.fold(at, |end, (first, block)| if first == end { first + block.bytes } else { u64::MAX });
         bytes > 0 && at.checked_add(bytes) == Some(end)
     }
@@ -200,9 +200,52 @@ impl Reserved {
         let firsts: Vec<u64> = runtime.space.hold().range(at, bytes).map(|(first, _)| first).collect();
         over(at, bytes, Access::None, None)?;
         for first in firsts {
-            runtime.space.free(first, |kind| kind == Kind::Mapped)?;
+            runtime.space.free(first, |kind| matches!(kind, Kind::Mapped | Kind::Graph))?;
         }
         Ok(())
+    }
+}
+
+impl Runtime {
+    /// An address for memory that a graph will take when it runs.
+    pub fn reserve_for_graph(&self, bytes: u64) -> Outcome<u64> {
+        let whole = bytes.checked_next_multiple_of(GRANULE).filter(|whole| *whole > 0);
+        let whole = whole.ok_or(CuResult::INVALID_VALUE)?;
+        let at = self.reserved.reserve(whole, 0, 0)?;
+        self.of_graphs.lock().unwrap_or_else(PoisonError::into_inner).insert(at, whole);
+        Ok(at)
+    }
+
+    /// Whether there is, or will be when a graph runs, memory of a graph at an address.
+    pub fn is_of_graph(&self, at: u64) -> bool {
+        let of_graphs = self.of_graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        of_graphs.range(..=at).next_back().is_some_and(|(first, bytes)| at - first < *bytes)
+    }
+
+    /// A graph takes memory at its address; what it did not give back since is still there.
+    pub fn take_for_graph(&self, at: u64, bytes: u64, card: usize, context: usize) -> Outcome {
+        if self.space.hold().find(at).is_some() {
+            return Ok(());
+        }
+        let whole = bytes.next_multiple_of(GRANULE);
+        let physical = Physical::create(self, whole, Some(card), 0)?;
+        self.reserved.map(self, at, whole, &physical, context)?;
+        self.reserved.set_access(self, at, whole, Access::Write)?;
+        self.space.change(at, 1, |block| block.kind = Kind::Graph);
+        Ok(())
+    }
+
+    /// Gives it back; its address stays the graph's.
+    pub fn give_back_for_graph(&self, at: u64) -> Outcome {
+        let bytes = self.space.hold().find(at).map(|(_, block)| block.bytes).ok_or(CuResult::INVALID_VALUE)?;
+        self.reserved.unmap(self, at, bytes)
+    }
+
+    /// What graphs have of a card.
+    pub fn used_by_graphs(&self, card: usize) -> u64 {
+        let held = self.space.hold();
+        let own = held.range(0, u64::MAX).filter(|(_, block)| block.kind == Kind::Graph && block.card == card);
+        own.map(|(_, block)| block.bytes).sum()
     }
 }
 

@@ -140,6 +140,8 @@ pub enum Work {
     Record(Arc<Event>),
     /// Waits until an event is passed.
     Await(Arc<Event>),
+    /// Takes memory at an address that was set aside for it: where, and how much.
+    Take(u64, u64),
     /// Gives memory back to its pool.
     Free(u64),
     /// Writes a number.
@@ -162,6 +164,7 @@ impl Work {
             Work::Nothing => 5,
             Work::Await(_) => 6,
             Work::Record(_) => 7,
+            Work::Take(..) => 10,
             Work::Free(_) => 11,
             Work::Write(..) | Work::WaitFor(..) => 12,
         }
@@ -200,6 +203,7 @@ impl Work {
                 }
                 Ok(())
             }
+            Work::Take(at, bytes) => runtime.take_for_graph(*at, *bytes, context.card, context.handle),
             Work::Free(at) => runtime.free_pooled(*at),
             Work::Write(word, value) => word.write(runtime, *value),
             Work::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),
@@ -257,7 +261,8 @@ impl Copy {
     /// Whether an end is memory of the program that it may reuse as soon as the call returns.
     pub fn touches_pageable(&self, runtime: &Runtime) -> bool {
         let held = runtime.space.hold();
-        [self.to, self.from].iter().any(|end| end.whose != Whose::Card && held.find(end.at).is_none())
+        let is_unknown = |end: &End| held.find(end.at).is_none() && !runtime.is_of_graph(end.at);
+        [self.to, self.from].iter().any(|end| end.whose != Whose::Card && is_unknown(end))
     }
 
     fn run(&self, runtime: &Runtime, context: &Context) -> Outcome {
@@ -401,6 +406,7 @@ impl Runtime {
                 Err(_) => self.space.free(at, |kind| kind == Kind::Pool(pool)),
             },
             Some(Kind::Device) => self.space.free(at, |kind| kind == Kind::Device),
+            Some(Kind::Graph) => self.give_back_for_graph(at),
             _ => {
                 log::once("memory that was freed in a stream's order was not there any more");
                 Ok(())

@@ -167,8 +167,11 @@ fn place(when: When, own: bool) -> Outcome<(&'static Runtime, Arc<Stream>)> {
 fn copy(copy: Copy, when: When, own: bool) -> Outcome {
     let (runtime, stream) = place(when, own)?;
     let _inside = runtime.seat.pass();
-    copy.check(runtime)?;
     let is_captured = when != When::Done && runtime.frontier(&stream)?.is_some();
+    // Memory that a graph takes when it runs may not be there yet.
+    if ![copy.to.at, copy.from.at].iter().any(|at| runtime.is_of_graph(*at)) {
+        copy.check(runtime)?;
+    }
     // Memory of the program that nobody made known may be reused when the call returns.
     if when == When::Done || (!is_captured && copy.touches_pageable(runtime)) {
         finish(runtime, &stream, Work::Copy(copy))
@@ -180,7 +183,9 @@ fn copy(copy: Copy, when: When, own: bool) -> Outcome {
 fn fill(fill: Fill, when: When, own: bool) -> Outcome {
     let (runtime, stream) = place(when, own)?;
     let _inside = runtime.seat.pass();
-    fill.check(runtime)?;
+    if !runtime.is_of_graph(fill.at) {
+        fill.check(runtime)?;
+    }
     match when {
         When::Done => finish(runtime, &stream, Work::Fill(fill)),
         When::Given(_) => give(runtime, &stream, Work::Fill(fill)),

@@ -48,7 +48,7 @@ fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
     runtime.engine.wait(&runtime.engine.last_of_all(Some(owner)));
     let _inside = runtime.seat.pass();
     match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
-        Some(Kind::Pool(_)) => runtime.free_pooled(at)?,
+        Some(Kind::Pool(_) | Kind::Graph) => runtime.free_pooled(at)?,
         Some(Kind::Managed) => {
             runtime.space.free(at, |kind| kind == Kind::Managed)?;
             runtime.seat.row().managed.fetch_sub(1, SeqCst);
@@ -73,7 +73,7 @@ fn host_flags(runtime: &Runtime, at: u64) -> Outcome<u32> {
 }
 
 fn is_of_card(kind: Kind) -> bool {
-    matches!(kind, Kind::Device | Kind::Managed | Kind::Pool(_))
+    matches!(kind, Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::Graph)
 }
 
 exports! {

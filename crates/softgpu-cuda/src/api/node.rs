@@ -2,6 +2,7 @@
 
 use super::copy::Memcpy3D;
 use super::function::function;
+use super::pool::PoolProperties;
 use super::{exports, list, put, take};
 use crate::function::{Call, Given, Shape};
 use crate::graph::{Exec, Node};
@@ -60,6 +61,17 @@ pub struct AnyNode {
     reserved: [c_int; 3],
     params: [u64; 29],
     end: u64,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: a pool's properties, who may touch it, how much; and where it will be.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TakeNode {
+    pool: PoolProperties,
+    allowed: *const c_void,
+    count: usize,
+    bytes: usize,
+    at: u64,
 }
 
 /// Which form of a kernel's parameters a program gives.
@@ -240,6 +252,44 @@ exports! {
     ) {
         let (runtime, context) = current()?;
         add(place, &Place { graph, after, count }, context, Work::Await(runtime.events.get(event)?))
+    }
+    "cuGraphAddMemAllocNode" 11040 fn cuGraphAddMemAllocNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut TakeNode,
+    ) {
+        let (runtime, context) = current()?;
+        let wanted = take(params)?;
+        let at = runtime.reserve_for_graph(wanted.bytes as u64)?;
+        add(place, &Place { graph, after, count }, context, Work::Take(at, wanted.bytes as u64))?;
+        put(params, TakeNode { at, ..wanted })
+    }
+    "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(
+        place: *mut usize, graph: usize, after: *const usize, count: usize, at: u64,
+    ) {
+        let (runtime, context) = current()?;
+        if !runtime.is_of_graph(at) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        add(place, &Place { graph, after, count }, context, Work::Free(at))
+    }
+    "cuGraphMemFreeNodeGetParams" 11040 fn cuGraphMemFreeNodeGetParams(handle: usize, place: *mut u64) {
+        let Work::Free(at) = node(handle)?.1.work() else { return Err(CuResult::INVALID_VALUE) };
+        put(place, at)
+    }
+    "cuDeviceGraphMemTrim" 11040 fn cuDeviceGraphMemTrim(device: c_int) {
+        // What graphs give back is given back at once.
+        Runtime::get()?.card(device).map(drop)
+    }
+    "cuDeviceGetGraphMemAttribute" 11040 fn cuDeviceGetGraphMemAttribute(
+        device: c_int, attribute: c_int, place: *mut u64,
+    ) {
+        let runtime = Runtime::get()?;
+        let card = runtime.card(device)?;
+        match attribute {
+            0 | 2 => put(place, runtime.used_by_graphs(card)),
+            // The highest that there was is not kept.
+            1 | 3 => Err(CuResult::NOT_SUPPORTED),
+            _ => Err(CuResult::INVALID_VALUE),
+        }
     }
     "cuGraphAddNode" 12020 fn cuGraphAddNode(
         place: *mut usize, graph: usize, after: *const usize, count: usize, params: *const AnyNode,

@@ -38,14 +38,15 @@ fn is_short(attribute: c_int) -> bool {
 fn alloc(bytes: usize, from: Option<usize>, stream: usize, own: bool) -> Outcome<u64> {
     let (runtime, stream) = resolve(stream, own)?;
     let _inside = runtime.seat.pass();
-    if runtime.frontier(&stream)?.is_some() {
-        log::once("allocations cannot be captured into a graph");
-        return Err(CuResult::NOT_SUPPORTED);
-    }
     let from = match from {
         Some(handle) => pool(runtime, handle)?,
         None => runtime.current_pool(stream.context.card),
     };
+    if runtime.frontier(&stream)?.is_some() {
+        let at = runtime.reserve_for_graph(bytes as u64)?;
+        runtime.capture(&stream, || Work::Take(at, bytes as u64))?;
+        return Ok(at);
+    }
     let found = from.alloc(runtime, stream.context.handle, bytes as u64);
     // What is being freed may be all that is missing.
     if found == Err(CuResult::OUT_OF_MEMORY) {
@@ -165,17 +166,12 @@ streamed! { own;
         current()?;
         let (runtime, stream) = resolve(stream, own)?;
         let _inside = runtime.seat.pass();
-        let kind = match runtime.space.hold().find(at) {
-            Some((first, block)) if first == at => block.kind,
-            _ => return Err(CuResult::INVALID_VALUE),
+        let kind = runtime.space.hold().find(at).filter(|(first, _)| *first == at).map(|(_, block)| block.kind);
+        let is_freeable = match kind {
+            Some(kind) => matches!(kind, Kind::Pool(_) | Kind::Device | Kind::Graph),
+            // A graph takes it when it runs.
+            None => runtime.is_of_graph(at),
         };
-        if !matches!(kind, Kind::Pool(_) | Kind::Device) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        if runtime.frontier(&stream)?.is_some() {
-            log::once("freeing cannot be captured into a graph");
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-        give(runtime, &stream, Work::Free(at))
+        if is_freeable { give(runtime, &stream, Work::Free(at)) } else { Err(CuResult::INVALID_VALUE) }
     }
 }

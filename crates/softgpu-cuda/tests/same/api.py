@@ -600,6 +600,54 @@ def graphs():
     must("cuMemFree_v2", at)
 
 
+def graph_memory():
+    one = got(PTR, "cuStreamCreate", 1)
+    add = function(MODULE, "add")
+    out, inner, graph, run = alloc(4096), U64(), PTR(), PTR()
+    put(out, [0] * 8)
+    must("cuStreamBeginCapture_v2", one, 2)
+    must("cuMemAllocAsync", BY(inner), SIZE(4096), one)
+    must("cuMemsetD32Async", inner, 5, SIZE(8), one)
+    must("cuLaunchKernel", add, 1, 1, 1, 8, 1, 1, 0, one, pointers(inner, UINT(3), UINT(8)), None)
+    must("cuMemcpyDtoDAsync_v2", out, inner, SIZE(32), one)
+    must("cuMemFreeAsync", inner, one)
+    must("cuStreamEndCapture", one, BY(graph))
+    count, kind, kinds = SIZE(), INT(), []
+    must("cuGraphGetNodes", graph, None, BY(count))
+    nodes = (PTR * count.value)()
+    must("cuGraphGetNodes", graph, nodes, BY(count))
+    for node in nodes:
+        must("cuGraphNodeGetType", PTR(node), BY(kind))
+        kinds.append(kind.value)
+    say("nodes", sorted(kinds))
+    must("cuGraphInstantiateWithFlags", BY(run), graph, U64(0))
+    for _ in range(3):
+        must("cuGraphLaunch", run, one)
+    must("cuStreamSynchronize", one)
+    say("memory of its own", get(out, 8))
+    used = U64(7)
+    say("given back", call("cuDeviceGetGraphMemAttribute", 0, 0, BY(used)), used.value,
+        call("cuDeviceGraphMemTrim", 0))
+    must("cuGraphExecDestroy", run)
+    must("cuGraphDestroy", graph)
+    # Taken in a graph, and freed outside of it.
+    must("cuStreamBeginCapture_v2", one, 2)
+    must("cuMemAllocAsync", BY(inner), SIZE(4096), one)
+    must("cuMemsetD32Async", inner, 9, SIZE(8), one)
+    must("cuStreamEndCapture", one, BY(graph))
+    must("cuGraphInstantiateWithFlags", BY(run), graph, U64(0))
+    for _ in range(2):
+        must("cuGraphLaunch", run, one)
+        must("cuMemcpyDtoDAsync_v2", out, inner, SIZE(32), one)
+        must("cuMemFreeAsync", inner, one)
+    must("cuStreamSynchronize", one)
+    say("freed outside", get(out, 8))
+    must("cuGraphExecDestroy", run)
+    must("cuGraphDestroy", graph)
+    must("cuStreamDestroy_v2", one)
+    must("cuMemFree_v2", out)
+
+
 def broken(what):
     """In a process of its own: a kernel that goes wrong, and what every call says from then on."""
     start()
@@ -621,7 +669,7 @@ def main():
     entry_points()
     CONTEXT = contexts()
     MODULE = module()
-    for part in (memory, host_memory, addresses, virtual_memory, pools, order, modules, graphs):
+    for part in (memory, host_memory, addresses, virtual_memory, pools, order, modules, graphs, graph_memory):
         print(f"# {part.__name__}")
         part()
     for what in ("address", "alignment"):
