@@ -23,7 +23,8 @@ const WAITERS: usize = 8;
 pub struct Promises {
     by: BTreeMap<LeaseId, Time>,
     events: u64,
-    /// Bytes and processes on each card that no lease accounts for; `None`: it cannot be read.
+    /// Bytes and processes on each card that no lease accounts for; `None`: it is not there, or cannot be
+    /// read.
     beyond: Vec<Option<(Bytes, usize)>>,
     /// Who was told, and was served by then.
     pub kept: u64,
@@ -87,7 +88,8 @@ impl Promises {
         let beyond = |card| {
             let room = state.room(card);
             let over: Bytes = room.claims().values().map(|claim| claim.seen.less(claim.reserved)).sum();
-            room.loose().map(|loose| (loose + over, state.strangers(card)))
+            let loose = room.loose().filter(|_| state.is_listed(card));
+            loose.map(|loose| (loose + over, state.strangers(card)))
         };
         let mut less = false;
         for (number, card) in state.cards().enumerate() {

@@ -167,11 +167,9 @@ streamed! { own;
         let (runtime, stream) = resolve(stream, own)?;
         let _inside = runtime.seat.pass();
         let kind = runtime.space.hold().find(at).filter(|(first, _)| *first == at).map(|(_, block)| block.kind);
-        let is_freeable = match kind {
-            Some(kind) => matches!(kind, Kind::Pool(_) | Kind::Device | Kind::Graph),
-            // A graph takes it when it runs.
-            None => runtime.is_of_graph(at),
-        };
+        // What is a graph's it may only take when it runs.
+        let is_freeable = runtime.is_of_graph(at)
+            || kind.is_some_and(|kind| matches!(kind, Kind::Pool(_) | Kind::Device));
         if is_freeable { give(runtime, &stream, Work::Free(at)) } else { Err(CuResult::INVALID_VALUE) }
     }
 }
