@@ -1,12 +1,17 @@
 //! Each example on soft cards.
 
+#[path = "../../crates/softgpu-nvml/tests/python/venv.rs"]
+mod venv;
+
 mod soft;
 
 use soft::{Child, Soft, succeeded, wait_until};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
-use sublet_softgpu::state::IDLE_BYTES;
+use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const SAXPY: &str = env!("CARGO_BIN_EXE_sublet-example-saxpy");
@@ -149,4 +154,37 @@ fn stress_finds_every_family_in_order() {
     let said = soft.run(STRESS, &["--seconds", "3", "--threads", "8", "--seed", "1"]);
     assert!(said.starts_with("on Sublet Soft 4GiB, 8 threads, seed 1\n") && said.ends_with("\nok\n"), "{said}");
     assert!(soft.is_idle());
+}
+
+/// What a tool prints about the cards.
+fn seen(soft: &Soft, tool: &str, arguments: &[&str]) -> String {
+    let library = std::env::current_exe().expect("a test has a path").with_file_name("libnvidia_ml.so");
+    let link = soft.path("libnvidia-ml.so.1");
+    if !link.exists() {
+        symlink(&library, &link).expect("a link can be made");
+    }
+    let target = library.ancestors().nth(3).expect("a test is in a target directory");
+    let wanted = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/softgpu-nvml/tests/requirements.txt");
+    let venv = venv::venv(target, "soft-venv", &wanted);
+    let program = venv.join("bin").join(tool);
+    let mut command = soft.program(program.to_str().expect("a path"), arguments);
+    command.env("TERM", "xterm").env("COLUMNS", "120").env("LINES", "60").env("LANG", "C.UTF-8");
+    soft::succeeded(&command.output().expect("the tool is there"))
+}
+
+#[test]
+fn tools_nobody_here_wrote_list_the_examples_and_their_memory() {
+    let soft = Soft::new("2x4GiB");
+    let mut command = soft.program(HOLD, &["300MiB", "--device", "1"]);
+    let child = Child(command.stdout(Stdio::null()).spawn().expect("the program is there"));
+    wait_until("it has its memory", || soft.state.used(1) == IDLE_BYTES + CONTEXT_BYTES + (300 << 20));
+    let pid = child.0.id().to_string();
+    let script = "from pynvml import *\nnvmlInit()\nfor number in range(nvmlDeviceGetCount()):\n    \
+        card = nvmlDeviceGetHandleByIndex(number)\n    \
+        print(number, [(p.pid, p.usedGpuMemory >> 20) for p in nvmlDeviceGetComputeRunningProcesses(card)])\n";
+    assert_eq!(seen(&soft, "python", &["-c", script]), format!("0 []\n1 [({pid}, 428)]\n"));
+    let gpustat = seen(&soft, "gpustat", &["--show-pid", "--no-color"]);
+    assert!(gpustat.contains(&format!("/{pid}(428M)")), "{gpustat}");
+    let nvitop = seen(&soft, "nvitop", &["-1", "--no-unicode"]);
+    assert!(nvitop.contains(&pid) && nvitop.contains("428"), "{nvitop}");
 }

@@ -38,7 +38,10 @@ const RULES: [(&str, MayKnow); 18] = [
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
     ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu"])),
-    ("sublet-examples", MayKnow::InTests(&["sublet-softgpu", "sublet-softgpu-cuda", "sublet-shim"])),
+    (
+        "sublet-examples",
+        MayKnow::InTests(&["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),
+    ),
     ("sublet-sim", MayKnow::Anybody),
     ("sublet-bench", MayKnow::Anybody),
     ("sublet-blackbox", MayKnow::Anybody),

@@ -104,7 +104,8 @@ def main():
     def middle(numbers):
         return round(numbers[len(numbers) // 2], 3) if numbers else None
 
-    out, back = rates(parked), rates(resumed)
+    out, back = rates(parked), rates([one for one in resumed if one["bytes"] >= wanted.least])
+    first = parked[0] if parked else None
     print(json.dumps({
         "code": code, "parks": len(parked), "refused": refused, "why": why,
         "gib": max((one["bytes"] for one in parked), default=0) / (1 << 30),
@@ -112,7 +113,7 @@ def main():
         "in_gib_s": {"median": middle(back), "best": middle(back[-1:])},
         "gate_us": {"median": middle(sorted(one["took"]["gate_us"] for one in parked)),
                     "worst": max((one["took"]["gate_us"] for one in parked), default=None)},
-        "last": parked[-1] if parked else None,
+        "first": first, "last": parked[-1] if parked else None, "back": resumed[-1] if resumed else None,
     }))
     sys.exit(code)
 
