@@ -15,10 +15,20 @@ use crate::soft;
 /// What the hardware writes for a float that is not a number.
 const NAN32: u32 = 0x7FFF_FFFF;
 
+/// The bits of what is not a number, as a value of which a compiler knows nothing: to it all such bits are as
+/// good as any others, and it would leave out what makes one of the other.
+#[inline(always)]
+fn nan32() -> u32 {
+    let mut bits = u64::from(NAN32);
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) bits, options(pure, nomem, nostack, preserves_flags)) };
+    bits as u32
+}
+
 /// Replaces any NaN by the one the hardware writes.
 #[inline(always)]
 pub(super) fn canonical(value: f32) -> f32 {
-    if value.is_nan() { f32::from_bits(NAN32) } else { value }
+    if value.is_nan() { f32::from_bits(nan32()) } else { value }
 }
 
 /// Subnormal numbers become zeros of their sign.
