@@ -151,13 +151,10 @@ impl State {
             return Err(Refused::OperatingSystem);
         }
         if !self.has_fault(process, CheckpointFault::FreesNothing) {
-            if !self.lock_books() {
-                return Err(Refused::OperatingSystem);
-            }
+            let _books = self.lock_books().map_err(|_| Refused::OperatingSystem)?;
             for share in &row.cards {
                 share.parked.store(share.used.swap(0, SeqCst), SeqCst);
             }
-            self.unlock_books();
         }
         row.checkpoint.store(Checkpoint::Checkpointed as u32, SeqCst);
         Ok(())
@@ -168,9 +165,7 @@ impl State {
         let process = self.answering(pid)?;
         let row = process.row;
         expect(row, Checkpoint::Checkpointed)?;
-        if !self.lock_books() {
-            return Err(Refused::OperatingSystem);
-        }
+        let _books = self.lock_books().map_err(|_| Refused::OperatingSystem)?;
         let free = |card: usize| self.cards()[card].total.load(SeqCst).saturating_sub(self.used(card));
         let fits = (0..self.cards().len()).all(|card| row.cards[card].parked.load(SeqCst) <= free(card));
         if fits {
@@ -180,7 +175,6 @@ impl State {
         }
         let next = if fits { Checkpoint::Locked } else { Checkpoint::Failed };
         row.checkpoint.store(next as u32, SeqCst);
-        self.unlock_books();
         if fits { Ok(()) } else { Err(Refused::OutOfMemory) }
     }
 

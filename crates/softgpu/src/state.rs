@@ -14,8 +14,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 /// Where a program finds the file, if nobody said otherwise.
@@ -102,6 +102,20 @@ pub struct State {
     file: File,
     path: PathBuf,
     board: NonNull<Board>,
+    /// The lock of the file is the process's: its threads take turns here first.
+    turn: Mutex<()>,
+}
+
+/// The books, locked until the drop.
+pub(crate) struct Books<'a> {
+    file: &'a File,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl Drop for Books<'_> {
+    fn drop(&mut self) {
+        let _ = lock::release(self.file, BOOKS);
+    }
 }
 
 // SAFETY: the mapping is only ever read and written through atomics, and lives until the drop.
@@ -169,7 +183,7 @@ impl State {
         file.set_len(size_of::<Board>() as u64).map_err(failed)?;
         let state = State::map(file, path)?;
         let made = state.make(spec);
-        state.unlock_books();
+        lock::release(&state.file, BOOKS).map_err(failed)?;
         made.map(|()| state)
     }
 
@@ -195,7 +209,7 @@ impl State {
         // SAFETY: a new mapping of a file that is long enough; the kernel chooses where.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         match NonNull::new(at.cast::<Board>()).filter(|_| at != libc::MAP_FAILED) {
-            Some(board) => Ok(State { file, path: path.to_owned(), board }),
+            Some(board) => Ok(State { file, path: path.to_owned(), board, turn: Mutex::new(()) }),
             None => Err(StateError::File { path: path.to_owned(), source: io::Error::last_os_error() }),
         }
     }
@@ -286,14 +300,11 @@ impl State {
         self.cards().get(card).map(|card| set_fault(card, fault)).is_some()
     }
 
-    /// Whether the books could be locked: without that, nothing may be taken from them.
-    #[must_use]
-    pub(crate) fn lock_books(&self) -> bool {
-        lock::take(&self.file, BOOKS).is_ok()
-    }
-
-    pub(crate) fn unlock_books(&self) {
-        let _ = lock::release(&self.file, BOOKS);
+    /// The books, if they could be locked: without that, nothing may be taken from them.
+    pub(crate) fn lock_books(&self) -> io::Result<Books<'_>> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        lock::take(&self.file, BOOKS)?;
+        Ok(Books { file: &self.file, _turn: turn })
     }
 }
 
@@ -329,7 +340,7 @@ impl Seat {
     pub fn take(state: State) -> Result<Seat, StateError> {
         let failed = |source| StateError::File { path: state.path.clone(), source };
         let file = OpenOptions::new().read(true).write(true).open(&state.path).map_err(failed)?;
-        lock::take(&state.file, BOOKS).map_err(failed)?;
+        let books = state.lock_books().map_err(failed)?;
         let rows = &state.board().processes;
         let found = (0..rows.len()).find(|number| lock::try_take(&file, SEATS + *number as u64).unwrap_or(false));
         if let Some(number) = found {
@@ -341,7 +352,7 @@ impl Seat {
             row.namespace.store(own_namespace(), SeqCst);
             row.pid.store(std::process::id(), SeqCst);
         }
-        state.unlock_books();
+        drop(books);
         match found {
             Some(number) => Ok(Seat { state, number, file, running: Mutex::new(()) }),
             None => Err(StateError::Crowded),
@@ -370,15 +381,12 @@ impl Seat {
         if fails {
             return Err(Full);
         }
-        if !self.state.lock_books() {
-            return Err(Full);
-        }
+        let Ok(_books) = self.state.lock_books() else { return Err(Full) };
         let free = of_card.total.load(SeqCst).saturating_sub(self.state.used(card));
         let fits = bytes <= free;
         if fits {
             self.row().cards[card].used.fetch_add(bytes, SeqCst);
         }
-        self.state.unlock_books();
         if fits { Ok(()) } else { Err(Full) }
     }
 

@@ -41,6 +41,28 @@ fn nobody_gets_what_another_has_and_it_comes_back_with_its_owner() {
 }
 
 #[test]
+fn threads_of_one_process_do_not_get_the_same_bytes() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let seat = sit(dir.path());
+    // Three threads, and room for two of them.
+    let one = (4 * GIB - IDLE_BYTES) / 2;
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    if seat.reserve(0, one).is_ok() {
+                        assert!(state.used(0) <= 4 * GIB, "{}", state.used(0));
+                        seat.give_back(0, one);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(state.used(0), IDLE_BYTES);
+}
+
+#[test]
 fn the_same_cards_are_kept_and_others_only_made_when_nobody_is_there() {
     let dir = directory();
     let path = dir.path().join("cards");
