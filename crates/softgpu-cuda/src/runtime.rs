@@ -288,8 +288,9 @@ static CHILD_CLOSES: Mutex<[i32; 2]> = Mutex::new([-1, -1]);
 fn close_in_children(descriptors: [i32; 2]) {
     extern "C" fn in_child() {
         // Nobody holds the lock for long, and the child never waits for it.
-        if let Ok(descriptors) = CHILD_CLOSES.try_lock() {
-            for descriptor in *descriptors {
+        if let Ok(mut descriptors) = CHILD_CLOSES.try_lock() {
+            // Once: a child of the child may have files of its own by these numbers.
+            for descriptor in std::mem::replace(&mut *descriptors, [-1, -1]) {
                 // SAFETY: the child's copy of a descriptor of this library, which nothing there uses.
                 unsafe { libc::close(descriptor) };
             }

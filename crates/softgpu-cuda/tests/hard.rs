@@ -1,0 +1,37 @@
+//! Programs that make mistakes, or do what few do: each of them gets an answer, nobody crashes or
+//! waits for ever, and nothing is lost of the card.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use sublet_softgpu::State;
+use sublet_softgpu::state::{ENV, IDLE_BYTES};
+
+/// What a script of `hard/` says on a card of two gibibytes.
+fn said(script: &str) -> String {
+    let dir = tempfile::tempdir().expect("a directory can be made");
+    let here = std::env::current_exe().expect("a test has a path");
+    symlink(here.with_file_name("libcuda.so"), dir.path().join("libcuda.so.1")).expect("a link can be made");
+    let cards = dir.path().join("cards");
+    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let output = Command::new("timeout")
+        .args(["60", "python3"])
+        .arg(tests.join("hard").join(script))
+        .env("LD_LIBRARY_PATH", dir.path())
+        .env("PYTHONPATH", tests.join("same"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SUBLET_SOFT_MANAGED", "1")
+        .env(ENV, &cards)
+        .output()
+        .expect("python3 is there");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{:?}\n{errors}", output.status);
+    assert_eq!(state.used(0), IDLE_BYTES, "what the program had is free again");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_child_of_a_child_keeps_its_files() {
+    assert_eq!(said("fork.py"), "child: 3\nended: 0\n");
+}
