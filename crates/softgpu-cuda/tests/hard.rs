@@ -35,3 +35,8 @@ fn said(script: &str) -> String {
 fn a_child_of_a_child_keeps_its_files() {
     assert_eq!(said("fork.py"), "child: 3\nended: 0\n");
 }
+
+#[test]
+fn a_call_that_cannot_tell_what_it_made_makes_nothing() {
+    assert_eq!(said("nowhere.py"), "active: 0\n");
+}

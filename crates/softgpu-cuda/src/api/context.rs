@@ -1,6 +1,6 @@
 //! Contexts: primary and made, and which one a thread works in.
 
-use super::{exports, put};
+use super::{exports, place_for, put};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Primary, Runtime, current, current_handle, named, with_stack};
 use std::ffi::{c_int, c_void};
@@ -15,6 +15,7 @@ fn primary(runtime: &Runtime, device: c_int) -> Outcome<(usize, MutexGuard<'_, P
 fn create(place: *mut usize, flags: u32, device: c_int) -> Outcome {
     let runtime = Runtime::get()?;
     let card = runtime.card(device)?;
+    let place = place_for(place)?;
     let _inside = runtime.seat.pass();
     let handle = runtime.make_context(card, flags)?.handle;
     with_stack(|stack| stack.push(handle));
@@ -46,6 +47,7 @@ fn synchronise(context: usize) -> Outcome {
 exports! {
     "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
         let runtime = Runtime::get()?;
+        let place = place_for(place)?;
         let _inside = runtime.seat.pass();
         let (card, mut primary) = primary(runtime, device)?;
         if primary.context.is_none() {

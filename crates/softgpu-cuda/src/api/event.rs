@@ -1,6 +1,6 @@
 //! Events.
 
-use super::{exports, put, streamed};
+use super::{exports, place_for, put, streamed};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current, named};
 use crate::stream::{Event, Mark, Stream, record, resolve};
@@ -38,7 +38,7 @@ exports! {
         if flags & !FLAGS != 0 || flags & 4 != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, runtime.events.put(Arc::new(Event { flags, ..Event::default() })))
+        put(place_for(place)?, runtime.events.put(Arc::new(Event { flags, ..Event::default() })))
     }
     "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: usize) {
         Runtime::get()?.events.take(event).map(drop)

@@ -1,6 +1,6 @@
 //! Graphs as wholes: making, asking, copying, making ready, and running them.
 
-use super::{exports, list, put, put_if, put_list, streamed, take, text};
+use super::{exports, list, place_for, put, put_if, put_list, streamed, take, text};
 use crate::graph::{Exec, Graph};
 use crate::object::UserObject;
 use crate::result::{CuResult, Outcome};
@@ -41,7 +41,7 @@ fn graph(handle: usize) -> Outcome<(&'static Runtime, Arc<Graph>)> {
 fn instantiate(place: *mut usize, handle: usize, flags: u64) -> Outcome {
     let (runtime, graph) = graph(handle)?;
     let _inside = runtime.seat.pass();
-    put(place, runtime.execs.put(Arc::new(Exec::new(&graph, flags)?)))
+    put(place_for(place)?, runtime.execs.put(Arc::new(Exec::new(&graph, flags)?)))
 }
 
 fn update(exec: usize, handle: usize) -> Outcome<Option<usize>> {
@@ -131,7 +131,7 @@ exports! {
         let runtime = Runtime::get()?;
         let function = function.filter(|_| count > 0).ok_or(CuResult::INVALID_VALUE)?;
         let object = UserObject::new(HostCall { function, data }, count as usize);
-        put(place, runtime.objects.put(Arc::new(object)))
+        put(place_for(place)?, runtime.objects.put(Arc::new(object)))
     }
     "cuUserObjectRetain" 11030 fn cuUserObjectRetain(handle: usize, count: u32) {
         object(handle)?.1.retain(count as usize);
@@ -164,7 +164,7 @@ exports! {
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, Graph::create(runtime).handle)
+        put(place_for(place)?, Graph::create(runtime).handle)
     }
     "cuGraphDestroy" 10000 fn cuGraphDestroy(handle: usize) {
         let (runtime, graph) = graph(handle)?;

@@ -1,7 +1,7 @@
 //! Libraries, which belong to no context, and their kernels.
 
 use super::function::{attribute, param_info};
-use super::{exports, put, put_if, text};
+use super::{exports, place_for, put, put_if, text};
 use crate::image;
 use crate::module::{Library, LibraryKernel, read};
 use crate::result::{CuResult, Outcome};
@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 fn load(place: *mut usize, image: *const c_void) -> Outcome {
     let runtime = Runtime::get()?;
     let _inside = runtime.seat.pass();
-    put(place, runtime.libraries.put(Arc::new(Library::new(read(&image::text_at(image)?)?))))
+    put(place_for(place)?, runtime.libraries.put(Arc::new(Library::new(read(&image::text_at(image)?)?))))
 }
 
 /// The context in which a question about a card is answered: the current one, if it is on that card.

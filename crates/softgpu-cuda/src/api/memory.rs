@@ -1,6 +1,6 @@
 //! Memory of the cards, of the host for copies, and registered: taking and giving back.
 
-use super::{exports, put, put_if};
+use super::{exports, place_for, put, put_if};
 use crate::log;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current};
@@ -84,7 +84,7 @@ exports! {
         put_if(total, all as usize)
     }
     "cuMemAlloc" 3020 fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
-        put(place, alloc(Kind::Device, bytes)?)
+        put(place_for(place)?, alloc(Kind::Device, bytes)?)
     }
     "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(
         place: *mut u64,
@@ -99,7 +99,7 @@ exports! {
         let line = width.checked_next_multiple_of(PITCH).ok_or(CuResult::INVALID_VALUE)?;
         let bytes = line.checked_mul(height).ok_or(CuResult::INVALID_VALUE)?;
         put(pitch, line)?;
-        put(place, alloc(Kind::Device, bytes)?)
+        put(place_for(place)?, alloc(Kind::Device, bytes)?)
     }
     "cuMemFree" 3020 fn cuMemFree_v2(at: u64) {
         free(at, is_of_card)
@@ -112,13 +112,13 @@ exports! {
         put_if(size, block.bytes as usize)
     }
     "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
-        put(place, host(bytes, 0)?)
+        put(place_for(place)?, host(bytes, 0)?)
     }
     "cuMemHostAlloc" 2020 fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: u32) {
         if flags > 7 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, host(bytes, flags)?)
+        put(place_for(place)?, host(bytes, flags)?)
     }
     "cuMemFreeHost" 2000 fn cuMemFreeHost(place: *mut c_void) {
         free(place as u64, |kind| matches!(kind, Kind::Host(_)))
@@ -181,6 +181,7 @@ exports! {
         if !matches!(flags, 1 | 2) {
             return Err(CuResult::INVALID_VALUE);
         }
+        let place = place_for(place)?;
         let at = alloc(Kind::Managed, bytes)?;
         runtime.seat.row().managed.fetch_add(1, SeqCst);
         put(place, at)

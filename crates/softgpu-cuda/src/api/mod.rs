@@ -118,6 +118,11 @@ pub fn put<T>(place: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
+/// Whether there is a place for an answer: asked before anything is made that only the answer names.
+pub fn place_for<T>(place: *mut T) -> Outcome<*mut T> {
+    if place.is_null() { Err(CuResult::INVALID_VALUE) } else { Ok(place) }
+}
+
 /// Writes an answer if the caller wants it.
 pub fn put_if<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() { Ok(()) } else { put(place, value) }

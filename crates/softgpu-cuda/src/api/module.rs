@@ -1,6 +1,6 @@
 //! Modules of PTX, their functions and variables.
 
-use super::{exports, put, put_if, text};
+use super::{exports, place_for, put, put_if, text};
 use crate::image;
 use crate::module::{Loaded, read};
 use crate::result::{CuResult, Outcome};
@@ -13,6 +13,7 @@ const EAGER: c_int = 1;
 
 fn load(place: *mut usize, image: *const c_void) -> Outcome {
     let (runtime, context) = current()?;
+    let place = place_for(place)?;
     let _inside = runtime.seat.pass();
     let loaded = Loaded::load(runtime, &context, read(&image::text_at(image)?)?)?;
     put(place, runtime.modules.put(Arc::new(loaded)))

@@ -1,7 +1,7 @@
 //! Memory in the order of a stream, and the pools it comes from.
 
 use super::vmm::{Allowed, Location};
-use super::{exports, list, put, streamed, take};
+use super::{exports, list, place_for, put, streamed, take};
 use crate::log;
 use crate::pool::Pool;
 use crate::result::{CuResult, Outcome};
@@ -106,7 +106,7 @@ exports! {
             return Err(CuResult::NOT_SUPPORTED);
         }
         let card = runtime.card(properties.location.id)?;
-        put(place, Pool::create(runtime, card, properties.max_size as u64, false).handle)
+        put(place_for(place)?, Pool::create(runtime, card, properties.max_size as u64, false).handle)
     }
     "cuMemPoolDestroy" 11020 fn cuMemPoolDestroy(handle: usize) {
         let runtime = Runtime::get()?;
@@ -155,12 +155,12 @@ exports! {
 
 streamed! { own;
     "cuMemAllocAsync" 11020 fn cuMemAllocAsync, cuMemAllocAsync_ptsz(place: *mut u64, bytes: usize, stream: usize) {
-        put(place, alloc(bytes, None, stream, own)?)
+        put(place_for(place)?, alloc(bytes, None, stream, own)?)
     }
     "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
         place: *mut u64, bytes: usize, pool: usize, stream: usize,
     ) {
-        put(place, alloc(bytes, Some(pool), stream, own)?)
+        put(place_for(place)?, alloc(bytes, Some(pool), stream, own)?)
     }
     "cuMemFreeAsync" 11020 fn cuMemFreeAsync, cuMemFreeAsync_ptsz(at: u64, stream: usize) {
         current()?;

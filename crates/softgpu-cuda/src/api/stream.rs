@@ -1,6 +1,6 @@
 //! Streams: making them, waiting for them, work of the order itself, and capture.
 
-use super::{exports, list, put, put_if, streamed, take};
+use super::{exports, list, place_for, put, put_if, streamed, take};
 use crate::capture::{Mode, exchange_mode};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::current;
@@ -126,11 +126,11 @@ fn batch(stream: usize, own: bool, count: u32, operations: *const MemoryOperatio
 exports! {
     "cuStreamCreate" 2000 fn cuStreamCreate(place: *mut usize, flags: u32) {
         let (runtime, context) = current()?;
-        put(place, Stream::create(runtime, context, flags, 0)?)
+        put(place_for(place)?, Stream::create(runtime, context, flags, 0)?)
     }
     "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(place: *mut usize, flags: u32, priority: c_int) {
         let (runtime, context) = current()?;
-        put(place, Stream::create(runtime, context, flags, priority)?)
+        put(place_for(place)?, Stream::create(runtime, context, flags, priority)?)
     }
     "cuStreamDestroy" 4000 fn cuStreamDestroy_v2(stream: usize) {
         let (runtime, _) = current()?;

@@ -1,6 +1,6 @@
 //! Addresses and memory apart.
 
-use super::{exports, list, put, take};
+use super::{exports, list, place_for, put, take};
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Runtime, current_handle};
 use crate::space::{Access, Backing, GRANULE};
@@ -87,7 +87,7 @@ exports! {
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        put(place, runtime.reserved.reserve(bytes as u64, alignment as u64, wish)?)
+        put(place_for(place)?, runtime.reserved.reserve(bytes as u64, alignment as u64, wish)?)
     }
     "cuMemAddressFree" 10020 fn cuMemAddressFree(at: u64, bytes: usize) {
         let runtime = Runtime::get()?;
@@ -102,7 +102,7 @@ exports! {
             return Err(CuResult::INVALID_VALUE);
         }
         let card = properties.card(runtime)?;
-        put(place, keep(runtime, Physical::create(runtime, bytes as u64, card, properties.handle_types)?))
+        put(place_for(place)?, keep(runtime, Physical::create(runtime, bytes as u64, card, properties.handle_types)?))
     }
     "cuMemRelease" 10020 fn cuMemRelease(handle: u64) {
         let runtime = Runtime::get()?;
@@ -229,6 +229,6 @@ exports! {
         let own: OwnedFd = given.try_clone_to_owned().map_err(|_| CuResult::INVALID_VALUE)?;
         let context = current_handle().and_then(|handle| runtime.contexts.get(handle).ok());
         let card = context.map_or(runtime.card(0), |context| Ok(context.card))?;
-        put(place, keep(runtime, Physical::import(runtime, own, card)?))
+        put(place_for(place)?, keep(runtime, Physical::import(runtime, own, card)?))
     }
 }
