@@ -36,14 +36,21 @@ pub fn read(text: &str) -> Outcome<Arc<Module>> {
 impl Loaded {
     /// Puts the variables of a module on the card of a context.
     pub fn load(runtime: &Runtime, context: &Context, module: Arc<Module>) -> Outcome<Loaded> {
-        let mut variables = Vec::new();
-        for variable in module.variables() {
-            let (card, handle, bytes) = (context.card, context.handle, variable.bytes.max(1));
-            variables.push(runtime.space.alloc(runtime, Kind::Device, card, handle, bytes)?);
-        }
-        let loaded = Loaded { module, variables, context: context.handle, functions: Mutex::default() };
-        loaded.fill(runtime)?;
+        let (variables, functions) = (Vec::new(), Mutex::default());
+        let mut loaded = Loaded { module, variables, context: context.handle, functions };
+        let done = loaded.place(runtime, context).and_then(|()| loaded.fill(runtime));
+        // What does not fit leaves nothing behind.
+        done.inspect_err(|_| loaded.unload(runtime))?;
         Ok(loaded)
+    }
+
+    /// Takes memory for the variables.
+    fn place(&mut self, runtime: &Runtime, context: &Context) -> Outcome {
+        for variable in self.module.variables() {
+            let (card, handle, bytes) = (context.card, context.handle, variable.bytes.max(1));
+            self.variables.push(runtime.space.alloc(runtime, Kind::Device, card, handle, bytes)?);
+        }
+        Ok(())
     }
 
     /// Writes what the variables begin with.

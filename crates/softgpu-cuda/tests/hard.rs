@@ -40,3 +40,8 @@ fn a_child_of_a_child_keeps_its_files() {
 fn a_call_that_cannot_tell_what_it_made_makes_nothing() {
     assert_eq!(said("nowhere.py"), "active: 0\n");
 }
+
+#[test]
+fn a_module_that_does_not_fit_leaves_nothing_behind() {
+    assert_eq!(said("modules.py"), "gone: 0\n");
+}
