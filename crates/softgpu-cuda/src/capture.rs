@@ -212,6 +212,18 @@ impl Runtime {
         Ok(capture.graph)
     }
 
+    /// Ends the captures that began in a stream, or in any of a context, which is no more.
+    pub fn drop_captures(&self, is: impl Fn(usize, usize) -> bool) {
+        let mut books = self.engine.books();
+        let gone: Vec<(u64, Capture)> =
+            books.captures.open.extract_if(|_, capture| is(capture.origin, capture.context)).collect();
+        for (_, lane) in books.lanes() {
+            lane.frontier.take_if(|own| gone.iter().any(|(id, _)| *id == own.capture));
+        }
+        drop(books);
+        gone.into_iter().for_each(|(_, capture)| capture.graph.destroy(self));
+    }
+
     /// A stream comes after an event that was captured.
     pub fn join(&self, stream: &Stream, other: &Frontier) -> Outcome {
         if stream.is_legacy {

@@ -316,6 +316,11 @@ impl Engine {
         own.filter_map(|lane| lane.last).collect()
     }
 
+    /// Forgets the streams of a context that is no more.
+    pub fn forget_all(&self, context: usize) {
+        self.books().lanes.values_mut().filter(|lane| lane.context == context).for_each(|lane| lane.is_gone = true);
+    }
+
     /// Forgets a stream, once what it was given is done.
     pub fn forget(&self, stream: &Stream) {
         self.books().lane(stream).is_gone = true;

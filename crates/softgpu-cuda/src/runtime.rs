@@ -227,6 +227,8 @@ impl Runtime {
         let context = self.contexts.take(handle).map_err(|_| CuResult::INVALID_CONTEXT)?;
         context.stop.store(true, SeqCst);
         self.engine.wait(&self.engine.last_of_all(Some(handle)));
+        self.drop_captures(|_, context| context == handle);
+        self.engine.forget_all(handle);
         self.streams.drop_where(|stream| stream.context.handle == handle);
         self.functions.drop_where(|function| function.loaded.context == handle);
         self.modules.drop_where(|module| module.context == handle);

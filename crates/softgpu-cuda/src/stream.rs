@@ -100,7 +100,19 @@ impl Stream {
 
 thread_local! {
     /// This thread's own default streams, by context.
-    static OWN: RefCell<HashMap<usize, Arc<Stream>>> = RefCell::default();
+    static OWN: RefCell<Own> = RefCell::default();
+}
+
+/// They end with their thread.
+#[derive(Default)]
+struct Own(HashMap<usize, Arc<Stream>>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if let Ok(runtime) = Runtime::get() {
+            self.0.values().for_each(|stream| runtime.engine.forget(stream));
+        }
+    }
 }
 
 /// The stream that a program names; `own`: zero is the thread's own one.
@@ -118,7 +130,7 @@ pub fn resolve(stream: usize, own: bool) -> Outcome<(&'static Runtime, Arc<Strea
 fn own_stream(context: Arc<Context>) -> Arc<Stream> {
     OWN.with_borrow_mut(|own| {
         let made = || Arc::new(Stream::made(Arc::clone(&context), 0, 0));
-        Arc::clone(own.entry(context.handle).or_insert_with(made))
+        Arc::clone(own.0.entry(context.handle).or_insert_with(made))
     })
 }
 

@@ -45,3 +45,13 @@ fn a_call_that_cannot_tell_what_it_made_makes_nothing() {
 fn a_module_that_does_not_fit_leaves_nothing_behind() {
     assert_eq!(said("modules.py"), "gone: 0\n");
 }
+
+#[test]
+fn a_capture_ends_with_its_stream_or_context() {
+    assert_eq!(said("capture.py"), "alloc: 0\nalloc: 0\n");
+}
+
+#[test]
+fn threads_that_ended_cost_nothing() {
+    assert_eq!(said("ended.py"), "slower: False\n");
+}

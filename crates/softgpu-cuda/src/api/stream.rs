@@ -136,6 +136,7 @@ exports! {
         let (runtime, _) = current()?;
         let _inside = runtime.seat.pass();
         runtime.engine.forget(&*runtime.streams.take(stream)?);
+        runtime.drop_captures(|origin, _| origin == stream);
         Ok(())
     }
     "cuThreadExchangeStreamCaptureMode" 10010 fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
