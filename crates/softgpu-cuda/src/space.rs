@@ -11,8 +11,8 @@ use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
 use crate::vmm::Physical;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sublet_ptx::{Memory, Region};
 
@@ -116,6 +116,8 @@ pub struct Mapping {
     at: u64,
     bytes: u64,
     card: Option<usize>,
+    /// The card has its bytes again.
+    is_free: AtomicBool,
 }
 
 impl Mapping {
@@ -134,7 +136,16 @@ impl Mapping {
             // SAFETY: the mapping was just made. If it cannot be done, children have a copy.
             unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTFORK) };
         }
-        Ok(Mapping { at, bytes, card })
+        Ok(Mapping { at, bytes, card, is_free: AtomicBool::new(false) })
+    }
+
+    /// Gives the bytes back to the card, once. A picture may keep the mapping for longer.
+    fn give_back(&self) {
+        if let (Some(card), Ok(runtime)) = (self.card, Runtime::get())
+            && !self.is_free.swap(true, Relaxed)
+        {
+            runtime.seat.give_back(card, self.bytes);
+        }
     }
 }
 
@@ -142,9 +153,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and whoever could touch it held this.
         unsafe { libc::munmap(self.at as *mut libc::c_void, self.bytes as usize) };
-        if let (Some(card), Ok(runtime)) = (self.card, Runtime::get()) {
-            runtime.seat.give_back(card, self.bytes);
-        }
+        self.give_back();
     }
 }
 
@@ -275,6 +284,9 @@ impl Space {
     /// Lets go of a block that was taken out: chunks that nothing is left of are given back.
     pub fn release(&self, block: Block) {
         let is_slot = matches!(*block.backing, Backing::Slot(..));
+        if let Backing::Own(mapping) = &*block.backing {
+            mapping.give_back();
+        }
         drop(block);
         if is_slot {
             let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);

@@ -52,6 +52,11 @@ fn a_capture_ends_with_its_stream_or_context() {
 }
 
 #[test]
+fn what_is_freed_is_free_whatever_another_context_runs() {
+    assert_eq!(said("free.py"), "again: 0\nsynchronised: 0\nused: 322\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }
