@@ -356,6 +356,16 @@ unsafe impl Memory for Held {
     }
 }
 
+/// Whether the process has something at an address, all of so many bytes.
+pub fn is_mapped(at: u64, bytes: u64) -> bool {
+    // SAFETY: it takes a number only.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let first = at - at % page;
+    let Some(end) = at.checked_add(bytes).filter(|_| at != 0 && bytes > 0) else { return false };
+    // SAFETY: it writes nothing, and says of addresses where nothing is that nothing is there.
+    unsafe { libc::msync(first as *mut libc::c_void, (end - first) as usize, libc::MS_ASYNC) == 0 }
+}
+
 fn map(bytes: u64) -> Option<u64> {
     let length = usize::try_from(bytes).ok()?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -5,7 +5,7 @@
 
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
-use crate::space::{Access, Backing, Block, GRANULE, Kind};
+use crate::space::{Access, Backing, Block, GRANULE, Kind, is_mapped};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
@@ -207,6 +207,11 @@ impl Reserved {
 }
 
 impl Runtime {
+    /// Whether there is something of the program at an address: not what is only reserved.
+    pub fn is_of_program(&self, at: u64, bytes: u64) -> bool {
+        is_mapped(at, bytes) && !self.reserved.holds(at, 1)
+    }
+
     /// An address for memory that a graph will take when it runs.
     pub fn reserve_for_graph(&self, bytes: u64) -> Outcome<u64> {
         let whole = bytes.checked_next_multiple_of(GRANULE).filter(|whole| *whole > 0);

@@ -234,13 +234,15 @@ impl Copy {
         all.ok_or(CuResult::INVALID_VALUE)
     }
 
-    fn place(&self, held: &Held, end: End, is_written: bool) -> Outcome<*mut u8> {
+    fn place(&self, runtime: &Runtime, held: &Held, end: End, is_written: bool) -> Outcome<*mut u8> {
         let is_known = end.whose != Whose::Host && held.find(end.at).is_some();
+        let reach = self.reach(end)?;
         match end.whose {
-            _ if is_known => held.bytes(end.at, self.reach(end)?, is_written),
+            _ if is_known => held.bytes(end.at, reach, is_written),
             Whose::Card => Err(CuResult::INVALID_VALUE),
-            _ if end.at == 0 => Err(CuResult::INVALID_VALUE),
-            _ => Ok(end.at as *mut u8),
+            // The program's own; not what was freed, or reserved and never mapped.
+            _ if runtime.is_of_program(end.at, reach) => Ok(end.at as *mut u8),
+            _ => Err(CuResult::INVALID_VALUE),
         }
     }
 
@@ -254,8 +256,8 @@ impl Copy {
         if is_narrow(self.to) || is_narrow(self.from) {
             return Err(CuResult::INVALID_VALUE);
         }
-        self.place(&held, self.to, true)?;
-        self.place(&held, self.from, false).map(drop)
+        self.place(runtime, &held, self.to, true)?;
+        self.place(runtime, &held, self.from, false).map(drop)
     }
 
     /// Whether an end is memory of the program that it may reuse as soon as the call returns.
@@ -271,7 +273,7 @@ impl Copy {
         }
         let begun = Instant::now();
         let held = runtime.space.hold();
-        let (to, from) = (self.place(&held, self.to, true)?, self.place(&held, self.from, false)?);
+        let (to, from) = (self.place(runtime, &held, self.to, true)?, self.place(runtime, &held, self.from, false)?);
         for layer in 0..self.depth {
             for line in 0..self.height {
                 let offset = |end: End| (layer * end.layer + line * end.pitch) as usize;

@@ -57,6 +57,17 @@ fn what_is_freed_is_free_whatever_another_context_runs() {
 }
 
 #[test]
+fn copies_where_nothing_is_are_refused() {
+    let one = "to: 1 1\nfrom: 1 1\nout: 1\nregister: 1\n";
+    assert_eq!(said("pointers.py"), one.repeat(2));
+}
+
+#[test]
+fn a_copy_whose_size_is_no_number_is_refused() {
+    assert_eq!(said("layers.py"), "copy: 1\nafter: 0\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }

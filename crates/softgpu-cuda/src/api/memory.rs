@@ -150,7 +150,7 @@ exports! {
         let _inside = runtime.seat.pass();
         runtime.refuse_unsafe()?;
         let at = host as u64;
-        if at == 0 || bytes == 0 || flags > 15 || at.checked_add(bytes as u64).is_none() {
+        if flags > 15 || !runtime.is_of_program(at, bytes as u64) {
             return Err(CuResult::INVALID_VALUE);
         }
         let held = runtime.space.hold();
