@@ -14,9 +14,10 @@
 //! One lock keeps the books; nothing is done under it.
 
 use crate::capture::{Captures, Frontier};
+use crate::object::Kept;
 use crate::result::Outcome;
 use crate::runtime::{Context, Runtime};
-use crate::stream::Stream;
+use crate::stream::{Mark, Stream};
 use crate::work::Work;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,8 @@ pub struct Task {
     context: Arc<Context>,
     priority: i32,
     _inside: Inside<'static>,
+    /// What a graph keeps until its end.
+    _kept: Option<Arc<Kept>>,
 }
 
 struct Pending {
@@ -158,7 +161,7 @@ impl Engine {
 
     fn task(runtime: &'static Runtime, stream: &Stream, work: Work) -> Task {
         let context = Arc::clone(&stream.context);
-        Task { work, context, priority: stream.priority, _inside: runtime.seat.stay() }
+        Task { work, context, priority: stream.priority, _inside: runtime.seat.stay(), _kept: None }
     }
 
     /// Gives a stream work. The caller is past the gate.
@@ -192,13 +195,14 @@ impl Engine {
     }
 
     /// Gives a stream a graph: the nodes as they wait for each other, all after what is before, and after
-    /// these jobs.
+    /// this job. What the graph keeps is kept until its end.
     pub fn submit_graph(
         &self,
         runtime: &'static Runtime,
         stream: &Stream,
         nodes: Nodes<'_>,
         also: Option<JobId>,
+        kept: &Arc<Kept>,
     ) -> JobId {
         let tasks: Vec<Task> = nodes
             .iter()
@@ -207,14 +211,24 @@ impl Engine {
                 ..Engine::task(runtime, stream, work.clone())
             })
             .collect();
-        let end = Engine::task(runtime, stream, Work::Nothing);
+        let end = Task { _kept: Some(Arc::clone(kept)), ..Engine::task(runtime, stream, Work::Nothing) };
         let mut books = self.books();
         let mut before = books.before(stream);
         before.extend(also);
         let mut ids: Vec<JobId> = Vec::with_capacity(nodes.len());
-        for (task, (_, _, after)) in tasks.into_iter().zip(nodes) {
+        for (task, (work, _, after)) in tasks.into_iter().zip(nodes) {
             let own: Vec<JobId> = after.iter().filter_map(|node| ids.get(*node).copied()).collect();
-            let (id, ready) = books.enter(task, if own.is_empty() { &before } else { &own });
+            let mut own = if own.is_empty() { before.clone() } else { own };
+            // It waits for what the event stands for now: what is recorded later may wait for the graph.
+            if let Work::Await(event) = work
+                && let Mark::Job(job) = event.mark()
+            {
+                own.push(job);
+            }
+            let (id, ready) = books.enter(task, &own);
+            if let Work::Record(event) = work {
+                event.set(Mark::Job(id));
+            }
             if let Some(task) = ready {
                 books.ready.insert((task.priority, id), task);
             }

@@ -187,7 +187,7 @@ type Step = (Work, Arc<Context>, Vec<usize>);
 pub struct Exec {
     /// As it was made ready.
     pub flags: u64,
-    _kept: Kept,
+    kept: Arc<Kept>,
     inner: Mutex<Inner>,
 }
 
@@ -205,7 +205,7 @@ impl Exec {
         let (kept, graph) = (graph.kept.again(), frozen(&graph.body()));
         let steps = steps(&graph, &BTreeMap::new(), &BTreeSet::new())?;
         let inner = Inner { graph, changed: BTreeMap::new(), disabled: BTreeSet::new(), steps, last: None };
-        Ok(Exec { flags, _kept: kept, inner: Mutex::new(inner) })
+        Ok(Exec { flags, kept: Arc::new(kept), inner: Mutex::new(inner) })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -215,7 +215,7 @@ impl Exec {
     /// Gives it to a stream. It never runs beside itself: each time is after the one before.
     pub fn launch(&self, runtime: &'static Runtime, stream: &Stream) {
         let mut inner = self.inner();
-        let job = runtime.engine.submit_graph(runtime, stream, &inner.steps, inner.last);
+        let job = runtime.engine.submit_graph(runtime, stream, &inner.steps, inner.last, &self.kept);
         inner.last = Some(job);
     }
 

@@ -6,7 +6,7 @@ use crate::log;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::{Context, Runtime};
 use crate::space::{Held, Kind};
-use crate::stream::{Event, Mark};
+use crate::stream::Event;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -178,7 +178,8 @@ impl Work {
             return;
         }
         let done = match self {
-            Work::Nothing | Work::Graph(_) => Ok(()),
+            // What an event of a graph stands for was done before this began.
+            Work::Nothing | Work::Graph(_) | Work::Await(_) => Ok(()),
             Work::Kernel(call) => call.run(runtime, context),
             Work::Copy(copy) => copy.run(runtime, context),
             Work::Fill(fill) => fill.run(runtime),
@@ -195,12 +196,6 @@ impl Work {
             }
             Work::Record(event) => {
                 event.at.store(now_ns().max(1), SeqCst);
-                Ok(())
-            }
-            Work::Await(event) => {
-                if let Mark::Job(job) = event.mark() {
-                    runtime.engine.wait(&[job]);
-                }
                 Ok(())
             }
             Work::Take(at, bytes) => runtime.take_for_graph(*at, *bytes, context.card, context.handle),

@@ -68,6 +68,16 @@ fn a_copy_whose_size_is_no_number_is_refused() {
 }
 
 #[test]
+fn events_of_graphs_are_seen_outside() {
+    assert_eq!(said("events.py"), "recorded: 600\nquery: 0 0\nwaited: 0\n");
+}
+
+#[test]
+fn what_a_graph_keeps_is_kept_until_it_has_run() {
+    assert_eq!(said("objects.py"), "while it runs: 0\nafter: 1\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }
