@@ -16,7 +16,7 @@ use crate::space::Space;
 use crate::stream::{Event, Stream};
 use crate::visible;
 use crate::vmm::{Allocation, Reserved};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
@@ -126,6 +126,8 @@ impl Context {
 thread_local! {
     /// The contexts of this thread, by handle; the last is current.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// This thread is in a function of the program that a stream called.
+    static IN_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Runtime {
@@ -133,6 +135,10 @@ impl Runtime {
     pub fn get() -> Outcome<&'static Runtime> {
         if OWNER.load(SeqCst) != std::process::id() {
             return Err(CuResult::NOT_INITIALIZED);
+        }
+        // A stream that waits for a function that waits for the stream would wait for ever.
+        if IN_STREAM.get() {
+            return Err(CuResult::NOT_PERMITTED);
         }
         match RUNTIME.get() {
             Some(Ok(runtime)) => Ok(runtime),
@@ -252,6 +258,13 @@ impl Runtime {
         let chosen = self.current_pools[card].lock().unwrap_or_else(PoisonError::into_inner).clone();
         chosen.unwrap_or_else(|| self.default_pool(card))
     }
+}
+
+/// Calls a function of the program in a stream's order: the driver API is not for it.
+pub fn refused_while(call: impl FnOnce()) {
+    IN_STREAM.set(true);
+    call();
+    IN_STREAM.set(false);
 }
 
 /// The handle of the context that is current in this thread.

@@ -4,7 +4,7 @@ use crate::function::Call;
 use crate::graph::Graph;
 use crate::log;
 use crate::result::{CuResult, Outcome};
-use crate::runtime::{Context, Runtime};
+use crate::runtime::{Context, Runtime, refused_while};
 use crate::space::{Held, Kind};
 use crate::stream::Event;
 use std::ffi::c_void;
@@ -185,13 +185,13 @@ impl Work {
             Work::Fill(fill) => fill.run(runtime),
             Work::Host(call) => {
                 // SAFETY: the program promises a function that takes this.
-                unsafe { (call.function)(call.data) };
+                refused_while(|| unsafe { (call.function)(call.data) });
                 Ok(())
             }
             Work::Callback(call) => {
                 let state = context.check().err().unwrap_or(CuResult::SUCCESS);
                 // SAFETY: as above.
-                unsafe { (call.function)(call.stream, state, call.data) };
+                refused_while(|| unsafe { (call.function)(call.stream, state, call.data) });
                 Ok(())
             }
             Work::Record(event) => {

@@ -78,6 +78,11 @@ fn what_a_graph_keeps_is_kept_until_it_has_run() {
 }
 
 #[test]
+fn a_function_in_a_stream_may_not_wait_for_it() {
+    assert_eq!(said("callbacks.py"), "inside: 800 800 800 800 800\noutside: 0\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }
