@@ -131,7 +131,7 @@ impl Reserved {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !alignment.is_power_of_two() {
             return Err(CuResult::INVALID_VALUE);
         }
-        let at = match taken_at(wish, bytes).filter(|_| wish != 0 && wish.is_multiple_of(alignment)) {
+        let at = match Some(wish).filter(|wish| wish.is_multiple_of(alignment)).and_then(|wish| taken_at(wish, bytes)) {
             Some(at) => at,
             None => aligned(bytes, alignment).ok_or(CuResult::OUT_OF_MEMORY)?,
         };

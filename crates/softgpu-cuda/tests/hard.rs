@@ -83,6 +83,11 @@ fn a_function_in_a_stream_may_not_wait_for_it() {
 }
 
 #[test]
+fn an_address_that_is_not_as_wished_takes_no_more() {
+    assert_eq!(said("reserve.py"), "more: 0\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }
