@@ -192,13 +192,13 @@ impl Reserved {
         Ok(())
     }
 
-    /// Takes mappings out; the range stays reserved. Nothing may be under way.
-    pub fn unmap(&self, runtime: &Runtime, at: u64, bytes: u64) -> Outcome {
+    /// Takes mappings out; the range stays reserved. `left` is for whoever wrongly still uses it.
+    pub fn unmap(&self, runtime: &Runtime, at: u64, bytes: u64, left: Access) -> Outcome {
         if !Reserved::is_whole(runtime, at, bytes) {
             return Err(CuResult::INVALID_VALUE);
         }
         let firsts: Vec<u64> = runtime.space.hold().range(at, bytes).map(|(first, _)| first).collect();
-        over(at, bytes, Access::None, None)?;
+        over(at, bytes, left, None)?;
         for first in firsts {
             runtime.space.free(first, |kind| matches!(kind, Kind::Mapped | Kind::Graph))?;
         }
@@ -243,7 +243,8 @@ impl Runtime {
     /// Gives it back; its address stays the graph's.
     pub fn give_back_for_graph(&self, at: u64) -> Outcome {
         let bytes = self.space.hold().find(at).map(|(_, block)| block.bytes).ok_or(CuResult::INVALID_VALUE)?;
-        self.reserved.unmap(self, at, bytes)
+        // Nobody waited for other streams: what they still do there reaches nothing, and does no harm.
+        self.reserved.unmap(self, at, bytes, Access::Write)
     }
 
     /// What graphs have of a card.

@@ -88,6 +88,16 @@ fn an_address_that_is_not_as_wished_takes_no_more() {
 }
 
 #[test]
+fn access_is_taken_away_when_kernels_are_done() {
+    assert_eq!(said("access.py"), "access: 0\nkernel: 0\n");
+}
+
+#[test]
+fn memory_of_a_graph_that_is_freed_in_use_does_no_harm() {
+    assert_eq!(said("graphmem.py"), "free: 0 0\nlives:\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }

@@ -128,10 +128,14 @@ exports! {
         // What is under way may still touch it.
         runtime.engine.wait(&runtime.engine.last_of_all(None));
         let _inside = runtime.seat.pass();
-        runtime.reserved.unmap(runtime, at, bytes as u64)
+        runtime.reserved.unmap(runtime, at, bytes as u64, Access::None)
     }
     "cuMemSetAccess" 10020 fn cuMemSetAccess(at: u64, bytes: usize, allowed: *const Allowed, count: usize) {
         let runtime = Runtime::get()?;
+        // What is under way may still write, or read, where that is not allowed any more.
+        if list(allowed, count)?.iter().any(|own| own.flags != 3) {
+            runtime.engine.wait(&runtime.engine.last_of_all(None));
+        }
         let _inside = runtime.seat.pass();
         if count == 0 {
             return Err(CuResult::INVALID_VALUE);
