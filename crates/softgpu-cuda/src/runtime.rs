@@ -12,7 +12,7 @@ use crate::module::{Library, LibraryKernel, Loaded};
 use crate::object::UserObject;
 use crate::pool::Pool;
 use crate::result::{CuResult, Outcome};
-use crate::space::Space;
+use crate::space::{Kind, Space};
 use crate::stream::{Event, Stream};
 use crate::visible;
 use crate::vmm::{Allocation, Reserved};
@@ -238,6 +238,7 @@ impl Runtime {
         self.streams.drop_where(|stream| stream.context.handle == handle);
         self.functions.drop_where(|function| function.loaded.context == handle);
         self.modules.drop_where(|module| module.context == handle);
+        self.free_counted(handle);
         self.space.free_all(handle);
         self.seat.give_back(context.card, CONTEXT_BYTES);
         if self.seat.row().cards[context.card].contexts.fetch_sub(1, SeqCst) == 1
@@ -245,6 +246,29 @@ impl Runtime {
         {
             pool.trim(0);
         }
+        Ok(())
+    }
+
+    /// Frees what a context has of memory that is counted by others, too: by its pool, or by the process.
+    fn free_counted(&self, context: usize) {
+        let held = self.space.hold();
+        let own = held.range(0, u64::MAX).filter(|(_, block)| block.context == context);
+        let own: Vec<(u64, Kind)> = own.map(|(at, block)| (at, block.kind)).collect();
+        drop(held);
+        for (at, kind) in own {
+            // What another thread freed just now is free.
+            let _ = match kind {
+                Kind::Pool(_) => self.free_pooled(at),
+                Kind::Managed => self.free_managed(at),
+                _ => Ok(()),
+            };
+        }
+    }
+
+    /// Frees managed memory, which a checkpoint cannot take.
+    pub fn free_managed(&self, at: u64) -> Outcome {
+        self.space.free(at, |kind| kind == Kind::Managed)?;
+        self.seat.row().managed.fetch_sub(1, SeqCst);
         Ok(())
     }
 

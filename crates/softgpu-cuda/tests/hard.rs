@@ -98,6 +98,11 @@ fn memory_of_a_graph_that_is_freed_in_use_does_no_harm() {
 }
 
 #[test]
+fn a_context_that_ends_takes_what_is_counted_with_it() {
+    assert_eq!(said("contexts.py"), "destroy: 201\nalloc: 0\nused: 0\nlock: 0 0\n");
+}
+
+#[test]
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }

@@ -5,7 +5,7 @@ use crate::result::{CuResult, Outcome};
 use crate::runtime::{Primary, Runtime, current, current_handle, named, with_stack};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 fn primary(runtime: &Runtime, device: c_int) -> Outcome<(usize, MutexGuard<'_, Primary>)> {
     let card = runtime.card(device)?;
@@ -92,6 +92,14 @@ exports! {
     "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: usize) {
         let runtime = Runtime::get()?;
         let _inside = runtime.seat.pass();
+        let is_primary = |primary: &Mutex<Primary>| {
+            let primary = primary.lock().unwrap_or_else(PoisonError::into_inner);
+            primary.context.as_ref().is_some_and(|own| own.handle == context)
+        };
+        // A primary one goes when nobody holds it any more.
+        if runtime.primary.iter().any(is_primary) {
+            return Err(CuResult::INVALID_CONTEXT);
+        }
         runtime.end_context(context)?;
         with_stack(|stack| stack.pop_if(|top| *top == context));
         Ok(())

@@ -49,10 +49,7 @@ fn free(at: u64, is: impl Fn(Kind) -> bool) -> Outcome {
     let _inside = runtime.seat.pass();
     match runtime.space.hold().find(at).map(|(_, block)| block.kind) {
         Some(Kind::Pool(_) | Kind::Graph) => runtime.free_pooled(at)?,
-        Some(Kind::Managed) => {
-            runtime.space.free(at, |kind| kind == Kind::Managed)?;
-            runtime.seat.row().managed.fetch_sub(1, SeqCst);
-        }
+        Some(Kind::Managed) => runtime.free_managed(at)?,
         _ => runtime.space.free(at, is)?,
     }
     context.check()
