@@ -64,6 +64,11 @@ impl Seat {
                 return Inside { row };
             }
             row.inside.fetch_sub(1, SeqCst);
+            // Who died while it waited leaves the gate open.
+            if state == Checkpoint::Locking as u32 && self.has_no_locker() {
+                let _ = row.checkpoint.compare_exchange(state, Checkpoint::Running as u32, SeqCst, SeqCst);
+                continue;
+            }
             futex_wait(&row.checkpoint, state);
         }
     }
@@ -117,7 +122,11 @@ impl State {
         let row = process.row;
         let swap =
             |from: Checkpoint, to: Checkpoint| row.checkpoint.compare_exchange(from as u32, to as u32, SeqCst, SeqCst);
-        if let Err(other) = swap(Checkpoint::Running, Checkpoint::Locking) {
+        let own = self.begin_lock(process).map_err(|_| Refused::OperatingSystem)?;
+        let _own = own.ok_or(Refused::IllegalState)?;
+        // Nobody else is about to lock it: who was has died.
+        let stale = swap(Checkpoint::Locking, Checkpoint::Locking);
+        if let Err(other) = stale.or_else(|_| swap(Checkpoint::Running, Checkpoint::Locking)) {
             let lost = Checkpoint::from_number(other) == Checkpoint::Failed;
             return Err(if lost { Refused::OperatingSystem } else { Refused::IllegalState });
         }

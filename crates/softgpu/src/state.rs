@@ -34,6 +34,8 @@ const SOFT: [u8; 4] = [0x50, 0xf7, 0xca, 0x2d];
 const BOOKS: u64 = 1 << 40;
 /// The byte of the first row's owner.
 const SEATS: u64 = 1 << 41;
+/// The byte of whoever is about to lock the first row's owner.
+const LOCKERS: u64 = 1 << 42;
 
 /// Why the soft cards cannot be used.
 #[derive(Debug, Error)]
@@ -300,6 +302,12 @@ impl State {
         self.cards().get(card).map(|card| set_fault(card, fault)).is_some()
     }
 
+    /// Says that this process is about to lock another, until the drop; not if somebody else is.
+    pub(crate) fn begin_lock(&self, process: Process<'_>) -> io::Result<Option<File>> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+        Ok(lock::try_take(&file, LOCKERS + process.number as u64)?.then_some(file))
+    }
+
     /// The books, if they could be locked: without that, nothing may be taken from them.
     pub(crate) fn lock_books(&self) -> io::Result<Books<'_>> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -362,6 +370,11 @@ impl Seat {
     /// The cards.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Whether nobody is about to lock it; who cannot be asked about is there.
+    pub(crate) fn has_no_locker(&self) -> bool {
+        !lock::is_taken(&self.state.file, LOCKERS + self.number as u64).unwrap_or(true)
     }
 
     /// Its row.

@@ -115,6 +115,21 @@ fn a_process_is_taken_off_its_card_and_put_back() {
 }
 
 #[test]
+fn who_dies_while_it_locks_leaves_the_gate_open() {
+    let dir = directory();
+    let state = cards(dir.path(), "1x4GiB");
+    let seat = sit(dir.path());
+    let row = seat.row();
+    row.checkpoint.store(Checkpoint::Locking as u32, SeqCst);
+    drop(seat.pass());
+    assert_eq!(row.checkpoint.load(SeqCst), Checkpoint::Running as u32);
+    row.checkpoint.store(Checkpoint::Locking as u32, SeqCst);
+    assert_eq!(state.checkpoint_lock(std::process::id(), None), Ok(()), "another takes its place");
+    assert_eq!(state.checkpoint_lock(std::process::id(), None), Err(Refused::IllegalState));
+    assert_eq!(state.checkpoint_unlock(std::process::id()), Ok(()));
+}
+
+#[test]
 fn a_restore_without_room_loses_the_process() {
     let dir = directory();
     let state = cards(dir.path(), "1x4GiB");
