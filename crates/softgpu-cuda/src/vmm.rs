@@ -41,6 +41,24 @@ pub struct Allocation {
     pub count: AtomicUsize,
 }
 
+/// An address that graphs have for their memory: as long as one of them is there that takes it.
+pub struct Place {
+    /// Where.
+    pub at: u64,
+    whole: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Ok(runtime) = Runtime::get() else { return };
+        let mut of_graphs = runtime.of_graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        // Memory that is still there keeps its address.
+        if runtime.reserved.free(runtime, self.at, self.whole).is_ok() {
+            of_graphs.remove(&self.at);
+        }
+    }
+}
+
 /// Reserved ranges, and how long each is.
 #[derive(Default)]
 pub struct Reserved(Mutex<BTreeMap<u64, u64>>);
@@ -213,12 +231,12 @@ impl Runtime {
     }
 
     /// An address for memory that a graph will take when it runs.
-    pub fn reserve_for_graph(&self, bytes: u64) -> Outcome<u64> {
+    pub fn reserve_for_graph(&self, bytes: u64) -> Outcome<Arc<Place>> {
         let whole = bytes.checked_next_multiple_of(GRANULE).filter(|whole| *whole > 0);
         let whole = whole.ok_or(CuResult::INVALID_VALUE)?;
         let at = self.reserved.reserve(whole, 0, 0)?;
         self.of_graphs.lock().unwrap_or_else(PoisonError::into_inner).insert(at, whole);
-        Ok(at)
+        Ok(Arc::new(Place { at, whole }))
     }
 
     /// Whether there is, or will be when a graph runs, memory of a graph at an address.

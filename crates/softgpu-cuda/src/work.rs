@@ -7,6 +7,7 @@ use crate::result::{CuResult, Outcome};
 use crate::runtime::{Context, Runtime, refused_while};
 use crate::space::{Held, Kind};
 use crate::stream::Event;
+use crate::vmm::Place;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -141,7 +142,7 @@ pub enum Work {
     /// Waits until an event is passed.
     Await(Arc<Event>),
     /// Takes memory at an address that was set aside for it: where, and how much.
-    Take(u64, u64),
+    Take(Arc<Place>, u64),
     /// Gives memory back to its pool.
     Free(u64),
     /// Writes a number.
@@ -198,7 +199,7 @@ impl Work {
                 event.at.store(now_ns().max(1), SeqCst);
                 Ok(())
             }
-            Work::Take(at, bytes) => runtime.take_for_graph(*at, *bytes, context.card, context.handle),
+            Work::Take(place, bytes) => runtime.take_for_graph(place.at, *bytes, context.card, context.handle),
             Work::Free(at) => runtime.free_pooled(*at),
             Work::Write(word, value) => word.write(runtime, *value),
             Work::WaitFor(word, value, compare) => word.wait(runtime, context, *value, *compare),

@@ -106,3 +106,8 @@ fn a_context_that_ends_takes_what_is_counted_with_it() {
 fn threads_that_ended_cost_nothing() {
     assert_eq!(said("ended.py"), "slower: False\n");
 }
+
+#[test]
+fn graphs_have_addresses_for_as_long_as_they_are_there() {
+    assert_eq!(said("graphs.py"), "more: 0\n");
+}

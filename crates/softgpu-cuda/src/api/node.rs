@@ -258,8 +258,9 @@ exports! {
     ) {
         let (runtime, context) = current()?;
         let wanted = take(params)?;
-        let at = runtime.reserve_for_graph(wanted.bytes as u64)?;
-        add(place, &Place { graph, after, count }, context, Work::Take(at, wanted.bytes as u64))?;
+        let address = runtime.reserve_for_graph(wanted.bytes as u64)?;
+        let at = address.at;
+        add(place, &Place { graph, after, count }, context, Work::Take(address, wanted.bytes as u64))?;
         put(params, TakeNode { at, ..wanted })
     }
     "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(

@@ -43,9 +43,9 @@ fn alloc(bytes: usize, from: Option<usize>, stream: usize, own: bool) -> Outcome
         None => runtime.current_pool(stream.context.card),
     };
     if runtime.frontier(&stream)?.is_some() {
-        let at = runtime.reserve_for_graph(bytes as u64)?;
-        runtime.capture(&stream, || Work::Take(at, bytes as u64))?;
-        return Ok(at);
+        let place = runtime.reserve_for_graph(bytes as u64)?;
+        runtime.capture(&stream, || Work::Take(Arc::clone(&place), bytes as u64))?;
+        return Ok(place.at);
     }
     let found = from.alloc(runtime, stream.context.handle, bytes as u64);
     // What is being freed may be all that is missing.
