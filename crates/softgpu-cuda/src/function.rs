@@ -1,5 +1,6 @@
 //! Kernels as programs have them, and their launches.
 
+use crate::api::take;
 use crate::log;
 use crate::module::Loaded;
 use crate::result::{CuResult, Outcome};
@@ -206,7 +207,7 @@ impl Given {
             while next.read() as usize != 0 {
                 match next.read() as usize {
                     POINTER => piece = next.add(1).read().cast(),
-                    SIZE => size = next.add(1).read().cast::<usize>().read_unaligned(),
+                    SIZE => size = take(next.add(1).read().cast::<usize>())?,
                     _ => return Err(CuResult::INVALID_VALUE),
                 }
                 next = next.add(2);

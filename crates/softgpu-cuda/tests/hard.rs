@@ -38,7 +38,7 @@ fn a_child_of_a_child_keeps_its_files() {
 
 #[test]
 fn a_call_that_cannot_tell_what_it_made_makes_nothing() {
-    assert_eq!(said("nowhere.py"), "active: 0\n");
+    assert_eq!(said("nowhere.py"), "active: 0\nlaunch: 1\n");
 }
 
 #[test]
