@@ -117,7 +117,24 @@ impl Graph {
         let mut body = self.body();
         body.nodes.retain(|own| own.handle != node);
         body.edges.retain(|(from, to)| *from != node && *to != node);
-        let _ = runtime.nodes.take(node);
+        drop(body);
+        if let Ok(node) = runtime.nodes.take(node)
+            && let Work::Graph(child) = node.work()
+        {
+            child.forget(runtime);
+        }
+    }
+
+    /// Forgets the handles of a child and its nodes; graphs made ready still have its work.
+    fn forget(&self, runtime: &Runtime) {
+        let nodes = self.body().nodes.clone();
+        for node in nodes {
+            let _ = runtime.nodes.take(node.handle);
+            if let Work::Graph(child) = node.work() {
+                child.forget(runtime);
+            }
+        }
+        let _ = runtime.graphs.take(self.handle);
     }
 
     /// These nodes and all that come before them.

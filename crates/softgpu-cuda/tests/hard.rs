@@ -74,7 +74,7 @@ fn events_of_graphs_are_seen_outside() {
 
 #[test]
 fn what_a_graph_keeps_is_kept_until_it_has_run() {
-    assert_eq!(said("objects.py"), "while it runs: 0\nafter: 1\n");
+    assert_eq!(said("objects.py"), "while it runs: 0\nafter: 1\nchild: 1 0\nruns: 0 0\n");
 }
 
 #[test]

@@ -26,3 +26,13 @@ say("while it runs", len(gone))
 number[0] = 1
 must("cuStreamSynchronize", stream)
 say("after", len(gone))
+
+child = got(PTR, "cuGraphCreate", 0)
+inner = got(PTR, "cuGraphAddEmptyNode", child, None, SIZE(0))
+graph = got(PTR, "cuGraphCreate", 0)
+node = got(PTR, "cuGraphAddChildGraphNode", graph, None, SIZE(0), child)
+copy = got(PTR, "cuGraphChildGraphNodeGetGraph", node, first=False)
+ready = got(PTR, "cuGraphInstantiateWithFlags", graph, U64(0))
+must("cuGraphDestroy", graph)
+say("child", call("cuGraphGetNodes", copy, None, BY(SIZE())), call("cuGraphGetNodes", child, None, BY(SIZE())))
+say("runs", call("cuGraphLaunch", ready, stream), call("cuStreamSynchronize", stream))
