@@ -7,7 +7,8 @@ use crate::commands::{
 use crate::failure::Failure;
 use crate::table::plain;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -167,7 +168,10 @@ impl fmt::Display for TokenName {
 }
 
 /// Reads the command line. An error in it, or a wish for help, is told here and gives the exit code.
-pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Cli, u8> {
+pub fn parse(args: Vec<OsString>) -> Result<Cli, u8> {
+    if let Some(cli) = often(&args) {
+        return Ok(cli);
+    }
     Cli::try_parse_from(args).map_err(|error| {
         if let Some(later) = not_yet(&error) {
             later.tell(false);
@@ -177,6 +181,23 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Cli, 
         let _ = error.print();
         if error.use_stderr() { exit::USAGE } else { exit::OK }
     })
+}
+
+/// The commands that programs call by the thousand, read without describing all others first: that takes
+/// longer than the rest of the start. Whatever is not plainly right is left to the whole description.
+fn often(args: &[OsString]) -> Option<Cli> {
+    let (globals, command) = match args.get(1)?.to_str()? {
+        "lease" => only(&args[1..]).map(|(globals, args)| (globals, Command::Lease(args)))?,
+        "run" => only(&args[1..]).map(|(globals, args)| (globals, Command::Run(args)))?,
+        _ => return None,
+    };
+    Some(Cli { globals, command: Some(command) })
+}
+
+fn only<A: Args>(args: &[OsString]) -> Option<(Globals, A)> {
+    let command = A::augment_args(Globals::augment_args(clap::Command::new("sublet")));
+    let mut found = command.try_get_matches_from(args).ok()?;
+    Some((Globals::from_arg_matches_mut(&mut found).ok()?, A::from_arg_matches_mut(&mut found).ok()?))
 }
 
 /// Something that a later release will have.
@@ -197,6 +218,25 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
     use expect_test::expect;
+
+    #[test]
+    fn what_is_called_often_is_read_as_everything_is() {
+        for line in [
+            "sublet run -- true",
+            "sublet run --vram 10G --gpus 2 --time 4h --tier spot -- python -u train.py --json -x",
+            "sublet run --socket /s --json --vram 1G -- env",
+            "sublet lease --vram 1G --json --detach",
+            "sublet lease --vram 8G --socket /s",
+        ] {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            let quick = often(&args).map(|cli| format!("{cli:?}"));
+            assert_eq!(quick, Some(format!("{:?}", Cli::try_parse_from(&args).unwrap())), "{line}");
+        }
+        for line in ["sublet", "sublet ps", "sublet --json lease", "sublet lease --no-such", "sublet run --help"] {
+            let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            assert!(often(&args).is_none(), "{line}");
+        }
+    }
 
     fn error(line: &str) -> clap::Error {
         Cli::try_parse_from(line.split_whitespace()).unwrap_err()
