@@ -1,6 +1,6 @@
 """Runs a program under the shim and parks it at random moments: a daemon of a hundred lines.
 
-    harness.py [--parks N] [--pause S] [--shim FILE] [--bytes N] -- PROGRAM ...
+    harness.py --shim FILE [--parks N] [--pause S] [--away S] [--least BYTES] [--prepare BYTES] -- PROGRAM ...
 
 Prints one line of JSON: how often it was parked and refused, and how fast. Exits as the program does.
 """
@@ -82,18 +82,19 @@ def main():
                 time.sleep(chance.random() * wanted.away)
             order(do="resume", id=number)
             said = answer()
+            if said["say"] != "resumed":
+                print(json.dumps({"lost": said}))
+                break
             if is_empty:
                 # It has not begun: that does not count.
                 number -= 1
                 continue
-            if said["say"] != "resumed":
-                print(json.dumps({"lost": said}))
-                break
             resumed.append(said)
     except (ConnectionError, OSError, ValueError) as error:
-        if process.poll() is None:
-            time.sleep(1)
-        if process.poll() is None:
+        # A program that ends hangs up first.
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
             print(json.dumps({"trouble": repr(error)}))
     code = process.wait()
 
