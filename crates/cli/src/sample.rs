@@ -35,6 +35,8 @@ pub fn lease() -> Lease {
         pids: vec![4312, 4313],
         seen_bytes: Some((78 << 30) / 10),
         peak_bytes: Some(8 << 30),
+        not_parkable: None,
+        parked: None,
         waiting: None,
         ended: None,
     }

@@ -66,6 +66,9 @@ pub fn lease_state(state: LeaseState) -> &'static str {
     match state {
         LeaseState::Waiting => "waiting",
         LeaseState::Active => "active",
+        LeaseState::Parking => "parking",
+        LeaseState::Parked => "parked",
+        LeaseState::Resuming => "resuming",
         LeaseState::Ending => "ending",
         LeaseState::Ended => "ended",
     }

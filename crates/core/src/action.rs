@@ -13,8 +13,8 @@ use crate::token::Token;
 use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
-/// The log's format number, written with every entry. 2: tokens.
-pub const FORMAT: u32 = 2;
+/// The log's format number, written with every entry. 2: tokens. 3: parking.
+pub const FORMAT: u32 = 3;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,6 +136,83 @@ pub enum Action {
         /// Which process.
         process: ProcKey,
     },
+    /// A holder's bytes shall leave its cards. Host memory is booked for them from now on.
+    Park {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// So much host memory is booked.
+        booked: Bytes,
+        /// It was at work, and asks for its cards again from then on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        again: Option<Time>,
+    },
+    /// They stay: whatever has left comes back.
+    Unpark {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// Why.
+        why: Unparked,
+    },
+    /// They were seen to be gone, twice on every card. Its cards are not its own any more.
+    Parked {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// Its tenant's mark from now on: what was charged ahead and not used is given back.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
+    },
+    /// A parked holder needs its cards, and waits for them in the queue.
+    Want {
+        /// Who.
+        lease: LeaseId,
+        /// Since when.
+        at: Time,
+        /// So much of each of its cards, beside what it still has there.
+        vram: Bytes,
+        /// Less will do, down to so much.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at_least: Option<Bytes>,
+    },
+    /// A parked holder has its cards again: its bytes shall come back.
+    Resume {
+        /// Who.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// So much of each card.
+        vram: Bytes,
+        /// Until then, unless renewed.
+        until: Time,
+        /// Its tenant's mark from now on: the term is charged ahead.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
+        /// It was let past somebody who needs the cards then: it is not renewed beyond.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<Time>,
+        /// It was its tenant's first waiter: the next one's turn begins.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<Time>,
+    },
+    /// They found no room on the card after all: whatever came back leaves again.
+    Retreat {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+    },
+    /// They are back, and the host memory is free.
+    Resumed {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+    },
     /// A lease stops for good.
     End {
         /// Which.
@@ -175,6 +252,18 @@ pub enum Action {
     },
 }
 
+/// Why a holder's bytes stayed on its cards, or came back to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unparked {
+    /// The library in one of its programs said no.
+    Refused(String),
+    /// One of its programs did not answer in time.
+    Silent,
+    /// All of them said that the bytes are gone, and the cards say otherwise.
+    NotSeen,
+}
+
 impl Action {
     /// The lease it concerns, if one.
     pub fn lease(&self) -> Option<LeaseId> {
@@ -183,6 +272,13 @@ impl Action {
             | Action::Grant { lease, .. }
             | Action::Renew { lease, .. }
             | Action::Bind { lease, .. }
+            | Action::Park { lease, .. }
+            | Action::Unpark { lease, .. }
+            | Action::Parked { lease, .. }
+            | Action::Want { lease, .. }
+            | Action::Resume { lease, .. }
+            | Action::Retreat { lease, .. }
+            | Action::Resumed { lease, .. }
             | Action::End { lease, .. }
             | Action::Retire { lease } => Some(*lease),
             _ => None,
@@ -203,6 +299,13 @@ impl Action {
             Action::Grant { .. } => "grant",
             Action::Renew { .. } => "renew",
             Action::Bind { .. } => "bind",
+            Action::Park { .. } => "park",
+            Action::Unpark { .. } => "unpark",
+            Action::Parked { .. } => "parked",
+            Action::Want { .. } => "want",
+            Action::Resume { .. } => "resume",
+            Action::Retreat { .. } => "retreat",
+            Action::Resumed { .. } => "resumed",
             Action::End { .. } => "end",
             Action::Retire { .. } => "retire",
             Action::IssueToken { .. } => "issue_token",

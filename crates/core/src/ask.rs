@@ -1,5 +1,6 @@
 //! A wish for a lease, and the limits within which a wish makes sense.
 
+use crate::ids::CardId;
 use crate::units::{Bytes, Span};
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +115,8 @@ pub enum On {
     Uuid(String),
     /// Any card whose product name contains this, in any case.
     Model(String),
+    /// Just these: where a parked holder was. Nobody can ask for it in words.
+    These(Vec<CardId>),
 }
 
 impl On {

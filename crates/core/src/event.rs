@@ -2,6 +2,7 @@
 
 use crate::ask::{Ask, BadAsk};
 use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
+use crate::parking::{NotParkable, Said};
 use crate::policy::Policy;
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
@@ -93,6 +94,34 @@ pub enum Event {
         vram: Bytes,
         /// On so many cards.
         gpus: u16,
+    },
+    /// A holder shall leave its cards and keep its lease.
+    ParkAsked {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A parked holder shall have its cards again.
+    ResumeAsked {
+        /// Who.
+        by: Caller,
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A program of a holder said something through Sublet's library.
+    Said {
+        /// Whose.
+        lease: LeaseId,
+        /// Which.
+        process: ProcKey,
+        /// What.
+        said: Said,
+    },
+    /// So much host memory is available, as far as can be read.
+    Ram {
+        /// Without what parked bytes may take.
+        available: Option<Bytes>,
     },
     /// An operator wants a card to run empty.
     Drained {
@@ -225,6 +254,8 @@ pub enum Refusal {
     },
     /// A quota does not allow it: never, or not today.
     OverQuota(Held),
+    /// The holder cannot be parked now.
+    NotParkable(NotParkable),
     /// The lease does not wait any more.
     NotWaiting,
     /// That cannot start now.
@@ -307,6 +338,7 @@ impl fmt::Display for Refusal {
                 write!(f, "a CUDA context alone takes {context} on the card, and a lease includes it")
             }
             Refusal::OverQuota(held) => held.fmt(f),
+            Refusal::NotParkable(why) => write!(f, "the holder cannot be parked: {why}"),
             Refusal::NotWaiting => f.write_str("the lease does not wait any more"),
             Refusal::NoSuchOffer { instead: None } => f.write_str("that cannot start now, and nothing smaller can"),
             Refusal::NoSuchOffer { instead: Some((vram, 1)) } => write!(f, "that cannot start now, but {vram} can"),

@@ -81,7 +81,7 @@ pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstac
     if fits_on(state, lease, card, now).is_some() {
         return Obstacle::Claimed;
     }
-    if lease.ask.vram == Vram::Whole && !state.room(card).claims().is_empty() {
+    if lease.ask.vram == Vram::Whole && !state.room(card).is_empty() {
         return Obstacle::NotEmpty;
     }
     Obstacle::TooFull { need: need(state, &lease.ask, card), room: state.promisable(card, now) }
@@ -175,8 +175,8 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     others.iter().for_each(|(_, tenant)| *of_tenant.entry(*tenant).or_default() += 1);
     let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum();
     let policy = state.policy();
-    let head = policy.head_start.largest() - (lease.asked.0 as i64 - place.rank);
-    let since = lease.asked.max(state.rows().tenants[lease.tenant.0 as usize].turn);
+    let head = policy.head_start.largest() - (place.arrival.0 as i64 - place.rank);
+    let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].turn);
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
     let turn = cap + Span(3 * policy.period.0);

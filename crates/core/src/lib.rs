@@ -15,6 +15,7 @@ pub mod event;
 pub mod explain;
 pub mod ids;
 pub mod mutant;
+pub mod parking;
 pub mod policy;
 pub mod queue;
 pub mod quota;

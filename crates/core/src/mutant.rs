@@ -44,6 +44,12 @@ pub enum Mutant {
     PartialGang,
     /// Rule 9: who is ahead is left out of the bound.
     HastyBound,
+    /// Rule 4: a holder is parked when its programs say so.
+    BelieveParked,
+    /// Rule 3: host memory is booked without end.
+    ForgetLedger,
+    /// Rule 2: a parked holder comes back whether there is room or not.
+    ResumeBlind,
     /// Rule 9: an offer is made of what those ahead wait for.
     GreedyOffer,
 }

@@ -35,6 +35,8 @@ pub struct Policy {
     pub margin_display: Bytes,
     /// Waiters in all.
     pub queue_max: usize,
+    /// Where bytes go that have to leave a card.
+    pub parking: Parking,
     /// What each tenant may have, where nothing else is said.
     pub caps: Caps,
     /// What certain tenants may have.
@@ -43,6 +45,36 @@ pub struct Policy {
     pub caps_of_members: BTreeMap<String, Caps>,
     /// What certain groups may have together.
     pub caps_of_groups: BTreeMap<String, Caps>,
+}
+
+/// Where bytes go that have to leave a card, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parking {
+    /// Host memory for them; none: nobody is parked.
+    pub ram: Bytes,
+    /// So much host memory stays available whenever somebody is parked.
+    pub leave: Bytes,
+    /// How long anything may be parked.
+    pub term: Span,
+    /// A park or a resume that is not seen to be done after this is given up.
+    pub limit: Span,
+    /// Who could not be parked, or resumed, is left alone for so long.
+    pub rest: Span,
+}
+
+impl Default for Parking {
+    fn default() -> Parking {
+        Parking {
+            // The daemon knows how much there is; core must not guess.
+            ram: Bytes::ZERO,
+            leave: Bytes(8 << 30),
+            // A night: whoever comes back in the morning finds everything.
+            term: Span::secs(12 * 3600),
+            // Captures to end, kernels to run out, 128 GiB at the slowest rate measured, and two looks.
+            limit: Span::secs(30),
+            rest: Span::secs(60),
+        }
+    }
 }
 
 /// Hard caps, of one tenant or of a group together; `None` is no cap.
@@ -60,6 +92,8 @@ pub struct Caps {
     pub never: Option<Bytes>,
     /// The largest head start.
     pub head_start: Option<Span>,
+    /// Host memory for parked bytes.
+    pub parked: Option<Bytes>,
 }
 
 impl Caps {
@@ -72,6 +106,7 @@ impl Caps {
             gpu_day: self.gpu_day.or(other.gpu_day),
             never: self.never.or(other.never),
             head_start: self.head_start.or(other.head_start),
+            parked: self.parked.or(other.parked),
         }
     }
 
@@ -84,6 +119,7 @@ impl Caps {
             gpu_day: self.gpu_day.max(other.gpu_day),
             never: self.never.max(other.never),
             head_start: self.head_start.max(other.head_start),
+            parked: self.parked.max(other.parked),
         }
     }
 }
@@ -166,6 +202,7 @@ impl Default for Policy {
             margin: Bytes::mib(256),
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
+            parking: Parking::default(),
             // A runaway script is stopped long before the queue of the others is full. Whoever is
             // never to be preempted needs a word from the house.
             caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },

@@ -26,6 +26,8 @@ pub struct Claim {
     pub exclusivity: Exclusivity,
     /// When it gives the room back at the latest, if somebody waits; zero if it is over already.
     pub ends: Time,
+    /// Its work is not on the card: what it still has there stays, and is in nobody's way.
+    pub parked: bool,
 }
 
 impl Claim {
@@ -46,6 +48,7 @@ pub struct Room {
     reserved: Bytes,
     session_exclusive: u32,
     device_exclusive: u32,
+    residue: Bytes,
     observed: Observation,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
     present: BTreeMap<LeaseId, Bytes>,
@@ -77,6 +80,7 @@ impl Room {
             reserved: Bytes::ZERO,
             session_exclusive: 0,
             device_exclusive: 0,
+            residue: Bytes::ZERO,
             observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
             present: BTreeMap::new(),
             ends: Vec::new(),
@@ -112,6 +116,7 @@ impl Room {
         self.reserved = by(self.reserved, claim.reserved);
         let step = |n: u32| if add { n + 1 } else { n - 1 };
         match claim.exclusivity {
+            _ if claim.parked => self.residue = by(self.residue, claim.seen),
             Exclusivity::Shared => {}
             Exclusivity::Session => self.session_exclusive = step(self.session_exclusive),
             Exclusivity::Device => self.device_exclusive = step(self.device_exclusive),
@@ -120,6 +125,9 @@ impl Room {
 
     /// Keeps the list of ends and the tenants in step with a claim that came or went.
     fn list(&mut self, lease: LeaseId, claim: &Claim, add: bool) {
+        if claim.parked {
+            return;
+        }
         let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
         if add {
             self.ends.insert(at, (claim.ends, lease, claim.counted()));
@@ -143,6 +151,29 @@ impl Room {
             self.list(lease, &claim, true);
             self.claims.insert(lease, claim);
         }
+    }
+
+    /// A lease's promise is another from now on: it was parked, or has its card again. What was seen
+    /// of it stays seen.
+    pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
+        if let Some(claim) = self.claims.get(&lease).cloned() {
+            self.claim(lease, Claim { reserved, ends, parked, ..claim });
+        }
+    }
+
+    /// Whether nobody's work is on the card.
+    pub fn is_empty(&self) -> bool {
+        self.tenants.is_empty()
+    }
+
+    /// What parked holders still have here.
+    pub fn residue(&self) -> Bytes {
+        self.residue
+    }
+
+    /// What a lease was seen to have here.
+    pub fn seen_of(&self, lease: LeaseId) -> Bytes {
+        self.present.get(&lease).copied().unwrap_or_default()
     }
 
     /// What is given back when at the latest, first first; zero is what is over already.
@@ -176,8 +207,10 @@ impl Room {
             self.count(&claim, false);
             claim.seen = seen;
             self.count(&claim, true);
-            let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
-            self.ends[at].2 = claim.counted();
+            if !claim.parked {
+                let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
+                self.ends[at].2 = claim.counted();
+            }
             self.claims.insert(lease, claim);
         }
     }
@@ -264,7 +297,7 @@ impl Room {
         let others = || self.tenants.keys().any(|other| *other != tenant);
         match wish {
             _ if self.device_exclusive > 0 => true,
-            Exclusivity::Device => !self.claims.is_empty() || strangers() > 0,
+            Exclusivity::Device => !self.is_empty() || strangers() > 0,
             Exclusivity::Session => others() || strangers() > 0,
             Exclusivity::Shared => self.session_exclusive > 0 && others(),
         }

@@ -5,7 +5,7 @@
 //! ([`crate::state`]).
 
 use crate::action::Action;
-use crate::ask::{Ask, Term};
+use crate::ask::{Ask, On, Term, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
 use crate::token::Token;
@@ -101,6 +101,9 @@ pub struct Tenant {
     /// GPU time charged today, in µs: a whole card for an hour is an hour.
     #[serde(default)]
     pub today: u64,
+    /// Host memory booked for its parked bytes, in byte·µs.
+    #[serde(default)]
+    pub parked_byte_us: u128,
 }
 
 /// A card that was seen once.
@@ -150,8 +153,12 @@ pub struct Lease {
 /// Where a lease is in its life.
 ///
 /// ```text
-/// Waiting ──► Active ──► Ending ──► (ended: gone from the rows, kept as `Ended`)
-///    └─────────────────────────────►
+/// Waiting ──► Active ──────────────► Ending ──► (ended: gone from the rows, kept as `Ended`)
+///    │        │    ▲                  ▲  ▲
+///    │        ▼    └──── Resuming ────┤  │
+///    │      Parking ◄────►   ▲        │  │
+///    │        └───► Parked ──┴────────┘  │
+///    └───────────────────────────────────┘
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -163,6 +170,12 @@ pub enum Phase {
     },
     /// Granted.
     Active(Hold),
+    /// Its bytes are leaving its cards. They count in full until they were seen to be gone.
+    Parking(Hold, Away),
+    /// They are in host memory; what it still has on its cards counts as what it is.
+    Parked(Hold, Away),
+    /// They are coming back, and count in full.
+    Resuming(Hold, Away),
     /// Over for its holder. Its bytes count until its cards were seen again.
     Ending(Hold, Finish),
 }
@@ -193,6 +206,50 @@ pub struct Hold {
     /// The day on which the time from `renewed` to `until` was charged.
     #[serde(default)]
     pub day: u32,
+    /// What there is to know of one that was parked at least once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
+}
+
+/// The turns of a holder on its cards, between which it was parked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turns {
+    /// When the last one began.
+    pub began: Time,
+    /// When it ended, while the holder is parked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<Time>,
+    /// How long those before it were, every card counted, in µs.
+    #[serde(default)]
+    pub spent_us: u64,
+    /// The same times bytes, in byte·µs.
+    #[serde(default)]
+    pub spent_byte_us: u128,
+    /// Host memory booked for its bytes.
+    #[serde(default)]
+    pub booked: Bytes,
+}
+
+/// What there is to know of a holder that is parked, or on its way there or back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Away {
+    /// Since when it is in this phase.
+    pub since: Time,
+    /// While it is on its way: once parked, it asks for its cards again, and as of then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Time>,
+    /// While it comes back: its cards were given to it anew, and if they have no room it leaves again.
+    #[serde(default)]
+    pub back: bool,
+    /// While it is parked: since when it waits for its cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wants: Option<Time>,
+    /// What it asked for at first. While it waits, its ask is for what it had, on the cards it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ask: Option<Ask>,
+    /// What was left of a fixed term.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<Span>,
 }
 
 impl Hold {
@@ -233,6 +290,8 @@ pub enum Reason {
     HolderExited,
     /// An operator ended it.
     Revoked,
+    /// It was parked as long as anything may be.
+    ParkExpired,
     /// Its card is gone.
     DeviceLost,
     /// The host was started anew.
@@ -259,6 +318,20 @@ pub struct Ended {
 }
 
 impl Tenant {
+    /// What was charged today for a time after now was not used.
+    fn give_back(&mut self, cards: &[Card], day: u32, hold: &Hold, now: Time) {
+        if hold.day == day {
+            let unused = gpu_time(cards, &hold.cards, hold.vram, hold.until.since(now));
+            self.today = self.today.saturating_sub(unused.0);
+        }
+    }
+
+    /// Its bytes were in host memory until now.
+    fn meter_parked(&mut self, hold: &Hold, away: &Away, now: Time) {
+        let more = u128::from(hold.booked().0) * u128::from(now.since(away.since).0);
+        self.parked_byte_us = self.parked_byte_us.saturating_add(more);
+    }
+
     /// Moves the mark, and says how far beyond the present.
     fn pay(&mut self, at: Time, mark: Option<Time>) -> Span {
         let before = self.mark.max(at);
@@ -270,8 +343,28 @@ impl Tenant {
 impl Hold {
     /// What holding it until `now` is charged: card·µs and byte·µs.
     pub fn charge(&self, now: Time) -> (u64, u128) {
-        let card_us = now.since(self.granted).0 * self.cards.len() as u64;
-        (card_us, u128::from(card_us) * u128::from(self.vram.0))
+        let (began, to, spent) = match &self.turns {
+            None => (self.granted, now, (0, 0)),
+            Some(turns) => (turns.began, turns.stopped.unwrap_or(now), (turns.spent_us, turns.spent_byte_us)),
+        };
+        let card_us = to.since(began).0.saturating_mul(self.cards.len() as u64);
+        let byte_us = u128::from(card_us) * u128::from(self.vram.0);
+        (spent.0.saturating_add(card_us), spent.1.saturating_add(byte_us))
+    }
+
+    /// Since when it has its cards without a break.
+    pub fn began(&self) -> Time {
+        self.turns.as_ref().map_or(self.granted, |turns| turns.began)
+    }
+
+    /// Host memory booked for its bytes.
+    pub fn booked(&self) -> Bytes {
+        self.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked)
+    }
+
+    fn turns(&mut self) -> &mut Turns {
+        let began = self.granted;
+        self.turns.get_or_insert(Turns { began, stopped: None, spent_us: 0, spent_byte_us: 0, booked: Bytes::ZERO })
     }
 
     /// What of its payment is for the time after `now`.
@@ -290,8 +383,56 @@ impl Lease {
     pub fn hold(&self) -> Option<&Hold> {
         match &self.phase {
             Phase::Waiting { .. } => None,
-            Phase::Active(hold) | Phase::Ending(hold, _) => Some(hold),
+            Phase::Active(hold)
+            | Phase::Parking(hold, _)
+            | Phase::Parked(hold, _)
+            | Phase::Resuming(hold, _)
+            | Phase::Ending(hold, _) => Some(hold),
         }
+    }
+
+    /// What there is to know of it while it is parked, or on its way there or back.
+    pub fn away(&self) -> Option<&Away> {
+        match &self.phase {
+            Phase::Parking(_, away) | Phase::Parked(_, away) | Phase::Resuming(_, away) => Some(away),
+            Phase::Waiting { .. } | Phase::Active(_) | Phase::Ending(..) => None,
+        }
+    }
+
+    /// Since when it stands in the queue, if it does.
+    pub fn queued(&self) -> Option<Time> {
+        match &self.phase {
+            Phase::Waiting { .. } => Some(self.asked),
+            Phase::Parked(_, away) => away.wants,
+            _ => None,
+        }
+    }
+
+    /// Whether its cards are promised to it.
+    pub fn is_on_cards(&self) -> bool {
+        !matches!(self.phase, Phase::Waiting { .. } | Phase::Parked(..))
+    }
+
+    /// What of each of its cards is promised to it.
+    pub fn reserved(&self) -> Bytes {
+        match &self.phase {
+            Phase::Waiting { .. } | Phase::Parked(..) => Bytes::ZERO,
+            // It was parked when it ended.
+            Phase::Ending(hold, _) if hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some()) => Bytes::ZERO,
+            Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Resuming(hold, _) | Phase::Ending(hold, _) => {
+                hold.vram
+            }
+        }
+    }
+
+    /// Whether it was granted and has not ended.
+    pub fn is_held(&self) -> bool {
+        !matches!(self.phase, Phase::Waiting { .. } | Phase::Ending(..))
+    }
+
+    /// What it asked for at first.
+    pub fn first_ask(&self) -> &Ask {
+        self.away().and_then(|away| away.ask.as_ref()).unwrap_or(&self.ask)
     }
 
     /// Whether its term is fixed.
@@ -360,6 +501,7 @@ impl Rows {
                         paid: tenant.pay(*at, *mark),
                         before: *before,
                         day: self.meta.day,
+                        turns: None,
                     });
                 }
             }
@@ -378,6 +520,13 @@ impl Rows {
                     row.roots.push(*process);
                 }
             }
+            Action::Park { lease, at, booked, again } => self.park(*lease, *at, *booked, *again),
+            Action::Unpark { lease, at, .. } => self.unpark(*lease, *at),
+            Action::Parked { lease, at, mark } => self.parked(*lease, *at, *mark),
+            Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
+            Action::Resume { lease, .. } => self.resume(*lease, action),
+            Action::Retreat { lease, at } => self.retreat(*lease, *at),
+            Action::Resumed { lease, at } => self.resumed(*lease, *at),
             Action::End { lease, reason, at, peak, mark, turn } => {
                 if let Some(row) = self.leases.get(lease) {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
@@ -405,17 +554,19 @@ impl Rows {
                 let row = self.leases.remove(&id)?;
                 Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
             }
-            Phase::Active(hold) => {
+            Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
+                let hold = hold.clone();
                 let (card_us, byte_us) = hold.charge(finish.at);
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
                 tenant.leases += 1;
                 tenant.card_us += card_us;
                 tenant.byte_us += byte_us;
-                if hold.day == self.meta.day {
-                    let unused = gpu_time(&self.cards, &hold.cards, hold.vram, hold.until.since(finish.at));
-                    tenant.today = tenant.today.saturating_sub(unused.0);
+                match row.away() {
+                    Some(away) if !row.is_on_cards() => tenant.meter_parked(&hold, away, finish.at),
+                    _ => tenant.give_back(&self.cards, self.meta.day, &hold, finish.at),
                 }
-                row.phase = Phase::Ending(hold.clone(), finish);
+                row.ask = row.first_ask().clone();
+                row.phase = Phase::Ending(hold, finish);
                 None
             }
             Phase::Ending(..) => None,
@@ -428,10 +579,96 @@ impl Rows {
             Phase::Ending(hold, finish) => {
                 Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: Some(hold), finish })
             }
-            Phase::Waiting { .. } | Phase::Active(_) => {
+            _ => {
                 self.leases.insert(id, row);
                 None
             }
         }
+    }
+
+    // ---- parking ---------------------------------------------------------------
+
+    fn park(&mut self, lease: LeaseId, at: Time, booked: Bytes, again: Option<Time>) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Active(hold) = &row.phase {
+            let mut hold = hold.clone();
+            hold.turns().booked = booked;
+            row.phase =
+                Phase::Parking(hold, Away { since: at, again, back: false, wants: None, ask: None, left: None });
+        }
+    }
+
+    fn unpark(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Parking(hold, away) = &row.phase {
+            row.phase = Phase::Resuming(hold.clone(), Away { since: at, back: false, ..away.clone() });
+        }
+    }
+
+    fn retreat(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Resuming(hold, away) = &row.phase {
+            row.phase = Phase::Parking(hold.clone(), Away { since: at, ..away.clone() });
+        }
+    }
+
+    fn resumed(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Resuming(hold, _) = &row.phase {
+            let mut hold = hold.clone();
+            hold.turns().booked = Bytes::ZERO;
+            // A holder that was kept from its work meanwhile has its term all the same.
+            hold.until = hold.until.max(at);
+            row.phase = Phase::Active(hold);
+        }
+    }
+
+    fn parked(&mut self, lease: LeaseId, at: Time, mark: Option<Time>) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        let Phase::Parking(hold, away) = &row.phase else { return };
+        let (mut hold, mut away) = (hold.clone(), Away { since: at, ..away.clone() });
+        let tenant = &mut self.tenants[row.tenant.0 as usize];
+        tenant.give_back(&self.cards, self.meta.day, &hold, at);
+        tenant.mark = mark.unwrap_or(tenant.mark);
+        away.left = row.fixed().then(|| hold.until.since(at));
+        (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
+        let (spent_us, spent_byte_us) = hold.charge(at);
+        let turns = hold.turns();
+        // The turn is over, and counted.
+        (turns.began, turns.stopped, turns.spent_us, turns.spent_byte_us) = (at, Some(at), spent_us, spent_byte_us);
+        row.phase = Phase::Parked(hold, away);
+    }
+
+    fn want(&mut self, lease: LeaseId, at: Time, vram: Bytes, at_least: Option<Bytes>) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Parked(hold, away) = &mut row.phase {
+            let first = row.ask.clone();
+            row.ask.vram = Vram::Bytes(vram);
+            row.ask.at_least = at_least;
+            row.ask.gpus = hold.cards.len() as u16;
+            row.ask.on = Some(On::These(hold.cards.clone()));
+            if let Some(left) = away.left {
+                row.ask.term = Term::Fixed(left);
+            }
+            (away.wants, away.again, away.ask) = (Some(at), None, Some(first));
+        }
+    }
+
+    fn resume(&mut self, lease: LeaseId, action: &Action) {
+        let Action::Resume { at, vram, until, mark, before, turn, .. } = action else { return };
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        let Phase::Parked(hold, away) = &row.phase else { return };
+        let (mut hold, wanted) = (hold.clone(), away.wants);
+        let tenant = &mut self.tenants[row.tenant.0 as usize];
+        tenant.meter_parked(&hold, away, *at);
+        tenant.today += gpu_time(&self.cards, &hold.cards, *vram, until.since(*at)).0;
+        tenant.turn = turn.unwrap_or(tenant.turn);
+        (hold.vram, hold.renewed, hold.until, hold.before) = (*vram, *at, *until, *before);
+        (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);
+        let turns = hold.turns();
+        (turns.began, turns.stopped) = (*at, None);
+        row.ask = row.first_ask().clone();
+        let away = Away { since: *at, again: wanted, back: true, wants: None, ask: None, left: None };
+        row.phase = Phase::Resuming(hold, away);
     }
 }

@@ -9,6 +9,7 @@ use crate::ask::{Ask, Exclusivity, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::mutant::Mutant;
+use crate::parking::{Rest, Shim, Watch};
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
@@ -35,12 +36,18 @@ pub struct State {
     through: BTreeMap<TokenId, BTreeSet<LeaseId>>,
     due: BTreeSet<(Time, LeaseId)>,
     ending: Vec<BTreeSet<LeaseId>>,
+    /// Leases whose bytes are leaving or coming back.
+    moving: BTreeSet<LeaseId>,
+    /// Host memory that is booked.
+    booked: Bytes,
     // Seen, and gone with the process.
     lives: BTreeMap<LeaseId, Live>,
     owners: BTreeMap<ProcKey, LeaseId>,
     listed: BTreeSet<CardId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
+    /// Host memory that was available at the last look.
+    pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
     mutant: Option<Mutant>,
@@ -57,6 +64,14 @@ pub struct Live {
     pub peak: Option<Bytes>,
     /// Cards of an ended lease that were not seen again yet.
     pub(crate) unseen: BTreeSet<CardId>,
+    /// Its programs that have Sublet's library and speak to the daemon through it.
+    pub shims: BTreeMap<ProcKey, Shim>,
+    /// How a park or a resume goes.
+    pub(crate) watch: Watch,
+    /// It submitted work while its bytes were leaving.
+    pub(crate) wants: bool,
+    /// What went wrong lately: it is not parked, or not resumed, before then.
+    pub(crate) rest: Option<Rest>,
     due: Option<Time>,
 }
 
@@ -73,11 +88,14 @@ impl State {
             through: BTreeMap::new(),
             due: BTreeSet::new(),
             ending: vec![BTreeSet::new(); rows.cards.len()],
+            moving: BTreeSet::new(),
+            booked: Bytes::ZERO,
             lives: BTreeMap::new(),
             owners: BTreeMap::new(),
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
+            ram: None,
             day_seen: None,
             mutant: None,
             rows: Rows::default(),
@@ -101,6 +119,16 @@ impl State {
         match &lease.phase {
             Phase::Waiting { .. } => self.line_up(lease),
             Phase::Active(hold) => self.put_claims(lease, hold),
+            Phase::Parking(hold, _) | Phase::Resuming(hold, _) => {
+                self.put_claims(lease, hold);
+                self.moving.insert(lease.id);
+            }
+            Phase::Parked(hold, _) => {
+                self.put_claims(lease, hold);
+                if lease.queued().is_some() {
+                    self.line_up(lease);
+                }
+            }
             Phase::Ending(hold, _) => {
                 self.put_claims(lease, hold);
                 live.unseen = hold.cards.iter().copied().collect();
@@ -109,6 +137,7 @@ impl State {
                 }
             }
         }
+        self.booked = self.booked + lease.hold().map_or(Bytes::ZERO, Hold::booked);
         self.lives.insert(lease.id, live);
         self.came_through(lease);
         self.set_due(lease.id, self.first_due(lease));
@@ -129,9 +158,16 @@ impl State {
     /// Makes an action part of the state. Returns what became history by it.
     pub fn apply(&mut self, action: &Action) -> Option<Ended> {
         self.unindex(action);
+        let booked = self.booked_by(action);
         let ended = self.rows.apply(action);
+        self.booked = self.booked.less(booked) + self.booked_by(action);
         self.reindex(action, ended.as_ref());
         ended
+    }
+
+    fn booked_by(&self, action: &Action) -> Bytes {
+        let row = action.lease().and_then(|lease| self.rows.leases.get(&lease));
+        row.and_then(Lease::hold).map_or(Bytes::ZERO, Hold::booked)
     }
 
     /// What must be known of the old row, before it changes.
@@ -140,9 +176,9 @@ impl State {
             self.ended_through(*lease);
         }
         match action {
-            Action::Grant { lease, .. } | Action::End { lease, .. } => {
+            Action::Grant { lease, .. } | Action::Resume { lease, .. } | Action::End { lease, .. } => {
                 if let Some(row) = self.rows.leases.get(lease)
-                    && matches!(row.phase, Phase::Waiting { .. })
+                    && row.queued().is_some()
                 {
                     let (tenant, place) = (row.tenant, self.place_of(row));
                     let wish = least(&row.ask);
@@ -170,8 +206,18 @@ impl State {
                     self.call_back(tenant);
                 }
             }
+            // A lease that ends while it is parked counts until its cards were seen again, like any.
+            Action::Parked { lease, .. } => self.weigh(*lease, Load::take_off),
             _ => {}
         }
+    }
+
+    /// Puts a lease on the books, or takes it off.
+    fn weigh(&mut self, lease: LeaseId, change: fn(&mut Load, &Load)) {
+        let Some(row) = self.rows.leases.get(&lease) else { return };
+        let Some(hold) = row.hold() else { return };
+        let (tenant, load) = (row.tenant, Load::of(row.first_ask(), hold));
+        self.books.book(tenant, |books| change(books, &load));
     }
 
     /// Quotas may have room again, of a tenant and of its groups.
@@ -271,8 +317,46 @@ impl State {
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
             Action::Bind { lease, process } => self.add_member(*lease, *process),
+            Action::Park { lease, .. } | Action::Unpark { lease, .. } | Action::Retreat { lease, .. } => {
+                self.moving.insert(*lease);
+                self.move_on(*lease);
+            }
+            Action::Parked { lease, .. } => {
+                self.moving.remove(lease);
+                self.move_on(*lease);
+                self.set_reserved(*lease);
+                if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {
+                    self.call_back(tenant);
+                }
+            }
+            Action::Want { lease, .. } => {
+                if let Some(row) = self.rows.leases.get(lease).cloned() {
+                    self.line_up(&row);
+                }
+            }
+            Action::Resume { lease, at, .. } => {
+                self.moving.insert(*lease);
+                self.weigh(*lease, Load::put_on);
+                self.move_on(*lease);
+                self.set_reserved(*lease);
+                if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {
+                    self.queue.set_served(tenant, *at);
+                }
+                if let Some(live) = self.lives.get_mut(lease) {
+                    // It was not on its card: what it does from now on counts.
+                    live.worked = true;
+                }
+            }
+            Action::Resumed { lease, .. } => {
+                self.moving.remove(lease);
+                self.move_on(*lease);
+            }
             Action::End { lease, .. } => {
+                self.moving.remove(lease);
                 self.set_due(*lease, None);
+                if self.end_parked(*lease) {
+                    self.weigh(*lease, Load::put_on);
+                }
                 self.set_ends(*lease);
                 if let Some(ended) = ended {
                     self.set_mark(ended.tenant);
@@ -297,17 +381,55 @@ impl State {
         }
     }
 
+    /// A lease is in another phase of being parked.
+    fn move_on(&mut self, lease: LeaseId) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.watch = Watch::default();
+        }
+        self.set_ends(lease);
+        self.set_due(lease, self.rows.leases.get(&lease).and_then(|row| self.first_due(row)));
+    }
+
+    /// Its cards are its own again, or are not any more.
+    fn set_reserved(&mut self, lease: LeaseId) {
+        let Some(row) = self.rows.leases.get(&lease) else { return };
+        let Some(hold) = row.hold() else { return };
+        let (reserved, parked, ends) = (row.reserved(), !row.is_on_cards(), self.ends_by(row, hold));
+        for card in hold.cards.clone() {
+            self.rooms[card.0 as usize].reserve(lease, reserved, ends, parked);
+        }
+    }
+
+    /// A parked lease that ends has no work on its cards, only what is seen of it. Says whether it was one.
+    fn end_parked(&mut self, lease: LeaseId) -> bool {
+        let cards = self.rows.leases.get(&lease).and_then(Lease::hold).map(|hold| hold.cards.clone());
+        let mut was = false;
+        for card in cards.unwrap_or_default() {
+            let room = &mut self.rooms[card.0 as usize];
+            if room.claims().get(&lease).is_some_and(|claim| claim.parked) {
+                room.reserve(lease, Bytes::ZERO, Time::ZERO, false);
+                was = true;
+            }
+        }
+        was
+    }
+
     fn put_claims(&mut self, lease: &Lease, hold: &Hold) {
         let ends = self.ends_by(lease, hold);
+        let parked = !lease.is_on_cards();
         for card in &hold.cards {
             let claim = Claim {
                 tenant: lease.tenant,
-                reserved: hold.vram,
+                reserved: lease.reserved(),
                 seen: Bytes::ZERO,
                 exclusivity: lease.ask.exclusivity,
                 ends,
+                parked,
             };
             self.rooms[card.0 as usize].claim(lease.id, claim);
+        }
+        if parked {
+            return;
         }
         let load = Load::of(&lease.ask, hold);
         self.books.book(lease.tenant, |books| books.put_on(&load));
@@ -347,9 +469,9 @@ impl State {
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
     /// over already, the end of time if nobody can say.
     pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
-        let cap = hold.granted + self.policy.hold_cap;
+        let cap = hold.began() + self.policy.hold_cap;
         match (&lease.phase, lease.ask.term) {
-            (Phase::Ending(..), _) => Time::ZERO,
+            (Phase::Ending(..) | Phase::Parking(..), _) => Time::ZERO,
             (_, Term::Fixed(_)) => hold.until,
             (_, Term::Renewed(_)) if lease.ask.preempt == Preempt::Never => Time::NEVER,
             (_, Term::Renewed(_)) if hold.idle => hold.until,
@@ -402,12 +524,14 @@ impl State {
         }
         self.set_marks();
         for lease in self.rows.leases.values().cloned().collect::<Vec<_>>() {
-            match lease.hold() {
-                None => self.line_up(&lease),
-                Some(hold) => {
-                    let load = Load::of(&lease.ask, hold);
-                    self.books.book(lease.tenant, |books| books.put_on(&load));
-                }
+            if lease.queued().is_some() {
+                self.line_up(&lease);
+            }
+            if lease.is_on_cards()
+                && let Some(hold) = lease.hold()
+            {
+                let load = Load::of(&lease.ask, hold);
+                self.books.book(lease.tenant, |books| books.put_on(&load));
             }
         }
     }
@@ -494,6 +618,9 @@ impl State {
             Phase::Waiting { give_up } => Some(*give_up),
             Phase::Active(hold) if lease.fixed() => Some(hold.until),
             Phase::Active(hold) => Some(self.renewal_point(lease, hold)),
+            Phase::Parking(_, away) => Some(away.since + self.policy.parking.limit),
+            Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
+            Phase::Resuming(_, away) => Some(away.since + self.policy.parking.limit),
             Phase::Ending(..) => None,
         }
     }
@@ -567,6 +694,21 @@ impl State {
     pub fn ending_on(&self, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
         self.ending[card.0 as usize].iter().copied()
     }
+    /// Leases whose bytes are leaving or coming back.
+    pub fn moving(&self) -> impl Iterator<Item = LeaseId> + '_ {
+        self.moving.iter().copied()
+    }
+    /// Host memory that is booked for parked bytes.
+    pub fn booked(&self) -> Bytes {
+        self.booked
+    }
+    /// Host memory that was available at the last look.
+    pub fn ram(&self) -> Option<Bytes> {
+        self.ram
+    }
+    pub(crate) fn live_mut(&mut self, id: LeaseId) -> Option<&mut Live> {
+        self.lives.get_mut(&id)
+    }
     /// Compute processes on a card that belong to no lease there.
     pub fn strangers(&self, card: CardId) -> usize {
         self.room(card).strangers(|process| self.owner(process))
@@ -599,14 +741,15 @@ impl State {
 
     /// Whether it is its tenant's first waiter.
     pub fn is_first(&self, lease: &Lease) -> bool {
-        matches!(lease.phase, Phase::Waiting { .. }) && self.queue.is_first(lease.tenant, self.place_of(lease))
+        lease.queued().is_some() && self.queue.is_first(lease.tenant, self.place_of(lease))
     }
 
     /// Where a waiter stands in its tenant's line.
     pub fn place_of(&self, lease: &Lease) -> Place {
-        let rank = self.policy.rank(&lease.ask, lease.asked, self.books.caps(lease.tenant));
+        let arrival = lease.queued().unwrap_or(lease.asked);
+        let rank = self.policy.rank(&lease.ask, arrival, self.books.caps(lease.tenant));
         let rank = if self.planted(Mutant::ServeLast) { -rank } else { rank };
-        Place { rank, lease: lease.id, arrival: lease.asked }
+        Place { rank, lease: lease.id, arrival }
     }
 
     /// Whether new leases may land on a card at all.

@@ -129,7 +129,7 @@ impl World {
                         renewed.push((*lease, hold.epoch, job.tenant));
                     }
                 }
-                Some(Phase::Ending(..)) | None => again.push(*lease),
+                Some(_) | None => again.push(*lease),
             }
         }
         for lease in done {

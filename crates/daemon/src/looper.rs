@@ -397,8 +397,8 @@ impl Loop {
         let found = find(self.engine.state(), &watch.by, watch.lease).ok();
         let reached = found.is_none_or(|lease| match lease.phase {
             Phase::Waiting { .. } => false,
-            Phase::Active(_) => !watch.for_end,
             Phase::Ending(..) => true,
+            _ => !watch.for_end,
         });
         if reached {
             let shown = found.map(|lease| self.view().lease(lease));

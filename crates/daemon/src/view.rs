@@ -10,6 +10,7 @@ use sublet_core::decide::offer::Offer;
 use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, TenantId};
+use sublet_core::parking;
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::state::State;
@@ -64,7 +65,7 @@ impl View<'_> {
     pub fn lease(&self, lease: &Lease) -> wire::Lease {
         let live = self.state.live(lease.id);
         let tenant = self.state.tenant_name(lease.tenant).to_owned();
-        let mut shown = plain(&lease.ask, lease.id.to_string(), tenant, self.names);
+        let mut shown = plain(lease.first_ask(), lease.id.to_string(), tenant, self.names);
         shown.asked_unix_s = self.unix_s(lease.asked);
         shown.pids =
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
@@ -78,7 +79,11 @@ impl View<'_> {
                 let until = self.state.rows().meta.due(hold.renewed, hold.until);
                 shown.expires_unix_s = Some(self.unix_s(until));
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
+                shown.not_parkable = self.not_parkable(lease, hold);
             }
+            Phase::Parking(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parking, lease, hold, away),
+            Phase::Parked(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parked, lease, hold, away),
+            Phase::Resuming(hold, away) => self.show_away(&mut shown, wire::LeaseState::Resuming, lease, hold, away),
             Phase::Ending(hold, finish) => {
                 shown.state = wire::LeaseState::Ending;
                 self.show_hold(&mut shown, hold);
@@ -87,6 +92,36 @@ impl View<'_> {
             }
         }
         shown
+    }
+
+    fn show_away(
+        &self,
+        shown: &mut wire::Lease,
+        state: wire::LeaseState,
+        lease: &Lease,
+        hold: &Hold,
+        away: &rows::Away,
+    ) {
+        shown.state = state;
+        self.show_hold(shown, hold);
+        shown.seen_bytes = self.seen(lease, hold);
+        let parked = state == wire::LeaseState::Parked;
+        let over = self.state.rows().meta.due(away.since, away.since + self.state.policy().parking.term);
+        shown.parked = Some(wire::Parked {
+            since_unix_s: self.unix_s(away.since),
+            booked_bytes: hold.booked().0,
+            ends_unix_s: parked.then(|| self.unix_s(over)),
+        });
+        if lease.queued().is_some() {
+            shown.waiting = Some(self.waiting(lease));
+        }
+    }
+
+    /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
+    fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
+        let has = hold.cards.iter().any(|card| self.state.room(*card).present().contains_key(&lease.id));
+        let why = if has { parking::parkable(self.state, lease, self.now).err()? } else { return None };
+        Some(words::not_parkable(&why))
     }
 
     fn show_hold(&self, shown: &mut wire::Lease, hold: &Hold) {
@@ -197,10 +232,15 @@ impl View<'_> {
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
             (_, Some(ended)) => ended.sentence.clone(),
+            _ if shown.state == wire::LeaseState::Parked => {
+                "it is parked: its bytes are in host memory, and come back when it is used".to_owned()
+            }
+            _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
+            _ if shown.state == wire::LeaseState::Resuming => "its bytes are coming back to its cards".to_owned(),
             _ if shown.idle => "it is active but was not used in its last term; it goes on because nobody waits".into(),
             _ => "it is active".to_owned(),
         };
-        let waits = matches!(lease.phase, Phase::Waiting { .. });
+        let waits = lease.queued().is_some();
         let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
         let cards = if waits { self.state.cards().collect() } else { Vec::new() };
         wire::Explanation {
@@ -318,7 +358,14 @@ impl View<'_> {
                 pid: None,
                 user: Some(self.user(lease.tenant)),
                 tier: Some(tier(lease.ask.tier)),
-                state: if matches!(lease.phase, Phase::Active(_)) { "active" } else { "ending" }.to_owned(),
+                state: match lease.phase {
+                    Phase::Waiting { .. } | Phase::Active(_) => "active",
+                    Phase::Parking(..) => "parking",
+                    Phase::Parked(..) => "parked",
+                    Phase::Resuming(..) => "resuming",
+                    Phase::Ending(..) => "ending",
+                }
+                .to_owned(),
                 reserved_bytes: Some(claim.reserved.0),
                 seen_bytes: (!coarse).then_some(claim.seen.0),
                 since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
@@ -352,15 +399,18 @@ impl View<'_> {
     /// What each tenant the caller may see was charged, running leases included.
     pub fn usage(&self, by: &Caller) -> Vec<wire::UsageRow> {
         let mut rows: Vec<wire::UsageRow> = Vec::new();
-        let mut running = vec![(0u64, 0u64, 0u128); self.state.rows().tenants.len()];
-        for lease in self.state.rows().leases.values() {
-            if let Phase::Active(hold) = &lease.phase {
-                let (card_us, byte_us) = hold.charge(self.now);
-                let sum = &mut running[lease.tenant.0 as usize];
-                *sum = (sum.0 + 1, sum.1 + card_us, sum.2 + byte_us);
-            }
+        let mut running = vec![(0u64, 0u64, 0u128, 0u128); self.state.rows().tenants.len()];
+        for lease in self.state.rows().leases.values().filter(|lease| lease.is_held()) {
+            let Some(hold) = lease.hold() else { continue };
+            let (card_us, byte_us) = hold.charge(self.now);
+            let parked_us = match &lease.phase {
+                Phase::Parked(_, away) => u128::from(self.now.since(away.since).0) * u128::from(hold.booked().0),
+                _ => 0,
+            };
+            let sum = &mut running[lease.tenant.0 as usize];
+            *sum = (sum.0 + 1, sum.1 + card_us, sum.2 + byte_us, sum.3 + parked_us);
         }
-        for (tenant, (leases, card_us, byte_us)) in self.state.rows().tenants.iter().zip(running) {
+        for (tenant, (leases, card_us, byte_us, parked_us)) in self.state.rows().tenants.iter().zip(running) {
             if by.operator || tenant.name == by.tenant {
                 rows.push(wire::UsageRow {
                     tenant: tenant.name.clone(),
@@ -370,6 +420,7 @@ impl View<'_> {
                     leases: tenant.leases + leases,
                     card_seconds: (tenant.card_us + card_us) as f64 / 1e6,
                     gib_seconds: gib_seconds(tenant.byte_us + byte_us),
+                    parked_gib_seconds: Some(gib_seconds(tenant.parked_byte_us + parked_us)),
                     peak_bytes: None,
                 });
             }
@@ -384,10 +435,10 @@ impl View<'_> {
     }
 
     fn lease_usage(&self, lease: &Lease) -> Option<wire::UsageRow> {
-        let (hold, until) = match &lease.phase {
-            Phase::Waiting { .. } => return None,
-            Phase::Active(hold) => (hold, self.now),
-            Phase::Ending(hold, finish) => (hold, finish.at),
+        let hold = lease.hold()?;
+        let until = match &lease.phase {
+            Phase::Ending(_, finish) => finish.at,
+            _ => self.now,
         };
         let peak = self.state.live(lease.id).and_then(|live| live.peak).map(|b| b.0);
         let tenant = self.state.tenant_name(lease.tenant);
@@ -421,6 +472,7 @@ fn usage_row(
         leases: 1,
         card_seconds: card_us as f64 / 1e6,
         gib_seconds: gib_seconds(byte_us),
+        parked_gib_seconds: None,
         peak_bytes,
     }
 }
@@ -471,6 +523,8 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         pids: Vec::new(),
         seen_bytes: None,
         peak_bytes: None,
+        not_parkable: None,
+        parked: None,
         waiting: None,
         ended: None,
     }
@@ -534,5 +588,6 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::HostRebooted => wire::Reason::HostRebooted,
         rows::Reason::WaitOver => wire::Reason::WaitOver,
         rows::Reason::Budget => wire::Reason::Budget,
+        rows::Reason::ParkExpired => wire::Reason::ParkExpired,
     }
 }

@@ -1,9 +1,10 @@
 //! Sentences: what people read where machines read codes.
 
-use sublet_core::action::Action;
+use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::Vram;
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
+use sublet_core::parking::NotParkable;
 use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
 use sublet_core::room::Closed;
@@ -34,6 +35,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         Reason::Budget => {
             format!("lease {id} ended: the GPU time of the day is used up; it returns at midnight")
         }
+        Reason::ParkExpired => format!(
+            "lease {id} ended: it was parked as long as anything may be, and what was parked is lost; ask again and begin anew"
+        ),
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
 }
@@ -174,6 +178,18 @@ pub fn no_bound(why: &NoBound) -> String {
     }
 }
 
+/// Why a holder cannot be parked.
+pub fn not_parkable(why: &NotParkable) -> String {
+    match why {
+        NotParkable::Ram { need, room } => {
+            let (need, room) = (show(need.0), show(room.0));
+            format!("it takes {need} of host memory, and {room} of the parking RAM can be had now")
+        }
+        NotParkable::Quota { cap } => format!("its user may have {} parked at a time", show(cap.0)),
+        other => other.to_string(),
+    }
+}
+
 /// A refusal as a problem.
 pub fn problem(refusal: &Refusal) -> Problem {
     let detail = detail(refusal);
@@ -202,6 +218,8 @@ pub fn problem(refusal: &Refusal) -> Problem {
                 _ => problem,
             }
         }
+        Refusal::NotParkable(_) => Problem::new(Code::NotParkable, detail)
+            .hint("start programs with `sublet run`; `sublet ps` says what keeps each lease from being parked"),
         Refusal::NotWaiting => Problem::new(Code::LeaseActive, detail).hint("it has what it was granted"),
         Refusal::NoSuchOffer { .. } => {
             Problem::new(Code::NoRoom, detail).hint("look at what is offered now, or go on waiting").retry_after(5)
@@ -251,6 +269,7 @@ fn detail(refusal: &Refusal) -> String {
             let (cap, has) = (show(cap.0), show(has.0));
             format!("through this token {cap} may be had at a time, {has} are, and this asks for more than the rest")
         }
+        Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
     }
 }
@@ -282,6 +301,26 @@ pub fn action(action: &Action) -> String {
         Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
         Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
+        Action::Park { lease, booked, .. } => {
+            format!("{lease} is told to leave its cards; {} of host memory are booked", show(booked.0))
+        }
+        Action::Unpark { lease, why, .. } => {
+            let why = match why {
+                Unparked::Refused(why) => why.clone(),
+                Unparked::Silent => "one of its programs did not answer in time".to_owned(),
+                Unparked::NotSeen => {
+                    "its programs said that its bytes were gone, and the cards say otherwise".to_owned()
+                }
+            };
+            format!("{lease} stays on its cards: {why}")
+        }
+        Action::Parked { lease, .. } => format!("{lease} is parked: its cards were seen without its bytes, twice"),
+        Action::Want { lease, .. } => format!("{lease} needs its cards and waits for them"),
+        Action::Resume { lease, vram, .. } => {
+            format!("{lease} has {} of its cards again; its bytes are told to come back", show(vram.0))
+        }
+        Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its cards again"),
+        Action::Resumed { lease, .. } => format!("{lease} is back on its cards"),
         Action::End { lease, reason, .. } => ended(&lease.to_string(), *reason),
         Action::IssueToken { token } => {
             let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));

@@ -159,7 +159,16 @@ impl Open {
                 let touched = self.touch(*lease);
                 (touched.charged, touched.rewritten) = (true, true);
             }
-            Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
+            Action::Parked { lease, .. } | Action::Resume { lease, .. } => {
+                let touched = self.touch(*lease);
+                (touched.charged, touched.rewritten) = (true, true);
+            }
+            Action::Park { lease, .. }
+            | Action::Unpark { lease, .. }
+            | Action::Want { lease, .. }
+            | Action::Retreat { lease, .. }
+            | Action::Resumed { lease, .. }
+            | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
             Action::End { lease, .. } => self.touch(*lease).charged = true,
             Action::Retire { lease } => {
                 self.touch(*lease);
@@ -210,7 +219,10 @@ impl Open {
         }
         for (id, touched) in open.leases {
             match rows.leases.get(&id) {
-                Some(Lease { phase: Phase::Ending(_, finish), .. }) if !touched.rewritten => {
+                // Of one that was never parked nothing else has changed.
+                Some(Lease { phase: Phase::Ending(hold, finish), .. })
+                    if !touched.rewritten && hold.turns.is_none() =>
+                {
                     batch.ending.push((id, finish.clone()));
                 }
                 Some(lease) => batch.leases.push(lease.clone()),

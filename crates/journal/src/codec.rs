@@ -11,14 +11,14 @@ use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
 use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Tenant};
+use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Tenant};
 use sublet_core::token::{Token, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 
 /// The columns of a grant, in `leases` and in `past`.
 macro_rules! hold_columns {
     () => {
-        "vram, epoch, granted_us, renewed_us, until_us, idle, cards, paid_us, before_us, day"
+        "vram, epoch, granted_us, renewed_us, until_us, idle, cards, paid_us, before_us, day, turns"
     };
 }
 
@@ -26,15 +26,14 @@ macro_rules! hold_columns {
 pub const META: &str =
     "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token FROM meta";
 /// Reads tenants in order.
-pub const TENANTS: &str =
-    "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us FROM tenants ORDER BY id";
+pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us FROM tenants ORDER BY id";
 /// Reads cards in order.
 pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
 /// Reads live leases.
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    ", token FROM leases ORDER BY id"
+    ", token, away FROM leases ORDER BY id"
 );
 /// Reads tokens.
 pub const TOKENS: &str =
@@ -48,8 +47,8 @@ pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_u
 const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
-    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
@@ -74,20 +73,20 @@ macro_rules! puts {
 }
 /// Writes live leases.
 const LEASE: Puts = puts!(
-    19,
+    21,
     concat!(
         "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
         hold_columns!(),
-        ", token)"
+        ", token, away)"
     ),
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 );
 /// Writes ended leases. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
 /// to be able to undo itself.
 const ENDED: Puts = puts!(
-    17,
+    18,
     concat!("INSERT OR FAIL INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), ")"),
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 );
 /// Writes entries of the log.
 pub const ENTRY: Puts = puts!(
@@ -191,23 +190,25 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
         signed(row.mark.0),
         signed(row.today),
         json(&row.groups)?,
-        signed(row.turn.0)
+        signed(row.turn.0),
+        row.parked_byte_us.to_string()
     ])?;
     Ok(())
 }
 
 /// Reads a tenant.
 pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
-    let byte_us = text(row, 4)?.parse().map_err(|error: std::num::ParseIntError| bad(4, error))?;
+    let wide = |column| text(row, column)?.parse().map_err(|error: std::num::ParseIntError| bad(column, error));
     let tenant = Tenant {
         name: row.get(1)?,
         leases: int(row, 2)?,
         card_us: int(row, 3)?,
-        byte_us,
+        byte_us: wide(4)?,
         mark: time(row, 5)?,
         today: int(row, 6)?,
         groups: from_json(row, 7)?,
         turn: time(row, 8)?,
+        parked_byte_us: wide(9)?,
     };
     Ok((TenantId(small(row, 0)?), tenant))
 }
@@ -269,13 +270,17 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     let (phase, give_up, finish) = match &row.phase {
         Phase::Waiting { give_up } => ("waiting", Some(signed(give_up.0)), None),
         Phase::Active(_) => ("active", None, None),
+        Phase::Parking(..) => ("parking", None, None),
+        Phase::Parked(..) => ("parked", None, None),
+        Phase::Resuming(..) => ("resuming", None, None),
         Phase::Ending(_, finish) => ("ending", None, Some(json(finish)?)),
     };
     put.raw_bind_parameter(bound + 6, phase)?;
     put.raw_bind_parameter(bound + 7, give_up)?;
     put.raw_bind_parameter(bound + 8, finish)?;
     bind_hold(put, bound + 9, row.hold())?;
-    put.raw_bind_parameter(bound + 19, row.token.map(|token| token.0))
+    put.raw_bind_parameter(bound + 20, row.token.map(|token| token.0))?;
+    put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)
 }
 
 /// Writes how live leases end.
@@ -299,9 +304,13 @@ pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
 /// Reads a live lease.
 pub fn lease(row: &Row<'_>) -> Result<Lease> {
     let hold = || hold(row, 8)?.ok_or_else(|| bad(8, "granted, but nothing was granted"));
+    let away = || from_json::<Away>(row, 20);
     let phase = match text(row, 5)? {
         "waiting" => Phase::Waiting { give_up: time(row, 6)? },
         "active" => Phase::Active(hold()?),
+        "parking" => Phase::Parking(hold()?, away()?),
+        "parked" => Phase::Parked(hold()?, away()?),
+        "resuming" => Phase::Resuming(hold()?, away()?),
         "ending" => Phase::Ending(hold()?, from_json(row, 7)?),
         other => return Err(bad(5, format!("no such phase: {other}"))),
     };
@@ -312,7 +321,7 @@ pub fn lease(row: &Row<'_>) -> Result<Lease> {
         ask: from_json(row, 3)?,
         roots: from_json(row, 4)?,
         phase,
-        token: row.get::<_, Option<u32>>(18)?.map(TokenId),
+        token: row.get::<_, Option<u32>>(19)?.map(TokenId),
     })
 }
 
@@ -347,7 +356,7 @@ pub fn token(row: &Row<'_>) -> Result<Token> {
 
 fn bind_hold(put: &mut Statement<'_>, first: usize, hold: Option<&Hold>) -> Result<()> {
     let Some(hold) = hold else {
-        return (first..first + 10).try_for_each(|column| put.raw_bind_parameter(column, Value::Null));
+        return (first..first + 11).try_for_each(|column| put.raw_bind_parameter(column, Value::Null));
     };
     put.raw_bind_parameter(first, signed(hold.vram.0))?;
     put.raw_bind_parameter(first + 1, signed(hold.epoch.0))?;
@@ -358,7 +367,8 @@ fn bind_hold(put: &mut Statement<'_>, first: usize, hold: Option<&Hold>) -> Resu
     put.raw_bind_parameter(first + 6, json(&hold.cards)?)?;
     put.raw_bind_parameter(first + 7, signed(hold.paid.0))?;
     put.raw_bind_parameter(first + 8, hold.before.map(|before| signed(before.0)))?;
-    put.raw_bind_parameter(first + 9, hold.day)
+    put.raw_bind_parameter(first + 9, hold.day)?;
+    put.raw_bind_parameter(first + 10, hold.turns.as_ref().map(json).transpose()?)
 }
 
 fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
@@ -377,6 +387,10 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
         paid: Span(maybe(row, first + 7)?.unwrap_or(0)),
         before: maybe(row, first + 8)?.map(Time),
         day: row.get::<_, Option<u32>>(first + 9)?.unwrap_or(0),
+        turns: match row.get_ref(first + 10)?.data_type() {
+            Type::Null => None,
+            _ => Some(from_json(row, first + 10)?),
+        },
     }))
 }
 

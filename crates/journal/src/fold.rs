@@ -7,7 +7,8 @@ use crate::chain::{Hash, Hasher, Head};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::{Ended, Phase, Rows};
+use sublet_core::rows::{Ended, Rows};
+use sublet_core::units::Time;
 
 /// Checks an entry against the one before it.
 pub fn linked(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> Result<(), String> {
@@ -65,14 +66,13 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
 /// Whether ending a lease keeps its tenant's totals within their types.
 fn chargeable(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
     let Some(lease) = rows.leases.get(&lease) else { return true };
-    let Phase::Active(hold) = &lease.phase else { return true };
-    let held_us = at_us.saturating_sub(hold.granted.0);
+    let Some(hold) = lease.hold().filter(|_| lease.is_held()) else { return true };
+    let (card_us, byte_us) = hold.charge(Time(at_us));
     let sum = || {
         let tenant = rows.tenants.get(lease.tenant.0 as usize)?;
-        let card_us = held_us.checked_mul(hold.cards.len() as u64)?;
+        at_us.saturating_sub(hold.granted.0).checked_mul(hold.cards.len() as u64)?;
         tenant.leases.checked_add(1)?;
         tenant.card_us.checked_add(card_us)?;
-        let byte_us = u128::from(card_us).checked_mul(u128::from(hold.vram.0))?;
         tenant.byte_us.checked_add(byte_us)
     };
     sum().is_some()

@@ -183,6 +183,37 @@ INSERT INTO leases_2 SELECT * FROM leases;
 DROP TABLE leases;
 ALTER TABLE leases_2 RENAME TO leases;
 ",
+    "
+CREATE TABLE leases_3 (
+    id INTEGER PRIMARY KEY,
+    tenant INTEGER NOT NULL,
+    asked_us INTEGER NOT NULL,
+    ask TEXT NOT NULL,
+    roots TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase = 'waiting' OR phase = 'active' OR phase = 'ending'
+                               OR phase = 'parked' OR phase = 'parking' OR phase = 'resuming'),
+    give_up_us INTEGER,
+    vram INTEGER,
+    epoch INTEGER,
+    granted_us INTEGER,
+    renewed_us INTEGER,
+    until_us INTEGER,
+    idle INTEGER,
+    cards TEXT,
+    finish TEXT,
+    paid_us INTEGER,
+    before_us INTEGER,
+    day INTEGER,
+    token INTEGER,
+    turns TEXT,                   -- JSON, of who was parked at least once
+    away TEXT                     -- JSON, of who is parked or on its way there or back
+) STRICT;
+INSERT INTO leases_3 SELECT *, NULL, NULL FROM leases;
+DROP TABLE leases;
+ALTER TABLE leases_3 RENAME TO leases;
+ALTER TABLE past ADD COLUMN turns TEXT;
+ALTER TABLE tenants ADD COLUMN parked_byte_us TEXT NOT NULL DEFAULT '0';  -- decimal: it has 128 bits
+",
 ];
 
 /// What a file is, by its own word.
@@ -271,6 +302,8 @@ mod tests {
         conn.execute("INSERT INTO base VALUES ('token', 1, '{}')", []).unwrap();
         conn.execute("INSERT INTO base VALUES ('other', 1, '{}')", []).unwrap_err();
         conn.execute("UPDATE leases SET phase = 'ending'", []).unwrap();
+        conn.execute("UPDATE leases SET phase = 'parked'", []).unwrap();
+        assert_eq!(one("SELECT count(*) FROM leases WHERE away IS NULL AND turns IS NULL"), Some(1));
         conn.execute("UPDATE leases SET phase = 'other'", []).unwrap_err();
     }
 

@@ -275,6 +275,7 @@ impl Sim<'_> {
                 let (epoch, vram, cards) = (hold.epoch, hold.vram, hold.cards.iter().map(index).collect());
                 self.told_granted(lease, epoch, cards, vram);
             }
+            Some(Phase::Parking(..) | Phase::Parked(..) | Phase::Resuming(..)) => {}
             Some(Phase::Ending(..)) | None => self.told_ended(lease),
         }
     }

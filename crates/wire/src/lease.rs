@@ -55,6 +55,12 @@ pub struct Lease {
     pub seen_bytes: Option<u64>,
     /// The most they were ever seen to have on one card; null if never seen.
     pub peak_bytes: Option<u64>,
+    /// Why its holder cannot be parked now; null if it can, or has nothing on a card.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_parkable: Option<String>,
+    /// What was parked; only while it is parked, or on its way there or back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked: Option<Parked>,
     /// Why it waits; only while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
@@ -82,10 +88,29 @@ pub enum LeaseState {
     Waiting,
     /// Granted.
     Active,
+    /// Its bytes are leaving its cards.
+    Parking,
+    /// Its bytes are in host memory; its programs live, and wait where they use the card. With `waiting`, it
+    /// stands in the queue for its cards.
+    Parked,
+    /// Its bytes are coming back.
+    Resuming,
     /// Over for its holder; its bytes count until the card was seen again.
     Ending,
     /// Over.
     Ended,
+}
+
+/// A holder whose bytes are in host memory, or on their way there or back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Parked {
+    /// Since when it is in this state, in Unix seconds.
+    pub since_unix_s: f64,
+    /// Host memory booked for it.
+    pub booked_bytes: u64,
+    /// While it is parked: when its lease ends for being parked too long, in Unix seconds.
+    pub ends_unix_s: Option<f64>,
 }
 
 /// Why a lease waits, in words and numbers.
@@ -171,6 +196,8 @@ pub enum Reason {
     WaitOver,
     /// Its tenant's GPU time of the day was used up.
     Budget,
+    /// It was parked as long as anything may be.
+    ParkExpired,
 }
 
 /// `GET /v1/leases/{id}/explain`.

@@ -18,7 +18,7 @@ mod token;
 pub use ask::{Accept, Ask, Bind, Exclusivity, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, Unreadable};
 pub use lease::{
-    Ahead, Blocker, Bound, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Offer, Reason, Waiting,
+    Ahead, Blocker, Bound, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Offer, Parked, Reason, Waiting,
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};

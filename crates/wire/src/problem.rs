@@ -126,6 +126,8 @@ codes! {
     LeaseNotActive = "lease_not_active", 409, Retry;
     /// The lease does not wait any more.
     LeaseActive = "lease_active", 409, Stop;
+    /// The holder cannot be parked now.
+    NotParkable = "not_parkable", 409, Stop;
     /// No card has been seen on this host.
     NoCards = "no_cards", 503, TellOperator;
     /// No card, however empty, could ever hold this ask.

@@ -42,6 +42,9 @@ pub struct UsageRow {
     pub card_seconds: f64,
     /// VRAM leased × time, in GiB × seconds.
     pub gib_seconds: f64,
+    /// Host memory booked for parked bytes × time, in GiB × seconds; null when adding up by lease.
+    #[serde(default)]
+    pub parked_gib_seconds: Option<f64>,
     /// The most VRAM seen on one card; null if never seen, or when adding up by tenant.
     pub peak_bytes: Option<u64>,
 }

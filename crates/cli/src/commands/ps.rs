@@ -28,6 +28,11 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     } else {
         output::print(&render(&leases, args.all))?;
     }
+    if !globals.json {
+        for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.not_parkable.as_ref()?))) {
+            eprintln!("{} cannot be parked now: {why}", lease.id);
+        }
+    }
     if leases.more {
         eprintln!("there are more than are listed here");
     }
@@ -67,6 +72,7 @@ fn cells(lease: &Lease) -> [String; 8] {
 fn state(lease: &Lease) -> String {
     let state = text::lease_state(lease.state);
     match (&lease.waiting, lease.state) {
+        (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}", waiting.place),
         (Some(waiting), _) => format!("{state}, place {}", waiting.place),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
@@ -100,12 +106,16 @@ mod tests {
     #[test]
     fn leases_are_listed_with_state_and_room() {
         let idle = Lease { idle: true, id: "L5".into(), name: None, pids: (1..9).collect(), ..sample::lease() };
-        let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting()], more: false };
+        let parked = Lease { state: LeaseState::Parked, remaining_s: None, id: "L6".into(), ..sample::lease() };
+        let back = Lease { id: "L9".into(), waiting: sample::waiting().waiting, ..parked.clone() };
+        let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting(), parked, back], more: false };
         expect![[r#"
-            LEASE  NAME   STATE             CARDS    VRAM     SEEN  TIER          LEFT  PIDS
-            L7     train  active            0      10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L5     -      active, idle      0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
-            L8     -      waiting, place 2  -       whole        -  interactive      -  -
+            LEASE  NAME   STATE                        CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     train  active                       0      10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L5     -      active, idle                 0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
+            L8     -      waiting, place 2             -       whole        -  interactive      -  -
+            L6     train  parked                       0      10 GiB  7.8 GiB  batch            -  4312,4313
+            L9     train  parked, wants back, place 2  0      10 GiB  7.8 GiB  batch            -  4312,4313
         "#]]
         .assert_eq(&render(&leases, false));
     }

@@ -51,10 +51,11 @@ fn render(usage: &Usage) -> String {
 }
 
 fn by_tenant(usage: &Usage) -> String {
-    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS"]);
+    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS", ">PARKED GIB HOURS"]);
     for row in &usage.rows {
         let time = span::show(row.card_seconds);
-        table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds)]);
+        let parked = row.parked_gib_seconds.map_or_else(|| text::NONE.to_owned(), gib_hours);
+        table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds), parked]);
     }
     table.show("")
 }
@@ -93,6 +94,7 @@ mod tests {
             leases: 12,
             card_seconds: 9000.0,
             gib_seconds: 90_000.0,
+            parked_gib_seconds: Some(7_200.0),
             peak_bytes: Some(8 << 30),
         };
         let ben = UsageRow {
@@ -102,6 +104,7 @@ mod tests {
             leases: 1,
             card_seconds: 42.0,
             gib_seconds: 3.0,
+            parked_gib_seconds: Some(0.0),
             peak_bytes: None,
             ..ana.clone()
         };
@@ -111,9 +114,9 @@ mod tests {
     #[test]
     fn usage_adds_up_by_user_or_lease() {
         expect![[r#"
-            USER  LEASES   CARD TIME  GIB HOURS
-            ana       12  2 h 30 min      25.00
-            ben        1        42 s       0.00
+            USER  LEASES   CARD TIME  GIB HOURS  PARKED GIB HOURS
+            ana       12  2 h 30 min      25.00              2.00
+            ben        1        42 s       0.00              0.00
         "#]]
         .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows() }));
         expect![[r#"

@@ -135,6 +135,7 @@ pub(crate) fn would_do(state: &State, ask: &Ask, card: CardId) -> bool {
         None => true,
         Some(On::Index(index)) => facts.index == *index,
         Some(On::Uuid(uuid)) => facts.uuid == *uuid,
+        Some(On::These(cards)) => cards.contains(&card),
         Some(On::Model(part)) => facts.name.to_lowercase().contains(&part.to_lowercase()),
     }
 }

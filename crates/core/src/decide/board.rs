@@ -9,7 +9,7 @@
 
 use super::admit::would_do;
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
-use crate::ask::{Exclusivity, Preempt, Term, Vram};
+use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::quota;
@@ -132,7 +132,7 @@ impl Board {
         let slot = |card| Slot {
             card,
             room: state.promisable(card, now),
-            empty: state.room(card).claims().is_empty(),
+            empty: state.room(card).is_empty(),
             claims: Vec::new(),
         };
         Board { now, slots: state.cards().map(slot).collect(), claimants: Vec::new() }
@@ -190,7 +190,7 @@ impl Board {
         };
         let each = quota::most_each(state, lease, gpus, most);
         seen.retain(|seen| seen.most >= each);
-        let context = seen.iter().map(|seen| context(state, seen.card)).max()?;
+        let context = seen.iter().map(|seen| context(state, lease, seen.card)).max()?;
         if each < least.max(context).max(Bytes(1)) {
             return None;
         }
@@ -230,7 +230,7 @@ impl Board {
     /// Chooses among cards that all would do: those nobody claims, near one another, the tightest.
     fn place(&self, state: &State, lease: &Lease, vram: Vram, wanted: usize, mut seen: Vec<Seen>) -> Option<Fit> {
         if let Vram::Bytes(vram) = vram {
-            seen.retain(|seen| context(state, seen.card) <= vram);
+            seen.retain(|seen| context(state, lease, seen.card) <= vram);
             // Bytes that will be left over need no end.
             let alone = lease.ask.exclusivity != Exclusivity::Shared;
             if quota::has_budget(state, lease.tenant) {
@@ -382,7 +382,7 @@ impl Board {
         if !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
             return self.now;
         }
-        let in_the_way = state.room(card).claims().values().filter(|claim| {
+        let in_the_way = state.room(card).claims().values().filter(|claim| !claim.parked).filter(|claim| {
             let other = claim.tenant != lease.tenant;
             match (lease.ask.exclusivity, claim.exclusivity) {
                 (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
@@ -406,9 +406,12 @@ fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
     Wish { need, alone: whole || lease.ask.exclusivity != Exclusivity::Shared, term }
 }
 
-/// What a CUDA context alone takes.
-fn context(state: &State, card: CardId) -> Bytes {
-    state.rows().cards[card.0 as usize].facts.context.unwrap_or_default()
+/// What a CUDA context alone takes; who was there before has its own.
+fn context(state: &State, lease: &Lease, card: CardId) -> Bytes {
+    match lease.ask.on {
+        Some(On::These(_)) => Bytes::ZERO,
+        _ => state.rows().cards[card.0 as usize].facts.context.unwrap_or_default(),
+    }
 }
 
 /// Of cards in order of preference, those of one board first, if one has enough of them, or else
@@ -445,5 +448,5 @@ pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
     eligible(state, &lease.ask, card)
         && allowed
         && alone
-        && need(state, &lease.ask, card) <= room.largest_ever().less(room.loose().unwrap_or_default())
+        && need(state, &lease.ask, card) <= room.largest_ever().less(room.loose().unwrap_or_default() + room.residue())
 }

@@ -18,7 +18,7 @@ impl Turn<'_> {
             Ok(held) => held,
             Err(refusal) => return Answer::Refused(refusal),
         };
-        if row.roots.is_empty() && !row.fixed() {
+        if row.roots.is_empty() && !row.fixed() && matches!(row.phase, Phase::Active(_)) {
             self.prolong(&row, &hold);
         }
         Answer::Lease(lease)
@@ -47,11 +47,15 @@ impl Turn<'_> {
         let own = self.state.tenant_name(row.tenant) == by.tenant;
         let reason = if own { Reason::Released } else { Reason::Revoked };
         match &row.phase {
-            Phase::Active(hold) => {
+            Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
                 if let Some(refusal) = epoch.and_then(|epoch| self.fence(hold, epoch)) {
                     return Answer::Refused(refusal);
                 }
+                let queued = row.queued().is_some();
                 self.end(lease, reason);
+                if queued {
+                    self.serve();
+                }
             }
             Phase::Waiting { .. } => {
                 self.end(lease, reason);
@@ -68,10 +72,12 @@ impl Turn<'_> {
         match &row.phase {
             Phase::Waiting { .. } => Err(Refusal::StillWaiting),
             Phase::Ending(..) => Err(Refusal::Ended),
-            Phase::Active(hold) => match self.fence(hold, epoch) {
-                Some(refusal) => Err(refusal),
-                None => Ok((row.clone(), hold.clone())),
-            },
+            Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
+                match self.fence(hold, epoch) {
+                    Some(refusal) => Err(refusal),
+                    None => Ok((row.clone(), hold.clone())),
+                }
+            }
         }
     }
 
@@ -82,13 +88,11 @@ impl Turn<'_> {
 
     pub(super) fn gone(&mut self, lease: LeaseId) {
         self.state.set_members(lease, Vec::new());
-        match self.state.lease(lease).map(|row| &row.phase) {
-            Some(Phase::Active(_)) => self.end(lease, Reason::HolderExited),
-            Some(Phase::Waiting { .. }) => {
-                self.end(lease, Reason::HolderExited);
-                self.serve();
-            }
-            Some(Phase::Ending(..)) | None => {}
+        let Some(row) = self.state.lease(lease).filter(|row| !matches!(row.phase, Phase::Ending(..))) else { return };
+        let queued = row.queued().is_some();
+        self.end(lease, Reason::HolderExited);
+        if queued {
+            self.serve();
         }
     }
 

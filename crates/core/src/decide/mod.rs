@@ -9,6 +9,7 @@ pub(crate) mod admit;
 pub(crate) mod board;
 mod calls;
 pub mod offer;
+mod park;
 mod see;
 pub(crate) mod serve;
 mod term;
@@ -77,6 +78,10 @@ impl Turn<'_> {
             Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
             Event::Drained { by, card } => return self.drain(&by, &card),
             Event::Cleared { by, card } => return self.clear(&by, &card),
+            Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
+            Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
+            Event::Said { lease, process, said } => self.heard(lease, process, said),
+            Event::Ram { available } => self.state.ram = available,
             Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
             Event::Listed(cards) => self.list(cards),
@@ -125,8 +130,8 @@ impl Turn<'_> {
         self.emit(Action::Start { boot, clock_offset_us, epoch_floor });
         self.grace();
         if rebooted || self.state.planted(Mutant::RestartEnds) {
-            let held = |lease: &&Lease| matches!(lease.phase, Phase::Active(_));
-            let held: Vec<LeaseId> = self.state.rows().leases.values().filter(held).map(|l| l.id).collect();
+            let held: Vec<LeaseId> =
+                self.state.rows().leases.values().filter(|row| row.is_held()).map(|l| l.id).collect();
             for lease in held {
                 self.end(lease, Reason::HostRebooted);
             }

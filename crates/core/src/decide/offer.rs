@@ -49,8 +49,8 @@ impl Turn<'_> {
         match row.phase {
             Phase::Waiting { .. } if self.state.disk_full => Err(Refusal::DiskFull),
             Phase::Waiting { .. } => Ok(row),
-            Phase::Active(_) => Err(Refusal::NotWaiting),
             Phase::Ending(..) => Err(Refusal::Ended),
+            _ => Err(Refusal::NotWaiting),
         }
     }
 

@@ -4,7 +4,7 @@ use super::Turn;
 use crate::action::Action;
 use crate::ids::{CardId, LeaseId};
 use crate::reading::{CardFacts, Observation, Reading, Unreadable};
-use crate::rows::{Phase, Reason, Service};
+use crate::rows::{Lease, Phase, Reason, Service};
 use crate::units::Time;
 use std::collections::BTreeSet;
 
@@ -47,6 +47,7 @@ impl Turn<'_> {
         }
         if answered {
             self.retire(card, begun);
+            self.look_for_moving(card, begun);
             self.serve();
         }
     }
@@ -67,7 +68,7 @@ impl Turn<'_> {
 
     fn lose(&mut self, card: CardId) {
         self.put_in(card, Service::Out { why: "the driver lost it".to_owned() });
-        let held = |lease: &LeaseId| self.state.lease(*lease).is_some_and(|row| matches!(row.phase, Phase::Active(_)));
+        let held = |lease: &LeaseId| self.state.lease(*lease).is_some_and(Lease::is_held);
         let held: Vec<LeaseId> = self.state.room(card).claims().keys().copied().filter(held).collect();
         for lease in held {
             self.end(lease, Reason::DeviceLost);

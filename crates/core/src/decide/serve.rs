@@ -4,12 +4,12 @@ use super::Turn;
 use super::admit::would_do;
 use super::board::{Board, Fit, could_hold};
 use crate::action::Action;
-use crate::ask::{Ask, Vram};
+use crate::ask::{Ask, On, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::queue::{Cursor, Place};
 use crate::quota::{self, Held};
-use crate::rows::{Lease, Service};
+use crate::rows::{Lease, Phase, Service};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
@@ -49,7 +49,9 @@ impl Turn<'_> {
                 // A cap was lowered under it: it waits, but those behind it need not.
                 Some(Held { always: true, .. }) => round.pass(tenant),
                 None if round.has_enough_of(tenant) => continue,
-                None => match round.fit(self.state, lease) {
+                // It could not come back a moment ago.
+                None if self.rests(lease) => round.pass(tenant),
+                None => match round.fit(self.state, lease).filter(|fit| self.has_room_again(lease, fit)) {
                     Some(fit) => {
                         let unowned = unowned(self.state, &fit.cards);
                         self.grant(place.lease, &fit);
@@ -75,6 +77,9 @@ impl Turn<'_> {
 
     pub(super) fn grant(&mut self, lease: LeaseId, fit: &Fit) {
         let Some(row) = self.state.lease(lease) else { return };
+        if matches!(row.phase, Phase::Parked(..)) {
+            return self.resume(lease, fit);
+        }
         let span = row.ask.term.span();
         let epoch = match self.state.rows().meta.next_epoch {
             _ if self.state.planted(Mutant::ReuseEpoch) => Epoch(1),
@@ -105,6 +110,11 @@ impl Round {
     }
 
     fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
+        if state.planted(Mutant::ResumeBlind)
+            && let (Phase::Parked(hold, _), Vram::Bytes(vram)) = (&lease.phase, lease.ask.vram)
+        {
+            return Some(Fit { cards: hold.cards.clone(), vram, before: None });
+        }
         let less = || self.board.less(state, lease, lease.ask.gpus, lease.ask.at_least?);
         self.board.fit(state, lease).or_else(less)
     }
@@ -183,7 +193,7 @@ pub(crate) fn fits_on(state: &State, lease: &Lease, card: CardId, now: Time) -> 
     let enough = match lease.ask.vram {
         Vram::Bytes(vram) => vram <= room,
         Vram::Whole => {
-            let empty = state.room(card).claims().is_empty();
+            let empty = state.room(card).is_empty();
             empty && room >= whole_least(state, card) && whole_is_allowed(state, lease, card)
         }
     };
@@ -207,8 +217,11 @@ pub(crate) fn could_be(state: &State, ask: &Ask, card: CardId) -> bool {
 /// Whether the waiter could ever start on this card.
 pub(crate) fn eligible(state: &State, ask: &Ask, card: CardId) -> bool {
     let facts = &state.rows().cards[card.0 as usize].facts;
+    // Who was there before has its context.
+    let returns = matches!(ask.on, Some(On::These(_)));
+    let context = facts.context.filter(|_| !returns).unwrap_or_default();
     let sized = match ask.vram {
-        Vram::Bytes(vram) => vram <= state.room(card).largest_ever() && vram >= facts.context.unwrap_or_default(),
+        Vram::Bytes(vram) => vram <= state.room(card).largest_ever() && vram >= context,
         Vram::Whole => true,
     };
     sized && state.in_service(card) && would_do(state, ask, card)

@@ -22,6 +22,8 @@ impl Turn<'_> {
             match &row.phase {
                 Phase::Waiting { give_up } => self.waited(&row, *give_up),
                 Phase::Active(hold) => self.held(&row, hold),
+                Phase::Parking(_, away) | Phase::Resuming(_, away) => self.overdue(&row, away.since),
+                Phase::Parked(_, away) => self.park_over(&row, away.since),
                 Phase::Ending(..) => {}
             }
         }
@@ -36,7 +38,7 @@ impl Turn<'_> {
     }
 
     /// The later moment at which something really is due, if it is not now.
-    fn not_before(&self, since: Time, at: Time) -> Option<Time> {
+    pub(super) fn not_before(&self, since: Time, at: Time) -> Option<Time> {
         let late = if self.state.planted(Mutant::ExpireLate) { Span::secs(60) } else { Span::ZERO };
         let at = self.state.rows().meta.due(since, at) + late;
         (at > self.now).then_some(at)
@@ -61,15 +63,24 @@ impl Turn<'_> {
             return self.end(lease.id, Reason::TermOver);
         }
         let until = self.now + lease.ask.term.span();
+        let idle = self.state.live(lease.id).is_none_or(|live| !live.worked);
         if !self.affords(lease, hold, until) {
-            return self.end(lease.id, Reason::Budget);
+            return self.part(lease.id, idle, Reason::Budget);
         }
         if wanted(self.state, lease, &hold.cards) {
             let capped = self.limit(lease, hold).is_some_and(|limit| self.now >= limit);
-            return self.end(lease.id, if capped { Reason::HoldCap } else { Reason::Expired });
+            return self.part(lease.id, idle, if capped { Reason::HoldCap } else { Reason::Expired });
         }
-        let idle = self.state.live(lease.id).is_none_or(|live| !live.worked);
         self.extend(lease, hold, until, idle, None);
+    }
+
+    /// A holder has to leave its cards. Who can be parked keeps its lease, and who was at work asks for
+    /// its cards again at once; the others' lease is over.
+    fn part(&mut self, lease: LeaseId, idle: bool, reason: Reason) {
+        let again = (!idle).then_some(self.now);
+        if self.park(lease, again).is_err() {
+            self.end(lease, reason);
+        }
     }
 
     /// Whether the day's budget still has the GPU time to go on until then.
@@ -81,7 +92,7 @@ impl Turn<'_> {
 
     /// Beyond this it is not renewed while somebody waits for its cards.
     fn limit(&self, lease: &Lease, hold: &Hold) -> Option<Time> {
-        let cap = (lease.ask.preempt != Preempt::Never).then(|| hold.granted + self.state.policy().hold_cap);
+        let cap = (lease.ask.preempt != Preempt::Never).then(|| hold.began() + self.state.policy().hold_cap);
         let before = hold.before.filter(|_| !self.state.planted(Mutant::RenewBackfill));
         [cap, before].into_iter().flatten().min()
     }

@@ -1,7 +1,7 @@
 //! A small world that emits plausible actions from a seed.
 
 use std::sync::Arc;
-use sublet_core::action::Action;
+use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
@@ -182,6 +182,39 @@ impl World {
                     idle,
                     mark: Some(until),
                     before: idle.then_some(until),
+                });
+            }
+            (6..=8, Some(lease), Some(Phase::Active(_))) if self.dice.below(2) == 0 => {
+                let (at, booked) = (self.now, Bytes(self.dice.below(1 << 40)));
+                self.act(Action::Park { lease, at, booked, again: (booked.0 % 2 == 0).then_some(at) });
+            }
+            (3..=7, Some(lease), Some(Phase::Parking(..))) => {
+                let (at, draw) = (self.now, self.dice.below(4));
+                self.act(match draw {
+                    0 => Action::Unpark { lease, at, why: Unparked::Refused("a capture is open".to_owned()) },
+                    _ => Action::Parked { lease, at, mark: Some(at) },
+                });
+            }
+            (3..=7, Some(lease), Some(Phase::Parked(hold, away))) => {
+                let at = self.now;
+                self.act(match away.wants {
+                    None => Action::Want { lease, at, vram: hold.vram, at_least: Some(Bytes(1)) },
+                    Some(_) => Action::Resume {
+                        lease,
+                        at,
+                        vram: hold.vram,
+                        until: at + Span::secs(300),
+                        mark: Some(at),
+                        before: None,
+                        turn: Some(at),
+                    },
+                });
+            }
+            (3..=7, Some(lease), Some(Phase::Resuming(..))) => {
+                let (at, draw) = (self.now, self.dice.below(4));
+                self.act(match draw {
+                    0 => Action::Retreat { lease, at },
+                    _ => Action::Resumed { lease, at },
                 });
             }
             (6, Some(lease), _) => {

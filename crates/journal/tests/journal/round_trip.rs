@@ -5,18 +5,19 @@ use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
-use sublet_core::rows::{Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant};
+use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant, Turns};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 9] = [
+const REASONS: [Reason; 10] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
     Reason::TermOver,
     Reason::HolderExited,
     Reason::Revoked,
+    Reason::ParkExpired,
     Reason::DeviceLost,
     Reason::HostRebooted,
     Reason::WaitOver,
@@ -49,6 +50,24 @@ fn extreme_hold() -> Hold {
         paid: Span(7),
         before: Some(Time(9)),
         day: 3,
+        turns: Some(Turns {
+            began: Time(u64::MAX),
+            stopped: Some(Time(1 << 63)),
+            spent_us: u64::MAX,
+            spent_byte_us: u128::MAX,
+            booked: Bytes(u64::MAX),
+        }),
+    }
+}
+
+fn extreme_away() -> Away {
+    Away {
+        since: Time(u64::MAX),
+        again: Some(Time(1 << 63)),
+        back: true,
+        wants: Some(Time(u64::MAX)),
+        ask: Some(Ask { on: Some(On::These(vec![CardId(u16::MAX)])), ..extreme_ask() }),
+        left: Some(Span(u64::MAX)),
     }
 }
 
@@ -76,6 +95,10 @@ fn extreme_rows() -> Rows {
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
         Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
+        lease(8, Phase::Active(Hold { turns: None, ..extreme_hold() })),
+        lease(9, Phase::Parking(extreme_hold(), extreme_away())),
+        lease(10, Phase::Parked(extreme_hold(), extreme_away())),
+        lease(11, Phase::Resuming(extreme_hold(), extreme_away())),
         lease(u64::MAX, Phase::Ending(Hold { idle: false, cards: vec![], ..extreme_hold() }, finish)),
     ];
     Rows {
@@ -99,6 +122,7 @@ fn extreme_rows() -> Rows {
                 turn: Time(u64::MAX),
                 groups: vec!["lab".to_owned(), "\"".to_owned()],
                 today: u64::MAX,
+                parked_byte_us: u128::MAX,
             },
             Tenant::default(),
         ],
@@ -185,7 +209,7 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [9, 8, 7]);
+    assert_eq!(ids(None, None, 3), [10, 9, 8]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
     assert_eq!(ids(Some(TenantId(1)), None, 10), [9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);

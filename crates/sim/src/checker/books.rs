@@ -259,7 +259,9 @@ impl Books {
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
-                Phase::Active(hold) => At::Held(held(hold)),
+                Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
+                    At::Held(held(hold))
+                }
                 Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.cards)),
             };
             let bound = !row.roots.is_empty();
@@ -513,6 +515,9 @@ impl Books {
             None => true,
             Some(On::Index(index)) => card.facts.index == *index,
             Some(On::Uuid(uuid)) => card.facts.uuid == *uuid,
+            Some(On::These(cards)) => cards
+                .iter()
+                .any(|other| self.cards.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == card.facts.uuid)),
             Some(On::Model(part)) => card.model.contains(&part.to_lowercase()),
         }
     }

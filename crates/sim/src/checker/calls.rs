@@ -84,6 +84,9 @@ impl Books {
                 let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
                 self.call(now, by, if own { Word::Release } else { Word::Revoke }, *lease, *epoch)
             }
+            Event::ParkAsked { .. } | Event::ResumeAsked { .. } | Event::Said { .. } | Event::Ram { .. } => {
+                Cause::Other
+            }
             Event::Drained { by, card } => Cause::Service(self.service(by, card)),
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);

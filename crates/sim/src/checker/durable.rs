@@ -186,6 +186,9 @@ fn kept(fact: &Fact, disk: &Disk) -> bool {
     match (&row.phase, fact.granted) {
         (_, None) => true,
         (Phase::Waiting { .. }, Some(_)) => false,
+        (Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _), Some((epoch, _))) => {
+            !fact.ended && hold.epoch.0 == epoch
+        }
         (Phase::Active(hold), Some((epoch, until))) => !fact.ended && hold.epoch.0 == epoch && hold.until >= until,
         (Phase::Ending(hold, _), Some((epoch, _))) => hold.epoch.0 == epoch,
     }

@@ -39,6 +39,15 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
+            Action::Park { .. }
+            | Action::Unpark { .. }
+            | Action::Parked { .. }
+            | Action::Want { .. }
+            | Action::Resume { .. }
+            | Action::Retreat { .. }
+            | Action::Resumed { .. } => {
+                must(0, false, || format!("{action:?}: the simulation's programs have no library in them"))
+            }
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
                 self.put_card(usize::from(card.0), facts);
@@ -205,7 +214,7 @@ impl Books {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            Reason::Budget => false,
+            Reason::Budget | Reason::ParkExpired => false,
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);
             }

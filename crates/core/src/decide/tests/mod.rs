@@ -9,6 +9,7 @@
 mod fair;
 mod hostile;
 mod order;
+mod park;
 mod room;
 mod term;
 mod tokens;
@@ -16,6 +17,7 @@ mod tokens;
 use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::parking::Said;
 use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
 use crate::rows::Rows;
@@ -42,6 +44,13 @@ fn tell(story: &str, policy: Policy) -> String {
         let at = Time((at.trim_end_matches('s').parse::<f64>().expect("seconds") * 1e6) as u64);
         match rest.trim() {
             "stall" => teller.now = at,
+            "restart" => {
+                teller.now = at;
+                teller.state = State::new(teller.state.rows().clone(), teller.state.policy().clone());
+                let cards = teller.state.rows().cards.iter().map(|card| card.facts.clone()).collect();
+                teller.step(at, Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Epoch(1) });
+                teller.step(at, Event::Listed(cards));
+            }
             event => teller.line(at, event),
         }
     }
@@ -162,6 +171,25 @@ impl Teller {
             ["revoke", id, who] => {
                 Event::TokenRevoked { by: by(who), token: id.parse().expect("a token"), wall_us: now.0 }
             }
+            ["park", id, who] => Event::ParkAsked { by: by(who), lease: lease(id) },
+            ["resume", id, who] => Event::ResumeAsked { by: by(who), lease: lease(id) },
+            ["ram", size] => Event::Ram { available: Some(bytes(size)) },
+            ["shim", id, said @ ..] => {
+                let said = match said {
+                    ["here"] => Said::Here { parked: None },
+                    ["here", "parked", size] => Said::Here { parked: Some(bytes(size)) },
+                    ["cannot", why @ ..] => Said::Cannot(Some(why.join(" "))),
+                    ["can"] => Said::Cannot(None),
+                    ["parked", size] => Said::Parked(bytes(size)),
+                    ["resumed"] => Said::Resumed,
+                    ["refused", why @ ..] => Said::Refused(why.join(" ")),
+                    ["wants"] => Said::Wants,
+                    ["left"] => Said::Left,
+                    other => panic!("no such word: {other:?}"),
+                };
+                // `L1/x` is another program of L1's.
+                Event::Said { lease: lease(id.split('/').next().expect("a lease")), process: process(id), said }
+            }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
             ["start", boot] => Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1) },
@@ -209,6 +237,19 @@ impl Teller {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
             }
             Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
+            Action::Park { lease, booked, again, .. } => {
+                let again = if again.is_some() { ", and asks again" } else { "" };
+                writeln!(out, "{now} park {lease} ({booked} booked{again})")
+            }
+            Action::Unpark { lease, why, .. } => writeln!(out, "{now} unpark {lease} ({why:?})"),
+            Action::Parked { lease, .. } => writeln!(out, "{now} parked {lease}"),
+            Action::Want { lease, at, vram, at_least, .. } => {
+                let least = at_least.map_or(String::new(), |least| format!(", or {least}"));
+                writeln!(out, "{now} {lease} wants {vram}{least} as of {at}")
+            }
+            Action::Resume { lease, vram, until, .. } => writeln!(out, "{now} resume {lease} {vram} until {until}"),
+            Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
+            Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Retire { lease } => writeln!(out, "{now} retire {lease}"),
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),

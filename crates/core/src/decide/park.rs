@@ -1,0 +1,287 @@
+//! Holders leave their cards and come back.
+//!
+//! ```text
+//! Active ──Park──► Parking ──Parked──► Parked ──Want──► Parked, in the queue
+//!    ▲                │  ▲                                       │
+//!    │             Unpark Retreat                             Resume
+//!    │                ▼  │                                       │
+//!    └────Resumed── Resuming ◄───────────────────────────────────┘
+//! ```
+//! Here it is decided where a holder's bytes shall be; the daemon tells its programs, whenever one of
+//! them is where it should not be, and says what they answer. What they answer moves nothing by
+//! itself: a holder is parked when its cards were seen without its bytes, twice.
+
+use super::Turn;
+use super::board::Fit;
+use super::serve::charged;
+use crate::action::{Action, Unparked};
+use crate::ask::Vram;
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::mutant::Mutant;
+use crate::parking::{self, NotParkable, Rest, Said, all_parked, is_seen_gone, none_parked};
+use crate::rows::{Away, Hold, Lease, Phase, Reason};
+use crate::units::{Bytes, Span, Time};
+
+/// Looks in a row that must show a card without a holder's bytes.
+const LOOKS: u32 = 2;
+/// Whoever said that its bytes are gone when they were not is believed again after so many rests.
+const DISTRUST: u64 = 60;
+
+impl Turn<'_> {
+    /// Somebody wants a holder off its cards.
+    pub(super) fn park_asked(&mut self, by: &Caller, lease: LeaseId) -> Answer {
+        let row = match self.find(by, lease) {
+            Ok(row) => row,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        match &row.phase {
+            Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
+            Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
+            Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),
+            Phase::Resuming(..) => return Answer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
+            Phase::Active(_) => {}
+        }
+        // A hand that asks may try again at once.
+        if let Some(live) = self.state.live_mut(lease) {
+            live.rest = None;
+        }
+        match self.park(lease, None) {
+            Ok(()) => Answer::Lease(lease),
+            Err(why) => Answer::Refused(Refusal::NotParkable(why)),
+        }
+    }
+
+    /// Somebody wants a parked holder to have its cards again.
+    pub(super) fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> Answer {
+        let row = match self.find(by, lease) {
+            Ok(row) => row,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        match &row.phase {
+            Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
+            Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
+            Phase::Active(_) | Phase::Resuming(..) => {}
+            Phase::Parking(..) | Phase::Parked(..) => self.wants(lease),
+        }
+        Answer::Lease(lease)
+    }
+
+    /// Puts a holder on its way off its cards, if it can be.
+    pub(super) fn park(&mut self, lease: LeaseId, again: Option<Time>) -> Result<(), NotParkable> {
+        let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
+        if self.state.disk_full {
+            return Err(NotParkable::Lately("the disk is full".to_owned()));
+        }
+        let booked = parking::parkable(self.state, row, self.now)?;
+        self.emit(Action::Park { lease, at: self.now, booked, again });
+        self.settle(lease);
+        Ok(())
+    }
+
+    /// A program of a holder says something.
+    pub(super) fn heard(&mut self, lease: LeaseId, process: ProcKey, said: Said) {
+        let Some(live) = self.state.live_mut(lease) else { return };
+        match said {
+            Said::Here { parked } => live.shims.entry(process).or_default().parked = parked,
+            Said::Left => drop(live.shims.remove(&process)),
+            Said::Cannot(why) => live.shims.entry(process).or_default().cannot = why,
+            Said::Parked(bytes) => live.shims.entry(process).or_default().parked = Some(bytes),
+            Said::Resumed => live.shims.entry(process).or_default().parked = None,
+            Said::Refused(why) => return self.refused(lease, &why),
+            Said::Wants => return self.wants(lease),
+        }
+        self.settle(lease);
+    }
+
+    /// A program could not do what it was told.
+    fn refused(&mut self, lease: LeaseId, why: &str) {
+        let Some(row) = self.state.lease(lease) else { return };
+        match &row.phase {
+            Phase::Parking(..) => {
+                self.rest(lease, why, 1);
+                self.emit(Action::Unpark { lease, at: self.now, why: Unparked::Refused(why.to_owned()) });
+                self.settle(lease);
+            }
+            Phase::Resuming(_, Away { back: true, .. }) => {
+                self.rest(lease, why, 1);
+                self.emit(Action::Retreat { lease, at: self.now });
+                self.settle(lease);
+            }
+            // It was not to leave at all: it is told again until it has its room.
+            _ => {}
+        }
+    }
+
+    fn rest(&mut self, lease: LeaseId, why: &str, times: u64) {
+        let until = self.now + Span(self.state.policy().parking.rest.0.saturating_mul(times));
+        if let Some(live) = self.state.live_mut(lease) {
+            live.rest = Some(Rest { until, why: why.to_owned() });
+        }
+    }
+
+    /// A holder needs its cards: a parked one queues for them, one on its way there will.
+    pub(super) fn wants(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease) else { return };
+        match &row.phase {
+            Phase::Parking(..) => {
+                if let Some(live) = self.state.live_mut(lease) {
+                    live.wants = true;
+                }
+            }
+            Phase::Parked(_, Away { wants: None, .. }) => {
+                self.want(lease, self.now);
+                self.serve();
+            }
+            _ => {}
+        }
+    }
+
+    fn want(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let Phase::Parked(hold, _) = &row.phase else { return };
+        // What it still has on a card it need not be given again.
+        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease)).min().unwrap_or_default();
+        let vram = hold.vram.less(has).max(Bytes(1));
+        // A whole card is what is left of it; its bytes must fit.
+        let at_least = (row.ask.vram == Vram::Whole).then(|| hold.booked().min(vram.less(Bytes(1))));
+        if let Some(live) = self.state.live_mut(lease) {
+            live.wants = false;
+        }
+        self.emit(Action::Want { lease, at, vram, at_least: at_least.filter(|least| *least > Bytes::ZERO) });
+    }
+
+    /// A parked holder's turn has come.
+    pub(super) fn resume(&mut self, lease: LeaseId, fit: &Fit) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let Phase::Parked(hold, _) = &row.phase else { return };
+        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease)).min().unwrap_or_default();
+        let vram = (fit.vram + has).min(hold.vram);
+        let span = row.ask.term.span();
+        let mark = charged(self.state, row.tenant, vram, hold.cards.len(), span, self.now);
+        let turn = self.state.is_first(row).then_some(self.now);
+        let (at, until, before) = (self.now, self.now + span, fit.before);
+        self.emit(Action::Resume { lease, at, vram, until, mark: Some(mark), before, turn });
+        self.settle(lease);
+    }
+
+    /// A card was looked at: who was to leave it may be seen to have left.
+    pub(super) fn look_for_moving(&mut self, card: CardId, begun: Time) {
+        for lease in self.state.moving().collect::<Vec<_>>() {
+            let Some(row) = self.state.lease(lease) else { continue };
+            let Some(hold) = row.hold().filter(|hold| hold.cards.contains(&card)) else { continue };
+            let said = self.state.live(lease).and_then(|live| live.watch.said);
+            let after = said.is_some_and(|said| said < begun);
+            let agrees =
+                after && (!matches!(row.phase, Phase::Parking(..)) || is_seen_gone(self.state, row, hold, card));
+            if let Some(live) = self.state.live_mut(lease) {
+                let looks = live.watch.looks.entry(card).or_default();
+                *looks = if agrees { *looks + 1 } else { 0 };
+            }
+            self.settle(lease);
+        }
+    }
+
+    /// Takes the next step of a park or a resume, if it can be taken.
+    fn settle(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease).cloned() else { return };
+        let (phase, hold) = match &row.phase {
+            Phase::Parking(hold, _) => (true, hold),
+            Phase::Resuming(hold, _) => (false, hold),
+            _ => return,
+        };
+        let done = if phase { all_parked(self.state, &row, hold) } else { none_parked(self.state, lease) };
+        let believed = phase && self.state.planted(Mutant::BelieveParked);
+        let Some(live) = self.state.live_mut(lease) else { return };
+        if !done {
+            live.watch.said = None;
+            live.watch.looks.clear();
+            return;
+        }
+        live.watch.said.get_or_insert(self.now);
+        let looks = if phase { LOOKS } else { 1 };
+        let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));
+        match phase {
+            true if seen || believed => self.parked(&row, hold),
+            false if seen => {
+                self.emit(Action::Resumed { lease, at: self.now });
+                self.serve();
+            }
+            _ => {}
+        }
+    }
+
+    fn parked(&mut self, row: &Lease, hold: &Hold) {
+        let lease = row.id;
+        let unused = hold.unused(self.now);
+        let tenant = &self.state.rows().tenants[row.tenant.0 as usize];
+        let mark = (unused > Span::ZERO).then(|| tenant.mark - unused);
+        self.emit(Action::Parked { lease, at: self.now, mark });
+        let wants = self.state.live(lease).is_some_and(|live| live.wants);
+        let again = row.away().and_then(|away| away.again).or(wants.then_some(self.now));
+        if let Some(at) = again {
+            self.want(lease, at);
+        }
+        self.serve();
+    }
+
+    /// A park or a resume was not seen to be done in time.
+    pub(super) fn overdue(&mut self, row: &Lease, since: Time) {
+        let (lease, at) = (row.id, self.now);
+        if let Some(later) = self.not_before(since, since + self.state.policy().parking.limit) {
+            return self.state.set_due(lease, Some(later));
+        }
+        let said = self.state.live(lease).is_some_and(|live| live.watch.said.is_some());
+        match &row.phase {
+            Phase::Parking(..) => {
+                let why = if said { Unparked::NotSeen } else { Unparked::Silent };
+                let (text, times) = match why {
+                    Unparked::NotSeen => ("its programs said that its bytes were gone, and they were not", DISTRUST),
+                    _ => ("one of its programs did not answer", 1),
+                };
+                self.rest(lease, text, times);
+                self.emit(Action::Unpark { lease, at, why });
+                self.settle(lease);
+            }
+            Phase::Resuming(_, Away { back: true, .. }) if !said => {
+                self.rest(lease, "one of its programs did not answer", 1);
+                self.emit(Action::Retreat { lease, at });
+                self.settle(lease);
+            }
+            // None of its programs is there to bring anything back.
+            Phase::Resuming(..) if self.state.live(lease).is_none_or(|live| live.shims.is_empty()) => {
+                self.emit(Action::Resumed { lease, at });
+            }
+            // It has its room; its cards need only be seen.
+            _ => self.state.set_due(lease, Some(at + self.state.policy().parking.limit)),
+        }
+    }
+
+    /// A holder was parked as long as anything may be.
+    pub(super) fn park_over(&mut self, lease: &Lease, since: Time) {
+        if let Some(later) = self.not_before(since, since + self.state.policy().parking.term) {
+            return self.state.set_due(lease.id, Some(later));
+        }
+        self.end(lease.id, Reason::ParkExpired);
+    }
+
+    /// Whether a waiter must rest before it is tried again.
+    pub(super) fn rests(&self, lease: &Lease) -> bool {
+        let rest = self.state.live(lease.id).and_then(|live| live.rest.as_ref());
+        matches!(lease.phase, Phase::Parked(..)) && rest.is_some_and(|rest| rest.until > self.now)
+    }
+
+    /// Whether a parked holder's bytes, and what it was promised, really fit where it was.
+    pub(super) fn has_room_again(&self, lease: &Lease, fit: &Fit) -> bool {
+        let Phase::Parked(hold, _) = &lease.phase else { return true };
+        if self.state.planted(Mutant::ResumeBlind) {
+            return true;
+        }
+        let fits = |card: &CardId| {
+            let room = self.state.promisable(*card, self.now) + self.state.room(*card).seen_of(lease.id);
+            let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease.id)).min().unwrap_or_default();
+            room >= (fit.vram + has).min(hold.vram)
+        };
+        hold.cards.iter().all(fits)
+    }
+}
