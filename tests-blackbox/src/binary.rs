@@ -12,6 +12,9 @@ const SOFT: [(&str, &str, &str); 2] = [
     ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
 ];
 
+/// What lies beside `sublet`: the library for programs that it starts, and programs to try it with.
+const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
+
 /// The `sublet` of the test's own profile, built if it is missing or older than its sources.
 pub fn sublet() -> &'static Path {
     static SUBLET: OnceLock<PathBuf> = OnceLock::new();
@@ -27,6 +30,12 @@ pub fn sublet() -> &'static Path {
         assert!(binary.exists(), "{} is missing: run `cargo build -p sublet`", binary.display());
         binary
     })
+}
+
+/// One of the example programs.
+pub fn example(name: &str) -> String {
+    let path = sublet().with_file_name(format!("sublet-example-{name}"));
+    path.to_str().expect("test paths are plain").to_owned()
 }
 
 /// The workspace's root.
@@ -49,7 +58,7 @@ fn build(profile: &Path) {
     let status = cargo
         .current_dir(root())
         .args(["build", "--quiet", "--package", "sublet"])
-        .args(SOFT.iter().flat_map(|(package, ..)| ["--package", package]))
+        .args(SOFT.iter().map(|(package, ..)| *package).chain(BESIDE).flat_map(|package| ["--package", package]))
         .args(["--profile", name, "--target-dir"])
         .arg(profile.parent().expect("a profile lies in a target directory"))
         .status()
@@ -70,7 +79,7 @@ fn fresh(binary: &Path) -> bool {
     let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let Some(built) = modified(binary) else { return false };
     let mut newest = modified(&root().join("Cargo.lock")).unwrap_or(SystemTime::UNIX_EPOCH);
-    let mut dirs = vec![root().join("crates")];
+    let mut dirs = vec![root().join("crates"), root().join("examples")];
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let path = entry.path();

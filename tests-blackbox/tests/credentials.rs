@@ -33,6 +33,8 @@ const ROWS: &[Row] = &[
     ("GET", "/v1/leases/{id}/explain", ["200", "no_such_lease", "200", "no_such_lease", "200"]),
     ("POST", "/v1/leases/{id}/renew", ["read_only", "no_such_lease", "200", "no_such_lease", "200"]),
     ("POST", "/v1/leases/{id}/accept", ["read_only", "no_such_lease", "lease_active", "no_such_lease", "lease_active"]),
+    ("POST", "/v1/leases/{id}/park", ["read_only", "no_such_lease", "not_parkable", "no_such_lease", "not_parkable"]),
+    ("POST", "/v1/leases/{id}/resume", ["read_only", "no_such_lease", "200", "no_such_lease", "200"]),
     ("POST", "/v1/leases/{id}/bind", ["read_only", "no_such_lease", "pid_not_local", "no_such_lease", "200"]),
     ("GET", "/v1/queue", ["200", "200", "200", "200", "200"]),
     ("GET", "/v1/cards", ["200", "200", "200", "200", "200"]),

@@ -218,6 +218,8 @@ if len(sys.argv) > 2:
 #[test]
 fn allocations_and_checkpoints_fail_on_order() {
     let service = serve("soft:1x4GiB");
+    // The service measures a context at its first start, which takes memory, too.
+    await_card(&service, 0, "its context was measured", |card| card.context_bytes.is_some());
     fault(&service, "0 allocations 1");
     let once = ["soft", "env", "--", "python3", &hold(), "1G", "0"];
     let failed = service.cli(&once);

@@ -1,11 +1,11 @@
 //! Dependencies go one way: who may know whom.
 //!
 //! ```text
-//!   core   wire   ptx   softgpu   shim   know nobody
-//!   journal  host  replay   know core; host also softgpu, whose cards it makes
+//!   core   wire   ptx   softgpu   shim-wire   know nobody; shim knows shim-wire
+//!   journal  host  replay   know core; host also softgpu, whose cards it makes, and shim-wire
 //!   ptx-fuzz             knows ptx
 //!   daemon               knows core, journal, host, wire
-//!   sublet (the CLI)     knows wire, replay and softgpu, and starts daemon
+//!   sublet (the CLI)     knows wire, shim-wire, replay and softgpu, and starts daemon
 //!   sim, bench, blackbox, xtask   may know all, and nobody knows them
 //!   examples             know nobody; their tests know the soft cards
 //! ```
@@ -24,20 +24,21 @@ enum MayKnow {
     Anybody,
 }
 
-const RULES: [(&str, MayKnow); 18] = [
+const RULES: [(&str, MayKnow); 19] = [
     ("sublet-core", MayKnow::Only(&[])),
     ("sublet-wire", MayKnow::Only(&[])),
     ("sublet-ptx", MayKnow::Only(&[])),
-    ("sublet-shim", MayKnow::Only(&[])),
+    ("sublet-shim-wire", MayKnow::Only(&[])),
+    ("sublet-shim", MayKnow::Only(&["sublet-shim-wire"])),
     ("sublet-ptx-fuzz", MayKnow::Only(&["sublet-ptx"])),
     ("sublet-journal", MayKnow::Only(&["sublet-core"])),
-    ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu"])),
+    ("sublet-host", MayKnow::Only(&["sublet-core", "sublet-softgpu", "sublet-shim-wire"])),
     ("sublet-replay", MayKnow::Only(&["sublet-core"])),
     ("sublet-softgpu", MayKnow::Only(&[])),
     ("sublet-softgpu-nvml", MayKnow::Only(&["sublet-softgpu"])),
     ("sublet-softgpu-cuda", MayKnow::Only(&["sublet-softgpu", "sublet-ptx"])),
     ("sublet-daemon", MayKnow::Only(&["sublet-core", "sublet-journal", "sublet-host", "sublet-wire"])),
-    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu"])),
+    ("sublet", MayKnow::Only(&["sublet-wire", "sublet-daemon", "sublet-replay", "sublet-softgpu", "sublet-shim-wire"])),
     (
         "sublet-examples",
         MayKnow::InTests(&["sublet-softgpu", "sublet-softgpu-cuda", "sublet-softgpu-nvml", "sublet-shim"]),

@@ -48,9 +48,12 @@ const SOFT: [(&str, &str, &str); 2] = [
     ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
 ];
 
-/// Builds `sublet`, with the soft cards' libraries beside it in `soft/`, and says where it is.
+/// What lies beside `sublet`: the library for programs that it starts, and programs to try it with.
+const BESIDE: [&str; 2] = ["sublet-shim", "sublet-examples"];
+
+/// Builds `sublet` and what lies beside it, the soft cards' libraries in `soft/`, and says where it is.
 pub fn build_sublet(profile: Profile) -> Result<PathBuf> {
-    let packages = SOFT.iter().flat_map(|(package, ..)| ["--package", package]);
+    let packages = SOFT.iter().map(|(package, ..)| *package).chain(BESIDE).flat_map(|package| ["--package", package]);
     let build = cargo(["build", "--package", "sublet"]).args(packages);
     let dir = match profile {
         Profile::Debug => {

@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, ps, replay, run, serve, soft, token,
-    usage,
+    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, park, ps, replay, run, serve, soft,
+    token, usage,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -15,8 +15,8 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 11] =
-    ["park", "resume", "top", "session", "attach", "wrap", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
+const LATER: [&str; 9] =
+    ["top", "session", "attach", "wrap", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -100,6 +100,8 @@ pub enum Command {
     Queue,
     Explain(explain::ExplainArgs),
     Accept(accept::AcceptArgs),
+    Park(park::ParkArgs),
+    Resume(park::ResumeArgs),
     #[command(visible_alias = "gpus")]
     Cards(cards::CardsArgs),
     #[command(visible_aliases = ["cancel", "release"])]
@@ -250,9 +252,9 @@ mod tests {
     #[test]
     fn what_comes_later_is_said_to_come_later() {
         expect![[r#"
-            `park` is not in this release
+            `attach` is not in this release
             hint: `sublet help` lists what is"#]]
-        .assert_eq(&not_yet(&error("sublet park L7")).unwrap().to_string());
+        .assert_eq(&not_yet(&error("sublet attach ollama")).unwrap().to_string());
         for line in ["sublet top", "sublet run --signal USR1@60 -- true", "sublet run --requeue=3 -- true"] {
             assert!(not_yet(&error(line)).is_some(), "{line}");
         }

@@ -55,6 +55,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Ps(args)) => commands::ps::run(globals, args),
         Some(Command::Queue) => commands::queue::run(globals),
         Some(Command::Explain(args)) => commands::explain::run(globals, args),
+        Some(Command::Park(args)) => commands::park::park(globals, args),
+        Some(Command::Resume(args)) => commands::park::resume(globals, args),
         Some(Command::Accept(args)) => commands::accept::run(globals, args),
         Some(Command::Cards(args)) => commands::cards::run(globals, args),
         Some(Command::End(args)) => commands::end::run(globals, args),

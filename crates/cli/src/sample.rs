@@ -29,6 +29,7 @@ pub fn lease() -> Lease {
         fixed_term: false,
         asked_unix_s: NOW - 90.0,
         granted_unix_s: Some(NOW - 60.0),
+        on_cards_unix_s: Some(NOW - 60.0),
         expires_unix_s: Some(NOW + 240.0),
         remaining_s: Some(240.0),
         idle: false,

@@ -698,6 +698,14 @@ impl State {
     pub fn moving(&self) -> impl Iterator<Item = LeaseId> + '_ {
         self.moving.iter().copied()
     }
+    /// Whether a park or a resume needs only another look at its cards: its programs are done, and no look
+    /// since then showed otherwise.
+    pub fn awaits_look(&self) -> bool {
+        self.moving
+            .iter()
+            .filter_map(|lease| self.lives.get(lease))
+            .any(|live| live.watch.said.is_some() && live.watch.looks.values().all(|looks| *looks > 0))
+    }
     /// Host memory that is booked for parked bytes.
     pub fn booked(&self) -> Bytes {
         self.booked

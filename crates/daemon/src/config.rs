@@ -60,6 +60,24 @@ pub struct Config {
     windows: Vec<WindowConfig>,
     /// The service beyond this host, for whoever has a token.
     tcp: TcpConfig,
+    /// Host memory for bytes that have to leave a card.
+    parking: ParkingConfig,
+    /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
+    shim: Option<String>,
+}
+
+/// Host memory for bytes that have to leave a card.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ParkingConfig {
+    /// How much (`"48G"`), how much of all of it (`"50%"`), or `"off"`.
+    ram: Option<String>,
+    /// So much stays available to others whenever somebody is parked (`"8G"`).
+    leave: Option<String>,
+    /// How long anything may be parked (`"12h"`).
+    term: Option<String>,
+    /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
+    stock: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -121,6 +139,8 @@ struct CapsConfig {
     gpu_day: Option<String>,
     never_preempt: Option<String>,
     head_start_max: Option<String>,
+    /// Host memory for parked bytes.
+    parked: Option<String>,
     /// Of one user, or of each member of a group.
     share: Option<u32>,
     /// For each member of a group alone.
@@ -223,6 +243,10 @@ pub struct Settled {
     pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
+    /// Host memory that is kept ready for parked bytes.
+    pub stock: Bytes,
+    /// Programs are started with the library that caps and parks them.
+    pub shim: bool,
 }
 
 impl Settled {
@@ -290,6 +314,7 @@ impl Config {
         set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
         set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
         policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
+        let stock = self.parking.settle(&mut policy)?;
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {
@@ -322,7 +347,42 @@ impl Config {
             measure_context: self.measure_context.unwrap_or(true),
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
+            stock,
+            shim: match self.shim.as_deref() {
+                None | Some("on") => true,
+                Some("off") => false,
+                Some(other) => {
+                    let why = "write \"on\" or \"off\"".to_owned();
+                    return Err(ConfigError::Value { key: "shim", value: other.to_owned(), why });
+                }
+            },
         })
+    }
+}
+
+impl ParkingConfig {
+    /// Half of the host's memory, where nothing else is said. Returns what is kept ready.
+    fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
+        let all = Bytes(sublet_host::shims::total().unwrap_or(0));
+        let parking = &mut policy.parking;
+        parking.ram = Bytes(all.0 / 2);
+        set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
+            "off" => Ok(Bytes::ZERO),
+            _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
+                Some(Ok(percent)) if percent <= 90 => Ok(Bytes((u128::from(all.0) * u128::from(percent) / 100) as u64)),
+                Some(_) => Err("write a share up to \"90%\"".to_owned()),
+                None => read_size(text),
+            },
+        })?;
+        set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;
+        set(&mut parking.term, "parking.term", &self.term, read_span)?;
+        // Enough for a small holder at once; who has more to spare says so.
+        let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
+        set(&mut stock, "parking.stock", &self.stock, |text| match text {
+            "off" => Ok(Bytes::ZERO),
+            _ => read_size(text),
+        })?;
+        Ok(stock.min(parking.ram))
     }
 }
 
@@ -467,6 +527,7 @@ impl CapsConfig {
         set(&mut caps.vram, "vram", &self.vram, |text| read_size(text).map(Some))?;
         set(&mut caps.gpu_day, "gpu_day", &self.gpu_day, |text| read_span(text).map(Some))?;
         set(&mut caps.never, "never_preempt", &self.never_preempt, |text| read_size(text).map(Some))?;
+        set(&mut caps.parked, "parked", &self.parked, |text| read_size(text).map(Some))?;
         set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
         caps.leases = self.leases.or(caps.leases);
         caps.places = at_least_one("places", self.places)?.or(caps.places);
@@ -514,8 +575,11 @@ mod tests {
 
     #[test]
     fn an_empty_file_is_the_default() {
-        let settled = settle("").unwrap();
+        let mut settled = settle("").unwrap();
+        assert!(settled.policy.parking.ram > Bytes::ZERO && settled.stock <= settled.policy.parking.ram);
+        settled.policy.parking.ram = Bytes::ZERO;
         assert_eq!(settled.policy, Policy::default());
+        assert!(settled.shim);
         assert!(settled.see_all);
     }
 
@@ -548,6 +612,33 @@ mod tests {
         assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));
         assert_eq!(settled.policy.caps_for("uid:5", &[]).leases, None);
         assert_eq!(settled.policy.caps_for("team:vision", &[]).leases, Some(4));
+    }
+
+    #[test]
+    fn parking_is_read() {
+        let settled = settle(
+            r#"
+            shim = "off"
+            [parking]
+            ram = "16G"
+            leave = "2G"
+            term = "1h"
+            stock = "32G"
+            [caps]
+            parked = "4G"
+            "#,
+        )
+        .unwrap();
+        let parking = &settled.policy.parking;
+        assert_eq!((parking.ram, parking.leave, parking.term), (Bytes::gib(16), Bytes::gib(2), Span::secs(3600)));
+        assert_eq!((settled.stock, settled.shim), (Bytes::gib(16), false));
+        assert_eq!(settled.policy.caps.parked, Some(Bytes::gib(4)));
+        assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.ram, Bytes::ZERO);
+        let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
+        assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
+        for wrong in ["[parking]\nram = \"95%\"", "[parking]\nram = \"some\"", "shim = \"maybe\""] {
+            settle(wrong).unwrap_err();
+        }
     }
 
     #[test]

@@ -25,11 +25,14 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{CardId, LeaseId};
+use sublet_core::parking;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
-use sublet_core::rows::{Ended, Phase};
+use sublet_core::rows::{Ended, Lease, Phase};
+use sublet_core::state::State;
 use sublet_host::clock::{self, Clock};
+use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 use sublet_host::{Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
 use sublet_wire::{Code, Problem};
@@ -47,6 +50,10 @@ const FULL_AGAIN: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_secs(1);
 /// Core is told which day it is at midnight, and once an hour: the clock may have been set.
 const DAY_AGAIN_US: u64 = 3_600_000_000;
+/// A program leaves its cards within this, or stays.
+const PARK_WITHIN: Duration = Duration::from_secs(10);
+/// So many holders make ready to be parked at a time.
+const AHEAD: usize = 16;
 /// A longer suspend is told to core.
 const SUSPEND_US: u64 = 10_000_000;
 
@@ -174,6 +181,11 @@ impl Loop {
             self.engine.state().rows().leases.values().filter(|l| !l.roots.is_empty()).map(|l| l.id).collect();
         for lease in bound {
             self.watch_roots(lease);
+        }
+        let held: Vec<LeaseId> =
+            self.engine.state().rows().leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
+        for lease in held {
+            self.send_wish(lease);
         }
     }
 
@@ -461,6 +473,15 @@ impl Loop {
     /// What the hands must do once an action is durable.
     fn send_hands(&mut self, action: &Action) {
         match action {
+            Action::Grant { lease, .. }
+            | Action::Park { lease, .. }
+            | Action::Unpark { lease, .. }
+            | Action::Resume { lease, .. }
+            | Action::Retreat { lease, .. } => self.send_wish(*lease),
+            Action::End { lease, .. } => self.send_wish(*lease),
+            _ => {}
+        }
+        match action {
             Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
             // Its bytes count until the card is seen again: the sooner, the better.
             Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
@@ -476,6 +497,29 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
             }
             _ => {}
+        }
+    }
+
+    /// Where a holder's bytes shall be follows from its phase.
+    fn send_wish(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        let wish = state.lease(lease).and_then(|row| wish(state, row));
+        if let Some(wish) = wish {
+            self.bound.insert(lease);
+            self.engine.hold(Held::Errand(Errand::Wish(wish)));
+        }
+    }
+
+    /// Whoever could be parked for somebody who waits makes ready for it.
+    fn send_ahead(&mut self) {
+        let (state, now) = (self.engine.state(), self.clock.now());
+        if state.queue().is_empty() {
+            return;
+        }
+        let could = |lease: &&Lease| parking::parkable(state, lease, now).is_ok();
+        let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
+        for lease in leases {
+            self.engine.hold(Held::Errand(Errand::Ahead { lease }));
         }
     }
 
@@ -500,10 +544,28 @@ impl Loop {
                 self.set_trouble(Some(unlisted.to_string()));
                 self.unread_all(&unlisted.what);
             }
-            Sight::Observed { uuid, observation } => self.take(Event::Observed { card: uuid, observation }),
+            Sight::Observed { uuid, observation } => {
+                self.take(Event::Observed { card: uuid, observation });
+                self.look_again();
+            }
+            Sight::Said { lease, process, said } => {
+                self.take(Event::Said { lease, process, said });
+                self.look_again();
+            }
+            Sight::Ram { available } => {
+                self.take(Event::Ram { available });
+                self.send_ahead();
+            }
             Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
             Sight::Gone { lease } => self.see_gone(lease),
+        }
+    }
+
+    /// A park or a resume that needs only to be seen is looked for at once.
+    fn look_again(&mut self) {
+        if self.engine.state().awaits_look() {
+            self.engine.hold(Held::Errand(Errand::Look));
         }
     }
 
@@ -581,6 +643,23 @@ impl Loop {
         }
         self.engine.hold(Held::Errand(Errand::Look));
     }
+}
+
+/// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
+fn wish(state: &State, row: &Lease) -> Option<Wish> {
+    let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
+    let place = match &row.phase {
+        Phase::Waiting { .. } => return None,
+        Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
+        Phase::Parking(..) | Phase::Parked(..) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN },
+        Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
+    };
+    let cap = |card: &CardId| {
+        let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
+        let context = facts.context.map_or(0, |bytes| bytes.0);
+        Some(CardCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
+    };
+    Some(Wish { lease: row.id, uid, place, cards: hold.cards.iter().filter_map(cap).collect() })
 }
 
 fn day_again_us() -> u64 {

@@ -4,6 +4,7 @@ use crate::view::View;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
+use sublet_host::shims::Wish;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
 use sublet_wire::{Lease, Problem};
@@ -157,6 +158,13 @@ pub enum Errand {
     },
     /// Look at the cards soon.
     Look,
+    /// Where a holder's bytes shall be.
+    Wish(Wish),
+    /// A holder's programs make ready to leave their cards.
+    Ahead {
+        /// Whose.
+        lease: LeaseId,
+    },
 }
 
 impl Held {
@@ -176,8 +184,13 @@ impl Errand {
     pub fn run(self, host: &Host) {
         match self {
             Errand::Watch { lease, uid, roots } => host.watch(lease, uid, roots),
-            Errand::Forget { lease } => host.forget(lease),
+            Errand::Forget { lease } => {
+                host.forget(lease);
+                host.unwish(lease);
+            }
             Errand::Look => host.look(),
+            Errand::Wish(wish) => host.wish(wish),
+            Errand::Ahead { lease } => host.ahead(lease),
         }
     }
 }

@@ -22,9 +22,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
+use sublet_core::policy::Parking;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
+use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
 use sublet_host::{Host, HostError, Settings};
 use sublet_journal::{Journal, Loaded, OpenError};
@@ -265,6 +267,14 @@ fn run(
     let history = History::of(&journal)?;
 
     eyes.measure_context = settled.measure_context;
+    let parking = &settled.policy.parking;
+    eyes.shims = settled.shim.then(|| ShimSettings {
+        socket: sublet_host::shims::beside(&options.socket),
+        stock: settled.stock.0,
+        ram: parking.ram.0,
+        leave: parking.leave.0,
+    });
+    announce_parking(settled.shim, parking);
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
 
@@ -353,6 +363,15 @@ fn run(
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())
+}
+
+fn announce_parking(shim: bool, parking: &Parking) {
+    let ram = sublet_wire::size::show(parking.ram.0);
+    match (shim, parking.ram.0) {
+        (false, _) => tracing::info!("programs are started without Sublet's library: none is capped, none is parked"),
+        (true, 0) => tracing::info!("parking is off: no program is parked"),
+        (true, _) => tracing::info!(%ram, "parking RAM: no larger lease can be parked"),
+    }
 }
 
 /// Lets callers in who have a token.

@@ -127,6 +127,8 @@ impl View<'_> {
     fn show_hold(&self, shown: &mut wire::Lease, hold: &Hold) {
         fill_hold(shown, hold, self.state.rows());
         shown.granted_unix_s = Some(self.unix_s(hold.granted));
+        let stopped = hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some());
+        shown.on_cards_unix_s = (!stopped).then(|| self.unix_s(hold.began()));
     }
 
     fn seen(&self, lease: &Lease, hold: &Hold) -> Option<u64> {
@@ -517,6 +519,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         fixed_term: matches!(ask.term, ask::Term::Fixed(_)),
         asked_unix_s: 0.0,
         granted_unix_s: None,
+        on_cards_unix_s: None,
         expires_unix_s: None,
         remaining_s: None,
         idle: false,

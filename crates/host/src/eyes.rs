@@ -6,6 +6,7 @@
 use crate::Sight;
 use crate::exits::Exits;
 use crate::roster::Roster;
+use crate::shims::{self, Hub};
 use crate::wake::Wake;
 use std::collections::BTreeSet;
 use std::io;
@@ -33,6 +34,11 @@ pub(crate) enum Message {
         uuid: String,
         observation: Observation,
         busy: Vec<ProcKey>,
+    },
+    /// Of a holder whose programs say when they use a card it is not asked what else they do.
+    JudgedByShim {
+        lease: LeaseId,
+        is: bool,
     },
     /// To be passed on as it is, in its turn.
     Tell(Sight),
@@ -79,6 +85,7 @@ pub(crate) struct Eyes {
     strangers: BTreeSet<ProcKey>,
     /// Leases whose watch has just begun, until all of them are looked for at once.
     begun: BTreeSet<LeaseId>,
+    hub: Option<Hub>,
     sink: Box<dyn Fn(Sight) + Send + Sync>,
 }
 
@@ -104,9 +111,15 @@ impl Eyes {
             refresh_at: Instant::now(),
             strangers: BTreeSet::new(),
             begun: BTreeSet::new(),
+            hub: None,
             sink,
         };
         Ok((eyes, inbox))
+    }
+
+    /// Looks are told to the hub, too.
+    pub(crate) fn set_hub(&mut self, hub: Hub) {
+        self.hub = Some(hub);
     }
 
     pub(crate) fn run(mut self) {
@@ -146,6 +159,7 @@ impl Eyes {
                     self.find_begun();
                     self.pass_on_look(uuid, observation, &busy);
                 }
+                Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
                 Message::Tell(sight) => (self.sink)(sight),
                 Message::Stop => return false,
             }
@@ -181,6 +195,10 @@ impl Eyes {
             let joined: BTreeSet<LeaseId> = residents.filter_map(|process| self.place(process)).collect();
             joined.into_iter().for_each(|lease| self.tell_members(lease));
             busy.iter().for_each(|process| self.roster.note_card_use(*process));
+            if let (Some(hub), Some(bytes)) = (&self.hub, shims::uuid_bytes(&uuid)) {
+                let sizes = used.processes.iter().filter_map(|it| Some((it.process.pid, it.bytes?.0)));
+                hub.looked(bytes, sizes.collect());
+            }
         }
         (self.sink)(Sight::Observed { uuid, observation });
     }

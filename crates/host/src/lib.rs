@@ -26,6 +26,7 @@ mod link;
 pub mod process;
 mod protocol;
 mod roster;
+pub mod shims;
 mod sight;
 pub mod soft;
 mod wake;
@@ -36,6 +37,7 @@ pub use sight::{Sight, Unlisted, UnlistedKind};
 use clock::Clock;
 use eyes::Message;
 use gpu::{GpuKind, GpuSpec};
+use shims::{Hub, ShimSettings, Wish};
 use soft::SoftPlace;
 use std::io;
 use std::path::PathBuf;
@@ -62,6 +64,8 @@ pub struct Settings {
     pub soft: Option<SoftPlace>,
     /// Measure what a CUDA context takes on each card, once.
     pub measure_context: bool,
+    /// How to speak with the library in holders' programs; not at all without.
+    pub shims: Option<ShimSettings>,
 }
 
 impl Settings {
@@ -77,6 +81,7 @@ impl Settings {
             script: PathBuf::new(),
             soft: None,
             measure_context: false,
+            shims: None,
         }
     }
 }
@@ -87,6 +92,14 @@ pub enum HostError {
     /// The kernel refused a descriptor.
     #[error("cannot make the descriptors to watch with")]
     Descriptors(#[source] io::Error),
+    /// Holders' programs cannot be heard.
+    #[error("cannot listen for holders' programs at {socket}")]
+    Shims {
+        /// Where.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// Soft cards without a place: what would be read are others.
     #[error("the soft cards were not made")]
     NoSoftCards,
@@ -99,6 +112,7 @@ pub enum HostError {
 pub struct Host {
     cards: Arc<cards::Shared>,
     eyes: eyes::Inbox,
+    hub: Option<Hub>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -114,10 +128,21 @@ impl Host {
         if settings.gpu.kind() == GpuKind::Soft && settings.soft.is_none() {
             return Err(HostError::NoSoftCards);
         }
-        let (eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
+        let (mut eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
         let shared = Arc::new(cards::Shared::new().map_err(HostError::Descriptors)?);
+        let hub = settings.shims.as_ref().map(|shims| {
+            Hub::open(shims, inbox.clone(), Arc::clone(&shared))
+                .map_err(|source| HostError::Shims { socket: shims.socket.clone(), source })
+        });
+        let (hub, hub_work) = hub.transpose()?.unzip();
+        if let Some(hub) = &hub {
+            eyes.set_hub(hub.clone());
+        }
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
-        let mut host = Host { cards: shared, eyes: inbox, threads: Vec::new() };
+        let mut host = Host { cards: shared, eyes: inbox, hub, threads: Vec::new() };
+        if let Some(work) = hub_work {
+            host.spawn("sublet-shims", work)?;
+        }
         host.spawn("sublet-eyes", move || eyes.run())?;
         host.spawn("sublet-cards", move || cards.run())?;
         Ok(host)
@@ -144,6 +169,28 @@ impl Host {
         self.cards.wish();
     }
 
+    /// Says where a holder's bytes shall be, and what it may have of its cards. Whoever of its programs is
+    /// elsewhere is told so, now and when it comes back; what they answer is a [`Sight::Said`].
+    pub fn wish(&self, wish: Wish) {
+        if let Some(hub) = &self.hub {
+            hub.wish(wish);
+        }
+    }
+
+    /// A lease is history: its programs are told nothing more.
+    pub fn unwish(&self, lease: LeaseId) {
+        if let Some(hub) = &self.hub {
+            hub.forget(lease);
+        }
+    }
+
+    /// Somebody waits for a holder's cards: its programs make ready to leave them.
+    pub fn ahead(&self, lease: LeaseId) {
+        if let Some(hub) = &self.hub {
+            hub.ahead(lease);
+        }
+    }
+
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
         let thread = Builder::new().name(name.to_owned()).spawn(work).map_err(HostError::Thread)?;
         self.threads.push(thread);
@@ -154,6 +201,9 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.cards.stop();
+        if let Some(hub) = &self.hub {
+            hub.stop();
+        }
         self.eyes.send(Message::Stop);
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so on stderr; there is nothing left to stop.

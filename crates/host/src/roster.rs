@@ -29,6 +29,8 @@ pub(crate) struct Holder {
     meter: Meter,
     /// It used a card since the last sample.
     used_card: bool,
+    /// Its programs say when they use a card.
+    by_shim: bool,
     /// The members as they were last told.
     told: Option<Vec<ProcKey>>,
 }
@@ -72,6 +74,7 @@ impl Roster {
             cgroups: Vec::new(),
             meter,
             used_card: false,
+            by_shim: false,
             told: None,
         });
         holder.uid = uid;
@@ -143,7 +146,15 @@ impl Roster {
         self.grow(lease);
         let Some(holder) = self.holders.get_mut(&lease) else { return false };
         let used_card = std::mem::take(&mut holder.used_card);
-        holder.meter.sample(Instant::now(), &counters) || used_card
+        let worked = holder.meter.sample(Instant::now(), &counters);
+        (worked && !holder.by_shim) || used_card
+    }
+
+    /// What else its programs do counts only while nobody says when they use a card.
+    pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
+        if let Some(holder) = self.holders.get_mut(&lease) {
+            holder.by_shim = is;
+        }
     }
 
     /// Finds out whose an unknown process is, and takes it in. Returns its lease.

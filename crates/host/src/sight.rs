@@ -4,7 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
 use sublet_core::reading::{CardFacts, Observation};
+use sublet_core::units::Bytes;
 use thiserror::Error;
 
 /// Something that was seen. All sights come from one thread, in the order they were seen.
@@ -34,6 +36,20 @@ pub enum Sight {
     Worked {
         /// Whose.
         lease: LeaseId,
+    },
+    /// A program of a holder said something through Sublet's library.
+    Said {
+        /// Whose.
+        lease: LeaseId,
+        /// Which.
+        process: ProcKey,
+        /// What.
+        said: Said,
+    },
+    /// Host memory that could be had for parked bytes; told while there is somebody to park.
+    Ram {
+        /// `None`: it cannot be read.
+        available: Option<Bytes>,
     },
     /// No process of the holder lives. The lease is no longer watched.
     Gone {

@@ -28,17 +28,29 @@ pub struct Arena {
     pieces: Vec<(u64, u64)>,
     /// So many bytes the driver knows.
     known: u64,
-    /// Comes from the daemon; without it the memory is the process's own.
-    file: Option<(File, u64)>,
+    /// It comes from the daemon; otherwise the memory is the process's own.
+    given: bool,
 }
 
 impl Arena {
-    /// Takes memory from this file of so many bytes from now on.
-    pub fn use_file(&mut self, file: File, bytes: u64) -> Result<(), String> {
-        if self.ready > 0 {
+    /// Takes in a file of so many bytes.
+    pub fn use_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
+        if self.ready > 0 && !self.given {
             return Err("there is memory to park in already".to_owned());
         }
-        self.file = Some((file, bytes));
+        let bytes = bytes - bytes % HUGE;
+        if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > REACH {
+            return Err("the daemon gave memory to park in that is not what it said".to_owned());
+        }
+        if self.base == 0 {
+            self.base = reserve()?;
+        }
+        let from = self.base + self.ready;
+        map(from, bytes, Some((file.as_raw_fd(), 0)))?;
+        if !filled {
+            touch(from, bytes);
+        }
+        (self.given, self.ready) = (true, self.ready + bytes);
         Ok(())
     }
 
@@ -57,16 +69,15 @@ impl Arena {
             self.base = reserve()?;
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
-        match &self.file {
-            Some((_, most)) if wanted > *most => {
-                return Err(format!("the parking memory of {} is too small", crate::message::size(*most)));
-            }
-            Some((file, _)) => map(from, more, Some((file.as_raw_fd(), self.ready)))?,
-            None => {
-                map(from, more, None)?;
-                touch(from, more);
-            }
+        if self.given {
+            return Err(format!(
+                "it needs {} to be parked in, and has {}",
+                crate::message::size(wanted),
+                crate::message::size(self.ready)
+            ));
         }
+        map(from, more, None)?;
+        touch(from, more);
         self.ready = wanted;
         Ok(())
     }

@@ -82,15 +82,24 @@ fn serve(socket: &[u8]) {
 fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     let lease = std::env::var("SUBLET_LEASE").ok();
     let parked = gate::state() == gate::PARKED;
-    line.send(&Word::Hello { version: 1, pid: std::process::id(), lease, parked })?;
+    let bytes = page::own().parked.load(SeqCst);
+    line.send(&Word::Hello { version: 1, pid: std::process::id(), lease, parked, bytes })?;
+    // A daemon that is new was not told yet who waits.
+    let mut told = false;
     loop {
         let pause = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
         if let Some((order, file)) = line.receive(pause)? {
             obey(order, file, line, parker)?;
         }
         tick();
-        let wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(call) = wanted.filter(|_| gate::state() == gate::PARKED) {
+        let mut wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if gate::state() != gate::PARKED {
+            (*wanted, told) = (None, false);
+        }
+        let call = wanted.clone();
+        drop(wanted);
+        if let Some(call) = call.filter(|_| !told) {
+            told = true;
             line.send(&Word::Wants { call })?;
         }
     }
@@ -132,9 +141,9 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             let known = parker.prepare(bytes).unwrap_or(0);
             line.send(&Word::Prepared { bytes: known })
         }
-        Order::Arena { bytes } => {
+        Order::Arena { bytes, filled } => {
             if let Some(file) = file
-                && let Err(why) = parker.arena().use_file(file, bytes)
+                && let Err(why) = parker.arena().use_file(&file, bytes, filled)
             {
                 log::once(&why);
             }
@@ -144,6 +153,10 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             Ok(()) => Ok(()),
             Err(why) => line.send(&Word::Refused { id, why }),
         },
+        Order::Over { why } => {
+            parker.lose(&why);
+            Ok(())
+        }
     }
 }
 

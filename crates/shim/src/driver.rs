@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 pub const SUCCESS: u32 = 0;
 pub const INVALID_VALUE: u32 = 1;
 pub const OUT_OF_MEMORY: u32 = 2;
+/// The device cannot be used now.
+pub const DEVICE_UNAVAILABLE: u32 = 46;
 pub const OPERATING_SYSTEM: u32 = 304;
 pub const NOT_READY: u32 = 600;
 pub const NOT_SUPPORTED: u32 = 801;

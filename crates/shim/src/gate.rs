@@ -21,6 +21,8 @@ pub const OPEN: u32 = 0;
 pub const MOVING: u32 = 1;
 /// The memory is not on the card; whoever needs it says so.
 pub const PARKED: u32 = 2;
+/// The memory was parked when its lease ended, and is nowhere: whoever needs it is told so.
+pub const LOST: u32 = 3;
 
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
 static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
@@ -140,10 +142,14 @@ pub extern "C" fn enter(number: u32) -> Way {
             seat.inside.swap(1, SeqCst);
             let state = GATE.load(SeqCst);
             // Some calls know what to do while the memory is away.
-            if state == OPEN || (state == PARKED && slot.kind() == Kind::Anytime) {
+            let is_away = state == PARKED || state == LOST;
+            if state == OPEN || (is_away && slot.kind() == Kind::Anytime) {
                 break;
             }
             seat.inside.store(0, SeqCst);
+            if state == LOST {
+                return Way { target: 0, words: crate::driver::DEVICE_UNAVAILABLE as usize };
+            }
             if let Err(answer) = wait(state, slot) {
                 return Way { target: 0, words: answer as usize };
             }
@@ -318,9 +324,10 @@ pub fn set(state: u32) {
     futex_wake(&GATE);
 }
 
-/// Closes the gate and waits until nobody is inside and nothing is captured; opens it again if that
-/// takes too long.
+/// Closes the gate and waits until nobody is inside and nothing is captured; puts it back as it was if
+/// that takes too long.
 pub fn close(deadline: Instant) -> bool {
+    let before = state();
     loop {
         GATE.store(MOVING, SeqCst);
         let mut is_quiet = true;
@@ -343,7 +350,7 @@ pub fn close(deadline: Instant) -> bool {
         if is_quiet && CAPTURES.load(SeqCst) == 0 {
             return true;
         }
-        set(OPEN);
+        set(before);
         if Instant::now() >= deadline {
             return false;
         }

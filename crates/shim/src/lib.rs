@@ -23,10 +23,11 @@ mod entry;
 mod gate;
 mod hook;
 mod log;
-pub mod message;
 mod page;
 mod park;
 mod small;
 mod table;
 mod trampoline;
 mod wrap;
+
+pub use sublet_shim_wire as message;

@@ -5,69 +5,13 @@
 //! the holder's word. Without a daemon a process has a page of its own, on which nothing is capped.
 
 use crate::log;
+pub use crate::message::Reason;
 use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, VERSION};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
-
-/// Why a holder cannot be parked. The numbers are bits of the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Reason {
-    /// Managed memory.
-    Managed = 1,
-    /// Arrays, which have no addresses.
-    Arrays = 1 << 1,
-    /// Memory or semaphores of others.
-    External = 1 << 2,
-    /// Pictures.
-    Graphics = 1 << 3,
-    /// Memory that other processes have, too.
-    Shared = 1 << 4,
-    /// Memory of several cards at one address.
-    Multicast = 1 << 5,
-    /// Memory that graphs allocate.
-    GraphMemory = 1 << 6,
-    /// Cards that reach each other's memory.
-    Peers = 1 << 7,
-    /// Too much memory that streams allocate.
-    StreamOrdered = 1 << 8,
-    /// A function that the shim does not know.
-    UnknownCall = 1 << 9,
-}
-
-impl Reason {
-    const ALL: [Reason; 10] = [
-        Reason::Managed,
-        Reason::Arrays,
-        Reason::External,
-        Reason::Graphics,
-        Reason::Shared,
-        Reason::Multicast,
-        Reason::GraphMemory,
-        Reason::Peers,
-        Reason::StreamOrdered,
-        Reason::UnknownCall,
-    ];
-
-    /// For people.
-    pub fn text(self) -> &'static str {
-        match self {
-            Reason::Managed => "it uses managed memory",
-            Reason::Arrays => "it uses CUDA arrays or textures",
-            Reason::External => "it uses memory of another API",
-            Reason::Graphics => "it shares memory with graphics",
-            Reason::Shared => "it shares memory with other processes",
-            Reason::Multicast => "it uses multicast memory",
-            Reason::GraphMemory => "its graphs allocate memory",
-            Reason::Peers => "its cards reach each other's memory",
-            Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
-            Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
-        }
-    }
-}
 
 static SHARED: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 /// The first call that made it so, for the log.
@@ -213,8 +157,7 @@ pub fn unmark(reason: Reason) {
 
 /// Why it cannot be parked, if it cannot.
 pub fn not_parkable() -> Option<Reason> {
-    let reasons = own().reasons.load(SeqCst);
-    Reason::ALL.into_iter().find(|reason| reasons & *reason as u32 != 0)
+    Reason::first(own().reasons.load(SeqCst))
 }
 
 /// Counts an error by its number; the rarest share a place.

@@ -105,7 +105,6 @@ impl Parker {
         }
         let (begun, mut took) = (Instant::now(), Took::default());
         if !gate::close(Instant::now() + SHORT) {
-            gate::set(gate::PARKED);
             return Err("a call of the driver did not return in time".to_owned());
         }
         took.gate_us = micros(begun);
@@ -116,7 +115,11 @@ impl Parker {
             gate::set(gate::PARKED);
             return Err(format!("there is no room on the card: {}", name_of(error)));
         }
-        put_on(&pieces)?;
+        if let Err(why) = put_on(&pieces) {
+            unmake(&pieces);
+            gate::set(gate::PARKED);
+            return Err(why);
+        }
         took.map_us = micros(mapping);
         let copying = Instant::now();
         let copied = self.copy(&pieces, false);
@@ -131,7 +134,12 @@ impl Parker {
         page::own().parked.store(0, SeqCst);
         gate::set(gate::OPEN);
         took.all_us = micros(begun);
-        copied.map(|()| (bytes, took))
+        if let Err(why) = copied {
+            // The memory is there and its contents are not: the card is lost to this program, as the card
+            // itself says at its next call.
+            crate::log::once(&why);
+        }
+        Ok((bytes, took))
     }
 
     /// Makes so many bytes of the arena known to the driver before they are needed.
@@ -147,6 +155,24 @@ impl Parker {
         });
         registered.map_err(name_of)?;
         Ok(self.arena.known())
+    }
+
+    /// The lease is over: what is parked is lost, and whoever needs it is told so.
+    pub fn lose(&mut self, why: &str) {
+        if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
+            return;
+        }
+        crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
+        page::own().parked.store(0, SeqCst);
+        gate::set(gate::LOST);
+        if let Some(context) = contexts().into_iter().next() {
+            let arena = &mut self.arena;
+            // Where the driver does not let go of it, the memory goes with the process.
+            let _ = within(context, || {
+                arena.trim();
+                Ok(())
+            });
+        }
     }
 
     /// Gives the arena back; not while something is in it.
@@ -342,6 +368,22 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
         }
     }
     Ok(())
+}
+
+/// Gives back what was made, wherever it was mapped: all stays parked.
+fn unmake(pieces: &[Piece]) {
+    for piece in pieces {
+        let mut table = table::lock();
+        let real = table.physical.get_mut(&piece.handle).and_then(|physical| physical.real.take());
+        drop(table);
+        for (at, mapping) in mappings(piece) {
+            // Where it was not mapped the driver says so, and nothing happens.
+            driver::cuMemUnmap(at, mapping.bytes as usize);
+        }
+        if let Some(real) = real {
+            driver::cuMemRelease(real);
+        }
+    }
 }
 
 /// Maps all pieces where they were.

@@ -43,6 +43,9 @@ pub struct Lease {
     pub asked_unix_s: f64,
     /// When it was granted, in Unix seconds.
     pub granted_unix_s: Option<f64>,
+    /// Since when it has its cards without a break, in Unix seconds: since it was granted, or came back last.
+    #[serde(default)]
+    pub on_cards_unix_s: Option<f64>,
     /// When it expires unless it is renewed, in Unix seconds.
     pub expires_unix_s: Option<f64>,
     /// The same, in seconds from now; a change of the wall clock does not move it.

@@ -163,6 +163,12 @@ impl Client {
         self.post(&target, Some(accept), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
+    /// Does something to a lease.
+    pub fn command(&self, lease: &str, verb: &str) -> Result<Lease, Failure> {
+        let target = format!("/v1/leases/{lease}/{verb}");
+        self.post(&target, None::<&()>, RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
     /// Does something to a card.
     pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
         let target = format!("/v1/cards/{uuid}/{verb}");

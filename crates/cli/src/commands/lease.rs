@@ -8,8 +8,8 @@ use crate::hold::ask::AskArgs;
 use crate::hold::environment;
 use crate::hold::events;
 use crate::hold::shell;
-use crate::hold::soft;
 use crate::hold::wait::{self, Outcome};
+use crate::hold::{shim, soft};
 use crate::output;
 use clap::{Args, ValueEnum};
 use std::io::{self, IsTerminal};
@@ -83,6 +83,9 @@ fn environment(client: &Client, lease: &Lease, args: &LeaseArgs) -> Result<envir
     if let Some(soft) = soft::of_lease(client, lease)? {
         eprintln!("{NOTICE}");
         variables.extend(soft);
+    }
+    if !args.ask.no_shim {
+        variables.extend(shim::variables(client));
     }
     Ok(variables)
 }

@@ -10,6 +10,7 @@ pub mod explain;
 pub mod journal;
 pub mod lease;
 pub mod man;
+pub mod park;
 pub mod ps;
 pub mod queue;
 pub mod reference;

@@ -8,9 +8,9 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
-use crate::hold::soft;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
+use crate::hold::{shim, soft};
 use clap::Args;
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use std::ffi::OsString;
@@ -93,6 +93,9 @@ fn start(client: &Client, args: &RunArgs, lease: &Lease) -> Result<Started, Fail
     if let Some(soft) = soft::of_lease(client, lease)? {
         eprintln!("{NOTICE}");
         variables.extend(soft);
+    }
+    if !args.ask.no_shim {
+        variables.extend(shim::variables(client));
     }
     Started::start(&args.command, &variables)
 }

@@ -49,6 +49,9 @@ pub struct AskArgs {
     /// How CUDA_VISIBLE_DEVICES names the cards; some programs do not take UUIDs
     #[arg(long, value_enum, value_name = "NAMES", default_value_t = VisibleArg::Index)]
     pub visible: VisibleArg,
+    /// Start programs without Sublet's library: they are not capped, and cannot be parked
+    #[arg(long)]
+    pub no_shim: bool,
 }
 
 /// `--tier`.

@@ -8,6 +8,7 @@ pub mod leftover;
 pub mod line;
 pub mod scope;
 pub mod shell;
+pub mod shim;
 pub mod soft;
 pub mod wait;
 pub mod watch;

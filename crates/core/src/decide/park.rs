@@ -198,7 +198,10 @@ impl Turn<'_> {
             live.watch.looks.clear();
             return;
         }
-        live.watch.said.get_or_insert(self.now);
+        if live.watch.said.is_none() {
+            live.watch.said = Some(self.now);
+            live.watch.looks.clear();
+        }
         let looks = if phase { LOOKS } else { 1 };
         let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));
         match phase {

@@ -289,6 +289,39 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
     ended_is_ended(&app, by, lease, reply).await
 }
 
+/// Moves a holder's bytes off its cards to host memory, and keeps the lease: answers when that has begun.
+/// Its programs live, and wait where they use a card.
+#[utoipa::path(post, operation_id = "park_lease", path = "/v1/leases/{id}/park", tag = "leases", params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    Repeat,
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    OnCall,
+))]
+pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let reply = app.post.call(by.clone(), Event::ParkAsked { by: by.clone(), lease }, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+/// Asks for a parked holder's cards: it waits for them in the queue like anybody, and its bytes come back.
+#[utoipa::path(post, operation_id = "resume_lease", path = "/v1/leases/{id}/resume", tag = "leases", params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    Repeat,
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    OnCall,
+))]
+pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let reply = app.post.call(by.clone(), Event::ResumeAsked { by: by.clone(), lease }, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReleaseQuery {

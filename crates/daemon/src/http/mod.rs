@@ -111,6 +111,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/accept", post(leases::accept))
         .route("/v1/leases/{id}/bind", post(leases::bind))
+        .route("/v1/leases/{id}/park", post(leases::park))
+        .route("/v1/leases/{id}/resume", post(leases::resume))
         .route("/v1/leases/{id}/explain", get(leases::explain))
         .route("/v1/queue", get(leases::queue))
         .route("/v1/cards", get(cards::list))

@@ -5,6 +5,7 @@
 //! may be newer than the shims of the programs that run.
 
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The environment variable that says where the daemon listens for shims.
@@ -46,15 +47,23 @@ pub enum Order {
         /// How many.
         bytes: u64,
     },
-    /// Memory to be parked in comes along as a descriptor; it is empty, and nobody else's.
+    /// More memory to be parked in comes along as a descriptor; it is empty, and nobody else's.
     Arena {
         /// How much.
         bytes: u64,
+        /// Its pages are there already.
+        #[serde(default)]
+        filled: bool,
     },
     /// Give back the memory that parked bytes were in.
     Trim {
         /// Which order this is.
         id: u64,
+    },
+    /// The lease is over, and with it whatever is parked: the program is told so where it waits for it.
+    Over {
+        /// Why, for people.
+        why: String,
     },
 }
 
@@ -72,6 +81,9 @@ pub enum Word {
         lease: Option<String>,
         /// Whether its memory is away: a daemon may be new.
         parked: bool,
+        /// So much of it.
+        #[serde(default)]
+        bytes: u64,
     },
     /// The memory is off the card, as far as the shim knows.
     Parked {
@@ -196,6 +208,76 @@ pub struct ErrorPage {
     pub code: AtomicU32,
     /// How often.
     pub count: AtomicU32,
+}
+
+/// Why a holder cannot be parked. The numbers are bits of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// Managed memory.
+    Managed = 1,
+    /// Arrays, which have no addresses.
+    Arrays = 1 << 1,
+    /// Memory or semaphores of others.
+    External = 1 << 2,
+    /// Pictures.
+    Graphics = 1 << 3,
+    /// Memory that other processes have, too.
+    Shared = 1 << 4,
+    /// Memory of several cards at one address.
+    Multicast = 1 << 5,
+    /// Memory that graphs allocate.
+    GraphMemory = 1 << 6,
+    /// Cards that reach each other's memory.
+    Peers = 1 << 7,
+    /// Too much memory that streams allocate.
+    StreamOrdered = 1 << 8,
+    /// A function that the shim does not know.
+    UnknownCall = 1 << 9,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Reason; 10] = [
+        Reason::Managed,
+        Reason::Arrays,
+        Reason::External,
+        Reason::Graphics,
+        Reason::Shared,
+        Reason::Multicast,
+        Reason::GraphMemory,
+        Reason::Peers,
+        Reason::StreamOrdered,
+        Reason::UnknownCall,
+    ];
+
+    /// The first of those whose bits are set.
+    pub fn first(bits: u32) -> Option<Reason> {
+        Reason::ALL.into_iter().find(|reason| bits & *reason as u32 != 0)
+    }
+
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Managed => "it uses managed memory",
+            Reason::Arrays => "it uses CUDA arrays or textures",
+            Reason::External => "it uses memory of another API",
+            Reason::Graphics => "it shares memory with graphics",
+            Reason::Shared => "it shares memory with other processes",
+            Reason::Multicast => "it uses multicast memory",
+            Reason::GraphMemory => "its graphs allocate memory",
+            Reason::Peers => "its cards reach each other's memory",
+            Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
+            Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
+        }
+    }
+}
+
+/// Where a daemon that listens at a socket listens for shims.
+pub fn beside(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".shim");
+    PathBuf::from(name)
 }
 
 /// A size for people.

@@ -1,0 +1,105 @@
+//! `sublet park`, `sublet resume`: a holder's bytes off its cards, and back.
+
+use crate::args::{Globals, LeaseName};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use std::thread;
+use std::time::{Duration, Instant};
+use sublet_wire::{Lease, LeaseState, exit, size};
+
+/// A park that takes longer is given up by the service.
+const WITHIN: Duration = Duration::from_secs(60);
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Move a lease's VRAM to host memory; its programs live, and wait where they use the card
+#[derive(Args, Clone, Debug)]
+pub struct ParkArgs {
+    /// Its id, such as L7
+    #[arg(value_name = "LEASE")]
+    lease: LeaseName,
+}
+
+/// Bring a parked lease back to its cards; it waits for them in the queue if it must
+#[derive(Args, Clone, Debug)]
+pub struct ResumeArgs {
+    /// Its id, such as L7
+    #[arg(value_name = "LEASE")]
+    lease: LeaseName,
+    /// Only ask for the cards, and do not wait for them
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// Parks it, and waits until that was seen.
+pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    let mut lease = client.command(&args.lease.to_string(), "park")?;
+    let (until, began) = (Instant::now() + WITHIN, lease.on_cards_unix_s);
+    while lease.state == LeaseState::Parking && Instant::now() < until {
+        thread::sleep(LOOK);
+        lease = client.get(&format!("/v1/leases/{}", args.lease))?;
+    }
+    match lease.state {
+        LeaseState::Parked => {
+            let booked = lease.parked.as_ref().map_or(0, |parked| parked.booked_bytes);
+            let text = format!("{} is parked: {} of host memory are booked for it\n", lease.id, size::show(booked));
+            show(globals, &lease, &text)
+        }
+        LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
+        _ if is_another(lease.on_cards_unix_s, began) => {
+            let text = format!("{} was parked, and came back at once: its program uses the card\n", lease.id);
+            show(globals, &lease, &text)
+        }
+        _ => {
+            let why = lease.not_parkable.as_deref().unwrap_or("it did not leave its cards in time");
+            Err(Failure::new(exit::FAILURE, format!("{} was not parked: {why}", lease.id))
+                .hint(format!("`sublet audit --lease {}` tells what happened", lease.id)))
+        }
+    }
+}
+
+/// Brings it back.
+pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    let mut lease = client.command(&args.lease.to_string(), "resume")?;
+    let mut told = None;
+    while lease.state != LeaseState::Active && !args.no_wait {
+        if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
+            return Err(ended(&lease));
+        }
+        let why = lease.waiting.as_ref().map(|waiting| waiting.why.clone());
+        if why.is_some() && why != told {
+            eprintln!("{} waits for its cards: {}", lease.id, why.as_deref().unwrap_or_default());
+            told = why;
+        }
+        thread::sleep(LOOK);
+        lease = client.get(&format!("/v1/leases/{}", args.lease))?;
+    }
+    let text = match lease.state {
+        LeaseState::Active => format!("{} is back on its cards\n", lease.id),
+        _ => format!("{} waits for its cards\n", lease.id),
+    };
+    show(globals, &lease, &text)
+}
+
+/// Whether it came back to its cards since then; the clock's own steps are smaller.
+fn is_another(now: Option<f64>, before: Option<f64>) -> bool {
+    now.zip(before).is_some_and(|(now, before)| (now - before).abs() > 0.01)
+}
+
+fn show(globals: &Globals, lease: &Lease, text: &str) -> Result<u8, Failure> {
+    if globals.json {
+        output::json(lease)?;
+    } else {
+        output::print(text)?;
+    }
+    Ok(exit::OK)
+}
+
+fn ended(lease: &Lease) -> Failure {
+    let sentence = lease.ended.as_ref().map_or_else(|| format!("{} ended", lease.id), |ended| ended.sentence.clone());
+    Failure::new(exit::LEASE_LOST, sentence)
+}

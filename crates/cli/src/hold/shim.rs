@@ -1,0 +1,62 @@
+//! What makes a program one that can be capped and parked: Sublet's library, loaded before all others.
+//!
+//! The library lies beside the command, or in `../lib/sublet`. Where it is not, or the daemon does not
+//! speak with it, programs run all the same: they only cannot be parked.
+
+use super::environment::Variables;
+use crate::client::Client;
+use std::env;
+use std::path::{Path, PathBuf};
+use sublet_shim_wire::{SOCKET, beside};
+
+const LIBRARY: &str = "libsublet_shim.so";
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// The library, if it is there.
+pub fn library() -> Option<PathBuf> {
+    let exe = env::current_exe().ok()?;
+    let dir = exe.parent()?;
+    let places = [dir.join(LIBRARY), dir.join("../lib/sublet").join(LIBRARY)];
+    places.into_iter().find(|path| path.is_file())
+}
+
+/// The variables of a holder whose programs shall have it.
+pub fn variables(client: &Client) -> Variables {
+    let socket = client.socket().map(|socket| beside(&env::current_dir().unwrap_or_default().join(socket)));
+    match (library(), socket.filter(|socket| socket.exists())) {
+        (Some(library), Some(socket)) => loaded(&library, &socket, env::var(PRELOAD).ok().as_deref()),
+        _ => Vec::new(),
+    }
+}
+
+fn loaded(library: &Path, socket: &Path, before: Option<&str>) -> Variables {
+    let (Some(library), Some(socket)) = (library.to_str(), socket.to_str()) else { return Vec::new() };
+    // The list is split at both, and nothing quotes them.
+    if library.contains([':', ' ']) {
+        return Vec::new();
+    }
+    let preload = match before.filter(|before| !before.is_empty()) {
+        Some(before) if before.split([':', ' ']).any(|path| path == library) => before.to_owned(),
+        Some(before) => format!("{before}:{library}"),
+        None => library.to_owned(),
+    };
+    vec![(PRELOAD, preload), (SOCKET, socket.to_owned())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preload(library: &str, before: Option<&str>) -> Option<String> {
+        loaded(Path::new(library), Path::new("/run/s.shim"), before).into_iter().next().map(|(_, value)| value)
+    }
+
+    #[test]
+    fn it_is_added_to_what_is_loaded_already_and_not_twice() {
+        assert_eq!(preload("/a/x.so", None).as_deref(), Some("/a/x.so"));
+        assert_eq!(preload("/a/x.so", Some("")).as_deref(), Some("/a/x.so"));
+        assert_eq!(preload("/a/x.so", Some("/b.so")).as_deref(), Some("/b.so:/a/x.so"));
+        assert_eq!(preload("/a/x.so", Some("/b.so:/a/x.so")).as_deref(), Some("/b.so:/a/x.so"));
+        assert_eq!(preload("/a b/x.so", None), None, "it would load something else");
+    }
+}

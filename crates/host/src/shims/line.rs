@@ -1,0 +1,98 @@
+//! A line to the shim of one process: packets of JSON, and files that come along.
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recvmsg, sendmsg, socket_with,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use sublet_shim_wire::{Order, PACKET_MAX, Word};
+
+/// Where shims come in.
+pub(crate) struct Door(OwnedFd);
+
+impl Door {
+    /// Listens at a path; what is left of an earlier daemon there goes.
+    pub(crate) fn open(path: &Path) -> io::Result<Door> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        // Any user's programs may have leases; the kernel says whose each is.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        listen(&socket, 128)?;
+        Ok(Door(socket))
+    }
+
+    /// The next one who comes, if any, with its process and user.
+    pub(crate) fn accept(&self) -> Option<(Line, u32, u32)> {
+        let socket = accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let peer = socket_peercred(&socket).ok()?;
+        let pid = u32::try_from(peer.pid.as_raw_pid()).ok()?;
+        Some((Line(socket), pid, peer.uid.as_raw()))
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A line to one of them.
+pub(crate) struct Line(OwnedFd);
+
+/// What came over a line.
+pub(crate) enum Heard {
+    /// Nothing now.
+    Nothing,
+    /// A word.
+    Word(Word),
+    /// Something that is not understood; newer shims may say more.
+    Noise,
+    /// It is over.
+    End,
+}
+
+impl Line {
+    /// Sends an order, with a file if it brings one. False: it did not leave.
+    pub(crate) fn send(&self, order: &Order, file: Option<BorrowedFd<'_>>) -> bool {
+        let Ok(text) = serde_json::to_vec(order) else { return false };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+        if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&files)) {
+            return false;
+        }
+        sendmsg(&self.0, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    /// The next word. Files that a holder sends are closed unseen.
+    pub(crate) fn hear(&self) -> Heard {
+        let mut bytes = [0; PACKET_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let found = recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        control.drain().for_each(drop);
+        match found {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Heard::Nothing,
+            Err(_) => Heard::End,
+            Ok(found) if found.bytes == 0 => Heard::End,
+            Ok(found) if found.flags.contains(ReturnFlags::TRUNC) => Heard::Noise,
+            Ok(found) => serde_json::from_slice(&bytes[..found.bytes]).map_or(Heard::Noise, Heard::Word),
+        }
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

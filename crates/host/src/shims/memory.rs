@@ -1,0 +1,233 @@
+//! Host memory for parked bytes: files that go to one holder and to nobody after it.
+//!
+//! Making memory ready takes longer than filling it: pages must be found and cleared. So a stock of
+//! files is kept whose pages are there, by a thread of its own; what is handed out comes from it as far
+//! as it goes. A file leaves the daemon with the message that brings it, and its pages go back to the
+//! kernel when the holder lets go of them.
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, Builder};
+use std::time::Duration;
+
+/// Files of the stock are so large.
+const PIECE: u64 = 1 << 30;
+/// Memory is taken by huge pages.
+pub(crate) const HUGE: u64 = 2 << 20;
+/// Threads that make a piece ready.
+const HANDS: u64 = 4;
+/// The stock is looked at this often when it could not be filled.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// A file to park in.
+pub(crate) struct Memory {
+    pub(crate) file: OwnedFd,
+    pub(crate) bytes: u64,
+    /// Its pages are there.
+    pub(crate) filled: bool,
+}
+
+/// A stock of them.
+pub(crate) struct Stock {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    bell: Condvar,
+    /// So much is kept.
+    keep: u64,
+    /// So much host memory stays available.
+    leave: u64,
+}
+
+#[derive(Default)]
+struct State {
+    ready: Vec<Memory>,
+    stop: bool,
+}
+
+impl Stock {
+    /// A stock of so many bytes, filled in the background.
+    pub(crate) fn start(keep: u64, leave: u64) -> io::Result<Stock> {
+        let keep = keep - keep % PIECE;
+        let shared = Arc::new(Shared { state: Mutex::default(), bell: Condvar::new(), keep, leave });
+        if keep > 0 {
+            let work = Arc::clone(&shared);
+            Builder::new().name("sublet-stock".to_owned()).spawn(move || work.fill())?;
+        }
+        Ok(Stock { shared })
+    }
+
+    /// Bytes that are ready.
+    pub(crate) fn ready(&self) -> u64 {
+        self.shared.lock().ready.iter().map(|memory| memory.bytes).sum()
+    }
+
+    /// Files of together so many bytes: from the stock, and the rest fresh.
+    pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<Memory>> {
+        let mut left = bytes.next_multiple_of(HUGE);
+        let mut found = Vec::new();
+        let mut state = self.shared.lock();
+        // A small holder does not take a large piece: what is left of it would be lost to others.
+        while left >= PIECE / 2
+            && let Some(memory) = state.ready.pop()
+        {
+            left = left.saturating_sub(memory.bytes);
+            found.push(memory);
+        }
+        drop(state);
+        self.shared.bell.notify_all();
+        if left > 0 {
+            found.push(Memory { file: file(left)?, bytes: left, filled: false });
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.bell.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fill(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return;
+            }
+            let has: u64 = state.ready.iter().map(|memory| memory.bytes).sum();
+            if has >= self.keep {
+                state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            drop(state);
+            let room = available().is_some_and(|available| available >= self.leave + PIECE);
+            let made = if room { filled(PIECE).ok() } else { None };
+            state = self.lock();
+            match made {
+                Some(memory) => state.ready.push(memory),
+                // No room now: nothing is wrong, parks are only slower.
+                None => state = self.bell.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner).0,
+            }
+        }
+    }
+}
+
+/// An empty file of so many bytes that nobody can make longer or shorter.
+fn file(bytes: u64) -> io::Result<OwnedFd> {
+    let file = memfd_create("sublet-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// The same with its pages there, huge ones where the host has them.
+fn filled(bytes: u64) -> io::Result<Memory> {
+    let file = file(bytes)?;
+    // SAFETY: a new mapping of a file of just this length, which is sealed.
+    let at = unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        mmap(std::ptr::null_mut(), bytes as usize, access, MapFlags::SHARED, &file, 0)?
+    };
+    let from = at as usize;
+    // SAFETY: advice about the mapping made just now. Without huge pages it is slower.
+    let _ = unsafe { madvise(at, bytes as usize, Advice::LinuxHugepage) };
+    let share = (bytes / HANDS).next_multiple_of(HUGE);
+    let done = thread::scope(|scope| {
+        let hands: Vec<_> = (0..bytes)
+            .step_by(share as usize)
+            .map(|first| {
+                let length = share.min(bytes - first) as usize;
+                scope.spawn(move || {
+                    let at = (from + first as usize) as *mut std::ffi::c_void;
+                    // SAFETY: a part of the mapping made just now, which nobody else knows.
+                    unsafe { madvise(at, length, Advice::LinuxPopulateWrite) }
+                })
+            })
+            .collect();
+        hands.into_iter().map(|hand| hand.join().unwrap_or(Err(rustix::io::Errno::IO))).collect::<Result<Vec<_>, _>>()
+    });
+    // SAFETY: mapped above with this length, and nothing refers to it any more.
+    let _ = unsafe { munmap(at, bytes as usize) };
+    // Kernels before 5.14 fill pages only by touching them: the holder does.
+    Ok(Memory { file, bytes, filled: done.is_ok() })
+}
+
+/// Host memory that programs could still have, by the kernel's own reckoning; `None`: it cannot be read.
+pub fn available() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+/// All host memory.
+pub fn total() -> Option<u64> {
+    meminfo("MemTotal:")
+}
+
+fn meminfo(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// What kind of pages the stock can have, for people.
+pub fn page_kind() -> &'static str {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let shmem = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    match () {
+        () if ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| shmem.contains(mode)) => {
+            "huge pages of shared memory"
+        }
+        () => {
+            "small pages, which make a first park slower: `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn memory_is_read_and_cannot_be_cut_short() {
+        assert!(available() <= total());
+        let memory = filled(4 * HUGE).expect("memory");
+        assert!(ftruncate(&memory.file, HUGE).is_err());
+        let blocks = rustix::fs::fstat(&memory.file).expect("a file").st_blocks as u64 * 512;
+        assert!(!memory.filled || blocks >= 4 * HUGE, "{blocks} of its bytes are there");
+    }
+
+    #[test]
+    fn what_is_taken_is_made_again() {
+        let stock = Stock::start(PIECE, 0).expect("a stock");
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = |bytes| {
+            while stock.ready() != bytes && Instant::now() < until {
+                thread::sleep(Duration::from_millis(10));
+            }
+            assert_eq!(stock.ready(), bytes);
+        };
+        wait(PIECE);
+        let taken = stock.take(PIECE + 1).expect("files");
+        assert_eq!(
+            taken.iter().map(|memory| (memory.bytes, memory.filled)).collect::<Vec<_>>(),
+            [(PIECE, true), (HUGE, false)]
+        );
+        wait(PIECE);
+        let small = stock.take(HUGE).expect("files");
+        assert!(small.iter().all(|memory| !memory.filled), "a small holder leaves the stock alone");
+        assert_eq!(stock.ready(), PIECE);
+    }
+}

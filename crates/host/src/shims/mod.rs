@@ -1,0 +1,640 @@
+//! The daemon's side of the library in holders' programs.
+//!
+//! ```text
+//!   wishes (where each holder's bytes shall be, and its caps) ──► hub thread ──► orders, files, the page
+//!                                                                   │ ▲
+//!   Sight::Said, Sight::Ram, Sight::Worked ◄────────────────────────┘ └── words of the shims
+//! ```
+//! Nothing is decided here. A wish says where a holder's bytes shall be; whoever of its programs is
+//! elsewhere is told so, now and whenever it connects again. A program's word is passed on as its word.
+
+mod line;
+mod memory;
+mod page;
+
+pub use memory::{available, page_kind, total};
+pub use page::CardCap;
+pub use sublet_shim_wire::beside;
+
+use crate::cards;
+use crate::eyes::{Inbox, Message};
+use crate::process;
+use crate::sight::Sight;
+use crate::wake::Wake;
+use line::{Door, Heard, Line};
+use memory::Stock;
+use page::PageFile;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
+use sublet_core::units::Bytes;
+use sublet_shim_wire::{Order, Word};
+
+/// How often pages and host memory are looked at, and what failed is tried again.
+const TICK: Duration = Duration::from_secs(1);
+/// Whoever comes says who it is within this.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Lines at a time, and of one user.
+const LINES_MAX: usize = 4096;
+const LINES_OF_USER: usize = 1024;
+/// Words of one line that are dealt with before the others get their turn.
+const WORDS_AT_ONCE: usize = 16;
+/// Memory that a resumed holder keeps for its next park goes back after this.
+const WARM: Duration = Duration::from_secs(600);
+/// Beside what a program says it has: chunks that are not full.
+const SLACK: u64 = 64 << 20;
+/// A context takes no more, whatever anybody says.
+const CONTEXT_MAX: u64 = 4 << 30;
+
+/// How to speak with shims.
+#[derive(Clone, Debug)]
+pub struct ShimSettings {
+    /// Where they come.
+    pub socket: PathBuf,
+    /// Host memory kept ready for parked bytes.
+    pub stock: u64,
+    /// Host memory for parked bytes in all.
+    pub ram: u64,
+    /// Host memory that stays available to others.
+    pub leave: u64,
+}
+
+/// Where a holder's bytes shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On its cards.
+    OnCards,
+    /// In host memory.
+    Away {
+        /// So much is booked.
+        booked: u64,
+        /// A program leaves within this or not at all.
+        within: Duration,
+    },
+    /// Nowhere: the lease is over, and whatever is parked with it.
+    Over {
+        /// Why, for people.
+        why: String,
+    },
+}
+
+/// What shall be of a holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Whose.
+    pub lease: LeaseId,
+    /// Its user: nobody else's programs are its own.
+    pub uid: u32,
+    /// Where its bytes shall be.
+    pub place: Place,
+    /// What it may have of each card.
+    pub cards: Vec<CardCap>,
+}
+
+enum Note {
+    Wish(Wish),
+    Forget(LeaseId),
+    Ahead(LeaseId),
+    Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
+    Stop,
+}
+
+/// The hub, from outside. Never blocks.
+#[derive(Clone)]
+pub(crate) struct Hub {
+    notes: mpsc::Sender<Note>,
+    bell: Arc<Wake>,
+}
+
+impl Hub {
+    /// Opens the door and starts the thread's work, to be run by the caller.
+    pub(crate) fn open(
+        settings: &ShimSettings,
+        eyes: Inbox,
+        cards: Arc<cards::Shared>,
+    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
+        let door = Door::open(&settings.socket)?;
+        let stock = Stock::start(settings.stock.min(settings.ram), settings.leave)?;
+        let bell = Arc::new(Wake::new()?);
+        let (notes, inbox) = mpsc::channel();
+        let work = Work {
+            door,
+            inbox,
+            bell: Arc::clone(&bell),
+            eyes,
+            cards,
+            stock,
+            ram: settings.ram,
+            holders: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            next_line: 0,
+            next_order: 1,
+            tick_at: Instant::now() + TICK,
+            told_ram: None,
+        };
+        let socket = settings.socket.clone();
+        let run = move || {
+            work.run();
+            let _ = std::fs::remove_file(socket);
+        };
+        Ok((Hub { notes, bell }, run))
+    }
+
+    fn note(&self, note: Note) {
+        // Refused only when the thread is gone, and then nobody wants to know.
+        let _ = self.notes.send(note);
+        self.bell.ring();
+    }
+
+    pub(crate) fn wish(&self, wish: Wish) {
+        self.note(Note::Wish(wish));
+    }
+
+    pub(crate) fn forget(&self, lease: LeaseId) {
+        self.note(Note::Forget(lease));
+    }
+
+    /// Somebody waits for its cards: it is made ready to leave them.
+    pub(crate) fn ahead(&self, lease: LeaseId) {
+        self.note(Note::Ahead(lease));
+    }
+
+    pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
+        self.note(Note::Looked { uuid, residents });
+    }
+
+    pub(crate) fn stop(&self) {
+        self.note(Note::Stop);
+    }
+}
+
+/// A lease, as far as its programs are concerned.
+struct Holder {
+    wish: Wish,
+    page: Option<PageFile>,
+    /// When one of its programs was last seen to work.
+    active_ns: u64,
+}
+
+/// One program.
+struct Program {
+    line: Line,
+    uid: u32,
+    process: Option<ProcKey>,
+    lease: Option<LeaseId>,
+    came: Instant,
+    parked: bool,
+    /// An order that was not answered yet.
+    under_way: Option<u64>,
+    /// It said no, and is not told again before then.
+    again: Option<Instant>,
+    /// Memory it was given to be parked in, and when it last needed it.
+    given: u64,
+    used: Instant,
+    /// As much of it was told to be made ready.
+    prepared: u64,
+    cannot: Option<&'static str>,
+}
+
+struct Work {
+    door: Door,
+    inbox: mpsc::Receiver<Note>,
+    bell: Arc<Wake>,
+    eyes: Inbox,
+    cards: Arc<cards::Shared>,
+    stock: Stock,
+    ram: u64,
+    holders: BTreeMap<LeaseId, Holder>,
+    lines: BTreeMap<u64, Program>,
+    next_line: u64,
+    next_order: u64,
+    tick_at: Instant,
+    told_ram: Option<Option<u64>>,
+}
+
+impl Work {
+    fn run(mut self) {
+        loop {
+            let ready = self.wait();
+            self.bell.hush();
+            if !self.read_notes() {
+                return;
+            }
+            self.let_in();
+            for number in ready {
+                self.hear(number);
+            }
+            if Instant::now() >= self.tick_at {
+                self.tick_at = Instant::now() + TICK;
+                self.tick();
+            }
+        }
+    }
+
+    /// Waits for anything; returns lines on which something came.
+    fn wait(&self) -> Vec<u64> {
+        let pause = self.tick_at.saturating_duration_since(Instant::now());
+        // With nobody there, nothing needs to be looked at.
+        let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
+        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, PollFlags::IN)];
+        let lines = self.lines.values().map(|program| PollFd::from_borrowed_fd(program.line.as_fd(), PollFlags::IN));
+        fds.extend(lines);
+        let time = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
+        if poll(&mut fds, Some(&time)).is_err() {
+            return Vec::new();
+        }
+        let heard = self.lines.keys().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty());
+        heard.map(|(number, _)| *number).collect()
+    }
+
+    /// False when it is time to stop.
+    fn read_notes(&mut self) -> bool {
+        while let Ok(note) = self.inbox.try_recv() {
+            match note {
+                Note::Wish(wish) => self.take_wish(wish),
+                Note::Forget(lease) => drop(self.holders.remove(&lease)),
+                Note::Ahead(lease) => self.prepare(lease),
+                Note::Looked { uuid, residents } => self.measure(uuid, &residents),
+                Note::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn take_wish(&mut self, wish: Wish) {
+        let lease = wish.lease;
+        match self.holders.get_mut(&lease) {
+            Some(holder) => {
+                let caps = |wish: &Wish| wish.cards.iter().map(|card| (card.uuid, card.cap)).collect::<Vec<_>>();
+                let contexts: Vec<u64> = holder.wish.cards.iter().map(|card| card.context).collect();
+                let changed = caps(&holder.wish) != caps(&wish);
+                holder.wish = wish;
+                // What was measured stays measured.
+                for (card, context) in holder.wish.cards.iter_mut().zip(contexts).filter(|_| !changed) {
+                    card.context = card.context.max(context);
+                }
+                if let Some(page) = &holder.page {
+                    page.set_cards(&holder.wish.cards);
+                }
+            }
+            None => drop(self.holders.insert(lease, Holder { wish, page: None, active_ns: 0 })),
+        }
+        let programs: Vec<u64> = self.of_lease(lease).collect();
+        for number in programs {
+            if let Some(program) = self.lines.get_mut(&number) {
+                program.again = None;
+            }
+            self.put(number);
+        }
+    }
+
+    fn of_lease(&self, lease: LeaseId) -> impl Iterator<Item = u64> + '_ {
+        self.lines.iter().filter(move |(_, program)| program.lease == Some(lease)).map(|(number, _)| *number)
+    }
+
+    fn let_in(&mut self) {
+        while let Some((line, pid, uid)) = self.door.accept() {
+            let own = self.lines.values().filter(|program| program.uid == uid).count();
+            let process = process::identify(pid).ok().map(|found| found.key);
+            if self.lines.len() >= LINES_MAX || own >= LINES_OF_USER || process.is_none() {
+                continue;
+            }
+            let now = Instant::now();
+            let program = Program {
+                line,
+                uid,
+                process,
+                lease: None,
+                came: now,
+                parked: false,
+                under_way: None,
+                again: None,
+                given: 0,
+                used: now,
+                prepared: 0,
+                cannot: None,
+            };
+            self.lines.insert(self.next_line, program);
+            self.next_line += 1;
+        }
+    }
+
+    fn hear(&mut self, number: u64) {
+        for _ in 0..WORDS_AT_ONCE {
+            let Some(program) = self.lines.get(&number) else { return };
+            match program.line.hear() {
+                Heard::Nothing => return,
+                Heard::Noise => {}
+                Heard::End => return self.hang_up(number),
+                Heard::Word(word) => self.take_word(number, word),
+            }
+        }
+    }
+
+    fn hang_up(&mut self, number: u64) {
+        let Some(program) = self.lines.remove(&number) else { return };
+        let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
+        self.sweep(lease);
+        if self.of_lease(lease).next().is_none() {
+            self.eyes.send(Message::JudgedByShim { lease, is: false });
+        }
+        self.say(lease, process, Said::Left);
+        self.cards.wish();
+    }
+
+    /// Places on a lease's page whose processes are gone are free. A line can break and the process live.
+    fn sweep(&self, lease: LeaseId) {
+        let Some(page) = self.holders.get(&lease).and_then(|holder| holder.page.as_ref()) else { return };
+        let here: BTreeSet<u32> =
+            self.of_lease(lease).filter_map(|number| Some(self.lines.get(&number)?.process?.pid)).collect();
+        for pid in page.pids().filter(|pid| !here.contains(pid)) {
+            if !process::identify(pid).is_ok_and(|found| process::is_running(found.key)) {
+                page.clear(pid);
+            }
+        }
+    }
+
+    fn say(&self, lease: LeaseId, process: ProcKey, said: Said) {
+        self.eyes.send(Message::Tell(Sight::Said { lease, process, said }));
+    }
+
+    fn take_word(&mut self, number: u64, word: Word) {
+        if let Word::Hello { lease, parked, bytes, .. } = word {
+            return self.welcome(number, lease.as_deref(), parked, bytes);
+        }
+        let Some(program) = self.lines.get_mut(&number) else { return };
+        let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
+        let answers = |id: u64, program: &Program| program.under_way == Some(id);
+        let said = match word {
+            Word::Hello { .. } | Word::Prepared { .. } => return,
+            Word::Parked { id, bytes, .. } if answers(id, program) => {
+                (program.under_way, program.parked, program.used) = (None, true, Instant::now());
+                Said::Parked(Bytes(bytes))
+            }
+            Word::Resumed { id, .. } if answers(id, program) => {
+                (program.under_way, program.parked, program.used) = (None, false, Instant::now());
+                Said::Resumed
+            }
+            Word::Refused { id, why } if answers(id, program) => {
+                (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
+                Said::Refused(short(why))
+            }
+            Word::Wants { .. } if program.parked => Said::Wants,
+            // Too late, or never asked.
+            _ => return,
+        };
+        let looks = matches!(said, Said::Parked(_) | Said::Resumed);
+        self.say(lease, process, said);
+        if looks {
+            self.cards.wish();
+        }
+        self.put(number);
+    }
+
+    /// A program says who it is: it is a lease's if it runs as the lease's user.
+    fn welcome(&mut self, number: u64, lease: Option<&str>, parked: bool, bytes: u64) {
+        let Some(program) = self.lines.get_mut(&number) else { return };
+        let lease = lease.and_then(|text| text.parse::<LeaseId>().ok());
+        let holder = lease.and_then(|lease| self.holders.get_mut(&lease)).filter(|it| it.wish.uid == program.uid);
+        let (Some(lease), Some(holder), Some(process)) = (lease, holder, program.process) else {
+            program.line.send(&Order::Welcome { page: false }, None);
+            if parked {
+                program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
+            }
+            return;
+        };
+        if holder.page.is_none() {
+            holder.page = PageFile::new().ok();
+            if let Some(page) = &holder.page {
+                page.set_cards(&holder.wish.cards);
+            }
+        }
+        let page = holder.page.as_ref().map(PageFile::file);
+        program.line.send(&Order::Welcome { page: page.is_some() }, page);
+        (program.lease, program.parked) = (Some(lease), parked);
+        self.eyes.send(Message::JudgedByShim { lease, is: true });
+        // How much memory there is to park in is known before anybody could be.
+        self.tell_ram();
+        self.say(lease, process, Said::Here { parked: parked.then_some(Bytes(bytes)) });
+        self.put(number);
+    }
+
+    /// Tells a program to go where it shall be, unless it is there or on its way.
+    fn put(&mut self, number: u64) {
+        let Some(program) = self.lines.get(&number) else { return };
+        let Some(holder) = program.lease.and_then(|lease| self.holders.get(&lease)) else { return };
+        if program.under_way.is_some() || program.again.is_some_and(|again| again > Instant::now()) {
+            return;
+        }
+        let id = self.next_order;
+        match (&holder.wish.place, program.parked) {
+            (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
+            (Place::Away { booked, within }, false) => {
+                let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
+                if self.give(number, booked) {
+                    self.order(number, &Order::Park { id, deadline_ms }, id);
+                }
+            }
+            (Place::Over { why }, true) => {
+                let why = why.clone();
+                if let Some(program) = self.lines.get_mut(&number)
+                    && program.line.send(&Order::Over { why }, None)
+                {
+                    program.parked = false;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn order(&mut self, number: u64, order: &Order, id: u64) {
+        self.next_order += 1;
+        if let Some(program) = self.lines.get_mut(&number)
+            && program.line.send(order, None)
+        {
+            program.under_way = Some(id);
+        }
+    }
+
+    /// Sees to it that a program has the memory to be parked in.
+    fn give(&mut self, number: u64, booked: u64) -> bool {
+        let Some((process, lease, given)) =
+            self.lines.get(&number).and_then(|it| Some((it.process?, it.lease?, it.given)))
+        else {
+            return false;
+        };
+        let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
+        let bytes = page.and_then(|page| page.process(process.pid)).map_or(booked, |it| it.bytes);
+        let need = (bytes.saturating_add(bytes / 8).saturating_add(SLACK)).min(booked);
+        if need <= given {
+            return true;
+        }
+        self.make_room(need - given, number);
+        let Ok(files) = self.stock.take(need - given) else { return false };
+        let Some(program) = self.lines.get_mut(&number) else { return false };
+        for memory in files {
+            let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
+            if !program.line.send(&order, Some(memory.file.as_fd())) {
+                return false;
+            }
+            program.given += memory.bytes;
+        }
+        true
+    }
+
+    /// Whoever keeps memory for its next park gives it back when others need it now.
+    fn make_room(&mut self, need: u64, but: u64) {
+        let given: u64 = self.lines.values().map(|program| program.given).sum();
+        let mut over = given.saturating_add(need).saturating_sub(self.ram);
+        let idle = |program: &Program| program.given > 0 && !program.parked && program.under_way.is_none();
+        let mut warm: Vec<(Instant, u64)> =
+            self.lines.iter().filter(|(_, it)| idle(it)).map(|(n, it)| (it.used, *n)).collect();
+        warm.sort();
+        for (_, number) in warm.into_iter().filter(|(_, number)| *number != but) {
+            if over == 0 {
+                return;
+            }
+            over = over.saturating_sub(self.trim(number));
+        }
+    }
+
+    fn trim(&mut self, number: u64) -> u64 {
+        let id = self.next_order;
+        self.next_order += 1;
+        match self.lines.get_mut(&number) {
+            Some(program) if program.line.send(&Order::Trim { id }, None) => {
+                program.prepared = 0;
+                std::mem::take(&mut program.given)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Gets a holder ready to leave its cards.
+    fn prepare(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == Place::OnCards) else { return };
+        let most: u64 = holder.wish.cards.iter().map(|card| card.cap).sum();
+        for number in self.of_lease(lease).collect::<Vec<_>>() {
+            let Some(program) = self.lines.get(&number) else { continue };
+            let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
+            let bytes = page
+                .zip(program.process)
+                .and_then(|(page, process)| page.process(process.pid))
+                .map_or(0, |it| it.bytes);
+            // Memory beyond what there is for parked bytes is not taken ahead of need.
+            let others: u64 = self.lines.iter().filter(|(n, _)| **n != number).map(|(_, it)| it.given).sum();
+            let fits = others.saturating_add(bytes) <= self.ram;
+            if bytes == 0 || program.prepared >= bytes || program.under_way.is_some() || !fits {
+                continue;
+            }
+            if self.give(number, most)
+                && let Some(program) = self.lines.get_mut(&number)
+                && program.line.send(&Order::Prepare { bytes: bytes.min(program.given) }, None)
+            {
+                (program.prepared, program.used) = (bytes, Instant::now());
+            }
+        }
+    }
+
+    /// What a context takes is what the driver sees with a process beside what it counts itself.
+    fn measure(&mut self, uuid: [u8; 16], residents: &[(u32, u64)]) {
+        for (pid, seen) in residents {
+            let program = self.lines.values().find(|it| it.process.is_some_and(|process| process.pid == *pid));
+            let Some(program) = program.filter(|it| !it.parked && it.under_way.is_none()) else { continue };
+            let Some(holder) = program.lease.and_then(|lease| self.holders.get_mut(&lease)) else { continue };
+            let Some(place) = holder.wish.cards.iter().position(|card| card.uuid == uuid) else { continue };
+            let Some(page) = &holder.page else { continue };
+            let context = seen.saturating_sub(page.bytes_on(*pid, place).unwrap_or(0)).min(CONTEXT_MAX);
+            if context > holder.wish.cards[place].context {
+                holder.wish.cards[place].context = context;
+                page.set_cards(&holder.wish.cards);
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.read_pages();
+        let now = Instant::now();
+        let strangers = self.lines.iter().filter(|(_, it)| it.lease.is_none() && now - it.came > PATIENCE);
+        for number in strangers.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.lines.remove(&number);
+        }
+        let cold = |program: &Program| {
+            program.given > 0 && !program.parked && program.under_way.is_none() && now - program.used > WARM
+        };
+        for number in self.lines.iter().filter(|(_, it)| cold(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
+            self.trim(number);
+        }
+        for number in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.put(number);
+        }
+        self.holders.keys().for_each(|lease| self.sweep(*lease));
+        self.tell_ram();
+    }
+
+    fn tell_ram(&mut self) {
+        let available = available().map(|bytes| bytes.saturating_add(self.stock.ready()));
+        let warm: u64 = self.lines.values().filter(|it| !it.parked).map(|it| it.given).sum();
+        // What is kept warm goes back when it is needed.
+        let available = available.map(|bytes| bytes.saturating_add(warm));
+        if self.told_ram != Some(available) {
+            self.told_ram = Some(available);
+            self.eyes.send(Message::Tell(Sight::Ram { available: available.map(Bytes) }));
+        }
+    }
+
+    fn read_pages(&mut self) {
+        let mut worked: BTreeSet<LeaseId> = BTreeSet::new();
+        let mut news = Vec::new();
+        for program in self.lines.values_mut() {
+            let (Some(lease), Some(process)) = (program.lease, program.process) else { continue };
+            let Some(holder) = self.holders.get_mut(&lease) else { continue };
+            let Some(found) = holder.page.as_ref().and_then(|page| page.process(process.pid)) else { continue };
+            if found.active_ns > holder.active_ns {
+                holder.active_ns = found.active_ns;
+                worked.insert(lease);
+            }
+            let cannot = found.reason.map(|reason| reason.text());
+            if cannot != program.cannot {
+                program.cannot = cannot;
+                news.push((lease, process, cannot.map(str::to_owned)));
+            }
+        }
+        for (lease, process, cannot) in news {
+            self.say(lease, process, Said::Cannot(cannot));
+        }
+        for lease in worked {
+            self.eyes.send(Message::Tell(Sight::Worked { lease }));
+        }
+    }
+}
+
+/// A holder's own words are not taken for longer than a line.
+fn short(why: String) -> String {
+    why.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+/// The driver's 16 bytes of a UUID as NVML writes it.
+pub fn uuid_bytes(uuid: &str) -> Option<[u8; 16]> {
+    let digits: String = uuid.strip_prefix("GPU-").unwrap_or(uuid).chars().filter(|c| *c != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some(number.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_sixteen_bytes() {
+        let bytes = uuid_bytes("GPU-50f7ca2d-0001-0203-0405-060708090a0b").expect("a UUID");
+        assert_eq!(bytes[..6], [0x50, 0xf7, 0xca, 0x2d, 0x00, 0x01]);
+        assert_eq!(uuid_bytes("GPU-7"), None);
+    }
+}

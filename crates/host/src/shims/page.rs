@@ -1,0 +1,153 @@
+//! The page of a lease: numbers that the daemon and the holder's programs both see.
+//!
+//! The daemon makes and seals the file and maps it. Whatever a holder writes there is its word: every
+//! number may be anything at any time, and none of them is trusted with more than its meaning.
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+use sublet_shim_wire::{CARDS, MAGIC, Page, ProcessPage, Reason, VERSION};
+
+/// What a lease has of one card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardCap {
+    /// Which, as the driver's 16 bytes.
+    pub uuid: [u8; 16],
+    /// So many bytes, contexts included.
+    pub cap: u64,
+    /// So many of them a context takes.
+    pub context: u64,
+}
+
+/// A page, mapped.
+pub(crate) struct PageFile {
+    file: OwnedFd,
+    at: NonNull<Page>,
+}
+
+// SAFETY: the mapping is the page's own until it is dropped, and holds nothing but atomic numbers.
+unsafe impl Send for PageFile {}
+
+impl PageFile {
+    pub(crate) fn new() -> io::Result<PageFile> {
+        let file = memfd_create("sublet-page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, size_of::<Page>() as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // SAFETY: a new mapping of a file that is just so long and, being sealed, stays so.
+        let at = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), size_of::<Page>(), access, MapFlags::SHARED, &file, 0)?
+        };
+        let at = NonNull::new(at.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let page = PageFile { file, at };
+        page.get().version.store(VERSION, Relaxed);
+        page.get().magic.store(MAGIC, Relaxed);
+        Ok(page)
+    }
+
+    fn get(&self) -> &Page {
+        // SAFETY: mapped for as long as this lives, aligned to a page, and numbers that may be anything.
+        unsafe { self.at.as_ref() }
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Writes the caps; cards beyond those a page has are not capped.
+    pub(crate) fn set_cards(&self, cards: &[CardCap]) {
+        for (place, card) in cards.iter().take(CARDS).enumerate() {
+            let slot = &self.get().cards[place];
+            for (byte, value) in slot.uuid.iter().zip(card.uuid) {
+                byte.store(value, Relaxed);
+            }
+            slot.context.store(card.context, Relaxed);
+            slot.cap.store(card.cap, Relaxed);
+        }
+    }
+
+    fn slot(&self, pid: u32) -> Option<&ProcessPage> {
+        self.get().processes.iter().find(|slot| slot.pid.load(Relaxed) == pid)
+    }
+
+    /// Processes that have a place.
+    pub(crate) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.get().processes.iter().map(|slot| slot.pid.load(Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// What a process says of itself.
+    pub(crate) fn process(&self, pid: u32) -> Option<Process> {
+        let slot = self.slot(pid)?;
+        Some(Process {
+            reason: Reason::first(slot.reasons.load(Relaxed)),
+            active_ns: slot.active_ns.load(Relaxed),
+            bytes: slot.cards.iter().fold(0, |sum, card| card.bytes.load(Relaxed).saturating_add(sum)),
+        })
+    }
+
+    /// What of a card's bytes a process counts, by the card's place in the list of caps.
+    pub(crate) fn bytes_on(&self, pid: u32, place: usize) -> Option<u64> {
+        Some(self.slot(pid)?.cards.get(place)?.bytes.load(Relaxed))
+    }
+
+    /// A process is gone: what it counted is nobody's.
+    pub(crate) fn clear(&self, pid: u32) {
+        let Some(slot) = self.slot(pid) else { return };
+        for card in &slot.cards {
+            card.bytes.store(0, Relaxed);
+            card.contexts.store(0, Relaxed);
+        }
+        slot.reasons.store(0, Relaxed);
+        slot.parked.store(0, Relaxed);
+        slot.pid.store(0, Relaxed);
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<Page>()) };
+    }
+}
+
+/// What a process says of itself on the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    /// Why it cannot be parked, if so.
+    pub(crate) reason: Option<Reason>,
+    /// When it last did anything, by the monotonic clock.
+    pub(crate) active_ns: u64,
+    /// Bytes on cards, without contexts.
+    pub(crate) bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_sealed_and_says_what_it_is() {
+        let page = PageFile::new().expect("a page");
+        assert!(ftruncate(page.file(), 0).is_err(), "a holder could cut it short under the daemon");
+        assert_eq!(page.get().magic.load(Relaxed), MAGIC);
+        page.set_cards(&vec![CardCap { uuid: [7; 16], cap: 5, context: 2 }; CARDS + 3]);
+        assert_eq!(page.get().cards[CARDS - 1].cap.load(Relaxed), 5);
+        assert_eq!(page.process(1), None);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_counts_no_more() {
+        let page = PageFile::new().expect("a page");
+        let slot = &page.get().processes[3];
+        slot.pid.store(42, Relaxed);
+        slot.cards[0].bytes.store(u64::MAX, Relaxed);
+        slot.cards[1].bytes.store(u64::MAX, Relaxed);
+        assert_eq!(page.process(42).map(|it| it.bytes), Some(u64::MAX));
+        page.clear(42);
+        assert_eq!(page.process(42), None);
+        assert_eq!(slot.cards[0].bytes.load(Relaxed), 0);
+    }
+}

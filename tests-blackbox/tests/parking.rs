@@ -1,0 +1,342 @@
+//! Holders leave their cards and come back, on soft cards, with real programs that know nothing of it.
+//!
+//! The programs know what must be in their memory, and say so if it is not.
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Lease, LeaseState, Reason};
+
+/// What the driver keeps of a soft card.
+const IDLE: u64 = 64 * MIB;
+/// What a context takes there.
+const CONTEXT: u64 = 128 * MIB;
+
+/// Short terms, and no memory kept ready: a test machine has little.
+const CONFIG: &str = r#"
+ttl = "2s"
+hold_cap = "4s"
+grace = "1s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+"#;
+
+fn serve(gpu: &'static str) -> Service {
+    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+}
+
+/// `sublet run` with a program; killed, with all it started, when this is dropped.
+struct Job {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    stderr: PathBuf,
+}
+
+impl Job {
+    fn start(service: &Service, arguments: &[&str]) -> Job {
+        let stderr = service.dir().join(format!("stderr-{:?}", std::time::Instant::now()));
+        let mut command = service.command(&[&["run"], arguments].concat());
+        command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().expect("a program can be started");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        Job { child, stdout, stderr }
+    }
+
+    /// A program that holds memory, once it has it.
+    fn holds(service: &Service, vram: &str, size: &str, more: &[&str]) -> Job {
+        let hold = example("hold");
+        let mut job = Job::start(service, &[&["--vram", vram, "--", &hold, size][..], more].concat());
+        let line = job.line();
+        assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+        job
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a line");
+        line
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    /// Its end, and what it printed until then.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("its output");
+        let status = self.child.wait().expect("an own child");
+        (status.code(), rest)
+    }
+
+    /// Tells the program to look at its memory and go; it must be as it was written.
+    fn finish(self, what: &str) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("an own child");
+        let said = self.stderr.clone();
+        let (code, rest) = self.end();
+        let said = std::fs::read_to_string(said).unwrap_or_default();
+        assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{what}: {rest}; {said}");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // They may have ended, which is what is wanted.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn tell(client: &Client, id: &str, verb: &str) {
+    let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// The one process on the card.
+fn on_the_card(service: &Service) -> Pid {
+    let shown: serde_json::Value =
+        serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");
+    let pid = shown["processes"][0]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    pid.and_then(Pid::from_raw).expect("a process")
+}
+
+fn used(client: &Client) -> Option<u64> {
+    client.card().used_bytes
+}
+
+fn await_used(client: &Client, bytes: u64) {
+    until("so much of the card is used", LONG, || match used(client) {
+        Some(used) if used == bytes => Ok(()),
+        other => Err(other),
+    });
+}
+
+#[test]
+fn by_hand_and_back_with_every_byte_as_it_was() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
+    let parked = service.cli(&["park", "L1"]);
+    assert!(parked.status.success() && text(&parked).contains("L1 is parked: "), "{parked:?}");
+    let lease = client.lease("L1");
+    assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Parked, Some(CONTEXT)));
+    assert!(lease.parked.is_some_and(|parked| parked.booked_bytes >= 512 * MIB));
+    assert_eq!(used(&client), Some(IDLE + CONTEXT));
+    assert!(service.cli(&["park", "L1"]).status.success(), "it is there already");
+    assert!(text(&service.cli(&["ps"])).contains("parked"));
+    assert!(text(&service.cli(&["explain", "L1"])).contains("host memory"));
+    let resumed = service.cli(&["resume", "L1"]);
+    assert!(resumed.status.success() && text(&resumed).contains("back on its cards"), "{resumed:?}");
+    assert!(client.lease("L1").seen_bytes >= Some(512 * MIB));
+    job.finish("after one park");
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    for word in ["park ", "parked ", "want ", "resume ", "resumed "] {
+        assert!(audit.contains(word), "{word}: {audit}");
+    }
+}
+
+#[test]
+fn an_idle_holder_makes_room_for_a_waiter_and_finds_all_when_it_is_used_again() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = Job::holds(&service, "3G", "1GiB", &["--idle"]);
+    let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "1GiB", "--seconds", "1"]);
+    assert!(other.line().starts_with("holds "), "{}", other.said());
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+    assert_eq!(other.end().0, Some(0));
+    assert_eq!(client.lease("L1").state, LeaseState::Parked, "nobody used it");
+    // The signal makes the program look at its memory, and that is use.
+    job.finish("after it was parked for somebody else");
+}
+
+#[test]
+fn two_programs_that_do_not_fit_together_take_turns_and_compute_the_same() {
+    let config = CONFIG.replace("ttl = \"2s\"", "ttl = \"1s\"").replace("hold_cap = \"4s\"", "hold_cap = \"1s\"");
+    let gpu = Gpu::Named("soft:1x2GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let train = example("mlp");
+    let alone = service.command(&["soft", "env", "--", &train, "--steps", "900"]).output().expect("a program");
+    let alone = String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned();
+    assert!(alone.starts_with("weights "), "{alone}");
+    let words = ["--vram", "1200M", "--", &train, "--steps", "900"];
+    let jobs = [Job::start(&service, &words), Job::start(&service, &words)];
+    let client = service.client();
+    // Neither waits for the other's end.
+    let turns = until("both had their turn", LONG, || {
+        let audit = text(&service.cli(&["audit"]));
+        let resumed = audit.matches(" resumed ").count();
+        if resumed >= 2 || client.live_ids().is_empty() { Ok(resumed) } else { Err(audit) }
+    });
+    for job in jobs {
+        let (code, rest) = job.end();
+        assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())));
+    }
+    assert!(turns >= 2, "they came back {turns} times");
+}
+
+#[test]
+fn a_holder_that_is_killed_at_any_stage_leaves_nothing() {
+    let config = CONFIG.replace("ram = \"4G\"", "ram = \"900M\"");
+    let gpu = Gpu::Named("soft:1x4GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let client = service.client();
+    for (number, pause_ms) in (1..).zip([0, 5, 20, 60, 150, 400]) {
+        let job = Job::holds(&service, "3G", "128MiB", &["--idle"]);
+        let id = format!("L{number}");
+        client.await_lease("its bytes are seen", &id, |lease| lease.seen_bytes >= Some(128 * MIB));
+        let victim = on_the_card(&service);
+        tell(&client, &id, "park");
+        if pause_ms % 2 == 1 {
+            await_state(&client, &id, LeaseState::Parked);
+            tell(&client, &id, "resume");
+        }
+        thread::sleep(Duration::from_millis(pause_ms));
+        kill_process(victim, Signal::KILL).expect("its program");
+        drop(job);
+        client.await_lease("it is over", &id, |lease| lease.state == LeaseState::Ended);
+        await_used(&client, IDLE);
+    }
+    // What was booked for them is there again: the parking RAM would not do for two of these otherwise.
+    for number in 7..9 {
+        let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+        let id = format!("L{number}");
+        client.await_lease("its bytes are seen", &id, |lease| lease.seen_bytes >= Some(512 * MIB));
+        let parked = service.cli(&["park", &id]);
+        assert!(parked.status.success(), "{parked:?}");
+        drop(job);
+        client.await_lease("it is over", &id, |lease| lease.state == LeaseState::Ended);
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_stage_loses_nobody_a_byte() {
+    let mut service = serve("soft:1x4GiB");
+    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
+    for pause_ms in [0, 5, 20, 60, 150, 400] {
+        let client = service.client();
+        tell(&client, "L1", "park");
+        thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        client.await_lease("it is somewhere for good", "L1", |lease| {
+            matches!(lease.state, LeaseState::Active | LeaseState::Parked)
+        });
+        tell(&client, "L1", "resume");
+        thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        client.await_lease("it is somewhere for good", "L1", |lease| {
+            matches!(lease.state, LeaseState::Active | LeaseState::Parked)
+        });
+        let resumed = service.cli(&["resume", "L1"]);
+        assert!(resumed.status.success(), "{resumed:?}");
+        let seen = |lease: &Lease| lease.state == LeaseState::Active && lease.seen_bytes >= Some(256 * MIB);
+        client.await_lease("it is back", "L1", seen);
+    }
+    job.finish("after twelve daemons");
+}
+
+#[test]
+fn a_program_that_waits_is_heard_by_the_next_daemon() {
+    let mut service = serve("soft:1x4GiB");
+    let mut job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let client = service.client();
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
+    assert!(service.cli(&["park", "L1"]).status.success());
+    service.kill();
+    // It waits for a daemon that is not there, and says so.
+    kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
+    until("it says what it waits for", LONG, || {
+        let said = job.said();
+        if said.contains("parked") { Ok(()) } else { Err(said) }
+    });
+    assert!(job.child.try_wait().expect("an own child").is_none());
+    service.restart();
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}");
+}
+
+#[test]
+fn a_lease_that_ends_while_it_is_parked_takes_its_bytes_with_it_and_says_so() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
+    assert!(service.cli(&["park", "L1"]).status.success());
+    assert!(service.cli(&["end", "L1"]).status.success());
+    until("its program was told", LONG, || {
+        let said = job.said();
+        if said.contains("what was parked is lost") { Ok(()) } else { Err(said) }
+    });
+    let pid = Pid::from_child(&job.child);
+    kill_process(pid, Signal::TERM).expect("an own child");
+    let stderr = job.stderr.clone();
+    let (code, _) = job.end();
+    let said = std::fs::read_to_string(stderr).expect("its words");
+    assert_eq!(code, Some(1), "it cannot read its memory, and says so: {said}");
+    assert!(said.contains("hold: "), "{said}");
+    let lease = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
+    assert_eq!(lease.ended.map(|ended| ended.reason), Some(Reason::Released));
+}
+
+#[test]
+fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
+    let service = serve("soft:1x4GiB");
+    let hold = example("hold");
+    let capped = service.cli(&["run", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
+    assert!(!capped.status.success(), "{capped:?}");
+    assert!(text(&capped).contains("out of memory: the lease has 1.0 GiB of this card"), "{capped:?}");
+    let fits = service.cli(&["run", "--vram", "1G", "--", &hold, "768MiB", "--seconds", "0"]);
+    assert!(fits.status.success(), "{fits:?}");
+    let free = service.cli(&["run", "--no-shim", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
+    assert!(free.status.success(), "{free:?}");
+    let _job = Job::holds(&service, "1G", "512MiB", &["--idle"]);
+    let client = service.client();
+    client.await_lease("its bytes are seen", "L4", |lease| lease.seen_bytes >= Some(512 * MIB));
+    let other = Job::start(&service, &["--no-shim", "--vram", "1G", "--", &hold, "512MiB", "--idle"]);
+    until("the other one has a lease", LONG, || {
+        let ids = client.live_ids();
+        if ids.contains(&"L5".to_owned()) { Ok(()) } else { Err(ids) }
+    });
+    let why = |lease: &Lease| lease.not_parkable.is_some();
+    let lease = client.await_lease("it is known why not", "L5", why);
+    assert_eq!(lease.not_parkable.as_deref(), Some("no program of its uses a card through Sublet's library"));
+    let refused = service.cli(&["park", "L5"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(text(&refused).contains("cannot be parked: no program of its"), "{refused:?}");
+    drop(other);
+    assert_eq!(client.lease("L4").not_parkable, None);
+}
+
+#[test]
+fn programs_that_never_use_a_card_are_left_alone() {
+    let service = serve("soft:1x4GiB");
+    let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "ls / >/dev/null; echo $LD_PRELOAD"]);
+    assert!(text(&output).contains("libsublet_shim.so"), "{output:?}");
+    let output = service.cli(&["run", "--no-shim", "--vram", "1G", "--", "sh", "-c", "echo .$LD_PRELOAD."]);
+    assert!(text(&output).contains(".."), "{output:?}");
+    let mut own = service.command(&["run", "--vram", "1G", "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let output = own.env("LD_PRELOAD", "/no/such.so").output().expect("a program");
+    assert!(text(&output).contains("/no/such.so:"), "{output:?}");
+}
