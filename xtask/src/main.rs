@@ -32,6 +32,7 @@ usage: cargo xtask COMMAND
   fuzz          try the API of a live service with schemathesis
   fuzz-ptx      try hostile PTX: --minutes N [--seed S] [--out FOLDER]
   release-soft  build libcuda.so.1 and libnvidia-ml.so.1 for any Linux since glibc 2.17
+  release-shim  build libsublet-shim.so for any Linux since glibc 2.17
   sim           simulate: --minutes N [--seed S], or --mutants
   bench         measure: [WHAT] [ARGS], everything by default
   soak-soft     kill programs on soft cards at random: [--kills N] [--seed S]
@@ -70,6 +71,7 @@ fn run(arguments: &[String]) -> Result<()> {
         "generate" => generated::generate(),
         "fuzz" => fuzz::fuzz(),
         "release-soft" => release::soft(),
+        "release-shim" => release::shim(),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())

@@ -1,4 +1,5 @@
-//! `cargo xtask release-soft`: the libraries of the soft cards as they are handed out.
+//! `cargo xtask release-soft` and `release-shim`: the libraries of the soft cards, and the one that is
+//! preloaded into holders, as they are handed out.
 //!
 //! They are loaded into other people's programs, on machines older than the one that
 //! builds them. So they are linked against the symbols of an old glibc: zig, which has
@@ -16,28 +17,40 @@ use std::path::Path;
 /// The oldest glibc that the libraries load on: of 2012, as on CentOS 7.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
 
-/// Packages, what cargo calls their libraries, and what programs look for.
-const LIBRARIES: [(&str, &str, &str); 2] = [
-    ("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
-    ("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
-];
+/// A library: its package, what cargo calls it, and what programs look for.
+struct Library(&'static str, &'static str, &'static str);
 
-/// Builds both into `target/release-soft`, and checks them.
+const SOFT: &[Library] = &[
+    Library("sublet-softgpu-cuda", "libcuda.so", "libcuda.so.1"),
+    Library("sublet-softgpu-nvml", "libnvidia_ml.so", "libnvidia-ml.so.1"),
+];
+const SHIM: &[Library] = &[Library("sublet-shim", "libsublet_shim.so", "libsublet-shim.so")];
+
+/// Builds the soft cards' into `target/release-soft`, and checks them.
 pub fn soft() -> Result<()> {
+    build("release-soft", SOFT)
+}
+
+/// Builds the shim into `target/release-shim`, and checks it.
+pub fn shim() -> Result<()> {
+    build("release-shim", SHIM)
+}
+
+fn build(name: &str, libraries: &[Library]) -> Result<()> {
     let tools = setup::release_tools()?;
-    let folder = target_dir()?.join("release-soft");
+    let folder = target_dir()?.join(name);
     let build = folder.join("build");
     let mut run = cargo(["zigbuild", "--release", "--lib", "--target", TARGET])
         .env("PATH", path_with(&tools)?)
         // Their own folder: what is built here is of no use to other builds.
         .env("CARGO_TARGET_DIR", &build)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-    for (package, ..) in LIBRARIES {
+    for Library(package, ..) in libraries {
         run = run.args(["--package", package]);
     }
     run.run()?;
     let mut broken = Vec::new();
-    for (_, built, wanted) in LIBRARIES {
+    for Library(_, built, wanted) in libraries {
         let from = build.join("x86_64-unknown-linux-gnu/release").join(built);
         let bytes = fs::read(&from).with_context(|| format!("{} was not built", from.display()))?;
         broken.extend(portable::violations(&bytes, wanted)?.into_iter().map(|what| format!("{wanted}: {what}")));
@@ -46,7 +59,7 @@ pub fn soft() -> Result<()> {
         eprintln!("{}: {} KiB", to.display(), bytes.len() / 1024);
     }
     ensure!(broken.is_empty(), "these libraries would not load everywhere:\n{}", broken.join("\n"));
-    load(&tools, &folder)
+    load(&tools, &folder, libraries)
 }
 
 /// `PATH` with the tools first.
@@ -56,8 +69,8 @@ fn path_with(tools: &Path) -> Result<OsString> {
 }
 
 /// Loads them with every symbol looked up at once.
-fn load(tools: &Path, folder: &Path) -> Result<()> {
-    for (.., library) in LIBRARIES {
+fn load(tools: &Path, folder: &Path, libraries: &[Library]) -> Result<()> {
+    for Library(.., library) in libraries {
         let load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)";
         let path = folder.join(library);
         if program(tools.join("python")).args(["-c", load]).args([&path]).run().is_err() {

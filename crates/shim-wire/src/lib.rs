@@ -84,6 +84,12 @@ pub enum Word {
         /// So much of it.
         #[serde(default)]
         bytes: u64,
+        /// A tool is in the shim's place: it does nothing, cannot park, and hangs up after this word.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        aside: Option<String>,
+        /// It only looks at the page, and hangs up after the answer: the process does not use the driver.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        looks: bool,
     },
     /// The memory is off the card, as far as the shim knows.
     Parked {

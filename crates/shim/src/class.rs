@@ -67,7 +67,6 @@ pub fn words(base: &str) -> usize {
 
 /// Names that only ask, set what is the thread's own, or wait for the card.
 const STRAIGHT: &[&str] = &[
-    "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -144,6 +143,7 @@ const STRAIGHT: &[&str] = &[
 /// Beginnings of names that are known to be safe behind a gate: they submit work, or make and drop things
 /// whose memory is the context's own.
 const GATED: &[&str] = &[
+    "cuInit",
     "cuCtx",
     "cuDevicePrimaryCtx",
     "cuDeviceSetMemPool",
@@ -214,6 +214,7 @@ fn is_known(base: &str) -> bool {
 /// What a function is.
 pub fn of(base: &str) -> Class {
     let kind = match base {
+        "cuInit" => Kind::Anytime,
         _ if STRAIGHT.contains(&base) => Kind::Straight,
         "cuGraphLaunch" => Kind::Launch,
         // Functions of the program, not work for the card: but they hold their place in the order.

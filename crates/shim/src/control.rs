@@ -1,6 +1,6 @@
 //! A thread that listens to the daemon and does what it says.
 //!
-//! It starts when the program first asks for the driver, takes no signals, and passes the gate always.
+//! It starts when the program first calls the driver, takes no signals, and passes the gate always.
 //! When the daemon goes away it looks for it again: a program whose memory is parked waits for it.
 
 use crate::driver;
@@ -15,11 +15,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 /// How often counters are summed up, and the daemon is looked for.
 const TICK: Duration = Duration::from_millis(100);
+/// So long a program waits for the daemon when it begins to use the driver: then it knows its cap.
+const WELCOME: Duration = Duration::from_secs(1);
 /// How often while somebody may wait at the gate.
 const SHORT_TICK: Duration = Duration::from_millis(5);
 
@@ -38,9 +40,18 @@ pub fn forget(context: usize) {
     GONE.lock().unwrap_or_else(PoisonError::into_inner).push(context);
 }
 
-/// Starts the thread, the first time, if there is a daemon to listen to.
+static STARTED: Once = Once::new();
+/// The daemon has answered, or is not there.
+static IS_WELCOME: Mutex<bool> = Mutex::new(false);
+static WELCOMED: Condvar = Condvar::new();
+
+fn welcomed() {
+    *IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    WELCOMED.notify_all();
+}
+
+/// Starts the thread, the first time, if there is a daemon to listen to, and waits for its first answer.
 pub fn prepare() {
-    static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         // SAFETY: the handler only stores numbers.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -53,8 +64,31 @@ pub fn prepare() {
             let work = move || serve(socket.as_bytes());
             if std::thread::Builder::new().name("sublet-shim".to_owned()).spawn(work).is_err() {
                 log::once("the host gives no thread: this program cannot be parked");
+                welcomed();
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        }
+        let answered = IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner);
+        // A daemon that is late is not waited for.
+        drop(WELCOMED.wait_timeout_while(answered, WELCOME, |is_welcome| !*is_welcome));
+    });
+}
+
+/// Sees to it that the lease's page can be looked at, without a thread where the driver is not used.
+pub fn see_page() {
+    static LOOKED: Once = Once::new();
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    if page::is_shared() || STARTED.is_completed() {
+        return;
+    }
+    LOOKED.call_once(|| {
+        let Ok(line) = Line::connect(socket.as_bytes()) else { return };
+        let asked = line.send(&hello(None, true));
+        let answer = asked.and_then(|()| line.receive(WELCOME));
+        if let Ok(Some((Order::Welcome { .. }, Some(file)))) = answer
+            && let Err(why) = page::look_at(&file)
+        {
+            log::once(&why);
         }
     });
 }
@@ -71,6 +105,7 @@ fn serve(socket: &[u8]) {
             // It ends when the daemon hangs up; then it is looked for again.
             let _ = talk(&line, &mut parker);
         }
+        welcomed();
         tick();
         std::thread::sleep(TICK);
         if gate::is_disarmed() {
@@ -79,11 +114,24 @@ fn serve(socket: &[u8]) {
     }
 }
 
-fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
+/// Tells the daemon that this process is not gated, and why; nobody listens to it afterwards.
+pub fn say_aside(tool: &str) {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    if let Ok(line) = Line::connect(socket.as_bytes()) {
+        // Without a daemon there is nobody to tell.
+        let _ = line.send(&hello(Some(tool.to_owned()), false));
+    }
+}
+
+fn hello(aside: Option<String>, looks: bool) -> Word {
     let lease = std::env::var("SUBLET_LEASE").ok();
     let parked = gate::state() == gate::PARKED;
     let bytes = page::own().parked.load(SeqCst);
-    line.send(&Word::Hello { version: 1, pid: std::process::id(), lease, parked, bytes })?;
+    Word::Hello { version: 1, pid: std::process::id(), lease, parked, bytes, aside, looks }
+}
+
+fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
+    line.send(&hello(None, false))?;
     // A daemon that is new was not told yet who waits.
     let mut told = false;
     loop {
@@ -119,6 +167,7 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             {
                 log::once(&why);
             }
+            welcomed();
             Ok(())
         }
         Order::Park { id, deadline_ms } => {

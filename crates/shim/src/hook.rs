@@ -3,11 +3,12 @@
 //! One slot for each address of the driver, however often and by whatever name a program asks for it:
 //! the slot's stub is what the program gets.
 
+use crate::aside;
 use crate::class::{self, Kind};
-use crate::control;
 use crate::driver;
 use crate::entry;
 use crate::gate;
+use crate::nvml;
 use crate::page::{self, Reason};
 use crate::trampoline::{STUBS, stub};
 use crate::wrap;
@@ -103,8 +104,11 @@ impl Slot {
 /// What a program gets that looked a name up and would have got `real`.
 pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
     let Ok(text) = name.to_str() else { return real };
-    if real.is_null() || !page::is_on() {
+    if real.is_null() {
         return real;
+    }
+    if text.starts_with("nvml") {
+        return nvml::resolved(name, real);
     }
     let mut at = real as usize;
     if entry::is_ours(at) {
@@ -113,6 +117,12 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
             return std::ptr::null_mut();
         }
         at = driver::find(name);
+    }
+    if !aside::is_on() {
+        if driver::holds(at) {
+            aside::tell();
+        }
+        return at as *mut c_void;
     }
     hooked(text, at, c_int::MAX, true) as *mut c_void
 }
@@ -127,7 +137,6 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
         "cuGetProcAddress_v2" => return second_form as *const () as usize,
         "cuGetProcAddress" if version >= 12_000 => return second_form as *const () as usize,
         "cuGetProcAddress" => return first_form as *const () as usize,
-        "cuInit" => control::prepare(),
         _ => {}
     }
     let base = class::base(name);
@@ -200,7 +209,7 @@ unsafe extern "C" fn second_form(
 /// # Safety
 /// The name ends with a zero, and the place can be written, if the driver said that all is well.
 unsafe fn replace(result: u32, name: *const c_char, place: *mut usize, version: c_int) -> u32 {
-    if result == driver::SUCCESS && !name.is_null() && !place.is_null() && page::is_on() {
+    if result == driver::SUCCESS && !name.is_null() && !place.is_null() && aside::is_on() {
         // SAFETY: as above.
         unsafe {
             if let Ok(name) = CStr::from_ptr(name).to_str() {

@@ -11,10 +11,12 @@
 //!   control: a thread that talks with the daemon ── park: memory out and in ── arena: where it is meanwhile
 //! ```
 //! Nothing here is needed for the program to run: without a daemon the cap is the card, and with
-//! `SUBLET_SHIM=off` every call goes straight through. The private tables of the driver are left alone:
+//! `SUBLET_SHIM=off`, or under a profiler or debugger (aside), every call goes straight through. A process
+//! that never calls the driver has no thread and no line to the daemon. The private tables of the driver are left alone:
 //! they check themselves. Built for x86-64 Linux; the stubs are its machine code.
 
 mod arena;
+mod aside;
 mod class;
 mod control;
 mod driver;
@@ -23,6 +25,7 @@ mod entry;
 mod gate;
 mod hook;
 mod log;
+mod nvml;
 mod page;
 mod park;
 mod small;

@@ -6,22 +6,18 @@
 
 use crate::log;
 pub use crate::message::Reason;
-use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, VERSION};
+use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, SharePage, VERSION};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+/// Held while bytes are counted, and while what was counted moves to another page.
+static COUNTING: Mutex<()> = Mutex::new(());
 static SHARED: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 /// The first call that made it so, for the log.
 static MARKED: Mutex<u32> = Mutex::new(0);
-
-/// Whether the shim does anything.
-pub fn is_on() -> bool {
-    static ON: OnceLock<bool> = OnceLock::new();
-    *ON.get_or_init(|| std::env::var_os("SUBLET_SHIM").is_none_or(|value| value != "off"))
-}
 
 fn page() -> &'static Page {
     let shared = SHARED.load(Acquire);
@@ -33,8 +29,50 @@ fn page() -> &'static Page {
     OWN.get_or_init(Box::default)
 }
 
+/// Whether the page is the lease's.
+pub fn is_shared() -> bool {
+    !SHARED.load(Acquire).is_null()
+}
+
+/// Maps the page that the daemon made, to look at: the process takes no place on it.
+pub fn look_at(file: &File) -> Result<(), String> {
+    let seen = map(file)?;
+    // Whoever was faster has the same.
+    let _ = SHARED.compare_exchange(std::ptr::null_mut(), std::ptr::from_ref(seen).cast_mut(), SeqCst, SeqCst);
+    Ok(())
+}
+
 /// Maps the page that the daemon made. What was counted so far comes along.
 pub fn share(file: &File) -> Result<(), String> {
+    let new = map(file)?;
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (old, slot) = (own(), own_of(new));
+    if !std::ptr::eq(old, slot) {
+        // Cards may be in another order there.
+        let cards = page().cards.iter().zip(&old.cards).enumerate();
+        for (number, (card, share)) in cards {
+            let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
+            share.move_to(&slot.cards[there]);
+        }
+        slot.reasons.fetch_or(old.reasons.load(SeqCst), SeqCst);
+        slot.parked.store(old.parked.load(SeqCst), SeqCst);
+    }
+    SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
+    Ok(())
+}
+
+impl SharePage {
+    /// What was counted here counts there.
+    fn move_to(&self, there: &SharePage) {
+        if self.contexts.load(SeqCst) > 0 {
+            there.bytes.fetch_add(self.bytes.swap(0, SeqCst), SeqCst);
+            there.peak.fetch_max(self.peak.load(SeqCst), SeqCst);
+            there.contexts.store(self.contexts.swap(0, SeqCst), SeqCst);
+        }
+    }
+}
+
+fn map(file: &File) -> Result<&'static Page, String> {
     let length = size_of::<Page>();
     let is_long = file.metadata().is_ok_and(|data| data.len() >= length as u64);
     if !is_long {
@@ -53,33 +91,29 @@ pub fn share(file: &File) -> Result<(), String> {
     if new.magic.load(Acquire) != MAGIC || new.version.load(Acquire) != VERSION {
         return Err("the page of the lease is of another version".to_owned());
     }
-    let slot = own_slot(new).ok_or("every place on the page of the lease is taken")?;
-    for (old, new) in own().cards.iter().zip(&slot.cards) {
-        new.bytes.store(old.bytes.load(SeqCst), SeqCst);
-        new.peak.store(old.peak.load(SeqCst), SeqCst);
-    }
-    slot.reasons.store(own().reasons.load(SeqCst), SeqCst);
-    SHARED.store(at.cast(), SeqCst);
-    Ok(())
+    Ok(new)
 }
 
 /// This process's own place on a page; takes one if it has none.
-fn own_slot(page: &Page) -> Option<&ProcessPage> {
+fn own_of(page: &Page) -> &ProcessPage {
     let pid = std::process::id();
     let has = page.processes.iter().find(|slot| slot.pid.load(SeqCst) == pid);
-    has.or_else(|| page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok()))
+    let free = || page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok());
+    // Where every place is taken, the last one is for all others.
+    has.or_else(free).unwrap_or(&page.processes[SLOTS - 1])
 }
 
 /// This process's own numbers.
 pub fn own() -> &'static ProcessPage {
-    let page = page();
-    // Where it has no place it counts for itself.
-    own_slot(page).unwrap_or(&page.processes[SLOTS - 1])
+    own_of(page())
 }
 
 /// The page's number of a card; a card that is not on it is not capped.
 fn card(uuid: &[u8; 16]) -> Option<usize> {
-    let page = page();
+    place_on(page(), uuid)
+}
+
+fn place_on(page: &Page, uuid: &[u8; 16]) -> Option<usize> {
     page.cards.iter().position(|card| card.cap.load(Relaxed) > 0 && uuid_of(card) == *uuid)
 }
 
@@ -89,7 +123,13 @@ fn uuid_of(card: &CardPage) -> [u8; 16] {
 
 /// Where bytes of a card are counted: its number on the page, or, of cards that are not on it, by device.
 fn place(uuid: &[u8; 16], device: i32) -> usize {
-    card(uuid).unwrap_or((device as usize).min(CARDS - 1))
+    card(uuid).unwrap_or_else(|| beside(page(), device))
+}
+
+/// Where a card is counted that is not on a page: in a place that no card of the lease has, if there is one.
+fn beside(page: &Page, device: i32) -> usize {
+    let free: Vec<usize> = (0..CARDS).filter(|place| page.cards[*place].cap.load(Relaxed) == 0).collect();
+    free.get(device as usize % free.len().max(1)).copied().unwrap_or(CARDS - 1)
 }
 
 /// What the lease has of a card: bytes of its processes and their contexts.
@@ -106,9 +146,14 @@ fn used(place: usize) -> u64 {
 
 /// Takes bytes of a card, if the lease has them.
 pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = place(uuid, device);
     let own = &own().cards[place];
     own.contexts.store(1, SeqCst);
+    if !is_shared() {
+        // On a page of its own, so that it can be found when the lease's comes.
+        page().cards[place].uuid.iter().zip(uuid).for_each(|(own, byte)| own.store(*byte, Relaxed));
+    }
     let now = own.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
     let cap = page().cards[place].cap.load(SeqCst);
     if card(uuid).is_some() && used(place) > cap {
@@ -125,6 +170,7 @@ pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
 
 /// Gives bytes back.
 pub fn give_back(uuid: &[u8; 16], device: i32, bytes: u64) {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     let own = &own().cards[place(uuid, device)];
     let _ = own.bytes.fetch_update(SeqCst, SeqCst, |held| Some(held.saturating_sub(bytes)));
 }
@@ -134,6 +180,12 @@ pub fn seen(uuid: &[u8; 16], free: u64, total: u64) -> (u64, u64) {
     let Some(place) = card(uuid) else { return (free, total) };
     let cap = page().cards[place].cap.load(SeqCst).min(total);
     (free.min(cap.saturating_sub(used(place))), cap)
+}
+
+/// What the lease has of a card, and what it uses of that; none: the card is not the lease's.
+pub fn lease_of(uuid: &[u8; 16]) -> Option<(u64, u64)> {
+    let place = card(uuid)?;
+    Some((page().cards[place].cap.load(SeqCst), used(place)))
 }
 
 /// The holder cannot be parked any more, and why.

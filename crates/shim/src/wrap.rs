@@ -31,6 +31,7 @@ struct Own(&'static str, &'static str, c_int, *const ());
 unsafe impl Sync for Own {}
 
 static OWN: &[Own] = &[
+    Own("cuInit", "", 2000, init as *const ()),
     Own("cuMemAlloc", "_v2", 3020, mem_alloc as *const ()),
     Own("cuMemAllocPitch", "_v2", 3020, mem_alloc_pitch as *const ()),
     Own("cuMemFree", "_v2", 3020, mem_free as *const ()),
@@ -87,6 +88,12 @@ fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     // SAFETY: the program promises that a pointer that is not null can be written.
     unsafe { place.write_unaligned(value) };
     Ok(())
+}
+
+/// The program begins to use the driver: from now on the daemon knows of it.
+extern "C" fn init(flags: u32) -> u32 {
+    control::prepare();
+    real!(flags: u32)
 }
 
 /// The UUID of a card, which does not change.

@@ -22,6 +22,8 @@ impl Soft {
         let library = here.with_file_name("libcuda.so");
         assert!(library.exists(), "no library at {}", library.display());
         symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
+        let nvml = here.with_file_name("libnvidia_ml.so");
+        symlink(&nvml, dir.path().join("libnvidia-ml.so.1")).expect("a link can be made");
         let state = State::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("cards can be made");
         Soft { dir, state }
     }

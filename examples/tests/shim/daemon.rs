@@ -1,12 +1,15 @@
 //! The daemon's side of the shim, for a test: it listens, gives orders, and reads the answers.
 
 use crate::soft::Soft;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use sublet_shim::message::{Order, PACKET_MAX, SOCKET, Word};
+use sublet_shim::message::{MAGIC, Order, PACKET_MAX, Page, SOCKET, VERSION, Word};
+use sublet_softgpu::state::CONTEXT_BYTES;
 
 /// Listens for the shims of the programs it starts.
 pub struct Daemon {
@@ -20,6 +23,10 @@ pub struct Line {
     /// Which process.
     pub pid: u32,
     next: u64,
+    /// It only looks at the page.
+    pub looks: bool,
+    /// Its memory was away when it came.
+    pub was_parked: bool,
     /// Calls that waited at the gate, as they were told.
     pub wanted: Vec<String>,
 }
@@ -51,13 +58,31 @@ impl Daemon {
 
     /// Makes a program one that has the shim, and the shim one that finds this daemon.
     pub fn shimmed<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        let shim = std::env::current_exe().expect("a test has a path").with_file_name("libsublet_shim.so");
-        assert!(shim.exists(), "no library at {}", shim.display());
-        command.env("LD_PRELOAD", shim).env(SOCKET, &self.path)
+        command.env("LD_PRELOAD", shim()).env(SOCKET, &self.path)
+    }
+
+    /// Whether somebody waits to be heard.
+    pub fn is_called(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the structure lives until the call returns.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+
+    /// The first word of the next one that comes; it gets no answer.
+    pub fn hear(&self) -> Word {
+        self.connected().receive()
     }
 
     /// The next shim that comes; it gets a page if there is one.
     pub fn accept(&self, page: Option<RawFd>) -> Line {
+        let mut line = self.connected();
+        let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
+        (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
+        line.send(&Order::Welcome { page: page.is_some() }, page);
+        line
+    }
+
+    fn connected(&self) -> Line {
         wait_for(self.socket.as_raw_fd());
         // SAFETY: the descriptor is good; what comes back is ours.
         let socket = unsafe {
@@ -65,11 +90,45 @@ impl Daemon {
                 libc::accept4(self.socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC);
             OwnedFd::from_raw_fd(checked(socket))
         };
-        let mut line = Line { socket, pid: 0, next: 0, wanted: Vec::new() };
-        let Word::Hello { pid, .. } = line.receive() else { panic!("the first word is a greeting") };
-        line.pid = pid;
-        line.send(&Order::Welcome { page: page.is_some() }, page);
-        line
+        Line { socket, pid: 0, next: 0, looks: false, was_parked: false, wanted: Vec::new() }
+    }
+}
+
+/// The library that is preloaded.
+pub fn shim() -> PathBuf {
+    let shim = std::env::current_exe().expect("a test has a path").with_file_name("libsublet_shim.so");
+    assert!(shim.exists(), "no library at {}", shim.display());
+    shim
+}
+
+/// A page for a lease of the first card.
+pub fn page(soft: &Soft, cap: u64) -> File {
+    // SAFETY: the name ends with a zero, and the descriptor is ours.
+    let file = unsafe {
+        let descriptor = libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(descriptor >= 0);
+        File::from_raw_fd(descriptor)
+    };
+    file.set_len(size_of::<Page>() as u64).expect("memory");
+    let page = mapped(&file);
+    page.version.store(VERSION, SeqCst);
+    for (place, byte) in page.cards[0].uuid.iter().zip(&soft.state.cards()[0].uuid) {
+        place.store(byte.load(SeqCst), SeqCst);
+    }
+    page.cards[0].context.store(CONTEXT_BYTES, SeqCst);
+    page.cards[0].cap.store(cap, SeqCst);
+    page.magic.store(MAGIC, SeqCst);
+    file
+}
+
+/// The page as both sides see it.
+pub fn mapped(file: &File) -> &'static Page {
+    let (length, access) = (size_of::<Page>(), libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: a new mapping of a file that is long enough, and stays.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert!(at != libc::MAP_FAILED);
+        &*at.cast::<Page>()
     }
 }
 

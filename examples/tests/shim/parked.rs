@@ -1,18 +1,14 @@
 //! Programs nobody changed, parked by the shim at any moment: they never notice.
 
-mod daemon;
-mod soft;
-
-use daemon::{Daemon, Line};
-use soft::{Child, Soft, succeeded, wait_until};
+use crate::daemon::{Daemon, Line, mapped, page};
+use crate::soft::{Child, Soft, succeeded, wait_until};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use sublet_shim::message::{MAGIC, Page, VERSION};
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
@@ -138,36 +134,6 @@ fn a_resume_without_room_leaves_the_holder_parked_and_unharmed() {
 fn end_well(pid: u32) {
     let asked = Command::new("kill").args(["-TERM", &pid.to_string()]).status();
     assert!(asked.expect("kill is there").success());
-}
-
-/// A page for a lease of the first card.
-fn page(soft: &Soft, cap: u64) -> File {
-    // SAFETY: the name ends with a zero, and the descriptor is ours.
-    let file = unsafe {
-        let descriptor = libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC);
-        assert!(descriptor >= 0);
-        File::from_raw_fd(descriptor)
-    };
-    file.set_len(size_of::<Page>() as u64).expect("memory");
-    let page = mapped(&file);
-    page.version.store(VERSION, SeqCst);
-    for (place, byte) in page.cards[0].uuid.iter().zip(&soft.state.cards()[0].uuid) {
-        place.store(byte.load(SeqCst), SeqCst);
-    }
-    page.cards[0].context.store(CONTEXT_BYTES, SeqCst);
-    page.cards[0].cap.store(cap, SeqCst);
-    page.magic.store(MAGIC, SeqCst);
-    file
-}
-
-fn mapped(file: &File) -> &'static Page {
-    let (length, access) = (size_of::<Page>(), libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: a new mapping of a file that is long enough, and stays.
-    unsafe {
-        let at = libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert!(at != libc::MAP_FAILED);
-        &*at.cast::<Page>()
-    }
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Programs that the shim must leave alone, and what it shows them of their cards.
+
+use crate::cc;
+use crate::daemon::{self, Daemon, page};
+use crate::soft::{Soft, succeeded};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Stdio;
+use std::sync::atomic::Ordering::SeqCst;
+use sublet_shim::message::Word;
+use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
+
+const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_program_that_never_calls_the_driver_has_no_thread_and_no_line() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let plain = cc::program(&soft, "plain.c", &["-ldl"]);
+    for arguments in [&[][..], &["look"]] {
+        let output = daemon.shimmed(&mut soft.program(&plain, arguments)).output().expect("the program is there");
+        assert_eq!(succeeded(&output), "shim 1 threads 1 secure 0\n", "{arguments:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
+    let output = daemon.shimmed(&mut soft.program("/bin/ls", &["/"])).output().expect("ls is there");
+    assert!(succeeded(&output).contains("etc\n") && output.stderr.is_empty());
+    assert!(!daemon.is_called(), "nobody said anything");
+}
+
+#[test]
+fn programs_that_cannot_have_the_shim_run_without_it() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let fixed = cc::program(&soft, "plain.c", &["-static", "-DSTATIC", "-o", "fixed"]);
+    let output = daemon.shimmed(&mut soft.program(&fixed, &[])).output().expect("the program is there");
+    assert_eq!(succeeded(&output), "shim 0 threads 1 secure 0\n");
+    // One with rights of its own: the loader preloads nothing into it. Only root can make one.
+    let plain = cc::program(&soft, "plain.c", &["-ldl"]);
+    let nobody = 65_534;
+    if chown(&plain, Some(nobody), None).is_err() {
+        println!("not run as root: programs with rights of their own are not tried");
+        return;
+    }
+    std::fs::set_permissions(soft.path(""), PermissionsExt::from_mode(0o755)).expect("an own folder");
+    std::fs::set_permissions(&plain, PermissionsExt::from_mode(0o4755)).expect("an own file");
+    let output = daemon.shimmed(&mut soft.program(&plain, &[])).output().expect("the program is there");
+    assert_eq!(succeeded(&output), "shim 0 threads 1 secure 1\n");
+}
+
+#[test]
+fn under_a_profiler_the_shim_steps_aside_and_says_so() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    for (variable, tool) in [
+        ("NSYS_PROFILING_SESSION_ID", "Nsight Systems"),
+        ("NV_SANITIZER_INJECTION_PORT_BASE", "Compute Sanitizer"),
+        ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "Nsight Compute"),
+        ("CUDA_INJECTION64_PATH", "a tool that the driver loads"),
+    ] {
+        let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
+        let output = daemon.shimmed(command.env(variable, "1")).output().expect("the program is there");
+        assert!(succeeded(&output).starts_with("holds 64 MiB"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said.matches("cannot be parked").count(), 1, "{said}");
+        assert!(said.contains(tool), "{said}");
+        let Word::Hello { aside, .. } = daemon.hear() else { panic!("the first word is a greeting") };
+        assert_eq!(aside.as_deref(), Some(tool));
+    }
+    // Said by people, it is silent; and annotations alone are no reason.
+    let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
+    let output = daemon.shimmed(command.env("SUBLET_SHIM", "off")).output().expect("the program is there");
+    assert!(succeeded(&output).starts_with("holds 64 MiB") && output.stderr.is_empty());
+    assert!(!daemon.is_called());
+    let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(command.env("NVTX_INJECTION64_PATH", "1").stdout(Stdio::null())).spawn();
+    let line = daemon.accept(None);
+    assert_eq!(line.pid, child.as_ref().expect("the program is there").id());
+    assert!(child.expect("the program is there").wait().expect("an own child").success());
+}
+
+#[test]
+fn the_cap_holds_from_the_first_byte() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 100 * MIB);
+    let mut command = soft.program(HOLD, &["200MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    // The daemon is slow to answer.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let output = child.expect("the program is there").wait_with_output().expect("an own child");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the lease has"));
+}
+
+#[test]
+fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let nvml = cc::program(&soft, "nvml.c", &["-L", ".", "-l:libnvidia-ml.so.1", "-ldl"]);
+    let card = format!("1024 {} {}\n", 1024 - IDLE_BYTES / MIB, IDLE_BYTES / MIB);
+    assert_eq!(soft.run(&nvml, &[]), card.repeat(4));
+    // Without a page the card is told.
+    let alone = soft.program(&nvml, &[]).env("LD_PRELOAD", daemon::shim()).output().expect("the program is there");
+    assert_eq!(succeeded(&alone), card.repeat(4));
+    let file = page(&soft, 512 * MIB);
+    let seen = daemon::mapped(&file);
+    // Somebody of the lease has 100 MiB and a context.
+    seen.processes[3].pid.store(1, SeqCst);
+    seen.processes[3].cards[0].bytes.store(100 * MIB, SeqCst);
+    seen.processes[3].cards[0].contexts.store(1, SeqCst);
+    let mut command = soft.program(&nvml, &[]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
+    let line = daemon.accept(Some(file.as_raw_fd()));
+    let output = child.wait_with_output().expect("an own child");
+    let used = 100 + CONTEXT_BYTES / MIB;
+    assert_eq!(succeeded(&output), format!("512 {} {used}\n", 512 - used).repeat(4));
+    assert!(line.looks, "it takes no part");
+    assert_eq!(seen.processes.iter().filter(|slot| slot.pid.load(SeqCst) != 0).count(), 1, "it takes no place");
+    assert!(!daemon.is_called(), "once is enough");
+}

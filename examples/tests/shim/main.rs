@@ -1,0 +1,8 @@
+//! Programs with the shim before the driver, on soft cards.
+
+mod beside;
+mod cc;
+mod daemon;
+mod parked;
+#[path = "../soft/mod.rs"]
+mod soft;
