@@ -125,7 +125,6 @@ const STRAIGHT: &[&str] = &[
     "cuMemGetAllocationGranularity",
     "cuMemHostGetFlags",
     "cuMemHostGetDevicePointer",
-    "cuMemPoolGetAttribute",
     "cuGraphNodeGetType",
     "cuGraphGetNodes",
     "cuGraphGetRootNodes",
@@ -219,9 +218,13 @@ pub fn of(base: &str) -> Class {
         "cuGraphLaunch" => Kind::Launch,
         // Functions of the program, not work for the card: but they hold their place in the order.
         "cuLaunchHostFunc" => Kind::Gated,
-        "cuMemFree" | "cuMemGetInfo" | "cuMemGetAddressRange" | "cuPointerGetAttribute" | "cuPointerGetAttributes" => {
-            Kind::Anytime
-        }
+        "cuMemFree"
+        | "cuMemFreeAsync"
+        | "cuMemPoolGetAttribute"
+        | "cuMemGetInfo"
+        | "cuMemGetAddressRange"
+        | "cuPointerGetAttribute"
+        | "cuPointerGetAttributes" => Kind::Anytime,
         _ if base.starts_with("cuLaunch") => Kind::Launch,
         _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => Kind::Copy,
         _ if is_known(base) => Kind::Gated,

@@ -106,7 +106,9 @@ fn serve(socket: &[u8]) {
             let _ = talk(&line, &mut parker);
         }
         welcomed();
-        tick();
+        if !tick() {
+            parker.tidy();
+        }
         std::thread::sleep(TICK);
         if gate::is_disarmed() {
             return;
@@ -139,7 +141,9 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
         if let Some((order, file)) = line.receive(pause)? {
             obey(order, file, line, parker)?;
         }
-        tick();
+        if !tick() {
+            parker.tidy();
+        }
         let mut wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner);
         if gate::state() != gate::PARKED {
             (*wanted, told) = (None, false);
@@ -209,8 +213,8 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     }
 }
 
-/// Sums up what the threads counted.
-fn tick() {
+/// Sums up what the threads counted. Returns whether they did anything.
+fn tick() -> bool {
     let (mut launches, mut copies) = (0, 0);
     for seat in gate::seats() {
         launches += seat.launches.load(Relaxed);
@@ -221,6 +225,7 @@ fn tick() {
     if is_new {
         own.active_ns.store(now_ns(), Relaxed);
     }
+    is_new
 }
 
 fn now_ns() -> u64 {

@@ -133,6 +133,9 @@ driver! {
     cuCtxPushCurrent_v2(context: usize);
     cuCtxRecordEvent(context: usize, event: usize);
     cuCtxSynchronize();
+    cuDeviceGetCount(place: *mut c_int);
+    cuDeviceGetDefaultMemPool(place: *mut usize, device: c_int);
+    cuDeviceGetMemPool(place: *mut usize, device: c_int);
     cuDeviceGetAttribute(place: *mut c_int, attribute: c_int, device: c_int);
     cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int);
@@ -140,6 +143,8 @@ driver! {
     cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int);
     cuEventCreate(place: *mut usize, flags: u32);
     cuEventQuery(event: usize);
+    cuEventRecord(event: usize, stream: usize);
+    cuEventSynchronize(event: usize);
     cuMemAddressFree(at: u64, bytes: usize);
     cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
     cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
@@ -155,8 +160,10 @@ driver! {
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
     cuStreamCreate(place: *mut usize, flags: u32);
+    cuStreamGetCtx(stream: usize, place: *mut usize);
     cuStreamIsCapturing(stream: usize, status: *mut c_int);
     cuStreamSynchronize(stream: usize);
+    cuStreamWaitEvent(stream: usize, event: usize, flags: u32);
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
 }
 

@@ -28,6 +28,8 @@ mod log;
 mod nvml;
 mod page;
 mod park;
+mod pool;
+mod ranges;
 mod small;
 mod table;
 mod trampoline;

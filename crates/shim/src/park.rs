@@ -12,6 +12,7 @@ use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
 use crate::gate;
 use crate::message::Took;
 use crate::page;
+use crate::pool;
 use crate::table::{self, Mapping, Physical, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::SeqCst;
@@ -36,6 +37,8 @@ struct Piece {
 
 /// How long calls that are answered while parked may take.
 const SHORT: Duration = Duration::from_secs(10);
+/// How long a card that does nothing takes to say so.
+const GLANCE: Duration = Duration::from_millis(1);
 
 fn micros(since: Instant) -> u64 {
     since.elapsed().as_micros() as u64
@@ -191,6 +194,21 @@ impl Parker {
         Ok(())
     }
 
+    /// Gives back what pools keep beyond their thresholds, if the card does nothing for the program.
+    pub fn tidy(&mut self) {
+        if gate::state() != gate::OPEN || !pool::has_excess() {
+            return;
+        }
+        let mut relaxed = 2;
+        driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
+        gate::unless_capturing(|| {
+            if self.drain(Instant::now() + GLANCE).is_ok() {
+                pool::sweep();
+            }
+            driver::SUCCESS
+        });
+    }
+
     /// Waits until the card has done what it was given, by asking: a kernel that never ends is not waited for.
     fn drain(&mut self, deadline: Instant) -> Result<(), String> {
         for context in contexts() {
@@ -295,9 +313,14 @@ fn whole(table: &Table, physical: &Physical) -> Option<u64> {
 
 /// A piece for each memory that is so, in the order of their handles.
 fn pieces(table: &Table, mut offset: impl FnMut(&Physical) -> Option<u64>) -> Vec<Piece> {
-    let some_context = table.physical.values().map(|physical| physical.context).find(|context| *context != 0);
+    // What is of no context can be moved by any of its card.
+    let mut some: BTreeMap<i32, usize> = BTreeMap::new();
+    for physical in table.physical.values().filter(|physical| physical.context != 0) {
+        some.insert(physical.properties.location.id, physical.context);
+    }
     let piece = |(handle, physical): (&u64, &Physical)| {
-        let context = if physical.context == 0 { some_context? } else { physical.context };
+        let own = physical.context;
+        let context = if own == 0 { *some.get(&physical.properties.location.id)? } else { own };
         let (at, bytes) = (whole(table, physical)?, physical.bytes);
         Some(Piece { handle: *handle, context, at, bytes, offset: offset(physical)? })
     };

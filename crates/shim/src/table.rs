@@ -44,10 +44,12 @@ pub struct Mapping {
     pub offset: u64,
     /// What may be done with it, by whom.
     pub access: Vec<Access>,
+    /// The program does not know of it, but of blocks in it.
+    pub is_hidden: bool,
 }
 
-/// An allocation that the program made with a plain call.
-#[derive(Clone, Copy, Debug)]
+/// An allocation that the program made with a plain call, or in the order of a stream.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Block {
     /// As it was asked for.
     pub bytes: u64,
@@ -55,6 +57,10 @@ pub struct Block {
     pub context: usize,
     /// It is a part of a chunk for small ones.
     pub is_small: bool,
+    /// Of which pool, by the shim's number; zero: of none.
+    pub pool: u64,
+    /// A number that no other allocation has.
+    pub id: u64,
 }
 
 /// All of it.
@@ -67,10 +73,10 @@ pub struct Table {
     pub mappings: BTreeMap<u64, Mapping>,
     /// Allocations, by address.
     pub blocks: BTreeMap<u64, Block>,
-    /// Allocations that streams made, which are the driver's own: bytes by address.
+    /// Allocations from pools that are the driver's own: bytes by address.
     pub streamed: BTreeMap<u64, (u64, [u8; 16], i32)>,
-    /// Allocations that are freed, and wait for captures to end: where, and whether small.
-    pub deferred: Vec<(u64, bool)>,
+    /// Allocations that are freed, and wait for captures to end.
+    pub deferred: Vec<(u64, Block)>,
     /// Chunks for small allocations.
     pub small: Small,
 }
@@ -115,10 +121,21 @@ impl Table {
         handle
     }
 
+    /// Keeps an allocation.
+    pub fn add_block(&mut self, at: u64, block: Block) {
+        self.next += 1;
+        self.blocks.insert(at, Block { id: FIRST_HANDLE + self.next, ..block });
+    }
+
     /// The block that an address is in.
     pub fn block(&self, at: u64) -> Option<(u64, Block)> {
         let (first, block) = self.blocks.range(..=at).next_back()?;
         (at - first < block.bytes).then_some((*first, *block))
+    }
+
+    /// Whether an address is in a mapping that the program knows nothing of, and in no block.
+    pub fn is_nowhere(&self, at: u64) -> bool {
+        self.block(at).is_none() && self.mapping(at).is_some_and(|(_, mapping)| mapping.is_hidden)
     }
 
     /// The mapping that an address is in.
@@ -133,6 +150,16 @@ impl Table {
             physical.mapped.insert(at);
         }
         self.mappings.insert(at, mapping);
+    }
+
+    /// Notes what may be done with mappings that begin in a range, and by whom.
+    pub fn note_access(&mut self, at: u64, bytes: u64, given: &[Access]) {
+        for (_, mapping) in self.mappings.range_mut(at..at.saturating_add(bytes)) {
+            for new in given {
+                mapping.access.retain(|old| old.location != new.location);
+                mapping.access.push(*new);
+            }
+        }
     }
 
     /// Takes out the mappings that begin in a range. Returns memory that nobody has any more.

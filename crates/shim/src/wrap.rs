@@ -9,6 +9,7 @@ use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
 use crate::gate;
 use crate::page::{self, Reason};
+use crate::pool;
 use crate::small::{CHUNK, LARGE};
 use crate::table::{self, Block, Mapping, Physical};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,10 +20,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const GRANULE: u64 = 2 << 20;
 /// Lines begin at multiples of this.
 const PITCH: usize = 512;
-/// So much that streams allocated stays on the card when the rest is parked.
-const STREAMED_MAX: u64 = 256 << 20;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA: c_int = 110;
+
+/// Nothing is ever at this address.
+const NOWHERE: u64 = 4096;
 
 /// A function of ours: for which, the ending its symbol must have, since which version, and where.
 struct Own(&'static str, &'static str, c_int, *const ());
@@ -45,9 +47,16 @@ static OWN: &[Own] = &[
     Own("cuMemRetainAllocationHandle", "", 11_000, mem_retain as *const ()),
     Own("cuMemGetAllocationPropertiesFromHandle", "", 10_020, mem_properties as *const ()),
     Own("cuMemExportToShareableHandle", "", 10_020, mem_export as *const ()),
-    Own("cuMemAllocAsync", "", 11_020, alloc_async as *const ()),
-    Own("cuMemAllocFromPoolAsync", "", 11_020, alloc_from_pool_async as *const ()),
-    Own("cuMemFreeAsync", "", 11_020, free_async as *const ()),
+    Own("cuMemAllocAsync", "", 11_020, pools::alloc_async as *const ()),
+    Own("cuMemAllocFromPoolAsync", "", 11_020, pools::alloc_from_pool_async as *const ()),
+    Own("cuMemFreeAsync", "", 11_020, pools::free_async as *const ()),
+    Own("cuMemPoolCreate", "", 11_020, pools::create as *const ()),
+    Own("cuMemPoolDestroy", "", 11_020, pools::destroy as *const ()),
+    Own("cuMemPoolTrimTo", "", 11_020, pools::trim as *const ()),
+    Own("cuMemPoolGetAttribute", "", 11_020, pools::attribute as *const ()),
+    Own("cuMemPoolSetAttribute", "", 11_020, pools::set_attribute as *const ()),
+    Own("cuMemPoolSetAccess", "", 11_020, pools::set_access as *const ()),
+    Own("cuStreamDestroy", "_v2", 4000, pools::stream_destroy as *const ()),
     Own("cuCtxDestroy", "_v2", 4000, context_destroy as *const ()),
     Own("cuDevicePrimaryCtxRelease", "_v2", 11_000, primary_release as *const ()),
     Own("cuDevicePrimaryCtxReset", "_v2", 11_000, primary_release as *const ()),
@@ -80,6 +89,8 @@ macro_rules! real {
         unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(at)($($argument),*) }
     }};
 }
+
+mod pools;
 
 fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     if place.is_null() {
@@ -124,28 +135,37 @@ fn properties(device: c_int) -> Properties {
     }
 }
 
-/// Takes memory of a card and an address, and maps one at the other.
+/// Takes memory of a card and an address, and maps one at the other. What pools only keep is in the way.
 fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
+    match allocate_once(bytes, context, device, &[]) {
+        Err(driver::OUT_OF_MEMORY) if pool::release(device) => allocate_once(bytes, context, device, &[]),
+        other => other,
+    }
+}
+
+/// The same, of what is free now. `others`: what other cards may do with it.
+pub fn allocate_once(bytes: u64, context: usize, device: c_int, others: &[Access]) -> Result<u64, u32> {
     let uuid = uuid(device);
     if !page::reserve(&uuid, device, bytes) {
         return Err(driver::OUT_OF_MEMORY);
     }
-    let made = mapped(bytes, context, device, uuid);
+    let made = mapped(bytes, context, device, uuid, others);
     if made.is_err() {
         page::give_back(&uuid, device, bytes);
     }
     made
 }
 
-fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16]) -> Result<u64, u32> {
+fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16], others: &[Access]) -> Result<u64, u32> {
     let (properties, length) = (properties(device), bytes as usize);
-    let access = Access { location: properties.location, flags: READ_WRITE };
+    let mut access = vec![Access { location: properties.location, flags: READ_WRITE }];
+    access.extend(others);
     let (mut at, mut real) = (0, 0);
     done(driver::cuMemAddressReserve(&raw mut at, length, 0, 0, 0))?;
     let created = done(driver::cuMemCreate(&raw mut real, length, &raw const properties, 0));
     let shown = created.and_then(|()| {
         let mapped = done(driver::cuMemMap(at, length, 0, real, 0));
-        let shown = mapped.and_then(|()| done(driver::cuMemSetAccess(at, length, &raw const access, 1)));
+        let shown = mapped.and_then(|()| done(driver::cuMemSetAccess(at, length, access.as_ptr(), access.len())));
         if shown.is_err() {
             if mapped.is_ok() {
                 driver::cuMemUnmap(at, length);
@@ -171,12 +191,19 @@ fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16]) -> Result<u
         mapped: BTreeSet::new(),
         arena: None,
     });
-    table.map(at, Mapping { handle, bytes, offset: 0, access: vec![access] });
+    table.map(at, Mapping { handle, bytes, offset: 0, access, is_hidden: true });
     Ok(at)
 }
 
+/// Says what a card may do with a mapping of ours.
+pub fn give_access(at: u64, bytes: u64, access: Access) -> Result<(), u32> {
+    done(driver::cuMemSetAccess(at, bytes as usize, &raw const access, 1))?;
+    table::lock().note_access(at, bytes, &[access]);
+    Ok(())
+}
+
 /// Takes out what is mapped at an address that is ours, and the address with it.
-fn drop_mapping(at: u64) {
+pub fn drop_mapping(at: u64) {
     let mut table = table::lock();
     let Some(bytes) = table.mappings.get(&at).map(|mapping| mapping.bytes) else { return };
     let gone = table.unmap(at, bytes);
@@ -232,8 +259,11 @@ fn free_deferred() {
 }
 
 /// Lets go of an allocation that is in the list no more.
-fn drop_block((at, is_small): (u64, bool)) {
-    let whole = if is_small { table::lock().small.give_back(at) } else { Some(at) };
+pub fn drop_block((at, block): (u64, Block)) {
+    if block.pool != 0 {
+        return pool::give_back(at, &block);
+    }
+    let whole = if block.is_small { table::lock().small.give_back(at) } else { Some(at) };
     if let Some(first) = whole {
         drop_mapping(first);
     }
@@ -243,7 +273,7 @@ fn drop_block((at, is_small): (u64, bool)) {
 fn end_context(context: usize) {
     let mut table = table::lock();
     let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
-    let gone: Vec<(u64, bool)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?.is_small))).collect();
+    let gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
     // What is left was mapped by the program itself, or shared: any other context can move it.
     table
         .physical
@@ -251,7 +281,9 @@ fn end_context(context: usize) {
         .filter(|physical| physical.context == context)
         .for_each(|physical| physical.context = 0);
     drop(table);
+    pool::forget_context(context);
     gone.into_iter().for_each(drop_block);
+    pool::sweep();
 }
 
 /// A context may go now: the next one can have its handle.
@@ -298,10 +330,11 @@ fn alloc(bytes: u64) -> Result<u64, u32> {
     let (context, device) = current()?;
     allowed(context)?;
     free_deferred();
+    pool::free_late();
     if bytes >= LARGE {
         let whole = bytes.checked_next_multiple_of(GRANULE).ok_or(driver::OUT_OF_MEMORY)?;
         let at = allocate(whole, context, device)?;
-        table::lock().blocks.insert(at, Block { bytes, context, is_small: false });
+        table::lock().add_block(at, Block { bytes, context, ..Block::default() });
         return Ok(at);
     }
     let found = table::lock().small.take(device, bytes);
@@ -312,7 +345,7 @@ fn alloc(bytes: u64) -> Result<u64, u32> {
             table::lock().small.add(device, bytes, chunk)
         }
     };
-    table::lock().blocks.insert(at, Block { bytes, context, is_small: true });
+    table::lock().add_block(at, Block { bytes, context, is_small: true, ..Block::default() });
     Ok(at)
 }
 
@@ -339,19 +372,13 @@ extern "C" fn mem_alloc_pitch(place: *mut u64, pitch: *mut usize, width: usize, 
 }
 
 extern "C" fn mem_free(at: u64) -> u32 {
-    let table = table::lock();
-    let (block, streamed) = (table.blocks.get(&at).copied(), table.streamed.get(&at).copied());
-    drop(table);
+    let block = table::lock().blocks.get(&at).copied();
     let is_parked = gate::state() != gate::OPEN;
     let Some(block) = block else {
-        if at != 0 && is_parked {
-            // It is the driver's own and on the card: it can go, if the driver says so.
-            return real!(at: u64);
-        }
+        // It is the driver's own and on the card: it can go, if the driver says so.
         let result = real!(at: u64);
-        if let (Some((bytes, uuid, device)), driver::SUCCESS) = (streamed, result) {
-            table::lock().streamed.remove(&at);
-            page::give_back(&uuid, device, bytes);
+        if result == driver::SUCCESS {
+            pools::forget_streamed(at);
         }
         return result;
     };
@@ -366,18 +393,24 @@ extern "C" fn mem_free(at: u64) -> u32 {
         return driver::INVALID_VALUE;
     }
     if !is_settled {
-        table.deferred.push((at, block.is_small));
+        table.deferred.push((at, block));
         return driver::SUCCESS;
     }
     drop(table);
-    drop_block((at, block.is_small));
+    drop_block((at, block));
     if !is_parked {
         free_deferred();
     }
     driver::SUCCESS
 }
 
+/// An address as the driver may be asked about it: where the program has nothing, the shim has nothing.
+fn shown(at: u64) -> u64 {
+    if table::lock().is_nowhere(at) { NOWHERE } else { at }
+}
+
 extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
+    let at = shown(at);
     let table = table::lock();
     let mapped = table.mapping(at).map(|(first, mapping)| (first, mapping.bytes));
     let found = match table.block(at) {
@@ -399,6 +432,8 @@ extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
     told(asked.and_then(|()| {
         let (_, device) = current()?;
         let (left, all) = page::seen(&uuid(device), left as u64, all as u64);
+        let excess = if gate::state() == gate::OPEN { pool::excess(device) } else { 0 };
+        let left = left.saturating_add(excess).min(all);
         if !free.is_null() {
             put(free, left as usize)?;
         }
@@ -417,11 +452,17 @@ extern "C" fn mem_create(place: *mut u64, bytes: usize, wanted: *const Propertie
     }
     let (device, bytes) = (properties.location.id, bytes as u64);
     let uuid = uuid(device);
-    if !page::reserve(&uuid, device, bytes) {
+    let is_there =
+        page::reserve(&uuid, device, bytes) || (pool::release(device) && page::reserve(&uuid, device, bytes));
+    if !is_there {
         return driver::OUT_OF_MEMORY;
     }
     let mut real = 0;
-    if let Err(error) = done(driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags)) {
+    let mut made = driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags);
+    if made == driver::OUT_OF_MEMORY && pool::release(device) {
+        made = driver::cuMemCreate(&raw mut real, bytes as usize, wanted, flags);
+    }
+    if let Err(error) = done(made) {
         page::give_back(&uuid, device, bytes);
         return error;
     }
@@ -440,7 +481,8 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
     let real = real_handle(handle);
     let result = driver::cuMemMap(at, bytes, offset, real, flags);
     if result == driver::SUCCESS && real != handle {
-        let mapping = Mapping { handle, bytes: bytes as u64, offset: offset as u64, access: Vec::new() };
+        let mapping =
+            Mapping { handle, bytes: bytes as u64, offset: offset as u64, access: Vec::new(), is_hidden: false };
         table::lock().map(at, mapping);
     }
     result
@@ -468,13 +510,7 @@ extern "C" fn mem_set_access(at: u64, bytes: usize, given: *const Access, count:
     if result == driver::SUCCESS && !given.is_null() {
         // SAFETY: the driver has just read as many.
         let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
-        let mut table = table::lock();
-        for (_, mapping) in table.mappings.range_mut(at..at.saturating_add(bytes as u64)) {
-            for new in &given {
-                mapping.access.retain(|old| old.location != new.location);
-                mapping.access.push(*new);
-            }
-        }
+        table::lock().note_access(at, bytes as u64, &given);
     }
     result
 }
@@ -518,85 +554,6 @@ extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u6
     result
 }
 
-/// Whether a stream is captured: then what it allocates is the graph's.
-fn is_captured(stream: usize) -> bool {
-    let mut status = 0;
-    gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
-}
-
-/// Counts what a stream allocated, which is the driver's own memory and stays on the card.
-fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
-    let mut table = table::lock();
-    table.streamed.insert(at, (bytes, uuid, device));
-    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
-    drop(table);
-    if all > STREAMED_MAX {
-        page::mark_not_parkable(Reason::StreamOrdered, "cuMemAllocAsync");
-    }
-}
-
-fn before_streamed(bytes: usize) -> Result<([u8; 16], c_int), u32> {
-    let (_, device) = current()?;
-    let uuid = uuid(device);
-    if page::reserve(&uuid, device, bytes as u64) { Ok((uuid, device)) } else { Err(driver::OUT_OF_MEMORY) }
-}
-
-fn after_streamed(result: u32, place: *mut u64, bytes: usize, (uuid, device): ([u8; 16], c_int)) -> u32 {
-    if result == driver::SUCCESS {
-        // SAFETY: the driver has just written there.
-        streamed(unsafe { place.read_unaligned() }, bytes as u64, uuid, device);
-    } else {
-        page::give_back(&uuid, device, bytes as u64);
-    }
-    result
-}
-
-extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
-    if is_captured(stream) {
-        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocAsync");
-        return real!(place: *mut u64, bytes: usize, stream: usize);
-    }
-    match before_streamed(bytes) {
-        Ok(card) => after_streamed(real!(place: *mut u64, bytes: usize, stream: usize), place, bytes, card),
-        Err(error) => error,
-    }
-}
-
-extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, pool: usize, stream: usize) -> u32 {
-    if is_captured(stream) {
-        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocFromPoolAsync");
-        return real!(place: *mut u64, bytes: usize, pool: usize, stream: usize);
-    }
-    match before_streamed(bytes) {
-        Ok(card) => {
-            after_streamed(real!(place: *mut u64, bytes: usize, pool: usize, stream: usize), place, bytes, card)
-        }
-        Err(error) => error,
-    }
-}
-
-extern "C" fn free_async(at: u64, stream: usize) -> u32 {
-    // A plain allocation may be freed so, too: it is done when the card is.
-    if table::lock().blocks.contains_key(&at) {
-        let waited = done(driver::cuStreamSynchronize(stream));
-        return waited.err().unwrap_or_else(|| mem_free(at));
-    }
-    let result = real!(at: u64, stream: usize);
-    if result == driver::SUCCESS {
-        let mut table = table::lock();
-        let gone = table.streamed.remove(&at);
-        let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
-        drop(table);
-        if let Some((bytes, uuid, device)) = gone {
-            page::give_back(&uuid, device, bytes);
-        }
-        if all <= STREAMED_MAX {
-            page::unmark(Reason::StreamOrdered);
-        }
-    }
-    result
-}
-
 /// Answers about plain allocations what they would be if the driver had made them: a context and a
 /// range. The rest the driver knows, except while the memory is away: then it is answered from the table.
 fn about(attribute: c_int, at: u64) -> Option<u64> {
@@ -609,8 +566,10 @@ fn about(attribute: c_int, at: u64) -> Option<u64> {
     if let Some((first, block)) = block {
         match attribute {
             1 => return Some(block.context as u64),
+            7 => return Some(block.id),
             11 => return Some(first),
             12 => return Some(block.bytes),
+            17 if block.pool != 0 => return Some(pool::handle(block.pool)),
             _ => {}
         }
     }
@@ -650,6 +609,7 @@ fn answer(place: *mut c_void, attribute: c_int, value: u64) -> Result<(), u32> {
 }
 
 extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -> u32 {
+    let at = shown(at);
     match about(attribute, at) {
         Some(value) => told(answer(place, attribute, value)),
         None => real!(place: *mut c_void, attribute: c_int, at: u64),
@@ -657,6 +617,7 @@ extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -
 }
 
 extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
+    let at = shown(at);
     let result = real!(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64);
     if result != driver::SUCCESS || attributes.is_null() || places.is_null() {
         return result;

@@ -95,10 +95,14 @@ impl Pool {
         let is_kept = matches!(*block.backing, Backing::Own(_)) && inner.kept_bytes() + size <= inner.threshold;
         if is_kept {
             inner.kept.push((at, block));
-        } else {
-            drop(inner);
-            runtime.space.release(block);
+            return Ok(());
         }
+        // The threshold may be less than it was.
+        while inner.kept_bytes() > inner.threshold {
+            inner.kept.pop();
+        }
+        drop(inner);
+        runtime.space.release(block);
         Ok(())
     }
 

@@ -128,7 +128,13 @@ impl<'a> Pooled<'a> {
 
     /// Gives it back in the order of its stream, and tells whether that went well.
     pub fn free(self) -> Result<()> {
-        let (at, stream) = (self.at, self.stream.handle());
+        let stream = self.stream;
+        self.free_in(stream)
+    }
+
+    /// The same in the order of another stream, which has waited for its own.
+    pub fn free_in(self, stream: &Stream) -> Result<()> {
+        let (at, stream) = (self.at, stream.handle());
         std::mem::forget(self);
         // SAFETY: it was taken here, and is given back once.
         unsafe { call!(cuMemFreeAsync(at, stream)) }

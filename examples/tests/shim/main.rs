@@ -4,5 +4,6 @@ mod beside;
 mod cc;
 mod daemon;
 mod parked;
+mod pools;
 #[path = "../soft/mod.rs"]
 mod soft;

@@ -14,8 +14,10 @@ use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const STRESS: &str = env!("CARGO_BIN_EXE_sublet-example-stress");
 const MLP: &str = env!("CARGO_BIN_EXE_sublet-example-mlp");
-const SOON: Duration = Duration::from_secs(20);
-const MIB: u64 = 1 << 20;
+/// Within this.
+pub const SOON: Duration = Duration::from_secs(20);
+/// Bytes.
+pub const MIB: u64 = 1 << 20;
 
 /// Parks and resumes again and again until the program ends. Returns how often, and the most bytes.
 fn disturb(line: &mut Line) -> (u32, u64) {
@@ -41,7 +43,7 @@ fn disturb(line: &mut Line) -> (u32, u64) {
 }
 
 /// What a program says that is parked all the time.
-fn disturbed(soft: &Soft, program: &str, arguments: &[&str]) -> (String, u32, u64) {
+pub fn disturbed(soft: &Soft, program: &str, arguments: &[&str]) -> (String, u32, u64) {
     let daemon = Daemon::new(soft);
     let mut command = soft.program(program, arguments);
     daemon.shimmed(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped());

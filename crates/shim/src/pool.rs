@@ -1,0 +1,654 @@
+//! Pools of the shim's own: memory in the order of streams that can be taken off the card like any other.
+//!
+//! A pool of the driver's is known by its handle, and stays empty; what is allocated from it comes from spans
+//! that are mapped as plain allocations are. A range that was freed is its stream's at once, and others' when
+//! the event that was recorded with it is passed, or after a wait for it. Pools that are to be handed to other
+//! processes, or are of the host, are the driver's alone, and so is what a capture allocates.
+//!
+//! What a pool keeps beyond its threshold is told as free at once, and given back when the program is idle or
+//! somebody needs it: mapping memory takes longer than launching a kernel.
+
+use crate::driver::{self, Access, ON_CARD, READ_WRITE, current, done, within};
+use crate::gate;
+use crate::ranges::{Ranges, Wait, rounded};
+use crate::table::{self, Block};
+use crate::wrap;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Spans are multiples of this.
+const GRANULE: u64 = 2 << 20;
+/// Smaller allocations have spans of their own, so that they are not in the way of large ones.
+const LARGE: u64 = 1 << 20;
+/// A span is made larger than what is asked for by a part of what there is, at most to this.
+const GROWTH_MAX: u64 = 32 << 20;
+/// The default streams as every program may name them: the context's, and the thread's.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+/// `CU_MEMPOOL_ATTR_…`, as far as they change something here.
+const REUSE_INTERNAL: usize = 2;
+const THRESHOLD: c_int = 4;
+
+/// A pool.
+struct Pool {
+    handle: usize,
+    device: c_int,
+    /// The program destroyed it; it goes with its last allocation.
+    is_gone: bool,
+    /// At most so many bytes; zero: as many as there are.
+    max_bytes: u64,
+    /// Whether freed memory may be reused in three ways.
+    reuse: [u32; 3],
+    threshold: u64,
+    used: u64,
+    used_high: u64,
+    reserved: u64,
+    reserved_high: u64,
+    /// What other cards may do with its memory.
+    access: Vec<Access>,
+    small: Ranges,
+    large: Ranges,
+}
+
+/// All of them.
+#[derive(Default)]
+struct Pools {
+    next: u64,
+    has_defaults: bool,
+    /// Numbers of pools by their handle: the driver may give a handle again.
+    known: BTreeMap<usize, u64>,
+    pools: BTreeMap<u64, Pool>,
+    /// Events that are not in use, by context.
+    events: BTreeMap<usize, Vec<usize>>,
+    /// Plain allocations that were freed in the order of a stream, and what is waited for.
+    late: Vec<(u64, Block, Wait)>,
+}
+
+static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
+/// Streams, by context, handle and thread, and the number of each.
+static LANES: Mutex<BTreeMap<(usize, usize, u64), u64>> = Mutex::new(BTreeMap::new());
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// A thread's own number, which no other thread ever has; zero: not given yet.
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Does something with the pools. Only calls that return at once are made meanwhile.
+fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
+    let mut guard: MutexGuard<'_, Option<Pools>> = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(guard.get_or_insert_with(Pools::default))
+}
+
+/// A stream, as it is known here.
+#[derive(Clone, Copy)]
+pub struct Stream {
+    handle: usize,
+    context: usize,
+    device: c_int,
+    lane: u64,
+}
+
+impl Stream {
+    /// The stream that a program named; `is_own`: zero is the thread's own one.
+    pub fn named(handle: usize, is_own: bool) -> Result<Stream, u32> {
+        let (context, device) = current()?;
+        let handle = match handle {
+            0 if is_own => PER_THREAD,
+            0 => LEGACY,
+            other => other,
+        };
+        let (context, device) = if handle > PER_THREAD { owner(handle, (context, device))? } else { (context, device) };
+        let thread = if handle == PER_THREAD { thread_number() } else { 0 };
+        let mut lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
+        let lane = *lanes.entry((context, handle, thread)).or_insert_with(|| NEXT.fetch_add(1, Relaxed));
+        Ok(Stream { handle, context, device, lane })
+    }
+
+    /// Records an event: what is freed now is everybody's when it is passed.
+    fn record(&self) -> Result<Wait, u32> {
+        let known = with(|pools| pools.events.get_mut(&self.context).and_then(Vec::pop));
+        let (mut event, is_new) = (known.unwrap_or(0), known.is_none());
+        let recorded = self.inside(|| {
+            if is_new {
+                done(driver::cuEventCreate(&raw mut event, driver::NO_TIMING))?;
+            }
+            done(driver::cuEventRecord(event, self.handle))
+        });
+        let wait = Wait { lane: self.lane, context: self.context, event };
+        match recorded {
+            Ok(()) => Ok(wait),
+            Err(error) => {
+                if event != 0 {
+                    with(|pools| pools.recycle(vec![wait]));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn inside<T>(&self, body: impl FnOnce() -> Result<T, u32>) -> Result<T, u32> {
+        match current() {
+            Ok((context, _)) if context == self.context => body(),
+            _ => within(self.context, body),
+        }
+    }
+}
+
+/// The context of a stream, and its card.
+fn owner(stream: usize, current: (usize, c_int)) -> Result<(usize, c_int), u32> {
+    let mut context = 0;
+    done(driver::cuStreamGetCtx(stream, &raw mut context))?;
+    if context == current.0 {
+        return Ok(current);
+    }
+    let mut device = 0;
+    within(context, || done(driver::cuCtxGetDevice(&raw mut device)))?;
+    Ok((context, device))
+}
+
+fn thread_number() -> u64 {
+    THREAD.with(|own| {
+        if own.get() == 0 {
+            own.set(NEXT.fetch_add(1, Relaxed));
+        }
+        own.get()
+    })
+}
+
+/// Whether an event is passed. One that cannot be asked is not.
+fn is_passed(wait: &Wait) -> bool {
+    match driver::cuEventQuery(wait.event) {
+        driver::SUCCESS => true,
+        driver::NOT_READY => false,
+        // Some drivers want a context to be asked in.
+        _ => within(wait.context, || done(driver::cuEventQuery(wait.event))).is_ok(),
+    }
+}
+
+/// While something is captured, what this thread does here is none of the capture's business.
+struct Outside(Option<c_int>);
+
+impl Outside {
+    fn begin() -> Outside {
+        if !gate::is_capturing() {
+            return Outside(None);
+        }
+        let mut mode = 2;
+        driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
+        Outside(Some(mode))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.0 {
+            driver::cuThreadExchangeStreamCaptureMode(&raw mut mode);
+        }
+    }
+}
+
+impl Pool {
+    fn new(handle: usize, device: c_int, max_bytes: u64) -> Pool {
+        Pool {
+            handle,
+            device,
+            is_gone: false,
+            max_bytes,
+            reuse: [1; 3],
+            threshold: 0,
+            used: 0,
+            used_high: 0,
+            reserved: 0,
+            reserved_high: 0,
+            access: Vec::new(),
+            small: Ranges::default(),
+            large: Ranges::default(),
+        }
+    }
+
+    fn ranges(&mut self, bytes: u64) -> &mut Ranges {
+        if bytes < LARGE { &mut self.small } else { &mut self.large }
+    }
+
+    fn all(&mut self) -> [&mut Ranges; 2] {
+        [&mut self.small, &mut self.large]
+    }
+
+    fn note_used(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+    }
+
+    /// Bytes of spans that could be given back.
+    fn idle(&self) -> u64 {
+        self.small.idle().into_iter().chain(self.large.idle()).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// What is kept less what goes beyond the threshold and could go now.
+    fn told_reserved(&self) -> u64 {
+        let beyond = self.reserved.saturating_sub(self.kept());
+        self.reserved - beyond.min(self.idle())
+    }
+
+    /// So much it keeps when nobody needs it.
+    fn kept(&self) -> u64 {
+        if self.is_gone { 0 } else { self.threshold }
+    }
+
+    fn is_waited_for(&self, wait: &Wait) -> bool {
+        self.small.is_waited_for(wait) || self.large.is_waited_for(wait)
+    }
+}
+
+impl Pools {
+    fn add(&mut self, handle: usize, device: c_int, max_bytes: u64) {
+        self.next += 1;
+        self.known.insert(handle, self.next);
+        self.pools.insert(self.next, Pool::new(handle, device, max_bytes));
+    }
+
+    /// Every card has a pool.
+    fn find_defaults(&mut self) {
+        if std::mem::replace(&mut self.has_defaults, true) {
+            return;
+        }
+        let mut count = 0;
+        driver::cuDeviceGetCount(&raw mut count);
+        for device in 0..count {
+            let mut handle = 0;
+            if driver::cuDeviceGetDefaultMemPool(&raw mut handle, device) == driver::SUCCESS {
+                self.add(handle, device, 0);
+            }
+        }
+    }
+
+    fn number(&mut self, handle: usize) -> Option<u64> {
+        self.find_defaults();
+        self.known.get(&handle).copied()
+    }
+
+    /// Events that nobody waits for any more can be recorded again.
+    fn recycle(&mut self, spent: Vec<Wait>) {
+        for wait in spent {
+            let known = self.events.entry(wait.context).or_default();
+            if !known.contains(&wait.event) {
+                known.push(wait.event);
+            }
+        }
+    }
+
+    fn take(&mut self, number: u64, bytes: u64, lane: u64) -> Option<u64> {
+        let pool = self.pools.get_mut(&number)?;
+        let may_look = pool.reuse[1] != 0;
+        let mut spent = Vec::new();
+        let at = pool.ranges(bytes).take(bytes, lane, |wait| may_look && is_passed(wait), &mut spent);
+        spent.retain(|wait| !pool.is_waited_for(wait));
+        if at.is_some() {
+            pool.note_used(bytes);
+        }
+        self.recycle(spent);
+        at
+    }
+
+    fn give(&mut self, number: u64, at: u64, bytes: u64, waits: Vec<Wait>) {
+        let Some(pool) = self.pools.get_mut(&number) else { return };
+        pool.used = pool.used.saturating_sub(bytes);
+        pool.ranges(bytes).give(at, bytes, waits);
+    }
+
+    /// Takes idle spans out of pools of a card, as long as a pool has more than `keep` says.
+    fn idle_spans(&mut self, is_meant: impl Fn(&Pool) -> bool, keep: impl Fn(&Pool) -> u64) -> Vec<u64> {
+        let (mut spent, mut spans) = (Vec::new(), Vec::new());
+        for pool in self.pools.values_mut().filter(|pool| is_meant(pool)) {
+            let keep = keep(pool);
+            if pool.reserved <= keep {
+                continue;
+            }
+            for ranges in pool.all() {
+                ranges.tidy(is_passed, &mut spent);
+            }
+            let idle: Vec<(u64, u64)> = pool.large.idle().into_iter().chain(pool.small.idle()).collect();
+            for (at, bytes) in idle {
+                if pool.reserved <= keep {
+                    break;
+                }
+                pool.all().into_iter().filter(|ranges| ranges.holds(at)).for_each(|ranges| ranges.remove(at));
+                pool.reserved -= bytes;
+                spans.push(at);
+            }
+        }
+        self.pools.retain(|_, pool| !pool.is_gone || pool.reserved > 0);
+        self.recycle(spent);
+        spans
+    }
+}
+
+fn drop_spans(spans: Vec<u64>) -> bool {
+    let is_some = !spans.is_empty();
+    spans.into_iter().for_each(wrap::drop_mapping);
+    is_some
+}
+
+/// Gives all back of a card that nobody uses. Returns whether there was something.
+pub fn release(device: c_int) -> bool {
+    let _relaxed = Outside::begin();
+    free_late();
+    drop_spans(with(|pools| pools.idle_spans(|pool| pool.device == device, |_| 0)))
+}
+
+/// Whether a pool keeps more than it should.
+pub fn has_excess() -> bool {
+    with(|pools| !pools.late.is_empty() || pools.pools.values().any(|pool| pool.reserved > pool.kept()))
+}
+
+/// Gives back what pools keep beyond their thresholds. The card is idle.
+pub fn sweep() {
+    free_late();
+    drop_spans(with(|pools| pools.idle_spans(|_| true, Pool::kept)));
+}
+
+/// Bytes of a card that are told as free though they are not given back yet.
+pub fn excess(device: c_int) -> u64 {
+    let _relaxed = Outside::begin();
+    with(|pools| {
+        let mut spent = Vec::new();
+        let own = pools.pools.values_mut().filter(|pool| pool.device == device);
+        let sum = own.fold(0, |sum, pool| {
+            pool.all().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
+            sum + pool.reserved - pool.told_reserved()
+        });
+        pools.recycle(spent);
+        sum
+    })
+}
+
+/// Allocates in the order of a stream, from the pool with a handle or from the card's own. Nothing: the pool
+/// is the driver's alone.
+pub fn alloc(from: Option<usize>, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
+    let _relaxed = Outside::begin();
+    let handle = match from {
+        Some(handle) => handle,
+        None => {
+            let mut handle = 0;
+            done(driver::cuDeviceGetMemPool(&raw mut handle, stream.device))?;
+            handle
+        }
+    };
+    let Some(number) = with(|pools| pools.number(handle)) else { return Ok(None) };
+    let whole = rounded(bytes).ok_or(driver::OUT_OF_MEMORY)?;
+    let at = match with(|pools| pools.take(number, whole, stream.lane)) {
+        Some(at) => at,
+        None => match grow(number, whole, stream) {
+            Err(driver::OUT_OF_MEMORY) => squeeze(number, whole, stream)?,
+            other => other?,
+        },
+    };
+    table::lock().add_block(at, Block { bytes, context: stream.context, pool: number, ..Block::default() });
+    Ok(Some(at))
+}
+
+/// Takes from a new span.
+fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
+    let about = with(|pools| {
+        pools.pools.get(&number).map(|pool| (pool.device, pool.max_bytes, pool.reserved, pool.access.clone()))
+    });
+    let (device, max_bytes, reserved, access) = about.ok_or(driver::INVALID_VALUE)?;
+    let room = if max_bytes == 0 { u64::MAX } else { max_bytes.saturating_sub(reserved) };
+    let least = bytes.checked_next_multiple_of(GRANULE).filter(|least| *least <= room).ok_or(driver::OUT_OF_MEMORY)?;
+    let wish = (reserved / 8).min(GROWTH_MAX).next_multiple_of(GRANULE).max(least).min(room / GRANULE * GRANULE);
+    // A context of another card cannot reach it.
+    let context = if device == stream.device { stream.context } else { 0 };
+    let made = match wrap::allocate_once(wish, context, device, &access) {
+        Err(driver::OUT_OF_MEMORY) if wish > least => {
+            wrap::allocate_once(least, context, device, &access).map(|at| (at, least))
+        }
+        other => other.map(|at| (at, wish)),
+    };
+    let (span, length) = made?;
+    with(|pools| {
+        let Some(pool) = pools.pools.get_mut(&number) else { return };
+        pool.reserved += length;
+        pool.reserved_high = pool.reserved_high.max(pool.reserved);
+        pool.ranges(bytes).add(span, length);
+    });
+    // Another thread may have been faster.
+    with(|pools| pools.take(number, bytes, stream.lane)).ok_or(driver::OUT_OF_MEMORY)
+}
+
+/// There is no room: waits in the stream for what another has freed, or gives back what is kept elsewhere.
+fn squeeze(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
+    if let Some(at) = take_after_wait(number, bytes, stream)? {
+        return Ok(at);
+    }
+    let device = with(|pools| pools.pools.get(&number).map(|pool| pool.device)).ok_or(driver::INVALID_VALUE)?;
+    if release(device)
+        && let Ok(at) = grow(number, bytes, stream)
+    {
+        return Ok(at);
+    }
+    // What is being freed may be all that is missing.
+    let waits = with(|pools| {
+        let own = pools.pools.values_mut().filter(|pool| pool.device == device);
+        own.flat_map(|pool| [pool.small.waits(), pool.large.waits()].concat()).collect::<Vec<Wait>>()
+    });
+    for wait in waits {
+        done(driver::cuEventSynchronize(wait.event))?;
+    }
+    if let Some(at) = with(|pools| pools.take(number, bytes, stream.lane)) {
+        return Ok(at);
+    }
+    release(device);
+    grow(number, bytes, stream)
+}
+
+/// Takes what another stream has freed, and makes this one wait for it.
+fn take_after_wait(number: u64, bytes: u64, stream: &Stream) -> Result<Option<u64>, u32> {
+    let found = with(|pools| {
+        let pool = pools.pools.get_mut(&number).filter(|pool| pool.reuse[REUSE_INTERNAL] != 0)?;
+        let found = pool.ranges(bytes).take_any(bytes)?;
+        pool.note_used(bytes);
+        Some(found)
+    });
+    let Some((at, waits)) = found else { return Ok(None) };
+    let waited = waits
+        .iter()
+        .try_for_each(|wait| stream.inside(|| done(driver::cuStreamWaitEvent(stream.handle, wait.event, 0))));
+    with(|pools| {
+        if waited.is_err() {
+            pools.give(number, at, bytes, waits);
+            return;
+        }
+        let pool = pools.pools.get(&number);
+        let spent = waits.iter().filter(|wait| pool.is_none_or(|pool| !pool.is_waited_for(wait))).copied().collect();
+        pools.recycle(spent);
+    });
+    waited.map(|()| Some(at))
+}
+
+/// Frees what was allocated here in the order of a stream. Nothing: it is not from here.
+pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Result<(), u32>> {
+    let block = table::lock().blocks.get(&at).copied().filter(|block| block.pool != 0)?;
+    let _relaxed = Outside::begin();
+    // While the memory is away nothing runs, and nothing must be waited for.
+    let wait = match gate::state() {
+        gate::OPEN => match stream().and_then(|stream| stream.record()) {
+            Ok(wait) => Some(wait),
+            Err(error) => return Some(Err(error)),
+        },
+        _ => None,
+    };
+    // Another thread may have freed it meanwhile.
+    let is_ours = table::lock().blocks.remove(&at).is_some();
+    let bytes = rounded(block.bytes).unwrap_or(block.bytes);
+    with(|pools| {
+        if is_ours {
+            pools.give(block.pool, at, bytes, wait.into_iter().collect());
+        } else {
+            pools.recycle(wait.into_iter().collect());
+        }
+    });
+    Some(if is_ours { Ok(()) } else { Err(driver::INVALID_VALUE) })
+}
+
+/// A block that is in the list no more, and that nothing uses: it is everybody's.
+pub fn give_back(at: u64, block: &Block) {
+    with(|pools| pools.give(block.pool, at, rounded(block.bytes).unwrap_or(block.bytes), Vec::new()));
+}
+
+/// Frees a plain allocation when a stream has come so far. It is in the list no more.
+pub fn free_later(at: u64, block: Block, stream: &Stream) -> Result<(), u32> {
+    let _relaxed = Outside::begin();
+    let wait = stream.record()?;
+    with(|pools| pools.late.push((at, block, wait)));
+    Ok(())
+}
+
+/// Frees plain allocations whose streams have come so far.
+pub fn free_late() {
+    let gone = with(|pools| {
+        let (gone, late) =
+            std::mem::take(&mut pools.late).into_iter().partition::<Vec<_>, _>(|(.., wait)| is_passed(wait));
+        pools.late = late;
+        pools.recycle(gone.iter().map(|(.., wait)| *wait).collect());
+        gone
+    });
+    gone.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
+}
+
+/// A stream may end now: the next one can have its handle.
+pub fn forget_stream(stream: usize) {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, handle, _), _| *handle != stream);
+}
+
+/// A context is gone, and nothing of it runs: whoever waited for its events waits no more.
+pub fn forget_context(context: usize) {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner).retain(|(own, ..), _| *own != context);
+    let late = with(|pools| {
+        pools.events.remove(&context);
+        let mut spent = Vec::new();
+        for ranges in pools.pools.values_mut().flat_map(Pool::all) {
+            ranges.tidy(|wait| wait.context == context, &mut spent);
+        }
+        let (gone, late) = std::mem::take(&mut pools.late)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, _, wait): &(u64, Block, Wait)| wait.context == context);
+        pools.late = late;
+        gone
+    });
+    late.into_iter().for_each(|(at, block, _)| wrap::drop_block((at, block)));
+}
+
+/// The program made a pool: of a card, and with memory of the shim's.
+pub fn made(handle: usize, device: c_int, max_bytes: u64) {
+    with(|pools| {
+        pools.find_defaults();
+        pools.add(handle, device, max_bytes);
+    });
+}
+
+/// The program destroys a pool: the driver may give its handle again. Returns what it was known by.
+pub fn forget(handle: usize) -> Option<u64> {
+    with(|pools| pools.known.remove(&handle))
+}
+
+/// It is destroyed, or not, as the driver says.
+pub fn destroyed(handle: usize, number: u64, is_gone: bool) {
+    let spans = with(|pools| {
+        if !is_gone {
+            pools.known.insert(handle, number);
+            return Vec::new();
+        }
+        if let Some(pool) = pools.pools.get_mut(&number) {
+            pool.is_gone = true;
+        }
+        pools.idle_spans(|pool| pool.is_gone, |_| 0)
+    });
+    drop_spans(spans);
+}
+
+/// Gives back what a pool keeps, down to so many bytes.
+pub fn trim(handle: usize, keep: u64) {
+    let spans = with(|pools| {
+        let number = pools.number(handle);
+        let own = number.and_then(|number| pools.pools.get(&number)).map(|pool| pool.handle);
+        pools.idle_spans(|pool| Some(pool.handle) == own && !pool.is_gone, |_| keep)
+    });
+    drop_spans(spans);
+}
+
+/// A number about a pool of the shim's.
+pub fn attribute(handle: usize, attribute: c_int) -> Option<u64> {
+    with(|pools| {
+        let number = pools.number(handle)?;
+        let pool = pools.pools.get_mut(&number)?;
+        let mut spent = Vec::new();
+        if attribute == 5 {
+            pool.all().into_iter().for_each(|ranges| ranges.tidy(is_passed, &mut spent));
+        }
+        let told = match attribute {
+            1..=3 => pool.reuse[attribute as usize - 1].into(),
+            THRESHOLD => pool.threshold,
+            5 => pool.told_reserved(),
+            6 => pool.reserved_high,
+            7 => pool.used,
+            8 => pool.used_high,
+            _ => return None,
+        };
+        pools.recycle(spent);
+        Some(told)
+    })
+}
+
+/// Changes one: the driver has agreed.
+pub fn set_attribute(handle: usize, attribute: c_int, value: u64) {
+    with(|pools| {
+        let Some(number) = pools.number(handle) else { return };
+        let Some(pool) = pools.pools.get_mut(&number) else { return };
+        match attribute {
+            1..=3 => pool.reuse[attribute as usize - 1] = u32::from(value != 0),
+            THRESHOLD => pool.threshold = value,
+            6 => pool.reserved_high = pool.told_reserved(),
+            8 => pool.used_high = pool.used,
+            _ => {}
+        }
+    });
+}
+
+/// What other cards may do with a pool's memory: the driver has agreed. Returns whether others may now.
+pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
+    let found = with(|pools| {
+        let number = pools.number(handle)?;
+        let pool = pools.pools.get_mut(&number)?;
+        let others: Vec<Access> = given
+            .iter()
+            .copied()
+            .filter(|access| access.location.kind == ON_CARD && access.location.id != pool.device)
+            .collect();
+        for access in &others {
+            pool.access.retain(|old| old.location != access.location);
+            if access.flags == READ_WRITE {
+                pool.access.push(*access);
+            }
+        }
+        let spans: Vec<(u64, u64)> = pool.small.spans().chain(pool.large.spans()).collect();
+        Some((others, spans, !pool.access.is_empty()))
+    });
+    let Some((others, spans, is_shared)) = found else { return Ok(false) };
+    for (at, bytes) in spans {
+        for access in &others {
+            wrap::give_access(at, bytes, *access)?;
+        }
+    }
+    Ok(is_shared)
+}
+
+/// The handle of the pool that an allocation is from.
+pub fn handle(number: u64) -> u64 {
+    with(|pools| pools.pools.get(&number).map_or(0, |pool| pool.handle as u64))
+}

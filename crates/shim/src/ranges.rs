@@ -1,0 +1,286 @@
+//! Memory that is free for those who come later: ranges of spans, and who may have which when.
+//!
+//! A range that was given back in the order of a stream is that stream's at once; others have it when the
+//! events that were recorded with it are passed. Neighbours are put together again where the same stream
+//! gave them back. Nothing here calls the driver: whoever asks says which events are passed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sizes and addresses are multiples of this.
+pub const UNIT: u64 = 512;
+/// A range waits for so many events at most; it is not put together with another beyond.
+const WAITS_MAX: usize = 16;
+/// So many ranges are looked at whose events may be passed.
+const LOOKS_MAX: usize = 32;
+
+/// What must be passed before others may have a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The stream it was given back in: its own number, which no other stream has.
+    pub lane: u64,
+    /// In which context the event was made.
+    pub context: usize,
+    /// The event.
+    pub event: usize,
+}
+
+#[derive(Debug, Default)]
+struct Range {
+    bytes: u64,
+    /// All of one lane.
+    waits: Vec<Wait>,
+}
+
+/// Spans of memory, and what of them is free.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    spans: BTreeMap<u64, u64>,
+    free: BTreeMap<u64, Range>,
+    by_size: BTreeSet<(u64, u64)>,
+}
+
+/// So many bytes are taken for so many.
+pub fn rounded(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(UNIT)
+}
+
+impl Ranges {
+    /// A new span, all of it free.
+    pub fn add(&mut self, at: u64, bytes: u64) {
+        self.spans.insert(at, bytes);
+        self.put(at, Range { bytes, waits: Vec::new() });
+    }
+
+    /// Whether an address is in one of the spans.
+    pub fn holds(&self, at: u64) -> bool {
+        self.spans.range(..=at).next_back().is_some_and(|(first, bytes)| at - first < *bytes)
+    }
+
+    fn put(&mut self, at: u64, range: Range) {
+        self.by_size.insert((range.bytes, at));
+        self.free.insert(at, range);
+    }
+
+    fn pull(&mut self, at: u64) -> Option<Range> {
+        let range = self.free.remove(&at)?;
+        self.by_size.remove(&(range.bytes, at));
+        Some(range)
+    }
+
+    /// Takes so many bytes that a lane may have now. `is_passed` says it of an event. Events that this range
+    /// needs no more go to `spent`; another may still wait for them.
+    pub fn take(
+        &mut self,
+        bytes: u64,
+        lane: u64,
+        mut is_passed: impl FnMut(&Wait) -> bool,
+        spent: &mut Vec<Wait>,
+    ) -> Option<u64> {
+        let fitting = || self.by_size.range((bytes, 0)..);
+        let is_own = |at: &u64| self.free[at].waits.first().is_none_or(|wait| wait.lane == lane);
+        let found = fitting().map(|(_, at)| *at).find(is_own).or_else(|| {
+            let others = fitting().map(|(_, at)| *at).take(LOOKS_MAX);
+            others.into_iter().find(|at| self.free[at].waits.iter().all(&mut is_passed))
+        })?;
+        let mut range = self.pull(found)?;
+        if range.waits.first().is_some_and(|wait| wait.lane != lane) {
+            spent.append(&mut range.waits);
+        }
+        let (at, waits) = self.cut(found, range, bytes);
+        spent.extend(waits);
+        Some(at)
+    }
+
+    /// Takes so many bytes, whoever has them: with what must be waited for first.
+    pub fn take_any(&mut self, bytes: u64) -> Option<(u64, Vec<Wait>)> {
+        let (_, at) = *self.by_size.range((bytes, 0)..).next()?;
+        let range = self.pull(at)?;
+        Some(self.cut(at, range, bytes))
+    }
+
+    /// The first part is taken; the rest stays, with the same waits.
+    fn cut(&mut self, at: u64, range: Range, bytes: u64) -> (u64, Vec<Wait>) {
+        if range.bytes > bytes {
+            self.put(at + bytes, Range { bytes: range.bytes - bytes, waits: range.waits.clone() });
+        }
+        (at, range.waits)
+    }
+
+    /// Gives a range back. `waits`: what must be passed before others may have it.
+    pub fn give(&mut self, at: u64, bytes: u64, waits: Vec<Wait>) {
+        let Some((first, length)) = self.spans.range(..=at).next_back().map(|(at, bytes)| (*at, *bytes)) else {
+            return;
+        };
+        let mut own = (at, Range { bytes, waits });
+        let before = self.free.range(first..at).next_back().filter(|(near, range)| **near + range.bytes == at);
+        let before = before.map(|(near, _)| *near);
+        let after = Some(at + bytes).filter(|next| *next < first + length && self.free.contains_key(next));
+        for near in before.into_iter().chain(after) {
+            if self.is_alike(near, &own.1)
+                && let Some(range) = self.pull(near)
+            {
+                own.0 = own.0.min(near);
+                own.1.bytes += range.bytes;
+                own.1
+                    .waits
+                    .extend(range.waits.into_iter().filter(|wait| !own.1.waits.contains(wait)).collect::<Vec<_>>());
+            }
+        }
+        self.put(own.0, own.1);
+    }
+
+    /// Whether a free range may be put together with another.
+    fn is_alike(&self, near: u64, other: &Range) -> bool {
+        let Some(range) = self.free.get(&near) else { return false };
+        let lanes: BTreeSet<u64> = range.waits.iter().chain(&other.waits).map(|wait| wait.lane).collect();
+        lanes.len() <= 1 && range.waits.len() + other.waits.len() <= WAITS_MAX
+    }
+
+    /// Forgets events that are passed, and puts together what may be. They go to `spent`.
+    pub fn tidy(&mut self, mut is_passed: impl FnMut(&Wait) -> bool, spent: &mut Vec<Wait>) {
+        let all: Vec<Wait> = self.waits();
+        let passed: Vec<Wait> = all.into_iter().filter(|wait| is_passed(wait)).collect();
+        let changed: Vec<u64> = self
+            .free
+            .iter_mut()
+            .filter_map(|(at, range)| {
+                let before = range.waits.len();
+                range.waits.retain(|wait| !passed.contains(wait));
+                (range.waits.len() < before && range.waits.is_empty()).then_some(*at)
+            })
+            .collect();
+        for at in changed {
+            if let Some(range) = self.pull(at) {
+                self.give(at, range.bytes, Vec::new());
+            }
+        }
+        spent.extend(passed);
+    }
+
+    /// Every event that something waits for, once.
+    pub fn waits(&self) -> Vec<Wait> {
+        let mut all: Vec<Wait> = Vec::new();
+        for wait in self.free.values().flat_map(|range| &range.waits) {
+            if !all.contains(wait) {
+                all.push(*wait);
+            }
+        }
+        all
+    }
+
+    /// Whether a range waits for this.
+    pub fn is_waited_for(&self, wait: &Wait) -> bool {
+        self.free.values().any(|range| range.waits.contains(wait))
+    }
+
+    /// Spans that are free as a whole, and nothing waits for: where, and how long.
+    pub fn idle(&self) -> Vec<(u64, u64)> {
+        let is_idle = |(at, bytes): &(&u64, &u64)| {
+            self.free.get(at).is_some_and(|range| range.bytes == **bytes && range.waits.is_empty())
+        };
+        self.spans.iter().filter(is_idle).map(|(at, bytes)| (*at, *bytes)).collect()
+    }
+
+    /// Takes an idle span out.
+    pub fn remove(&mut self, at: u64) {
+        self.pull(at);
+        self.spans.remove(&at);
+    }
+
+    /// Where the spans are, and how long each is.
+    pub fn spans(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.spans.iter().map(|(at, bytes)| (*at, *bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ranges, UNIT, Wait};
+
+    const SPAN: u64 = 1 << 30;
+
+    fn wait(lane: u64, event: usize) -> Vec<Wait> {
+        vec![Wait { lane, context: 7, event }]
+    }
+
+    fn take(ranges: &mut Ranges, bytes: u64, lane: u64, passed: &[usize]) -> Option<u64> {
+        ranges.take(bytes, lane, |wait| passed.contains(&wait.event), &mut Vec::new())
+    }
+
+    #[test]
+    fn a_range_is_its_streams_at_once_and_others_when_its_event_is_passed() {
+        let mut ranges = Ranges::default();
+        ranges.add(SPAN, 4096);
+        assert_eq!(take(&mut ranges, 4096, 1, &[]), Some(SPAN));
+        ranges.give(SPAN, 4096, wait(1, 50));
+        assert_eq!(take(&mut ranges, 4096, 2, &[]), None);
+        assert_eq!(take(&mut ranges, 4096, 1, &[]), Some(SPAN));
+        ranges.give(SPAN, 4096, wait(1, 51));
+        assert_eq!(take(&mut ranges, 1024, 2, &[50]), None);
+        assert_eq!(take(&mut ranges, 1024, 2, &[51]), Some(SPAN));
+        assert_eq!(ranges.take_any(3072), Some((SPAN + 1024, Vec::new())));
+        assert_eq!(ranges.take_any(UNIT), None);
+    }
+
+    #[test]
+    fn ranges_come_together_and_spans_that_are_free_are_known() {
+        let mut ranges = Ranges::default();
+        ranges.add(SPAN, 8 * UNIT);
+        ranges.add(SPAN + 8 * UNIT, 8 * UNIT);
+        let parts: Vec<u64> = (0..16).filter_map(|_| take(&mut ranges, UNIT, 1, &[])).collect();
+        assert_eq!(parts.len(), 16);
+        assert_eq!(take(&mut ranges, UNIT, 1, &[]), None);
+        for (number, at) in parts.iter().enumerate() {
+            ranges.give(*at, UNIT, wait(number as u64 % 2, number));
+        }
+        assert_eq!(take(&mut ranges, 2 * UNIT, 0, &[]), None, "other lanes are between");
+        assert!(ranges.idle().is_empty());
+        let mut spent = Vec::new();
+        ranges.tidy(|wait| wait.event != 3, &mut spent);
+        assert_eq!(spent.len(), 15);
+        assert_eq!(ranges.idle(), [(SPAN + 8 * UNIT, 8 * UNIT)], "spans side by side stay apart");
+        ranges.tidy(|_| true, &mut spent);
+        assert_eq!(ranges.idle().len(), 2);
+        ranges.remove(SPAN);
+        assert_eq!(take(&mut ranges, 8 * UNIT, 5, &[]), Some(SPAN + 8 * UNIT));
+        assert!(!ranges.holds(SPAN) && ranges.holds(SPAN + 9 * UNIT));
+    }
+
+    #[test]
+    fn nobody_gets_what_another_has_whatever_comes() {
+        // Random takes and gives of four lanes, against a list of who has what.
+        let (mut ranges, mut held, mut number, mut events) = (Ranges::default(), Vec::new(), 1_u64, 0_usize);
+        ranges.add(SPAN, 64 * UNIT);
+        ranges.add(SPAN + 64 * UNIT, 64 * UNIT);
+        let mut passed = 0;
+        for _ in 0..20_000 {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (what, lane) = ((number >> 33) % 5, (number >> 40) % 4);
+            let bytes = ((number >> 50) % 9 + 1) * UNIT;
+            match what {
+                0 | 1 => {
+                    if let Some(at) = ranges.take(bytes, lane, |wait| wait.event < passed, &mut Vec::new()) {
+                        assert!(held.iter().all(|(own, size)| at + bytes <= *own || own + size <= at), "{at}");
+                        assert!(at >= SPAN && at + bytes <= SPAN + 128 * UNIT);
+                        assert!(at + bytes <= SPAN + 64 * UNIT || at >= SPAN + 64 * UNIT, "across spans");
+                        held.push((at, bytes));
+                    }
+                }
+                2 | 3 if !held.is_empty() => {
+                    let (at, bytes) = held.swap_remove((number >> 20) as usize % held.len());
+                    events += 1;
+                    ranges.give(at, bytes, wait(lane, events));
+                }
+                _ => {
+                    passed = events / 2;
+                    ranges.tidy(|wait| wait.event < passed, &mut Vec::new());
+                }
+            }
+        }
+        for (at, bytes) in held {
+            ranges.give(at, bytes, Vec::new());
+        }
+        ranges.tidy(|_| true, &mut Vec::new());
+        assert_eq!(ranges.idle().len(), 2, "nothing is lost");
+    }
+}

@@ -1,0 +1,236 @@
+//! Memory in the order of streams, and the pools it comes from: the shim's own, where it can be.
+
+use super::{put, told, uuid};
+use crate::driver::{self, Access, Location, ON_CARD, current};
+use crate::gate;
+use crate::page::{self, Reason};
+use crate::pool::{self, Stream};
+use crate::table;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::OnceLock;
+
+/// So much of the driver's own pools stays on the card when the rest is parked.
+const STREAMED_MAX: u64 = 256 << 20;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: c_int = 1;
+
+/// `CUmemPoolProps`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PoolProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows: usize,
+    max_bytes: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+/// Whether the call under way is the form of a function in which stream zero is the thread's own.
+fn is_own_form(known: &OnceLock<usize>, name: &CStr) -> bool {
+    gate::current().real() == *known.get_or_init(|| driver::find(name))
+}
+
+/// Whether a stream is captured: then what it allocates is the graph's.
+fn is_captured(stream: usize) -> bool {
+    let mut status = 0;
+    gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
+}
+
+/// Counts what a stream allocated from a pool of the driver's, which stays on the card.
+fn streamed(at: u64, bytes: u64, uuid: [u8; 16], device: c_int) {
+    let mut table = table::lock();
+    table.streamed.insert(at, (bytes, uuid, device));
+    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+    drop(table);
+    if all > STREAMED_MAX {
+        page::mark_not_parkable(Reason::StreamOrdered, "cuMemAllocFromPoolAsync");
+    }
+}
+
+/// Allocates with the driver's own function, which writes to the place.
+fn of_driver(place: *mut u64, bytes: usize, real: impl FnOnce() -> u32) -> u32 {
+    let device = match current() {
+        Ok((_, device)) => device,
+        Err(error) => return error,
+    };
+    let uuid = uuid(device);
+    if !page::reserve(&uuid, device, bytes as u64) {
+        return driver::OUT_OF_MEMORY;
+    }
+    let result = real();
+    if result == driver::SUCCESS {
+        // SAFETY: the driver has just written there.
+        streamed(unsafe { place.read_unaligned() }, bytes as u64, uuid, device);
+    } else {
+        page::give_back(&uuid, device, bytes as u64);
+    }
+    result
+}
+
+pub extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u32 {
+    static OWN_FORM: OnceLock<usize> = OnceLock::new();
+    if place.is_null() || bytes == 0 {
+        return real!(place: *mut u64, bytes: usize, stream: usize);
+    }
+    if is_captured(stream) {
+        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocAsync");
+        return real!(place: *mut u64, bytes: usize, stream: usize);
+    }
+    let named = Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemAllocAsync_ptsz"));
+    match named.and_then(|stream| pool::alloc(None, bytes as u64, &stream)) {
+        Ok(Some(at)) => told(put(place, at)),
+        Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, stream: usize)),
+        Err(error) => error,
+    }
+}
+
+pub extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, from: usize, stream: usize) -> u32 {
+    static OWN_FORM: OnceLock<usize> = OnceLock::new();
+    if place.is_null() || bytes == 0 {
+        return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
+    }
+    if is_captured(stream) {
+        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocFromPoolAsync");
+        return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
+    }
+    let named = Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemAllocFromPoolAsync_ptsz"));
+    match named.and_then(|stream| pool::alloc(Some(from), bytes as u64, &stream)) {
+        Ok(Some(at)) => told(put(place, at)),
+        Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, from: usize, stream: usize)),
+        Err(error) => error,
+    }
+}
+
+pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
+    static OWN_FORM: OnceLock<usize> = OnceLock::new();
+    if is_captured(stream) {
+        return real!(at: u64, stream: usize);
+    }
+    let named = || Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemFreeAsync_ptsz"));
+    if let Some(freed) = pool::free(at, named) {
+        return told(freed);
+    }
+    let block = table::lock().blocks.get(&at).copied();
+    if let Some(block) = block {
+        // While the memory is away nothing runs that must be waited for.
+        if gate::state() != gate::OPEN {
+            return super::mem_free(at);
+        }
+        let stream = match named() {
+            Ok(stream) => stream,
+            Err(error) => return error,
+        };
+        // Another thread may have freed it meanwhile.
+        if table::lock().blocks.remove(&at).is_none() {
+            return driver::INVALID_VALUE;
+        }
+        let later = pool::free_later(at, block, &stream);
+        if later.is_err() {
+            table::lock().blocks.insert(at, block);
+        }
+        return told(later);
+    }
+    let result = real!(at: u64, stream: usize);
+    if result == driver::SUCCESS {
+        forget_streamed(at);
+    }
+    result
+}
+
+/// What was allocated from a pool of the driver's is freed.
+pub fn forget_streamed(at: u64) {
+    let mut table = table::lock();
+    let gone = table.streamed.remove(&at);
+    let all: u64 = table.streamed.values().map(|(bytes, _, _)| bytes).sum();
+    drop(table);
+    if let Some((bytes, uuid, device)) = gone {
+        page::give_back(&uuid, device, bytes);
+        if all <= STREAMED_MAX {
+            page::unmark(Reason::StreamOrdered);
+        }
+    }
+}
+
+pub extern "C" fn create(place: *mut usize, properties: *const PoolProperties) -> u32 {
+    let result = real!(place: *mut usize, properties: *const PoolProperties);
+    if result == driver::SUCCESS {
+        // SAFETY: the driver has just read the one and written the other.
+        let (handle, about) = unsafe { (place.read_unaligned(), properties.read_unaligned()) };
+        if about.handle_types != 0 {
+            page::mark_not_parkable(Reason::Shared, "cuMemPoolCreate");
+        } else if about.kind == PINNED && about.location.kind == ON_CARD {
+            pool::made(handle, about.location.id, about.max_bytes as u64);
+        }
+    }
+    result
+}
+
+pub extern "C" fn destroy(handle: usize) -> u32 {
+    // Before it is gone: the next one can have its handle.
+    let number = pool::forget(handle);
+    let result = real!(handle: usize);
+    if let Some(number) = number {
+        pool::destroyed(handle, number, result == driver::SUCCESS);
+    }
+    result
+}
+
+pub extern "C" fn trim(handle: usize, keep: usize) -> u32 {
+    let result = real!(handle: usize, keep: usize);
+    if result == driver::SUCCESS {
+        pool::trim(handle, keep as u64);
+    }
+    result
+}
+
+pub extern "C" fn attribute(handle: usize, attribute: c_int, place: *mut c_void) -> u32 {
+    let result = real!(handle: usize, attribute: c_int, place: *mut c_void);
+    if result == driver::SUCCESS
+        && let Some(value) = pool::attribute(handle, attribute)
+    {
+        // Those up to the third have four bytes.
+        return told(if attribute <= 3 { put(place.cast(), value as u32) } else { put(place.cast(), value) });
+    }
+    result
+}
+
+pub extern "C" fn set_attribute(handle: usize, attribute: c_int, place: *mut c_void) -> u32 {
+    let result = real!(handle: usize, attribute: c_int, place: *mut c_void);
+    if result == driver::SUCCESS && !place.is_null() {
+        // SAFETY: the driver has just read as much.
+        let value = unsafe {
+            match attribute {
+                ..=3 => u64::from(place.cast::<u32>().read_unaligned()),
+                _ => place.cast::<u64>().read_unaligned(),
+            }
+        };
+        pool::set_attribute(handle, attribute, value);
+    }
+    result
+}
+
+pub extern "C" fn set_access(handle: usize, given: *const Access, count: usize) -> u32 {
+    let result = real!(handle: usize, given: *const Access, count: usize);
+    if result != driver::SUCCESS || given.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has just read as many.
+    let given: Vec<Access> = (0..count).map(|number| unsafe { given.add(number).read_unaligned() }).collect();
+    match pool::set_access(handle, &given) {
+        Ok(is_shared) => {
+            if is_shared {
+                page::mark_not_parkable(Reason::Peers, "cuMemPoolSetAccess");
+            }
+            result
+        }
+        Err(error) => error,
+    }
+}
+
+pub extern "C" fn stream_destroy(stream: usize) -> u32 {
+    // Before it is gone: the next one can have its handle.
+    pool::forget_stream(stream);
+    real!(stream: usize)
+}
