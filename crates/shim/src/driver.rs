@@ -127,6 +127,7 @@ macro_rules! driver {
 }
 
 driver! {
+    cuCtxDisablePeerAccess(context: usize);
     cuCtxGetCurrent(place: *mut usize);
     cuCtxGetDevice(place: *mut c_int);
     cuCtxPopCurrent_v2(place: *mut usize);

@@ -28,6 +28,7 @@ mod log;
 mod nvml;
 mod page;
 mod park;
+mod peers;
 mod pool;
 mod ranges;
 mod small;

@@ -11,7 +11,7 @@
 use crate::driver::{self, Access, ON_CARD, READ_WRITE, current, done, within};
 use crate::gate;
 use crate::ranges::{Ranges, Wait, rounded};
-use crate::table::{self, Block};
+use crate::table::{self, Block, Whose};
 use crate::wrap;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -404,10 +404,9 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
     let wish = (reserved / 8).min(GROWTH_MAX).next_multiple_of(GRANULE).max(least).min(room / GRANULE * GRANULE);
     // A context of another card cannot reach it.
     let context = if device == stream.device { stream.context } else { 0 };
-    let made = match wrap::allocate_once(wish, context, device, &access) {
-        Err(driver::OUT_OF_MEMORY) if wish > least => {
-            wrap::allocate_once(least, context, device, &access).map(|at| (at, least))
-        }
+    let once = |bytes| wrap::allocate_once(bytes, context, device, Whose::Pool, &access);
+    let made = match once(wish) {
+        Err(driver::OUT_OF_MEMORY) if wish > least => once(least).map(|at| (at, least)),
         other => other.map(|at| (at, wish)),
     };
     let (span, length) = made?;
@@ -646,6 +645,11 @@ pub fn set_access(handle: usize, given: &[Access]) -> Result<bool, u32> {
         }
     }
     Ok(is_shared)
+}
+
+/// Whether other cards reach memory of a pool.
+pub fn is_reached() -> bool {
+    with(|pools| pools.pools.values().any(|pool| !pool.access.is_empty()))
 }
 
 /// The handle of the pool that an allocation is from.

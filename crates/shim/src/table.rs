@@ -44,8 +44,19 @@ pub struct Mapping {
     pub offset: u64,
     /// What may be done with it, by whom.
     pub access: Vec<Access>,
-    /// The program does not know of it, but of blocks in it.
-    pub is_hidden: bool,
+    /// Whose mapping it is.
+    pub whose: Whose,
+}
+
+/// Whose a mapping is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The program's, which mapped it itself.
+    Program,
+    /// Of plain allocations: the program knows of blocks in it.
+    Plain,
+    /// Of a pool: likewise.
+    Pool,
 }
 
 /// An allocation that the program made with a plain call, or in the order of a stream.
@@ -135,7 +146,7 @@ impl Table {
 
     /// Whether an address is in a mapping that the program knows nothing of, and in no block.
     pub fn is_nowhere(&self, at: u64) -> bool {
-        self.block(at).is_none() && self.mapping(at).is_some_and(|(_, mapping)| mapping.is_hidden)
+        self.block(at).is_none() && self.mapping(at).is_some_and(|(_, mapping)| mapping.whose != Whose::Program)
     }
 
     /// The mapping that an address is in.

@@ -9,9 +9,10 @@ use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
 use crate::gate;
 use crate::page::{self, Reason};
+use crate::peers;
 use crate::pool;
 use crate::small::{CHUNK, LARGE};
-use crate::table::{self, Block, Mapping, Physical};
+use crate::table::{self, Block, Mapping, Physical, Whose};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -57,6 +58,8 @@ static OWN: &[Own] = &[
     Own("cuMemPoolSetAttribute", "", 11_020, pools::set_attribute as *const ()),
     Own("cuMemPoolSetAccess", "", 11_020, pools::set_access as *const ()),
     Own("cuStreamDestroy", "_v2", 4000, pools::stream_destroy as *const ()),
+    Own("cuCtxEnablePeerAccess", "", 4000, enable_peer as *const ()),
+    Own("cuCtxDisablePeerAccess", "", 4000, disable_peer as *const ()),
     Own("cuCtxDestroy", "_v2", 4000, context_destroy as *const ()),
     Own("cuDevicePrimaryCtxRelease", "_v2", 11_000, primary_release as *const ()),
     Own("cuDevicePrimaryCtxReset", "_v2", 11_000, primary_release as *const ()),
@@ -137,26 +140,35 @@ fn properties(device: c_int) -> Properties {
 
 /// Takes memory of a card and an address, and maps one at the other. What pools only keep is in the way.
 fn allocate(bytes: u64, context: usize, device: c_int) -> Result<u64, u32> {
-    match allocate_once(bytes, context, device, &[]) {
-        Err(driver::OUT_OF_MEMORY) if pool::release(device) => allocate_once(bytes, context, device, &[]),
+    let once = || allocate_once(bytes, context, device, Whose::Plain, &peers::of(device));
+    let at = match once() {
+        Err(driver::OUT_OF_MEMORY) if pool::release(device) => once(),
         other => other,
+    }?;
+    // Somebody may have come to reach it just now.
+    for access in peers::of(device) {
+        let knows = table::lock().mappings.get(&at).is_none_or(|mapping| mapping.access.contains(&access));
+        if !knows {
+            give_access(at, bytes, access)?;
+        }
     }
+    Ok(at)
 }
 
 /// The same, of what is free now. `others`: what other cards may do with it.
-pub fn allocate_once(bytes: u64, context: usize, device: c_int, others: &[Access]) -> Result<u64, u32> {
+pub fn allocate_once(bytes: u64, context: usize, device: c_int, whose: Whose, others: &[Access]) -> Result<u64, u32> {
     let uuid = uuid(device);
     if !page::reserve(&uuid, device, bytes) {
         return Err(driver::OUT_OF_MEMORY);
     }
-    let made = mapped(bytes, context, device, uuid, others);
+    let made = mapped(bytes, context, device, whose, others);
     if made.is_err() {
         page::give_back(&uuid, device, bytes);
     }
     made
 }
 
-fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16], others: &[Access]) -> Result<u64, u32> {
+fn mapped(bytes: u64, context: usize, device: c_int, whose: Whose, others: &[Access]) -> Result<u64, u32> {
     let (properties, length) = (properties(device), bytes as usize);
     let mut access = vec![Access { location: properties.location, flags: READ_WRITE }];
     access.extend(others);
@@ -184,14 +196,14 @@ fn mapped(bytes: u64, context: usize, device: c_int, uuid: [u8; 16], others: &[A
         bytes,
         properties,
         flags: 0,
-        uuid,
+        uuid: uuid(device),
         context,
         // It lives in its mapping alone.
         count: 0,
         mapped: BTreeSet::new(),
         arena: None,
     });
-    table.map(at, Mapping { handle, bytes, offset: 0, access, is_hidden: true });
+    table.map(at, Mapping { handle, bytes, offset: 0, access, whose });
     Ok(at)
 }
 
@@ -282,6 +294,7 @@ fn end_context(context: usize) {
         .for_each(|physical| physical.context = 0);
     drop(table);
     pool::forget_context(context);
+    peers::forget(context);
     gone.into_iter().for_each(drop_block);
     pool::sweep();
 }
@@ -299,6 +312,27 @@ extern "C" fn context_destroy(context: usize) -> u32 {
         end_context(context);
     }
     result
+}
+
+extern "C" fn enable_peer(context: usize, flags: u32) -> u32 {
+    let result = real!(context: usize, flags: u32);
+    match done(result).and_then(|()| peers::enabled(context)) {
+        Err(error) if result == driver::SUCCESS => {
+            // It is all or nothing.
+            driver::cuCtxDisablePeerAccess(context);
+            error
+        }
+        _ => result,
+    }
+}
+
+extern "C" fn disable_peer(context: usize) -> u32 {
+    let result = real!(context: usize);
+    let told = told(done(result).and_then(|()| peers::disabled(context)));
+    if result == driver::SUCCESS && !peers::is_any() && !pool::is_reached() {
+        page::unmark(Reason::Peers);
+    }
+    told
 }
 
 /// The primary context of a card, if it is there.
@@ -482,7 +516,7 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
     let result = driver::cuMemMap(at, bytes, offset, real, flags);
     if result == driver::SUCCESS && real != handle {
         let mapping =
-            Mapping { handle, bytes: bytes as u64, offset: offset as u64, access: Vec::new(), is_hidden: false };
+            Mapping { handle, bytes: bytes as u64, offset: offset as u64, access: Vec::new(), whose: Whose::Program };
         table::lock().map(at, mapping);
     }
     result

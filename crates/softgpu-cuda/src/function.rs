@@ -227,7 +227,7 @@ impl Call {
         let kernel = self.function.kernel()?;
         let begun = Instant::now();
         let running = runtime.seat.kernel(context.card);
-        let memory = runtime.space.hold();
+        let memory = runtime.space.hold_for(runtime.viewer(context));
         let done = run(&Launch {
             module: &self.function.loaded.module,
             kernel,

@@ -55,6 +55,11 @@ impl<T> Table<T> {
         things.iter().find(|(_, thing)| is(thing)).map(|(handle, thing)| (*handle, Arc::clone(thing)))
     }
 
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
     /// Forgets all that are so.
     pub fn drop_where(&self, mut is: impl FnMut(&T) -> bool) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, thing| !is(thing));

@@ -10,7 +10,8 @@
 //!   space      memory by address; vmm: addresses and memory apart; pool: in the order of a stream
 //!   module     PTX that was loaded, libraries; fatbin: PTX in fat binaries
 //! ```
-//! A device address is the host's own address of the same bytes, so that copies are copies. Every call
+//! A device address is the host's own address of the same bytes, so that copies are copies. Kernels reach
+//! another card's memory only where the program enabled it, which no two real cards were compared with. Every call
 //! that touches memory or gives a card work passes the gate of its process's row, which a checkpoint
 //! shuts; what is under way keeps its pass.
 //!

@@ -4,6 +4,8 @@ use crate::handles;
 use crate::result::{CuResult, Outcome};
 use crate::runtime::Runtime;
 use crate::space::{Backing, Block, Kind};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A pool of one card.
@@ -16,6 +18,8 @@ pub struct Pool {
     pub is_default: bool,
     /// At most so many bytes; zero: as many as there are.
     max_bytes: u64,
+    /// Other cards whose kernels reach its memory: bits.
+    reach: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -47,9 +51,24 @@ impl Pool {
     /// A new one.
     pub fn create(runtime: &Runtime, card: usize, max_bytes: u64, is_default: bool) -> Arc<Pool> {
         let inner = Mutex::new(Inner { reuse: [1; 3], ..Inner::default() });
-        let pool = Arc::new(Pool { handle: handles::fresh(), card, is_default, max_bytes, inner });
+        let pool =
+            Arc::new(Pool { handle: handles::fresh(), card, is_default, max_bytes, reach: AtomicU64::new(0), inner });
         runtime.pools.put_as(pool.handle, Arc::clone(&pool));
         pool
+    }
+
+    /// Whether another card's kernels reach its memory.
+    pub fn is_reached_by(&self, card: usize) -> bool {
+        self.reach.load(SeqCst) >> card & 1 == 1
+    }
+
+    /// They do, or do not any more.
+    pub fn set_reach(&self, card: usize, reaches: bool) {
+        if reaches {
+            self.reach.fetch_or(1 << card, SeqCst);
+        } else {
+            self.reach.fetch_and(!(1 << card), SeqCst);
+        }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -12,12 +12,12 @@ use crate::module::{Library, LibraryKernel, Loaded};
 use crate::object::UserObject;
 use crate::pool::Pool;
 use crate::result::{CuResult, Outcome};
-use crate::space::{Kind, Space};
+use crate::space::{Kind, Space, Viewer};
 use crate::stream::{Event, Stream};
 use crate::visible;
 use crate::vmm::{Allocation, Reserved};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -49,6 +49,8 @@ pub struct Runtime {
     pub current_pools: Vec<Mutex<Option<Arc<Pool>>>>,
     /// Each card's own pool.
     pub default_pools: Vec<OnceLock<Arc<Pool>>>,
+    /// Contexts that reach the memory of others: who, and whose.
+    pub peers: Mutex<BTreeSet<(usize, usize)>>,
     /// Contexts.
     pub contexts: Table<Context>,
     /// Modules.
@@ -182,6 +184,7 @@ impl Runtime {
             primary: (0..cards).map(|_| Mutex::default()).collect(),
             current_pools: (0..cards).map(|_| Mutex::default()).collect(),
             default_pools: (0..cards).map(|_| OnceLock::new()).collect(),
+            peers: Mutex::default(),
             contexts: Table::default(),
             modules: Table::default(),
             functions: Table::default(),
@@ -236,6 +239,8 @@ impl Runtime {
         self.drop_captures(|_, context| context == handle);
         self.engine.forget_all(handle);
         self.streams.drop_where(|stream| stream.context.handle == handle);
+        let is_of = |pair: &(usize, usize)| pair.0 == handle || pair.1 == handle;
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).retain(|pair| !is_of(pair));
         self.functions.drop_where(|function| function.loaded.context == handle);
         self.modules.drop_where(|module| module.context == handle);
         self.free_counted(handle);
@@ -270,6 +275,15 @@ impl Runtime {
         self.space.free(at, |kind| kind == Kind::Managed)?;
         self.seat.row().managed.fetch_sub(1, SeqCst);
         Ok(())
+    }
+
+    /// What kernels of a context reach.
+    pub fn viewer(&self, context: &Context) -> Viewer {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let contexts = peers.iter().filter(|(own, _)| *own == context.handle).map(|(_, other)| *other).collect();
+        let pools =
+            self.pools.all().into_iter().filter(|pool| pool.is_reached_by(context.card)).map(|pool| pool.handle);
+        Viewer { card: context.card, contexts, pools: pools.collect() }
     }
 
     /// A card's own pool.

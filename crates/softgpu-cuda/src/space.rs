@@ -73,6 +73,8 @@ pub struct Block {
     pub context: usize,
     /// What may be done with it.
     pub access: Access,
+    /// Other cards whose kernels reach it, where it is mapped: bits.
+    pub reach: u64,
     /// A number no other allocation has.
     pub id: u64,
     /// Keeps the bytes mapped.
@@ -202,12 +204,40 @@ pub struct Space {
 /// The memory as it is while somebody touches it.
 pub struct Held {
     blocks: Arc<Blocks>,
+    viewer: Option<Viewer>,
+}
+
+/// A card whose kernels touch memory, and what of others' it reaches.
+pub struct Viewer {
+    /// Which.
+    pub card: usize,
+    /// Contexts whose plain memory it reaches.
+    pub contexts: Vec<usize>,
+    /// Pools whose memory it reaches.
+    pub pools: Vec<usize>,
+}
+
+impl Viewer {
+    fn reaches(&self, block: &Block) -> bool {
+        match block.kind {
+            _ if block.card == self.card => true,
+            Kind::Device => self.contexts.contains(&block.context),
+            Kind::Pool(pool) => self.pools.contains(&pool),
+            Kind::Mapped => block.reach >> self.card & 1 == 1,
+            _ => true,
+        }
+    }
 }
 
 impl Space {
     /// The memory, which stays mapped until this is dropped.
     pub fn hold(&self) -> Held {
-        Held { blocks: Arc::clone(&self.books()) }
+        Held { blocks: Arc::clone(&self.books()), viewer: None }
+    }
+
+    /// The memory as the kernels of a card see it.
+    pub fn hold_for(&self, viewer: Viewer) -> Held {
+        Held { viewer: Some(viewer), ..self.hold() }
     }
 
     fn books(&self) -> MutexGuard<'_, Arc<Blocks>> {
@@ -235,6 +265,7 @@ impl Space {
                 card,
                 context,
                 access: Access::Write,
+                reach: 0,
                 id: self.fresh_id(),
                 backing: Arc::new(backing),
             },
@@ -351,6 +382,9 @@ impl Held {
 unsafe impl Memory for Held {
     fn region(&self, address: u64) -> Option<Region> {
         let (first, block) = self.find(address)?;
+        if self.viewer.as_ref().is_some_and(|viewer| !viewer.reaches(block)) {
+            return None;
+        }
         let writable = block.access == Access::Write;
         (block.access != Access::None).then_some(Region { first, bytes: block.bytes, host: first as *mut u8, writable })
     }

@@ -23,6 +23,8 @@ pub struct Physical {
     pub card: Option<usize>,
     /// As the program asked: what kinds of handles it may be handed on with.
     pub handle_types: u32,
+    /// As the program asked: compression, and whether other devices may reach it.
+    pub flags: u64,
 }
 
 impl Drop for Physical {
@@ -65,7 +67,13 @@ pub struct Reserved(Mutex<BTreeMap<u64, u64>>);
 
 impl Physical {
     /// Takes memory of a card, or of the host.
-    pub fn create(runtime: &Runtime, bytes: u64, card: Option<usize>, handle_types: u32) -> Outcome<Arc<Physical>> {
+    pub fn create(
+        runtime: &Runtime,
+        bytes: u64,
+        card: Option<usize>,
+        handle_types: u32,
+        flags: u64,
+    ) -> Outcome<Arc<Physical>> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -80,7 +88,7 @@ impl Physical {
         if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) } != 0 {
             return Err(CuResult::OUT_OF_MEMORY);
         }
-        Physical::counted(runtime, file, bytes, card, handle_types)
+        Physical::counted(runtime, file, bytes, card, (handle_types, flags))
     }
 
     /// Memory that another process handed on. It counts for both: each could be the last to have it.
@@ -90,7 +98,7 @@ impl Physical {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
             return Err(CuResult::INVALID_VALUE);
         }
-        Physical::counted(runtime, file.into(), bytes, Some(card), 1)
+        Physical::counted(runtime, file.into(), bytes, Some(card), (1, 0))
     }
 
     fn counted(
@@ -98,12 +106,12 @@ impl Physical {
         file: OwnedFd,
         bytes: u64,
         card: Option<usize>,
-        handle_types: u32,
+        (handle_types, flags): (u32, u64),
     ) -> Outcome<Arc<Physical>> {
         if let Some(card) = card {
             runtime.seat.reserve(card, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         }
-        Ok(Arc::new(Physical { file, bytes, card, handle_types }))
+        Ok(Arc::new(Physical { file, bytes, card, handle_types, flags }))
     }
 
     /// A descriptor for another process.
@@ -185,7 +193,9 @@ impl Reserved {
         over(at, bytes, Access::None, Some(&physical.file))?;
         let backing = Arc::new(Backing::Physical(Arc::clone(physical)));
         let (access, id, card) = (Access::None, runtime.space.fresh_id(), physical.card.unwrap_or(0));
-        runtime.space.put(at, Block { bytes, kind: Kind::Mapped, card, context, access, id, backing });
+        // The host's is every card's.
+        let reach = if physical.card.is_none() { u64::MAX } else { 0 };
+        runtime.space.put(at, Block { bytes, kind: Kind::Mapped, card, context, access, reach, id, backing });
         Ok(())
     }
 
@@ -207,6 +217,18 @@ impl Reserved {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         runtime.space.change(at, bytes, |block| block.access = access);
+        Ok(())
+    }
+
+    /// Says whether another card's kernels reach mappings.
+    pub fn set_reach(&self, runtime: &Runtime, at: u64, bytes: u64, card: usize, reaches: bool) -> Outcome {
+        if !Reserved::is_whole(runtime, at, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let bit = 1_u64 << card;
+        runtime.space.change(at, bytes, |block| {
+            block.reach = if reaches { block.reach | bit } else { block.reach & !bit };
+        });
         Ok(())
     }
 
@@ -251,7 +273,7 @@ impl Runtime {
             return Ok(());
         }
         let whole = bytes.next_multiple_of(GRANULE);
-        let physical = Physical::create(self, whole, Some(card), 0)?;
+        let physical = Physical::create(self, whole, Some(card), 0, 0)?;
         self.reserved.map(self, at, whole, &physical, context)?;
         self.reserved.set_access(self, at, whole, Access::Write)?;
         self.space.change(at, 1, |block| block.kind = Kind::Graph);

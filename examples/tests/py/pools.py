@@ -141,6 +141,7 @@ def counts():
     must("cuMemAllocFromPoolAsync", BY(at), SIZE(2 * MIB), own, STREAM)
     must("cuMemsetD32Async", at, 4, SIZE(4), STREAM)
     say("destroyed", call("cuMemPoolDestroy", own), call("cuMemAllocFromPoolAsync", BY(U64()), SIZE(2 * MIB), own, STREAM))
+    must("cuStreamSynchronize", STREAM)
     say("still there", get(at, 1), call("cuMemFreeAsync", at, STREAM), call("cuStreamSynchronize", STREAM))
     small = got(PTR, "cuMemPoolCreate", BY(Props(type=1, location=Location(1, 0), max=8 * MIB)))
     must("cuMemAllocFromPoolAsync", BY(at), SIZE(6 * MIB), small, STREAM)

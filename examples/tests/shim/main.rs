@@ -4,6 +4,7 @@ mod beside;
 mod cc;
 mod daemon;
 mod parked;
+mod peers;
 mod pools;
 #[path = "../soft/mod.rs"]
 mod soft;

@@ -188,17 +188,24 @@ exports! {
         current().map(drop)
     }
     "cuCtxEnablePeerAccess" 4000 fn cuCtxEnablePeerAccess(context: usize, flags: u32) {
-        let (_, own) = current()?;
+        let (runtime, own) = current()?;
         let (_, other) = named(context)?;
-        // Every address is everybody's here.
         if flags != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        if own.card == other.card { Err(CuResult::INVALID_DEVICE) } else { Ok(()) }
+        if own.card == other.card {
+            return Err(CuResult::INVALID_DEVICE);
+        }
+        let mut peers = runtime.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.insert((own.handle, other.handle)) { Ok(()) } else { Err(CuResult::PEER_ACCESS_ALREADY_ENABLED) }
     }
     "cuCtxDisablePeerAccess" 4000 fn cuCtxDisablePeerAccess(context: usize) {
-        current()?;
-        named(context).map(drop)
+        let (runtime, own) = current()?;
+        let (_, other) = named(context)?;
+        // What runs may still reach there.
+        runtime.engine.wait(&runtime.engine.last_of_all(Some(own.handle)));
+        let mut peers = runtime.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.remove(&(own.handle, other.handle)) { Ok(()) } else { Err(CuResult::PEER_ACCESS_NOT_ENABLED) }
     }
     "cuProfilerStart" 4000 fn cuProfilerStart() {
         current().map(drop)

@@ -160,6 +160,8 @@ fn attribute_of(attribute: c_int, card: usize) -> Result<c_int, CuResult> {
         // Copies beside kernels, host memory mapped, kernels beside each other, one address space,
         // priorities, waiting for values (both forms), atomics to the host, registering, mapping.
         15 | 19 | 31 | 40 | 41 | 78 | 92 | 93 | 94 | 99 | 102 | 103 | 115 | 122 => 1,
+        // Other devices may reach memory, if it is mapped, too.
+        110 | 116 => 1,
         // Managed memory, and beside kernels of others.
         83 => c_int::from(has_managed()),
         33 => 0xa0 + card as c_int,

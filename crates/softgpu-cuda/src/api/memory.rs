@@ -159,6 +159,7 @@ exports! {
             kind: Kind::Registered(flags),
             card: context.card,
             context: context.handle,
+            reach: 0,
             access: if flags & 8 != 0 { Access::Read } else { Access::Write },
             id: runtime.space.fresh_id(),
             backing: Arc::new(Backing::Foreign),

@@ -47,7 +47,14 @@ fn answer(runtime: &Runtime, place: *mut c_void, attribute: c_int, at: u64, is_s
                 _ => 0,
             },
         ),
-        15 => put(place.cast(), 0_u8),
+        15 => put(
+            place.cast(),
+            match &*block.backing {
+                _ if is_host => 0_u8,
+                Backing::Physical(physical) => (physical.flags >> 8) as u8,
+                _ => 1,
+            },
+        ),
         16 => put(
             place.cast(),
             match block.access {

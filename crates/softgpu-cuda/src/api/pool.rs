@@ -138,18 +138,24 @@ exports! {
         let runtime = Runtime::get()?;
         let own = pool(runtime, handle)?;
         for one in list(allowed, count)? {
+            if one.location.kind != ON_CARD {
+                continue;
+            }
+            let card = runtime.card(one.location.id)?;
             // A card cannot be kept from its own pool.
-            if one.location.kind == ON_CARD && runtime.card(one.location.id)? == own.card && one.flags != 3 {
+            if card == own.card && one.flags != 3 {
                 return Err(CuResult::INVALID_DEVICE);
             }
+            own.set_reach(card, one.flags != 0);
         }
         Ok(())
     }
     "cuMemPoolGetAccess" 11020 fn cuMemPoolGetAccess(flags: *mut c_int, handle: usize, location: *const Location) {
         let runtime = Runtime::get()?;
-        pool(runtime, handle)?;
-        take(location)?;
-        put(flags, 3)
+        let own = pool(runtime, handle)?;
+        let location = take(location)?;
+        let card = if location.kind == ON_CARD { runtime.card(location.id)? } else { own.card };
+        put(flags, if card == own.card || own.is_reached_by(card) { 3 } else { 0 })
     }
 }
 

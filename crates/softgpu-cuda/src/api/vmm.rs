@@ -74,6 +74,16 @@ fn keep(runtime: &Runtime, physical: Arc<Physical>) -> u64 {
     runtime.allocations.put(Arc::new(Allocation { physical, count: AtomicUsize::new(1) })) as u64
 }
 
+/// The card that a mapping's memory is of; none: the host's, or there is none.
+fn owner(runtime: &Runtime, at: u64) -> Option<usize> {
+    let held = runtime.space.hold();
+    let (_, block) = held.find(at)?;
+    match &*block.backing {
+        Backing::Physical(physical) => physical.card,
+        _ => None,
+    }
+}
+
 exports! {
     "cuMemAddressReserve" 10020 fn cuMemAddressReserve(
         place: *mut u64,
@@ -102,7 +112,9 @@ exports! {
             return Err(CuResult::INVALID_VALUE);
         }
         let card = properties.card(runtime)?;
-        put(place_for(place)?, keep(runtime, Physical::create(runtime, bytes as u64, card, properties.handle_types)?))
+        let place = place_for(place)?;
+        let made = Physical::create(runtime, bytes as u64, card, properties.handle_types, properties.flags)?;
+        put(place, keep(runtime, made))
     }
     "cuMemRelease" 10020 fn cuMemRelease(handle: u64) {
         let runtime = Runtime::get()?;
@@ -142,7 +154,12 @@ exports! {
         }
         for own in list(allowed, count)? {
             if own.location.kind == ON_CARD {
-                runtime.card(own.location.id)?;
+                let card = runtime.card(own.location.id)?;
+                if owner(runtime, at).is_some_and(|owner| owner != card) {
+                    access(own.flags)?;
+                    runtime.reserved.set_reach(runtime, at, bytes as u64, card, own.flags != 0)?;
+                    continue;
+                }
             }
             runtime.reserved.set_access(runtime, at, bytes as u64, access(own.flags)?)?;
         }
@@ -150,10 +167,12 @@ exports! {
     }
     "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: *mut u64, location: *const Location, at: u64) {
         let runtime = Runtime::get()?;
-        take(location)?;
+        let location = take(location)?;
         let held = runtime.space.hold();
         let (_, block) = held.find(at).ok_or(CuResult::INVALID_VALUE)?;
+        let card = if location.kind == ON_CARD { runtime.card(location.id)? } else { block.card };
         put(flags, match block.access {
+            _ if card != block.card && block.reach >> card & 1 == 0 => 0,
             Access::None => 0,
             Access::Read => 1,
             Access::Write => 3,
@@ -187,7 +206,7 @@ exports! {
             handle_types: physical.handle_types,
             location,
             windows: 0,
-            flags: 0,
+            flags: physical.flags,
         })
     }
     "cuMemRetainAllocationHandle" 11000 fn cuMemRetainAllocationHandle(place: *mut u64, at: *mut c_void) {

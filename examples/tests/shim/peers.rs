@@ -1,0 +1,49 @@
+//! Cards that reach each other's memory do so with the shim as they do without.
+
+use crate::daemon::{Daemon, mapped, page};
+use crate::parked::{MIB, SOON};
+use crate::pools::python;
+use crate::soft::{Soft, succeeded};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::Stdio;
+use std::sync::atomic::Ordering::SeqCst;
+
+#[test]
+fn kernels_reach_another_card_when_they_may_and_not_else() {
+    let soft = Soft::new("2x1GiB");
+    let alone = succeeded(&python(&soft, &["peers.py"]).output().expect("python3 is there"));
+    let daemon = Daemon::new(&soft);
+    let output = daemon.shimmed(&mut python(&soft, &["peers.py"])).output().expect("python3 is there");
+    assert_eq!(succeeded(&output), alone);
+    let lines: Vec<&str> = alone.lines().collect();
+    assert!(lines.contains(&"enabled: 0 704") && lines.contains(&"disabled: 0 705"), "{alone}");
+    assert!(lines.contains(&"seen: [11, 12, 13] [11, 12, 13] [17, 18, 19]"), "{alone}");
+    assert!(lines.contains(&"direct: 1") && lines.contains(&"kernel of the other: 0 700"), "{alone}");
+    assert!(soft.is_idle());
+}
+
+#[test]
+fn who_reaches_another_card_is_not_parked_until_it_does_not_any_more() {
+    let soft = Soft::new("2x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, 512 * MIB);
+    let mut command = python(&soft, &["peers.py", "wait"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [3, 3, 0]"));
+    assert_eq!(line.park(SOON), Some(Err("its cards reach each other's memory".to_owned())));
+    assert_ne!(mapped(&file).processes[0].reasons.load(SeqCst), 0);
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.find(|line| line.starts_with("reaches")).as_deref(), Some("reaches: [0, 0, 0]"));
+    assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 18 * MIB)));
+    assert!(line.resume().is_some_and(|resumed| resumed.is_ok()));
+    input.write_all(b"go\n").expect("it listens");
+    drop(input);
+    let rest: Vec<String> = out.collect();
+    assert!(rest.iter().any(|line| line == "own: [11, 12, 13] [0, 0]"), "{rest:?}");
+    assert!(child.wait().expect("an own child").success());
+}
