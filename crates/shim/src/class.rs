@@ -194,8 +194,6 @@ const MARKS: &[(&str, Reason)] = &[
     ("cuMulticastCreate", Reason::Multicast),
     ("cuMulticastBindMem", Reason::Multicast),
     ("cuMulticastBindAddr", Reason::Multicast),
-    ("cuIpcGetMemHandle", Reason::Shared),
-    ("cuIpcOpenMemHandle", Reason::Shared),
     ("cuMemPoolExportToShareableHandle", Reason::Shared),
     ("cuMemPoolImportFromShareableHandle", Reason::Shared),
     ("cuMemGetHandleForAddressRange", Reason::Shared),

@@ -9,9 +9,9 @@ use crate::log;
 use crate::message::{Order, PACKET_MAX, SOCKET, Word};
 use crate::page;
 use crate::park::Parker;
+use crate::socket::Socket;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -56,22 +56,27 @@ pub fn prepare() {
         // SAFETY: the handler only stores numbers.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
-        // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
-        unsafe {
-            let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            let work = move || serve(socket.as_bytes());
-            if std::thread::Builder::new().name("sublet-shim".to_owned()).spawn(work).is_err() {
-                log::once("the host gives no thread: this program cannot be parked");
-                welcomed();
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
+            log::once("the host gives no thread: this program cannot be parked");
+            welcomed();
         }
         let answered = IS_WELCOME.lock().unwrap_or_else(PoisonError::into_inner);
         // A daemon that is late is not waited for.
         drop(WELCOMED.wait_timeout_while(answered, WELCOME, |is_welcome| !*is_welcome));
     });
+}
+
+/// Starts a thread that takes no signals. Returns whether there is one.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
+    unsafe {
+        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        thread.is_ok()
+    }
 }
 
 /// Sees to it that the lease's page can be looked at, without a thread where the driver is not used.
@@ -236,82 +241,22 @@ fn now_ns() -> u64 {
 }
 
 /// A line to the daemon.
-struct Line(OwnedFd);
+struct Line(Socket);
 
 impl Line {
     fn connect(path: &[u8]) -> io::Result<Line> {
-        // SAFETY: an address is plain bytes; zeros do.
-        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        if path.len() >= address.sun_path.len() {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        for (place, byte) in address.sun_path.iter_mut().zip(path) {
-            *place = *byte as libc::c_char;
-        }
-        // SAFETY: the descriptor is checked before it is used, and the address lives until the call returns.
-        unsafe {
-            let descriptor = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
-            if descriptor < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let line = Line(OwnedFd::from_raw_fd(descriptor));
-            let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-            match libc::connect(descriptor, (&raw const address).cast(), length) {
-                0 => Ok(line),
-                _ => Err(io::Error::last_os_error()),
-            }
-        }
+        Socket::connect(path).map(Line)
     }
 
     fn send(&self, word: &Word) -> io::Result<()> {
-        let text = serde_json::to_vec(word)?;
-        // SAFETY: the bytes live until the call returns.
-        let sent = unsafe { libc::send(self.0.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        self.0.send(&serde_json::to_vec(word)?, None)
     }
 
     /// What the daemon says within some time, with the descriptor that came along.
     fn receive(&self, pause: Duration) -> io::Result<Option<(Order, Option<File>)>> {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the structure lives until the call returns.
-        match unsafe { libc::poll(&raw mut poll, 1, pause.as_millis() as libc::c_int) } {
-            0 => return Ok(None),
-            found if found < 0 => return Err(io::Error::last_os_error()),
-            _ => {}
-        }
         let mut bytes = [0_u8; PACKET_MAX];
-        let mut control = [0_u64; 8];
-        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: the message's parts live until the call returns, and their lengths are theirs.
-        let (length, file) = unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            message.msg_iov = &raw mut part;
-            message.msg_iovlen = 1;
-            message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&control);
-            let length = libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
-            (length, descriptor_of(&message))
-        };
-        match usize::try_from(length) {
-            Err(_) => Err(io::Error::last_os_error()),
-            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-            // What a newer daemon says that this one does not know is passed over.
-            Ok(length) => Ok(serde_json::from_slice(&bytes[..length]).ok().map(|order| (order, file))),
-        }
-    }
-}
-
-/// # Safety
-/// The message was filled by `recvmsg`.
-unsafe fn descriptor_of(message: &libc::msghdr) -> Option<File> {
-    // SAFETY: as above; a descriptor that came is ours.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(message);
-        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS || (*header).cmsg_level != libc::SOL_SOCKET {
-            return None;
-        }
-        let descriptor = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
-        (descriptor >= 0).then(|| File::from_raw_fd(descriptor))
+        let Some((length, file)) = self.0.receive(&mut bytes, pause)? else { return Ok(None) };
+        // What a newer daemon says that this one does not know is passed over.
+        Ok(serde_json::from_slice(&bytes[..length]).ok().map(|order| (order, file)))
     }
 }

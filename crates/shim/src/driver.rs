@@ -11,6 +11,7 @@ pub const INVALID_VALUE: u32 = 1;
 pub const OUT_OF_MEMORY: u32 = 2;
 /// The device cannot be used now.
 pub const DEVICE_UNAVAILABLE: u32 = 46;
+pub const INVALID_CONTEXT: u32 = 201;
 pub const OPERATING_SYSTEM: u32 = 304;
 pub const NOT_READY: u32 = 600;
 pub const NOT_SUPPORTED: u32 = 801;
@@ -154,6 +155,7 @@ driver! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemHostUnregister(at: *mut c_void);
     cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: u32);
+    cuMemImportFromShareableHandle(place: *mut u64, descriptor: *mut c_void, kind: c_int);
     cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     cuMemRelease(handle: u64);
     cuMemSetAccess(at: u64, bytes: usize, access: *const Access, count: usize);

@@ -16,8 +16,32 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Held while bytes are counted, and while what was counted moves to another page.
 static COUNTING: Mutex<()> = Mutex::new(());
 static SHARED: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
-/// The first call that made it so, for the log.
-static MARKED: Mutex<u32> = Mutex::new(0);
+/// Why this process cannot be parked.
+static MARKED: Mutex<Marked> = Mutex::new(Marked { for_good: 0, held: [0; 32] });
+
+/// Reasons that stay until they are unmarked, and those that count.
+struct Marked {
+    for_good: u32,
+    held: [u32; 32],
+}
+
+impl Marked {
+    fn bits(&self) -> u32 {
+        (0..32).filter(|bit| self.held[*bit] > 0).fold(self.for_good, |bits, bit| bits | 1 << bit)
+    }
+}
+
+/// Changes the reasons, and tells them.
+fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
+    let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = marked.bits();
+    body(&mut marked);
+    let bits = marked.bits();
+    own().reasons.store(bits, SeqCst);
+    if bits & !before != 0 && std::env::var_os("SUBLET_SHIM_DEBUG").is_some() {
+        log::say(&format!("this program cannot be parked: {} ({call})", reason.text()));
+    }
+}
 
 fn page() -> &'static Page {
     let shared = SHARED.load(Acquire);
@@ -52,23 +76,21 @@ pub fn share(file: &File) -> Result<(), String> {
         let cards = page().cards.iter().zip(&old.cards).enumerate();
         for (number, (card, share)) in cards {
             let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
-            share.move_to(&slot.cards[there]);
+            move_share(share, &slot.cards[there]);
         }
-        slot.reasons.fetch_or(old.reasons.load(SeqCst), SeqCst);
+        slot.reasons.store(old.reasons.load(SeqCst), SeqCst);
         slot.parked.store(old.parked.load(SeqCst), SeqCst);
     }
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
 }
 
-impl SharePage {
-    /// What was counted here counts there.
-    fn move_to(&self, there: &SharePage) {
-        if self.contexts.load(SeqCst) > 0 {
-            there.bytes.fetch_add(self.bytes.swap(0, SeqCst), SeqCst);
-            there.peak.fetch_max(self.peak.load(SeqCst), SeqCst);
-            there.contexts.store(self.contexts.swap(0, SeqCst), SeqCst);
-        }
+/// What was counted here counts there.
+fn move_share(here: &SharePage, there: &SharePage) {
+    if here.contexts.load(SeqCst) > 0 {
+        there.bytes.fetch_add(here.bytes.swap(0, SeqCst), SeqCst);
+        there.peak.fetch_max(here.peak.load(SeqCst), SeqCst);
+        there.contexts.store(here.contexts.swap(0, SeqCst), SeqCst);
     }
 }
 
@@ -190,21 +212,25 @@ pub fn lease_of(uuid: &[u8; 16]) -> Option<(u64, u64)> {
 
 /// The holder cannot be parked any more, and why.
 pub fn mark_not_parkable(reason: Reason, call: &str) {
-    let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *marked & reason as u32 == 0 {
-        *marked |= reason as u32;
-        own().reasons.fetch_or(reason as u32, SeqCst);
-        if std::env::var_os("SUBLET_SHIM_DEBUG").is_some() {
-            log::say(&format!("this program cannot be parked: {} ({call})", reason.text()));
-        }
-    }
+    change(reason, call, |marked| marked.for_good |= reason as u32);
 }
 
 /// It can be parked again, as far as this goes.
 pub fn unmark(reason: Reason) {
-    let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
-    *marked &= !(reason as u32);
-    own().reasons.fetch_and(!(reason as u32), SeqCst);
+    change(reason, "", |marked| marked.for_good &= !(reason as u32));
+}
+
+/// The holder cannot be parked as long as this is held.
+pub fn hold(reason: Reason, call: &str) {
+    change(reason, call, |marked| marked.held[(reason as u32).trailing_zeros() as usize] += 1);
+}
+
+/// It is held less often.
+pub fn let_go(reason: Reason) {
+    change(reason, "", |marked| {
+        let held = &mut marked.held[(reason as u32).trailing_zeros() as usize];
+        *held = held.saturating_sub(1);
+    });
 }
 
 /// Why it cannot be parked, if it cannot.

@@ -68,6 +68,8 @@ pub struct Block {
     pub context: usize,
     /// It is a part of a chunk for small ones.
     pub is_small: bool,
+    /// It is memory of another process.
+    pub is_import: bool,
     /// Of which pool, by the shim's number; zero: of none.
     pub pool: u64,
     /// A number that no other allocation has.

@@ -8,6 +8,7 @@ use crate::class;
 use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
 use crate::gate;
+use crate::ipc::{self, Handle};
 use crate::page::{self, Reason};
 use crate::peers;
 use crate::pool;
@@ -18,12 +19,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Cards are counted by this.
-const GRANULE: u64 = 2 << 20;
+pub const GRANULE: u64 = 2 << 20;
 /// Lines begin at multiples of this.
 const PITCH: usize = 512;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA: c_int = 110;
 
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
+const SHAREABLE: c_int = 103;
 /// Nothing is ever at this address.
 const NOWHERE: u64 = 4096;
 
@@ -63,6 +66,10 @@ static OWN: &[Own] = &[
     Own("cuCtxDestroy", "_v2", 4000, context_destroy as *const ()),
     Own("cuDevicePrimaryCtxRelease", "_v2", 11_000, primary_release as *const ()),
     Own("cuDevicePrimaryCtxReset", "_v2", 11_000, primary_release as *const ()),
+    Own("cuIpcGetMemHandle", "", 4010, ipc_get as *const ()),
+    Own("cuIpcOpenMemHandle", "_v2", 11_000, ipc_open as *const ()),
+    Own("cuIpcOpenMemHandle", "", 4010, ipc_open as *const ()),
+    Own("cuIpcCloseMemHandle", "", 4010, ipc_close as *const ()),
     Own("cuPointerGetAttribute", "", 4000, pointer_attribute as *const ()),
     Own("cuPointerGetAttributes", "", 7000, pointer_attributes as *const ()),
 ];
@@ -123,15 +130,19 @@ pub fn uuid(device: c_int) -> [u8; 16] {
 
 /// Memory as a plain allocation has it.
 fn properties(device: c_int) -> Properties {
-    static RDMA_KNOWN: [OnceLock<bool>; 64] = [const { OnceLock::new() }; 64];
+    static KNOWN: [OnceLock<[bool; 2]>; 64] = [const { OnceLock::new() }; 64];
     let ask = || {
-        let mut value = 0;
-        driver::cuDeviceGetAttribute(&raw mut value, RDMA, device);
-        value != 0
+        [RDMA, SHAREABLE].map(|attribute| {
+            let mut value = 0;
+            driver::cuDeviceGetAttribute(&raw mut value, attribute, device);
+            value != 0
+        })
     };
-    let rdma = RDMA_KNOWN.get(device as usize).is_some_and(|known| *known.get_or_init(ask));
+    let [rdma, is_shareable] = KNOWN.get(device as usize).map_or([false; 2], |known| *known.get_or_init(ask));
     Properties {
         kind: 1,
+        // Asked for with all of it: a program may hand on what it has had for long.
+        handle_types: if is_shareable { ipc::DESCRIPTOR } else { 0 },
         location: driver::Location { kind: ON_CARD, id: device },
         rdma: u8::from(rdma),
         ..Properties::default()
@@ -250,7 +261,7 @@ fn allowed(context: usize) -> Result<(), u32> {
 }
 
 /// Waits for the card as freeing does. Not done: something is captured, and would be spoilt.
-fn settled() -> Result<bool, u32> {
+pub fn settled() -> Result<bool, u32> {
     match gate::unless_capturing(driver::cuCtxSynchronize) {
         Some(result) => done(result).map(|()| true),
         None => Ok(false),
@@ -275,6 +286,10 @@ pub fn drop_block((at, block): (u64, Block)) {
     if block.pool != 0 {
         return pool::give_back(at, &block);
     }
+    if block.is_import {
+        return ipc::unmap(at);
+    }
+    ipc::forget(&block);
     let whole = if block.is_small { table::lock().small.give_back(at) } else { Some(at) };
     if let Some(first) = whole {
         drop_mapping(first);
@@ -407,6 +422,9 @@ extern "C" fn mem_alloc_pitch(place: *mut u64, pitch: *mut usize, width: usize, 
 
 extern "C" fn mem_free(at: u64) -> u32 {
     let block = table::lock().blocks.get(&at).copied();
+    if block.is_some_and(|block| block.is_import) {
+        return driver::INVALID_VALUE;
+    }
     let is_parked = gate::state() != gate::OPEN;
     let Some(block) = block else {
         // It is the driver's own and on the card: it can go, if the driver says so.
@@ -588,19 +606,54 @@ extern "C" fn mem_export(place: *mut c_void, handle: u64, kind: c_int, flags: u6
     result
 }
 
+extern "C" fn ipc_get(place: *mut Handle, at: u64) -> u32 {
+    match ipc::get(at).filter(|_| !place.is_null()) {
+        Some(handle) => told(put(place, handle)),
+        None => {
+            let result = real!(place: *mut Handle, at: u64);
+            shared_by_driver(result)
+        }
+    }
+}
+
+extern "C" fn ipc_open(place: *mut u64, handle: Handle, flags: u32) -> u32 {
+    if place.is_null() {
+        return driver::INVALID_VALUE;
+    }
+    match ipc::open(&handle, flags) {
+        Some(opened) => told(opened.and_then(|at| put(place, at))),
+        None => {
+            let result = real!(place: *mut u64, handle: Handle, flags: u32);
+            shared_by_driver(result)
+        }
+    }
+}
+
+/// What the driver shares by itself stays where it is.
+fn shared_by_driver(result: u32) -> u32 {
+    if result == driver::SUCCESS {
+        page::mark_not_parkable(Reason::Shared, gate::current().name());
+    }
+    result
+}
+
+extern "C" fn ipc_close(at: u64) -> u32 {
+    match ipc::close(at) {
+        Some(closed) => told(closed),
+        None => real!(at: u64),
+    }
+}
+
 /// Answers about plain allocations what they would be if the driver had made them: a context and a
 /// range. The rest the driver knows, except while the memory is away: then it is answered from the table.
 fn about(attribute: c_int, at: u64) -> Option<u64> {
-    let table = table::lock();
-    let (mapped_at, mapping) = table.mapping(at)?;
-    let device = table.physical.get(&mapping.handle)?.properties.location.id;
-    let (id, mapped_bytes) = (mapping.handle, mapping.bytes);
-    let block = table.block(at);
-    drop(table);
+    let block = table::lock().block(at);
     if let Some((first, block)) = block {
         match attribute {
             1 => return Some(block.context as u64),
             7 => return Some(block.id),
+            10 => return Some(u64::from(block.pool == 0 && !block.is_import)),
+            14 => return Some(0),
             11 => return Some(first),
             12 => return Some(block.bytes),
             17 if block.pool != 0 => return Some(pool::handle(block.pool)),
@@ -610,6 +663,11 @@ fn about(attribute: c_int, at: u64) -> Option<u64> {
     if gate::state() == gate::OPEN {
         return None;
     }
+    let table = table::lock();
+    let (mapped_at, mapping) = table.mapping(at)?;
+    let device = table.physical.get(&mapping.handle)?.properties.location.id;
+    let (id, mapped_bytes) = (mapping.handle, mapping.bytes);
+    drop(table);
     Some(match attribute {
         2 => 2,
         3 => at,

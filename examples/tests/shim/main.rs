@@ -3,6 +3,7 @@
 mod beside;
 mod cc;
 mod daemon;
+mod ipc;
 mod parked;
 mod peers;
 mod pools;

@@ -114,6 +114,9 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
     }
     let block = table::lock().blocks.get(&at).copied();
     if let Some(block) = block {
+        if block.is_import {
+            return driver::INVALID_VALUE;
+        }
         // While the memory is away nothing runs that must be waited for.
         if gate::state() != gate::OPEN {
             return super::mem_free(at);
