@@ -365,8 +365,12 @@ impl Work {
     }
 
     fn take_word(&mut self, number: u64, word: Word) {
-        if let Word::Hello { lease, parked, bytes, .. } = word {
-            return self.welcome(number, lease.as_deref(), parked, bytes);
+        match word {
+            // A tool is in its place: what it has on a card is a program's without the library.
+            Word::Hello { aside: Some(_), .. } => return,
+            Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
+            Word::Hello { lease, parked, bytes, .. } => return self.welcome(number, lease.as_deref(), parked, bytes),
+            _ => {}
         }
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
@@ -397,26 +401,45 @@ impl Work {
         self.put(number);
     }
 
+    /// The lease that a program names, if it runs as the lease's user.
+    fn named(&self, number: u64, lease: Option<&str>) -> Option<LeaseId> {
+        let lease = lease?.parse::<LeaseId>().ok()?;
+        let (holder, program) = (self.holders.get(&lease)?, self.lines.get(&number)?);
+        (holder.wish.uid == program.uid).then_some(lease)
+    }
+
+    /// The page of a lease; made when somebody first wants it.
+    fn page(&mut self, lease: LeaseId) -> Option<&PageFile> {
+        let holder = self.holders.get_mut(&lease)?;
+        if holder.page.is_none() {
+            holder.page = PageFile::new().ok();
+            holder.page.as_ref()?.set_cards(&holder.wish.cards);
+        }
+        holder.page.as_ref()
+    }
+
+    /// Shows the page to a program that does not use the driver.
+    fn show(&mut self, number: u64, lease: Option<&str>) {
+        let Some(lease) = self.named(number, lease) else { return };
+        let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
+        if let Some(program) = self.lines.get(&number) {
+            program.line.send(&Order::Welcome { page: file.is_some() }, file.as_ref().map(AsFd::as_fd));
+        }
+    }
+
     /// A program says who it is: it is a lease's if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: bool, bytes: u64) {
+        let lease = self.named(number, lease);
+        let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
-        let lease = lease.and_then(|text| text.parse::<LeaseId>().ok());
-        let holder = lease.and_then(|lease| self.holders.get_mut(&lease)).filter(|it| it.wish.uid == program.uid);
-        let (Some(lease), Some(holder), Some(process)) = (lease, holder, program.process) else {
+        let (Some(lease), Some(process)) = (lease, program.process) else {
             program.line.send(&Order::Welcome { page: false }, None);
             if parked {
                 program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
-        if holder.page.is_none() {
-            holder.page = PageFile::new().ok();
-            if let Some(page) = &holder.page {
-                page.set_cards(&holder.wish.cards);
-            }
-        }
-        let page = holder.page.as_ref().map(PageFile::file);
-        program.line.send(&Order::Welcome { page: page.is_some() }, page);
+        program.line.send(&Order::Welcome { page: page.is_some() }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked) = (Some(lease), parked);
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // How much memory there is to park in is known before anybody could be.
