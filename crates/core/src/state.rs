@@ -618,9 +618,11 @@ impl State {
             Phase::Waiting { give_up } => Some(*give_up),
             Phase::Active(hold) if lease.fixed() => Some(hold.until),
             Phase::Active(hold) => Some(self.renewal_point(lease, hold)),
-            Phase::Parking(_, away) => Some(away.since + self.policy.parking.limit),
+            Phase::Parking(hold, away) | Phase::Resuming(hold, away) => {
+                let over = if lease.fixed() { hold.until } else { Time::NEVER };
+                Some(over.min(away.since + self.policy.parking.limit))
+            }
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
-            Phase::Resuming(_, away) => Some(away.since + self.policy.parking.limit),
             Phase::Ending(..) => None,
         }
     }

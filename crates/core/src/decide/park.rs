@@ -232,7 +232,7 @@ impl Turn<'_> {
     pub(super) fn overdue(&mut self, row: &Lease, since: Time) {
         let (lease, at) = (row.id, self.now);
         if let Some(later) = self.not_before(since, since + self.state.policy().parking.limit) {
-            return self.state.set_due(lease, Some(later));
+            return self.look_again(row, later);
         }
         let said = self.state.live(lease).is_some_and(|live| live.watch.said.is_some());
         match &row.phase {
@@ -256,8 +256,14 @@ impl Turn<'_> {
                 self.emit(Action::Resumed { lease, at });
             }
             // It has its room; its cards need only be seen.
-            _ => self.state.set_due(lease, Some(at + self.state.policy().parking.limit)),
+            _ => self.look_again(row, at + self.state.policy().parking.limit),
         }
+    }
+
+    /// It comes due again then, or when its fixed term is over.
+    fn look_again(&mut self, row: &Lease, at: Time) {
+        let over = row.hold().filter(|_| row.fixed()).map(|hold| self.state.rows().meta.due(hold.renewed, hold.until));
+        self.state.set_due(row.id, Some(over.map_or(at, |over| over.min(at))));
     }
 
     /// A holder was parked as long as anything may be.

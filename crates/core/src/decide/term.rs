@@ -22,11 +22,19 @@ impl Turn<'_> {
             match &row.phase {
                 Phase::Waiting { give_up } => self.waited(&row, *give_up),
                 Phase::Active(hold) => self.held(&row, hold),
-                Phase::Parking(_, away) | Phase::Resuming(_, away) => self.overdue(&row, away.since),
+                Phase::Parking(hold, away) | Phase::Resuming(hold, away) => self.under_way(&row, hold, away.since),
                 Phase::Parked(_, away) => self.park_over(&row, away.since),
                 Phase::Ending(..) => {}
             }
         }
+    }
+
+    /// Something came due of a holder whose bytes are on their way. A fixed term does not wait for them.
+    fn under_way(&mut self, lease: &Lease, hold: &Hold, since: Time) {
+        if lease.fixed() && self.not_before(hold.renewed, hold.until).is_none() {
+            return self.end(lease.id, Reason::TermOver);
+        }
+        self.overdue(lease, since);
     }
 
     fn waited(&mut self, lease: &Lease, give_up: Time) {

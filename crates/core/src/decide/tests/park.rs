@@ -428,6 +428,47 @@ fn a_fixed_term_stands_still_while_it_is_parked() {
 }
 
 #[test]
+fn a_fixed_term_does_not_wait_for_bytes_that_are_on_their_way() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0s  ask ann 8G time=20s
+         0s  ask bob 8G time=40s
+         1s  bind L1
+         1s  shim L1 here
+         1s  bind L2
+         1s  shim L2 here
+         2s  card 0 L1=7G L2=7G
+         15s park L1 ann
+         22s park L2 bob
+         23s shim L2 parked 7000M
+         23.1s card 0 L1=7G L2=300M
+         23.2s card 0 L1=7G L2=300M
+         25s resume L2 bob
+         50s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 20s
+            0s queue L2
+            0s grant L2 8 GiB on 0 epoch 2 until 40s
+            1s bind L1
+            1s bind L2
+            15s park L1 (7.1 GiB booked)
+            20s end L1 (TermOver)
+            21s retire L1
+            22s park L2 (7.1 GiB booked)
+            23.2s parked L2
+            25s L2 wants 7.7 GiB as of 25s
+            25s resume L2 8 GiB until 41.8s
+            42s end L2 (TermOver)
+            43s retire L2
+        "#]],
+    );
+}
+
+#[test]
 fn a_whole_card_comes_back_as_what_is_left_of_it() {
     check_with(
         house(),
