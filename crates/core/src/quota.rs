@@ -3,11 +3,11 @@
 //! A cap of a tenant counts what the tenant has, whatever it asked through; a cap of a group counts
 //! what its members have together. Shares are counted over those who use the cards or wait for them.
 
-use crate::ask::{Ask, Preempt};
+use crate::ask::{Ask, Preempt, Vram};
 use crate::decide::serve::{could_be, least_wish};
 use crate::ids::{CardId, TenantId};
 use crate::policy::{Caps, Policy};
-use crate::rows::{Hold, Lease, Rows, Tenant, gpu_time};
+use crate::rows::{Hold, Lease, Phase, Rows, Tenant, gpu_time};
 use crate::state::State;
 use crate::units::{Bytes, Span};
 use std::collections::{BTreeMap, BTreeSet};
@@ -230,7 +230,13 @@ fn hours(span: Span) -> String {
 
 /// Which cap, its own or a group's, keeps a waiter from starting now.
 pub fn held(state: &State, lease: &Lease) -> Option<Held> {
-    holds(state, lease.tenant, &lease.ask)
+    match &lease.phase {
+        // What a parked holder waits for is less than what will count.
+        Phase::Parked(hold, _) => {
+            holds(state, lease.tenant, &Ask { vram: Vram::Bytes(hold.vram), ..lease.ask.clone() })
+        }
+        _ => holds(state, lease.tenant, &lease.ask),
+    }
 }
 
 /// Which cap would keep a tenant's ask from starting now.

@@ -155,8 +155,7 @@ impl Turn<'_> {
     pub(super) fn resume(&mut self, lease: LeaseId, fit: &Fit) {
         let Some(row) = self.state.lease(lease) else { return };
         let Phase::Parked(hold, _) = &row.phase else { return };
-        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease)).min().unwrap_or_default();
-        let vram = (fit.vram + has).min(hold.vram);
+        let vram = self.vram_again(row, hold, fit);
         let span = row.ask.term.span();
         let mark = charged(self.state, row.tenant, vram, hold.cards.len(), span, self.now);
         let turn = self.state.is_first(row).then_some(self.now);
@@ -286,11 +285,18 @@ impl Turn<'_> {
         if self.state.planted(Mutant::ResumeBlind) {
             return true;
         }
-        let fits = |card: &CardId| {
-            let room = self.state.promisable(*card, self.now) + self.state.room(*card).seen_of(lease.id);
-            let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease.id)).min().unwrap_or_default();
-            room >= (fit.vram + has).min(hold.vram)
-        };
-        hold.cards.iter().all(fits)
+        let vram = self.vram_again(lease, hold, fit);
+        let room = |card: &CardId| self.state.promisable(*card, self.now) + self.state.room(*card).seen_of(lease.id);
+        hold.cards.iter().all(|card| room(card) >= vram)
+    }
+
+    /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
+    /// left of it.
+    fn vram_again(&self, lease: &Lease, hold: &Hold, fit: &Fit) -> Bytes {
+        if lease.ask.at_least.is_none() {
+            return hold.vram;
+        }
+        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease.id)).min().unwrap_or_default();
+        (fit.vram + has).min(hold.vram)
     }
 }

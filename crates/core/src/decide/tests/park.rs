@@ -1,7 +1,7 @@
 //! Stories of holders that leave their cards and come back.
 
 use super::check_with;
-use crate::policy::{Parking, Policy};
+use crate::policy::{Caps, Parking, Policy};
 use crate::units::{Bytes, Span};
 use expect_test::{Expect, expect};
 
@@ -508,6 +508,72 @@ fn a_whole_card_comes_back_as_what_is_left_of_it() {
             104.3s parked L2
             104.3s resume L1 23.5 GiB until 164.3s
             111s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn who_comes_back_has_what_it_had_however_little_was_left_of_it_there() {
+    check(
+        "3s   alive L1 L1 L1/x
+         3s   shim L1/x here
+         3s   card 0 L1=8G L1/x=4G
+         5s   park L1 ann
+         5.1s shim L1 parked 7G
+         5.1s shim L1/x parked 3G
+         5.2s card 0 L1=300M L1/x=300M
+         5.3s card 0 L1=300M L1/x=300M
+         6s   ask bob 8G
+         7s   shim L1 wants
+         8s   shim L1/x left
+         8s   alive L1 L1
+         9s   card 0
+         9.5s release L2 bob
+         10s  card 0",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (12.1 GiB booked)
+            5.3s parked L1
+            6s queue L2
+            6s grant L2 8 GiB on 0 epoch 2 until 66s
+            7s L1 wants 15.4 GiB as of 7s
+            9.5s end L2 (Released)
+            10s retire L2
+            10s resume L1 16 GiB until 70s
+        "#]],
+    );
+}
+
+#[test]
+fn what_counts_for_a_quota_is_all_that_comes_back() {
+    let caps = Caps { vram: Some(Bytes::gib(16)), ..Caps::default() };
+    check_with(
+        Policy { caps, ..house() },
+        &format!(
+            "{BEGIN}
+             5s   park L1 ann
+             5.1s shim L1 parked 13824M
+             5.2s card 0 L1=300M
+             5.3s card 0 L1=300M
+             6s   ask ann 300M on=0
+             7s   shim L1 wants
+             8s   release L2 ann
+             9s   card 0 L1=300M"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            5.3s parked L1
+            6s queue L2
+            6s grant L2 300 MiB on 0 epoch 2 until 66s
+            7s L1 wants 15.7 GiB as of 7s
+            8s end L2 (Released)
+            9s retire L2
+            9s resume L1 16 GiB until 69s
         "#]],
     );
 }
