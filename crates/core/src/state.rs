@@ -323,6 +323,9 @@ impl State {
             }
             Action::Parked { lease, .. } => {
                 self.moving.remove(lease);
+                // The last look at the host's memory may be from before these bytes came.
+                let booked = self.booked_by(action);
+                self.ram = self.ram.map(|ram| ram.less(booked));
                 self.move_on(*lease);
                 self.set_reserved(*lease);
                 if let Some(tenant) = self.rows.leases.get(lease).map(|row| row.tenant) {

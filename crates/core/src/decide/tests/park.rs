@@ -348,6 +348,45 @@ fn parked_bytes_are_booked_and_there_is_no_more_than_there_is() {
 }
 
 #[test]
+fn what_was_parked_since_the_host_was_looked_at_is_not_there_for_others() {
+    let policy = Policy { parking: Parking { ram: Bytes::gib(64), ..Parking::default() }, ..Policy::default() };
+    check_with(
+        policy,
+        "0s  cards 24G 24G
+         0s  ram 32G
+         0s  card 0 0M
+         0s  card 1 0M
+         0s  ask ann 16G
+         0s  ask bob 16G
+         1s  bind L1
+         1s  bind L2
+         1s  shim L1 here
+         1s  shim L2 here
+         2s  card 0 L1=14G
+         2s  card 1 L2=14G
+         3s  park L1 ann
+         4s  shim L1 parked 13824M
+         5s  card 0 L1=300M
+         6s  card 0 L1=300M
+         7s  park L2 bob
+         8s  ram 31G
+         8s  park L2 bob",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            0s queue L2
+            0s grant L2 16 GiB on 1 epoch 2 until 60s
+            1s bind L1
+            1s bind L2
+            3s park L1 (14.1 GiB booked)
+            6s parked L1
+            7s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 9.9 GiB of the parking RAM can be had
+            8s park L2 (14.1 GiB booked)
+        "#]],
+    );
+}
+
+#[test]
 fn a_program_that_dies_on_the_way_frees_what_it_had_and_booked() {
     check(
         "5s   park L1 ann
