@@ -75,6 +75,10 @@ impl Turn<'_> {
         }
         let booked = parking::parkable(self.state, row, self.now)?;
         self.emit(Action::Park { lease, at: self.now, booked, again });
+        if let Some(live) = self.state.live_mut(lease) {
+            // What it needed at an earlier try it has had.
+            live.wants = false;
+        }
         self.settle(lease);
         Ok(())
     }

@@ -177,6 +177,30 @@ fn who_refuses_stays_and_its_lease_ends_on_time() {
 }
 
 #[test]
+fn who_needed_its_cards_at_an_earlier_try_does_not_ask_for_them_now() {
+    check(
+        "5s   park L1 ann
+         5.1s shim L1 wants
+         5.2s shim L1 refused a capture is open
+         10s  park L1 ann
+         10.1s shim L1 parked 13824M
+         10.2s card 0 L1=300M
+         10.3s card 0 L1=300M
+         12s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            5.2s unpark L1 (Refused("a capture is open"))
+            6.2s resumed L1
+            10s park L1 (14.1 GiB booked)
+            10.3s parked L1
+        "#]],
+    );
+}
+
+#[test]
 fn what_cannot_be_parked_is_not_tried() {
     check(
         "3s  shim L1 cannot it uses managed memory
