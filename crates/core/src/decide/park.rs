@@ -102,11 +102,7 @@ impl Turn<'_> {
     fn refused(&mut self, lease: LeaseId, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
         match &row.phase {
-            Phase::Parking(..) => {
-                self.rest(lease, why, 1);
-                self.emit(Action::Unpark { lease, at: self.now, why: Unparked::Refused(why.to_owned()) });
-                self.settle(lease);
-            }
+            Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
                 self.rest(lease, why, 1);
                 self.emit(Action::Retreat { lease, at: self.now });
@@ -115,6 +111,13 @@ impl Turn<'_> {
             // It was not to leave at all: it is told again until it has its room.
             _ => {}
         }
+    }
+
+    /// Whatever of a holder has left comes back.
+    fn stay(&mut self, lease: LeaseId, why: &str) {
+        self.rest(lease, why, 1);
+        self.emit(Action::Unpark { lease, at: self.now, why: Unparked::Refused(why.to_owned()) });
+        self.settle(lease);
     }
 
     fn rest(&mut self, lease: LeaseId, why: &str, times: u64) {
@@ -204,6 +207,10 @@ impl Turn<'_> {
         if live.watch.said.is_none() {
             live.watch.said = Some(self.now);
             live.watch.looks.clear();
+        }
+        let said: Bytes = live.shims.values().filter_map(|shim| shim.parked).sum();
+        if phase && said > hold.booked() {
+            return self.stay(lease, "its programs have more than was booked for them");
         }
         let looks = if phase { LOOKS } else { 1 };
         let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));

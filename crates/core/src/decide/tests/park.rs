@@ -372,6 +372,29 @@ fn parked_bytes_are_booked_and_there_is_no_more_than_there_is() {
 }
 
 #[test]
+fn who_takes_more_host_memory_than_was_booked_comes_back() {
+    check(
+        "5s   park L1 ann
+         5.1s shim L1 parked 18G
+         5.2s card 0 0M
+         5.3s card 0 0M
+         6s   shim L1 resumed
+         7s   card 0 L1=18G
+         80s  park L1 ann",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            5.1s unpark L1 (Refused("its programs have more than was booked for them"))
+            7s resumed L1
+            40s renew L1 until 100s
+            80s park L1 (18.1 GiB booked)
+        "#]],
+    );
+}
+
+#[test]
 fn what_was_parked_since_the_host_was_looked_at_is_not_there_for_others() {
     let policy = Policy { parking: Parking { ram: Bytes::gib(64), ..Parking::default() }, ..Policy::default() };
     check_with(
