@@ -7,7 +7,7 @@ use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::reading::Reading;
 use crate::rows::{Hold, Lease, Phase};
-use crate::state::State;
+use crate::state::{Live, State};
 use crate::units::{Bytes, Time};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -202,14 +202,26 @@ fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item 
 /// Whether all programs of a holder say that its bytes are in host memory.
 pub(crate) fn all_parked(state: &State, lease: &Lease, hold: &Hold) -> bool {
     let Some(live) = state.live(lease.id) else { return false };
-    let known = |card: &CardId| residents(state, lease.id, *card).all(|process| live.shims.contains_key(&process));
-    live.shims.values().all(|shim| shim.parked.is_some()) && hold.cards.iter().all(known)
+    live.shims.values().all(|shim| shim.parked.is_some()) && are_known(state, lease, hold, live)
 }
 
-/// Whether none of them does. Of whom nothing was heard nothing is known.
-pub(crate) fn none_parked(state: &State, lease: LeaseId) -> bool {
-    let all = |shims: &BTreeMap<ProcKey, Shim>| shims.values().all(|shim| shim.parked.is_none());
-    state.live(lease).is_some_and(|live| (!live.shims.is_empty() || live.members.is_empty()) && all(&live.shims))
+/// Whether all of them say that they are on its cards. Of whom nothing was heard, as after a start,
+/// nothing is known.
+pub(crate) fn all_back(state: &State, lease: &Lease, hold: &Hold) -> bool {
+    let Some(live) = state.live(lease.id) else { return false };
+    let heard = !live.shims.is_empty() || lease.roots.is_empty();
+    heard && none_parked(live) && are_known(state, lease, hold, live)
+}
+
+/// Whether none of a holder's programs says that its bytes are in host memory.
+pub(crate) fn none_parked(live: &Live) -> bool {
+    live.shims.values().all(|shim| shim.parked.is_none())
+}
+
+/// Whether every program of a holder that is on its cards was heard of.
+fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &Live) -> bool {
+    let known = |card: &CardId| residents(state, lease.id, *card).all(|process| live.shims.contains_key(&process));
+    hold.cards.iter().all(known)
 }
 
 /// Whether a look at a card shows that a holder's bytes are gone: no more than contexts are left, and

@@ -19,7 +19,7 @@ use crate::ask::Vram;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
-use crate::parking::{self, NotParkable, Rest, Said, all_parked, is_seen_gone, none_parked};
+use crate::parking::{self, NotParkable, Rest, Said, all_back, all_parked, is_seen_gone, none_parked};
 use crate::rows::{Away, Hold, Lease, Phase, Reason};
 use crate::units::{Bytes, Span, Time};
 
@@ -196,7 +196,7 @@ impl Turn<'_> {
             Phase::Resuming(hold, _) => (false, hold),
             _ => return,
         };
-        let done = if phase { all_parked(self.state, &row, hold) } else { none_parked(self.state, lease) };
+        let done = if phase { all_parked(self.state, &row, hold) } else { all_back(self.state, &row, hold) };
         let believed = phase && self.state.planted(Mutant::BelieveParked);
         let Some(live) = self.state.live_mut(lease) else { return };
         if !done {
@@ -256,14 +256,14 @@ impl Turn<'_> {
                 self.emit(Action::Unpark { lease, at, why });
                 self.settle(lease);
             }
+            // None of its programs is there that could bring anything back.
+            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(none_parked) => {
+                self.emit(Action::Resumed { lease, at });
+            }
             Phase::Resuming(_, Away { back: true, .. }) if !said => {
                 self.rest(lease, "one of its programs did not answer", 1);
                 self.emit(Action::Retreat { lease, at });
                 self.settle(lease);
-            }
-            // None of its programs is there to bring anything back.
-            Phase::Resuming(..) if self.state.live(lease).is_none_or(|live| live.shims.is_empty()) => {
-                self.emit(Action::Resumed { lease, at });
             }
             // It has its room; its cards need only be seen.
             _ => self.look_again(row, at + self.state.policy().parking.limit),

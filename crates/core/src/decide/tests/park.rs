@@ -665,6 +665,34 @@ fn what_counts_for_a_quota_is_all_that_comes_back() {
 }
 
 #[test]
+fn after_a_restart_nobody_is_back_of_whom_nothing_was_heard() {
+    check(
+        "3s   alive L1 L1 L1/x
+         3s   shim L1/x here
+         3s   card 0 L1=8G L1/x=4G
+         5s   park L1 ann
+         5.1s shim L1 parked 7G
+         6s   shim L1/x refused a kernel does not end
+         7s   restart
+         8s   card 0 L1=300M L1/x=4G
+         9s   alive L1 L1 L1/x
+         9s   shim L1/x here
+         12s  shim L1 here parked 7G
+         13s  shim L1 resumed
+         14s  card 0 L1=8G L1/x=4G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (12.1 GiB booked)
+            6s unpark L1 (Refused("a kernel does not end"))
+            7s grace until 67s
+            14s resumed L1
+        "#]],
+    );
+}
+
+#[test]
 fn a_restart_in_the_middle_goes_on() {
     check(
         "5s   park L1 ann
