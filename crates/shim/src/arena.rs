@@ -14,7 +14,7 @@ const PIECE: u64 = 256 << 20;
 /// Memory is taken by huge pages.
 const HUGE: u64 = 2 << 20;
 /// Addresses for it: more than a host has memory.
-const REACH: u64 = 1 << 40;
+const REACH: u64 = 1 << 44;
 /// Threads that touch fresh memory, at most.
 const HANDS: u64 = 8;
 
@@ -61,7 +61,8 @@ impl Arena {
 
     /// Sees to it that so many bytes are there.
     pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
-        let wanted = bytes.next_multiple_of(HUGE);
+        let wanted = bytes.checked_next_multiple_of(HUGE).filter(|wanted| *wanted <= REACH);
+        let wanted = wanted.ok_or("no host has so much memory")?;
         if wanted <= self.ready {
             return Ok(());
         }
@@ -167,4 +168,21 @@ fn touch(at: u64, bytes: u64) {
 
 fn last_error(what: &str) -> String {
     format!("{what} cannot be had: {}", std::io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arena, HUGE};
+
+    #[test]
+    fn it_grows_as_far_as_it_has_addresses_and_no_further() {
+        let mut arena = Arena::default();
+        arena.grow(1).expect("a little");
+        assert_eq!(arena.ready, HUGE);
+        for bytes in [u64::MAX, (1 << 44) + 1] {
+            assert!(arena.grow(bytes).is_err_and(|why| why.contains("no host")));
+        }
+        // SAFETY: it was said to be there.
+        assert_eq!(unsafe { arena.at(HUGE - 1).cast::<u8>().read() }, 0);
+    }
 }

@@ -208,10 +208,33 @@ fn is_known(base: &str) -> bool {
         || MARKS.iter().any(|(name, _)| *name == base)
 }
 
+/// Names that only give things back, none of which is parked memory: a program may end while its memory is away.
+const TIDYING: &[&str] = &[
+    "cuCtxDestroy",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
+    "cuEventDestroy",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuLibraryUnload",
+    "cuLinkDestroy",
+    "cuMemFreeHost",
+    "cuMemHostUnregister",
+    "cuModuleUnload",
+    "cuStreamDestroy",
+    "cuUserObjectRelease",
+];
+
+/// Whether a function only gives something back.
+pub fn is_tidying(base: &str) -> bool {
+    TIDYING.contains(&base)
+}
+
 /// What a function is.
 pub fn of(base: &str) -> Class {
     let kind = match base {
         "cuInit" => Kind::Anytime,
+        _ if is_tidying(base) => Kind::Anytime,
         _ if STRAIGHT.contains(&base) => Kind::Straight,
         "cuGraphLaunch" => Kind::Launch,
         // Functions of the program, not work for the card: but they hold their place in the order.
@@ -264,6 +287,7 @@ mod tests {
             ("cuMemCreate", Kind::Gated),
             ("cuGraphUpload", Kind::Gated),
             ("cuEventRecord", Kind::Gated),
+            ("cuEventDestroy", Kind::Anytime),
             ("cuSomethingNewOfNextYear", Kind::Unknown),
             ("cuGreenCtxCreate", Kind::Unknown),
         ] {

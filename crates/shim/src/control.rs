@@ -9,7 +9,7 @@ use crate::log;
 use crate::message::{Order, PACKET_MAX, SOCKET, Word};
 use crate::page;
 use crate::park::Parker;
-use crate::socket::Socket;
+use crate::socket::{self, Kept, Socket};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -33,11 +33,12 @@ pub fn wants(call: &str) {
     *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.to_owned());
 }
 
-static GONE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Whether there is a line to the daemon.
+static IS_CONNECTED: AtomicBool = AtomicBool::new(false);
 
-/// A context is gone: what was made in it is, too.
-pub fn forget(context: usize) {
-    GONE.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+/// Whether there is a line to the daemon.
+pub fn is_connected() -> bool {
+    IS_CONNECTED.load(SeqCst)
 }
 
 static STARTED: Once = Once::new();
@@ -100,6 +101,8 @@ pub fn see_page() {
 
 extern "C" fn in_child() {
     gate::disarm();
+    // A line that a child had, too, would outlive the process that listens to it.
+    socket::close_in_child();
 }
 
 fn serve(socket: &[u8]) {
@@ -109,6 +112,7 @@ fn serve(socket: &[u8]) {
         if let Ok(line) = Line::connect(socket) {
             // It ends when the daemon hangs up; then it is looked for again.
             let _ = talk(&line, &mut parker);
+            IS_CONNECTED.store(false, SeqCst);
         }
         welcomed();
         if !tick() {
@@ -141,6 +145,8 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     line.send(&hello(None, false))?;
     // A daemon that is new was not told yet who waits.
     let mut told = false;
+    let _kept = Kept::new(&line.0, 0);
+    IS_CONNECTED.store(true, SeqCst);
     loop {
         let pause = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
         if let Some((order, file)) = line.receive(pause)? {
@@ -166,9 +172,7 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     // Captures of the program are not disturbed by what this thread does.
     let mut relaxed = 2;
     driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
-    for context in std::mem::take(&mut *GONE.lock().unwrap_or_else(PoisonError::into_inner)) {
-        parker.forget(context);
-    }
+    parker.forget_gone();
     match order {
         Order::Welcome { page } => {
             if let (true, Some(file)) = (page, &file)

@@ -3,6 +3,9 @@
 //! Every thread has a seat on which it says that it is inside; closing the gate is saying so and
 //! waiting until nobody is. A thread only ever writes its own seat, so that passing costs two stores and
 //! a load. Threads of the shim itself pass always.
+//!
+//! Whether the memory is away is what it was when a call came in: it does not change while the call is inside,
+//! though the gate may be closing already.
 
 use crate::class::{Kind, WORDS_MAX};
 use crate::control;
@@ -49,7 +52,7 @@ pub struct Seat {
     pub errors: AtomicU64,
 }
 
-/// What a thread knows of itself.
+/// What a thread knows of itself. It has nothing to drop, and so is there to the thread's last call.
 struct Own {
     seat: Cell<Option<&'static Seat>>,
     depth: Cell<u32>,
@@ -57,27 +60,56 @@ struct Own {
     is_free: Cell<bool>,
     /// The slot of the call under way.
     slot: Cell<usize>,
+    /// The memory was away when the call came in.
+    is_away: Cell<bool>,
+    /// The thread is ending: each call that still comes gives its seat back.
+    is_ending: Cell<bool>,
 }
 
-impl Drop for Own {
-    fn drop(&mut self) {
-        if let Some(seat) = self.seat.get() {
+impl Own {
+    /// The next thread may have the seat.
+    fn stand_up(&self) {
+        if let Some(seat) = self.seat.take() {
             seat.inside.store(0, Release);
             seat.is_taken.store(false, Release);
         }
     }
 }
 
+/// Notices that a thread ends. What the program does after that, when it tidies up, is still gated.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        OWN.with(|own| {
+            own.is_ending.set(true);
+            if own.depth.get() == 0 {
+                own.stand_up();
+            }
+        });
+    }
+}
+
 thread_local! {
     static OWN: Own = const {
-        Own { seat: Cell::new(None), depth: Cell::new(0), is_free: Cell::new(false), slot: Cell::new(0) }
+        Own {
+            seat: Cell::new(None),
+            depth: Cell::new(0),
+            is_free: Cell::new(false),
+            slot: Cell::new(0),
+            is_away: Cell::new(false),
+            is_ending: Cell::new(false),
+        }
     };
+    static ENDING: Ending = const { Ending };
 }
 
 fn take_seat(own: &Own) -> &'static Seat {
     if let Some(seat) = own.seat.get() {
         return seat;
     }
+    // From now on its end is noticed, unless it has come.
+    let _ = ENDING.try_with(|_| ());
     let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
     let free = seats.iter().find(|seat| seat.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok());
     let seat = match free.copied() {
@@ -125,12 +157,10 @@ pub struct Way {
 pub extern "C" fn enter(number: u32) -> Way {
     let slot = hook::slot(number as usize);
     let words = slot.words().min(WORDS_MAX);
-    let straight = Way { target: slot.real(), words };
-    // A thread that is ending has no place for its own numbers any more: it goes straight on.
-    let passed = OWN.try_with(|own| {
+    OWN.with(|own| {
         if own.is_free.get() || own.depth.get() > 0 || DISARMED.load(Relaxed) {
             own.depth.set(own.depth.get() + 1);
-            return straight;
+            return Way { target: slot.real(), words };
         }
         let seat = take_seat(own);
         match slot.kind() {
@@ -144,6 +174,7 @@ pub extern "C" fn enter(number: u32) -> Way {
             // Some calls know what to do while the memory is away.
             let is_away = state == PARKED || state == LOST;
             if state == OPEN || (is_away && slot.kind() == Kind::Anytime) {
+                own.is_away.set(is_away);
                 break;
             }
             seat.inside.store(0, SeqCst);
@@ -163,14 +194,12 @@ pub extern "C" fn enter(number: u32) -> Way {
             page::mark_not_parkable(page::Reason::UnknownCall, slot.name());
         }
         Way { target: slot.target(), words }
-    });
-    passed.unwrap_or(Way { target: slot.real(), words })
+    })
 }
 
 /// A call is over.
 pub extern "C" fn leave(number: u32, result: u32) {
-    // As above.
-    let _ = OWN.try_with(|own| {
+    OWN.with(|own| {
         let depth = own.depth.get().saturating_sub(1);
         own.depth.set(depth);
         if depth > 0 || own.is_free.get() {
@@ -185,7 +214,15 @@ pub extern "C" fn leave(number: u32, result: u32) {
             }
             seat.inside.store(0, Release);
         }
+        if own.is_ending.get() {
+            own.stand_up();
+        }
     });
+}
+
+/// Whether the memory was away when the call under way came in; a thread of the shim looks at the gate.
+pub fn is_away() -> bool {
+    OWN.with(|own| if own.is_free.get() { state() == PARKED } else { own.is_away.get() })
 }
 
 /// Waits until the gate may be open again. An error: the program was told to stop meanwhile.
@@ -206,6 +243,9 @@ fn wait(state: u32, slot: &Slot) -> Result<(), u32> {
 fn log_wait(state: u32) {
     if state == PARKED {
         log::once("the memory of this program is parked; it waits for its turn on the card");
+        if !control::is_connected() {
+            log::once("the service that parked it is not there: it goes on when the service is back");
+        }
     }
 }
 
@@ -386,4 +426,25 @@ fn futex_wait(word: &AtomicU32, value: u32) {
 fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word lives until the call returns.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MOVING, close, enter, is_away, leave, set, state};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_call_that_came_in_before_the_gate_closed_knows_that_the_memory_is_there() {
+        // A slot that stands for nothing is one that waits when the gate is closed.
+        enter(0);
+        let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
+        while state() != MOVING {
+            std::thread::yield_now();
+        }
+        assert!(!is_away(), "it is closing, but the memory cannot go before this call has left");
+        assert!(!closing.join().expect("a thread"), "it waits for the call, and gives up");
+        leave(0, 0);
+        assert!(close(Instant::now() + Duration::from_secs(10)), "nobody is inside");
+        set(super::OPEN);
+    }
 }

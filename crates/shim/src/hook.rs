@@ -118,6 +118,10 @@ pub fn resolved(name: &CStr, real: *mut c_void) -> *mut c_void {
         }
         at = driver::find(name);
     }
+    if gate::is_disarmed() {
+        // A forked child takes no locks: nobody may be there to give them back.
+        return at as *mut c_void;
+    }
     if !aside::is_on() {
         if driver::holds(at) {
             aside::tell();
@@ -152,6 +156,8 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     }
     let number = known.len();
     if number >= STUBS {
+        // It is not gated then, and nobody knows what it does meanwhile.
+        page::mark_not_parkable(Reason::UnknownCall, name);
         return real;
     }
     let slot = &SLOTS[number];
@@ -160,7 +166,10 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     let about = About {
         name: name.to_owned(),
         // Without its own function, a call cannot be answered while the memory is away.
-        kind: if class.kind == Kind::Anytime && wrapper.is_none() { Kind::Gated } else { class.kind },
+        kind: match class.kind {
+            Kind::Anytime if wrapper.is_none() && !class::is_tidying(base) => Kind::Gated,
+            kind => kind,
+        },
         words: class::words(base),
         mark: class.mark,
         capture: class.capture,
@@ -209,7 +218,7 @@ unsafe extern "C" fn second_form(
 /// # Safety
 /// The name ends with a zero, and the place can be written, if the driver said that all is well.
 unsafe fn replace(result: u32, name: *const c_char, place: *mut usize, version: c_int) -> u32 {
-    if result == driver::SUCCESS && !name.is_null() && !place.is_null() && aside::is_on() {
+    if result == driver::SUCCESS && !name.is_null() && !place.is_null() && aside::is_on() && !gate::is_disarmed() {
         // SAFETY: as above.
         unsafe {
             if let Ok(name) = CStr::from_ptr(name).to_str() {

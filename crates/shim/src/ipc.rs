@@ -14,7 +14,7 @@ use crate::driver::{self, Access, READ_WRITE, current, done};
 use crate::gate;
 use crate::log;
 use crate::page::{self, Reason};
-use crate::socket::Socket;
+use crate::socket::{Kept, Socket};
 use crate::table::{self, Block};
 use crate::wrap;
 use std::collections::BTreeMap;
@@ -134,6 +134,7 @@ fn listening() -> Option<u64> {
 /// Answers those who have a handle.
 fn serve(socket: &Socket) {
     gate::free_this_thread();
+    let socket = Kept::new(socket, 1);
     loop {
         match socket.accept() {
             // Whoever hangs up got what it came for, or nothing.
@@ -160,6 +161,8 @@ fn answer(line: &Socket) -> Option<()> {
     done(driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), real, DESCRIPTOR, 0)).ok()?;
     // SAFETY: the driver has just made it for us.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // It may have been freed just now, and the driver's handle be another's.
+    table::lock().blocks.get(&at).filter(|block| block.id == id)?;
     line.send(&asked, Some(&descriptor)).ok()
 }
 

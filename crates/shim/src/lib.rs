@@ -18,6 +18,7 @@
 mod arena;
 mod aside;
 mod class;
+mod contexts;
 mod control;
 mod driver;
 mod elf;

@@ -8,12 +8,14 @@
 //! resume that finds no room leaves everything parked.
 
 use crate::arena::Arena;
+use crate::contexts;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
 use crate::gate;
 use crate::message::Took;
 use crate::page;
 use crate::pool;
 use crate::table::{self, Mapping, Physical, Table};
+use crate::wrap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -37,6 +39,8 @@ struct Piece {
 
 /// How long calls that are answered while parked may take.
 const SHORT: Duration = Duration::from_secs(10);
+/// No park takes longer than this, whatever the daemon says.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a card that does nothing takes to say so.
 const GLANCE: Duration = Duration::from_millis(1);
 
@@ -50,10 +54,12 @@ impl Parker {
         &mut self.arena
     }
 
-    /// A context is gone, and what was made in it.
-    pub fn forget(&mut self, context: usize) {
-        self.streams.remove(&context);
-        self.events.remove(&context);
+    /// Contexts are gone, and what was made in them.
+    pub fn forget_gone(&mut self) {
+        for context in contexts::gone() {
+            self.streams.remove(&context);
+            self.events.remove(&context);
+        }
     }
 
     /// Takes the memory off the card. Returns how much.
@@ -64,7 +70,7 @@ impl Parker {
         if let Some(reason) = page::not_parkable() {
             return Err(reason.text().to_owned());
         }
-        let (begun, deadline) = (Instant::now(), Instant::now() + within);
+        let (begun, deadline) = (Instant::now(), Instant::now() + within.min(LONGEST));
         let mut took = Took::default();
         if !gate::close(deadline) {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
@@ -118,15 +124,20 @@ impl Parker {
             gate::set(gate::PARKED);
             return Err(format!("there is no room on the card: {}", name_of(error)));
         }
-        if let Err(why) = put_on(&pieces) {
-            unmake(&pieces);
+        let mapped = put_on(&pieces);
+        took.map_us = micros(mapping);
+        let copying = Instant::now();
+        let copied = mapped.and_then(|()| self.copy(&pieces, false));
+        took.copy_us = micros(copying);
+        if let Err(why) = copied
+            && is_well(&pieces)
+        {
+            // All bytes are still in the arena: another time.
+            take_off(&pieces);
             gate::set(gate::PARKED);
             return Err(why);
         }
-        took.map_us = micros(mapping);
-        let copying = Instant::now();
-        let copied = self.copy(&pieces, false);
-        took.copy_us = micros(copying);
+        // Where a context is lost the program learns it by its next call.
         let mut table = table::lock();
         for piece in &pieces {
             if let Some(physical) = table.physical.get_mut(&piece.handle) {
@@ -137,26 +148,18 @@ impl Parker {
         page::own().parked.store(0, SeqCst);
         gate::set(gate::OPEN);
         took.all_us = micros(begun);
-        if let Err(why) = copied {
-            // The memory is there and its contents are not: the card is lost to this program, as the card
-            // itself says at its next call.
-            crate::log::once(&why);
-        }
         Ok((bytes, took))
     }
 
     /// Makes so many bytes of the arena known to the driver before they are needed.
     pub fn prepare(&mut self, bytes: u64) -> Result<u64, String> {
         self.arena.grow(bytes)?;
-        let Some(context) = contexts().into_iter().next() else { return Ok(0) };
-        let arena = &mut self.arena;
-        let registered = within(context, || {
-            while arena.known() < bytes {
-                arena.know_more()?;
-            }
-            Ok(())
-        });
-        registered.map_err(name_of)?;
+        while self.arena.known() < bytes {
+            // A piece at a time: a program that ends its context waits for no more.
+            let _stay = contexts::stay();
+            let Some(context) = all_contexts().into_iter().next() else { return Ok(0) };
+            within(context, || self.arena.know_more()).map_err(name_of)?;
+        }
         Ok(self.arena.known())
     }
 
@@ -183,7 +186,8 @@ impl Parker {
         if gate::state() == gate::PARKED {
             return Err("it is parked".to_owned());
         }
-        if let Some(context) = contexts().into_iter().next() {
+        let _stay = contexts::stay();
+        if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
             within(context, || {
                 arena.trim();
@@ -196,22 +200,24 @@ impl Parker {
 
     /// Gives back what pools keep beyond their thresholds, if the card does nothing for the program.
     pub fn tidy(&mut self) {
-        if gate::state() != gate::OPEN || !pool::has_excess() {
+        if gate::state() != gate::OPEN || !pool::has_excess() || gate::is_capturing() {
             return;
         }
-        let mut relaxed = 2;
-        driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
-        gate::unless_capturing(|| {
-            if self.drain(Instant::now() + GLANCE).is_ok() {
-                pool::sweep();
-            }
-            driver::SUCCESS
-        });
+        // With the gate closed no context can end meanwhile, and nothing is captured.
+        if !gate::close(Instant::now() + GLANCE) {
+            return;
+        }
+        self.forget_gone();
+        if self.drain(Instant::now() + GLANCE).is_ok() {
+            wrap::drop_deferred();
+            pool::sweep();
+        }
+        gate::set(gate::OPEN);
     }
 
     /// Waits until the card has done what it was given, by asking: a kernel that never ends is not waited for.
     fn drain(&mut self, deadline: Instant) -> Result<(), String> {
-        for context in contexts() {
+        for context in all_contexts() {
             let event = self.events.get(&context).copied();
             let polled = within(context, || {
                 let mut event = event.unwrap_or(0);
@@ -295,11 +301,18 @@ fn give(arena: &mut Arena, piece: &Piece, stream: usize, is_out: bool) -> Result
     Ok(())
 }
 
-/// Contexts in which there is memory.
-fn contexts() -> BTreeSet<usize> {
+/// Contexts that may touch memory: those the program made, and those in which there is some.
+fn all_contexts() -> BTreeSet<usize> {
     let table = table::lock();
     let of_memory = table.physical.values().map(|physical| physical.context);
-    of_memory.chain(table.blocks.values().map(|block| block.context)).filter(|context| *context != 0).collect()
+    let with_memory = of_memory.chain(table.blocks.values().map(|block| block.context));
+    with_memory.chain(contexts::all()).filter(|context| *context != 0).collect()
+}
+
+/// Whether the contexts of all pieces can still be used.
+fn is_well(pieces: &[Piece]) -> bool {
+    let contexts: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
+    contexts.into_iter().all(|context| within(context, || done(driver::cuCtxSynchronize())).is_ok())
 }
 
 /// Where memory is mapped as a whole and may be read and written: there it can be copied.
@@ -391,22 +404,6 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
         }
     }
     Ok(())
-}
-
-/// Gives back what was made, wherever it was mapped: all stays parked.
-fn unmake(pieces: &[Piece]) {
-    for piece in pieces {
-        let mut table = table::lock();
-        let real = table.physical.get_mut(&piece.handle).and_then(|physical| physical.real.take());
-        drop(table);
-        for (at, mapping) in mappings(piece) {
-            // Where it was not mapped the driver says so, and nothing happens.
-            driver::cuMemUnmap(at, mapping.bytes as usize);
-        }
-        if let Some(real) = real {
-            driver::cuMemRelease(real);
-        }
-    }
 }
 
 /// Maps all pieces where they were.

@@ -342,8 +342,11 @@ pub fn release(device: c_int) -> bool {
     drop_spans(with(|pools| pools.idle_spans(|pool| pool.device == device, |_| 0)))
 }
 
-/// Whether a pool keeps more than it should.
+/// Whether something is kept that should be given back.
 pub fn has_excess() -> bool {
+    if !table::lock().deferred.is_empty() {
+        return true;
+    }
     with(|pools| !pools.late.is_empty() || pools.pools.values().any(|pool| pool.reserved > pool.kept()))
 }
 
@@ -475,12 +478,13 @@ pub fn free(at: u64, stream: impl FnOnce() -> Result<Stream, u32>) -> Option<Res
     let block = table::lock().blocks.get(&at).copied().filter(|block| block.pool != 0)?;
     let _relaxed = Outside::begin();
     // While the memory is away nothing runs, and nothing must be waited for.
-    let wait = match gate::state() {
-        gate::OPEN => match stream().and_then(|stream| stream.record()) {
+    let wait = if gate::is_away() {
+        None
+    } else {
+        match stream().and_then(|stream| stream.record()) {
             Ok(wait) => Some(wait),
             Err(error) => return Some(Err(error)),
-        },
-        _ => None,
+        }
     };
     // Another thread may have freed it meanwhile.
     let is_ours = table::lock().blocks.remove(&at).is_some();

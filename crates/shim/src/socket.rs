@@ -3,10 +3,50 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// A socket that keeps the bounds of packets.
 pub struct Socket(OwnedFd);
+
+/// Descriptors that a forked child must not keep; -1: none.
+static KEPT: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+/// A socket that stays until the process ends, or for long: children close it.
+pub struct Kept<'a>(&'a Socket, usize);
+
+impl<'a> Kept<'a> {
+    /// Keeps it. There is room for one line to the daemon and one place to listen at.
+    pub fn new(socket: &'a Socket, place: usize) -> Kept<'a> {
+        KEPT[place].store(socket.0.as_raw_fd(), SeqCst);
+        Kept(socket, place)
+    }
+}
+
+impl std::ops::Deref for Kept<'_> {
+    type Target = Socket;
+    fn deref(&self) -> &Socket {
+        self.0
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        KEPT[self.1].store(-1, SeqCst);
+    }
+}
+
+/// Closes what a child has of its parent's sockets.
+pub fn close_in_child() {
+    for kept in &KEPT {
+        let descriptor = kept.swap(-1, SeqCst);
+        if descriptor >= 0 {
+            // SAFETY: the child's copy of a descriptor of this library, which nothing there uses.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
 
 /// An address and its length. A name that begins with a zero is in no file system.
 fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {

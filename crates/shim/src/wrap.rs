@@ -5,6 +5,7 @@
 //! the arguments of the driver's and is called when the gate was passed.
 
 use crate::class;
+use crate::contexts;
 use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
 use crate::gate;
@@ -63,6 +64,10 @@ static OWN: &[Own] = &[
     Own("cuStreamDestroy", "_v2", 4000, pools::stream_destroy as *const ()),
     Own("cuCtxEnablePeerAccess", "", 4000, enable_peer as *const ()),
     Own("cuCtxDisablePeerAccess", "", 4000, disable_peer as *const ()),
+    Own("cuCtxCreate", "_v2", 3020, context_create as *const ()),
+    Own("cuCtxCreate", "_v3", 11_040, context_create as *const ()),
+    Own("cuCtxCreate", "_v4", 12_050, context_create as *const ()),
+    Own("cuDevicePrimaryCtxRetain", "", 7000, primary_retain as *const ()),
     Own("cuCtxDestroy", "_v2", 4000, context_destroy as *const ()),
     Own("cuDevicePrimaryCtxRelease", "_v2", 11_000, primary_release as *const ()),
     Own("cuDevicePrimaryCtxReset", "_v2", 11_000, primary_release as *const ()),
@@ -281,6 +286,12 @@ fn free_deferred() {
     }
 }
 
+/// Frees the same when the card has done everything and nothing is captured.
+pub fn drop_deferred() {
+    let waiting = std::mem::take(&mut table::lock().deferred);
+    waiting.into_iter().for_each(drop_block);
+}
+
 /// Lets go of an allocation that is in the list no more.
 pub fn drop_block((at, block): (u64, Block)) {
     if block.pool != 0 {
@@ -317,14 +328,37 @@ fn end_context(context: usize) {
 /// A context may go now: the next one can have its handle.
 fn before_end(context: usize) {
     EVENTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&context);
-    control::forget(context);
+    contexts::end(context);
+}
+
+/// Every form of `cuCtxCreate` has its answer first, and the rest in registers.
+extern "C" fn context_create(place: *mut usize, a: usize, b: usize, c: usize, d: usize) -> u32 {
+    let result = real!(place: *mut usize, a: usize, b: usize, c: usize, d: usize);
+    note_context(result, place)
+}
+
+extern "C" fn primary_retain(place: *mut usize, device: c_int) -> u32 {
+    let result = real!(place: *mut usize, device: c_int);
+    note_context(result, place)
+}
+
+fn note_context(result: u32, place: *mut usize) -> u32 {
+    if result == driver::SUCCESS && !place.is_null() {
+        // SAFETY: the driver has just written there.
+        contexts::add(unsafe { place.read_unaligned() });
+    }
+    result
 }
 
 extern "C" fn context_destroy(context: usize) -> u32 {
+    let _going = contexts::stay();
+    let was_known = contexts::all().contains(&context);
     before_end(context);
     let result = real!(context: usize);
     if result == driver::SUCCESS {
         end_context(context);
+    } else if was_known {
+        contexts::add(context);
     }
     result
 }
@@ -364,13 +398,17 @@ fn primary(device: c_int) -> Option<usize> {
 }
 
 extern "C" fn primary_release(device: c_int) -> u32 {
+    let _going = contexts::stay();
     let before = primary(device);
     before.into_iter().for_each(before_end);
     let result = real!(device: c_int);
     let (mut flags, mut active) = (0, 1);
     driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active);
-    if let (Some(context), driver::SUCCESS, 0) = (before, result, active) {
-        end_context(context);
+    match (before, result, active) {
+        (Some(context), driver::SUCCESS, 0) => end_context(context),
+        // Somebody else has it, too.
+        (Some(context), ..) => contexts::add(context),
+        _ => {}
     }
     result
 }
@@ -425,7 +463,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
     if block.is_some_and(|block| block.is_import) {
         return driver::INVALID_VALUE;
     }
-    let is_parked = gate::state() != gate::OPEN;
+    let is_parked = gate::is_away();
     let Some(block) = block else {
         // It is the driver's own and on the card: it can go, if the driver says so.
         let result = real!(at: u64);
@@ -468,7 +506,7 @@ extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
     let found = match table.block(at) {
         Some((first, block)) => Some((first, block.bytes)),
         // While the memory is away the driver knows nothing of it.
-        None => mapped.filter(|_| gate::state() != gate::OPEN),
+        None => mapped.filter(|_| gate::is_away()),
     };
     drop(table);
     let Some((first, bytes)) = found else {
@@ -484,7 +522,7 @@ extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
     told(asked.and_then(|()| {
         let (_, device) = current()?;
         let (left, all) = page::seen(&uuid(device), left as u64, all as u64);
-        let excess = if gate::state() == gate::OPEN { pool::excess(device) } else { 0 };
+        let excess = if !gate::is_away() { pool::excess(device) } else { 0 };
         let left = left.saturating_add(excess).min(all);
         if !free.is_null() {
             put(free, left as usize)?;
@@ -660,7 +698,7 @@ fn about(attribute: c_int, at: u64) -> Option<u64> {
             _ => {}
         }
     }
-    if gate::state() == gate::OPEN {
+    if !gate::is_away() {
         return None;
     }
     let table = table::lock();

@@ -18,6 +18,7 @@ use crate::visible;
 use crate::vmm::{Allocation, Reserved};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -126,8 +127,9 @@ impl Context {
 }
 
 thread_local! {
-    /// The contexts of this thread, by handle; the last is current.
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The contexts of this thread, by handle; the last is current. It is never dropped: programs free things
+    /// when a thread is ending, after whatever is dropped then.
+    static STACK: ManuallyDrop<RefCell<Vec<usize>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// This thread is in a function of the program that a stream called.
     static IN_STREAM: Cell<bool> = const { Cell::new(false) };
 }
@@ -307,7 +309,7 @@ pub fn refused_while(call: impl FnOnce()) {
 
 /// The handle of the context that is current in this thread.
 pub fn current_handle() -> Option<usize> {
-    STACK.with_borrow(|stack| stack.last().copied())
+    STACK.with(|stack| stack.borrow().last().copied())
 }
 
 /// The context that is current in this thread, if nothing went wrong in it.
@@ -332,7 +334,7 @@ pub fn named(handle: usize) -> Outcome<(&'static Runtime, Arc<Context>)> {
 
 /// Changes the contexts of this thread.
 pub fn with_stack<T>(change: impl FnOnce(&mut Vec<usize>) -> T) -> T {
-    STACK.with_borrow_mut(change)
+    STACK.with(|stack| change(&mut stack.borrow_mut()))
 }
 
 static CHILD_CLOSES: Mutex<[i32; 2]> = Mutex::new([-1, -1]);

@@ -17,6 +17,13 @@ pub struct Daemon {
     path: PathBuf,
 }
 
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Its folder may be gone already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// A line to the shim of one process.
 pub struct Line {
     socket: OwnedFd,
@@ -206,6 +213,25 @@ impl Line {
             Word::Resumed { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
             Word::Refused { id, why } if id == self.next => Some(Err(why)),
             other => panic!("{other:?} is no answer to a resume"),
+        }
+    }
+
+    /// Has so many bytes made ready. Returns how many are.
+    pub fn prepare(&mut self, bytes: u64) -> u64 {
+        self.send(&Order::Prepare { bytes }, None);
+        match self.answer() {
+            Some(Word::Prepared { bytes }) => bytes,
+            other => panic!("{other:?} is no answer to a wish to prepare"),
+        }
+    }
+
+    /// Wants the memory given back that parked bytes are in. Returns why that is not done.
+    pub fn trim(&mut self) -> String {
+        self.next += 1;
+        self.send(&Order::Trim { id: self.next }, None);
+        match self.answer() {
+            Some(Word::Refused { id, why }) if id == self.next => why,
+            other => panic!("{other:?} is no refusal"),
         }
     }
 

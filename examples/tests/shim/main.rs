@@ -3,6 +3,7 @@
 mod beside;
 mod cc;
 mod daemon;
+mod hard;
 mod ipc;
 mod parked;
 mod peers;

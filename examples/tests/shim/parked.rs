@@ -85,7 +85,7 @@ fn the_api_answers_with_the_shim_as_it_does_without() {
 }
 
 /// A program that holds memory under the shim.
-fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> (Child, Line, impl Sized) {
+pub fn holder(soft: &Soft, daemon: &Daemon, size: &str, page: Option<&File>) -> (Child, Line, impl Sized + use<>) {
     let mut command = soft.program(HOLD, &[size, "--chunk", "8MiB"]);
     let mut child = daemon.shimmed(&mut command).stdout(Stdio::piped()).spawn().expect("the program is there");
     let line = daemon.accept(page.map(AsRawFd::as_raw_fd));
@@ -133,7 +133,7 @@ fn a_resume_without_room_leaves_the_holder_parked_and_unharmed() {
 }
 
 /// Asks a program to end, as a person would.
-fn end_well(pid: u32) {
+pub fn end_well(pid: u32) {
     let asked = Command::new("kill").args(["-TERM", &pid.to_string()]).status();
     assert!(asked.expect("kill is there").success());
 }

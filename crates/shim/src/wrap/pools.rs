@@ -118,7 +118,7 @@ pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
             return driver::INVALID_VALUE;
         }
         // While the memory is away nothing runs that must be waited for.
-        if gate::state() != gate::OPEN {
+        if gate::is_away() {
             return super::mem_free(at);
         }
         let stream = match named() {

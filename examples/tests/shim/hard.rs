@@ -1,0 +1,290 @@
+//! Whoever dies when it suits nobody: programs and daemons killed at every stage, threads and children that end.
+
+use crate::cc;
+use crate::daemon::{Daemon, Line, page};
+use crate::parked::{MIB, SOON, end_well, holder};
+use crate::pools::python;
+use crate::soft::{Soft, succeeded, wait_until};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::Stdio;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use sublet_shim::message::Order;
+use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
+
+/// Copies take so long that something can happen meanwhile: 64 MiB a quarter of a second.
+const SLOWLY: u64 = 256 << 20;
+/// From one stage to the next: the last is when all is done.
+const STEP: Duration = Duration::from_millis(40);
+
+fn slow(soft: &Soft, is_slow: bool) {
+    soft.state.cards()[0].copy_bytes_per_s.store(if is_slow { SLOWLY } else { 0 }, SeqCst);
+}
+
+#[test]
+fn a_holder_killed_at_any_stage_of_a_park_or_a_resume_leaves_nothing() {
+    for stage in 0..20 {
+        let soft = Soft::new("1x1GiB");
+        let daemon = Daemon::new(&soft);
+        let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", None);
+        let is_resume = stage % 2 == 1;
+        if is_resume {
+            assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
+        }
+        slow(&soft, true);
+        line.send(&if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000 } }, None);
+        std::thread::sleep(STEP * (stage / 2));
+        child.kill();
+        assert!(soft.is_idle(), "stage {stage}");
+    }
+}
+
+/// A daemon that is there again: the shim finds it.
+fn reborn(soft: &Soft, daemon: Daemon) -> (Daemon, Line) {
+    drop(daemon);
+    let daemon = Daemon::new(soft);
+    let line = daemon.accept(None);
+    (daemon, line)
+}
+
+#[test]
+fn a_daemon_that_dies_at_any_stage_leaves_a_program_that_can_be_used() {
+    for stage in 0..12 {
+        let soft = Soft::new("1x1GiB");
+        let daemon = Daemon::new(&soft);
+        let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", None);
+        let is_resume = stage % 2 == 1;
+        if is_resume {
+            assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
+        }
+        slow(&soft, true);
+        line.send(&if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000 } }, None);
+        std::thread::sleep(STEP * 2 * (stage / 2));
+        drop(line);
+        let (_daemon, mut line) = reborn(&soft, daemon);
+        slow(&soft, false);
+        // What was begun is brought to its end before the new daemon is greeted.
+        assert_eq!(line.was_parked, !is_resume, "stage {stage}");
+        if line.was_parked {
+            assert_eq!(soft.state.used(0), IDLE_BYTES + CONTEXT_BYTES);
+            assert_eq!(line.resume(), Some(Ok(64 * MIB)));
+        }
+        assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
+        assert_eq!(line.resume(), Some(Ok(64 * MIB)));
+        end_well(line.pid);
+        assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
+    }
+}
+
+#[test]
+fn a_program_whose_daemon_is_gone_says_what_it_waits_for() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+start()
+at = alloc(8 << 20)
+put(at, [5])
+print('ready', flush=True)
+sys.stdin.readline()
+print(get(at, 1), flush=True)
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+    drop(line);
+    drop(daemon);
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"go\n").expect("it listens");
+    let mut err = BufReader::new(child.stderr.take().expect("its errors"));
+    let mut said = String::new();
+    while !said.contains("goes on when the service is back") {
+        assert!(err.read_line(&mut said).expect("a line") > 0, "{said}");
+    }
+    let daemon = Daemon::new(&soft);
+    let mut line = daemon.accept(None);
+    assert!(line.was_parked);
+    line.wait_until_wanted();
+    assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+    assert_eq!(out.next().as_deref(), Some("[5]"));
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+    err.read_to_string(&mut said).expect("the rest");
+    assert_eq!(said.matches("goes on when").count(), 1, "{said}");
+}
+
+#[test]
+fn a_thread_that_frees_its_memory_when_it_ends_frees_it() {
+    let soft = Soft::new("1x1GiB");
+    let ending = cc::program(&soft, "ending.c", &["-L", ".", "-l:libcuda.so.1", "-lpthread"]);
+    assert_eq!(soft.run(&ending, &[]), "freed 0 less 0\n");
+    let daemon = Daemon::new(&soft);
+    let output = daemon.shimmed(&mut soft.program(&ending, &[])).output().expect("the program is there");
+    assert_eq!(succeeded(&output), "freed 0 less 0\n");
+}
+
+#[test]
+fn a_forked_child_does_not_keep_its_parents_line_and_can_do_what_it_likes() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = r#"
+import os
+from cuda import *
+start()
+at = alloc(8 << 20)
+child = os.fork()
+if child == 0:
+    # As with the driver alone: nothing is initialised here.
+    count = C.CDLL('libcuda.so.1').cuDeviceGetCount(BY(INT()))
+    os.write(1, f'child {call("cuCtxSynchronize")} {count}\n'.encode())
+    os.system('true')
+    sys.stdin.readline()
+    os._exit(0)
+os.write(1, f'parent {call("cuMemFree_v2", at)}\n'.encode())
+os._exit(0)
+"#;
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(None);
+    let out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut said: Vec<String> = out.take(2).collect();
+    said.sort();
+    assert_eq!(said, ["child 3 3", "parent 0"]);
+    assert!(child.wait().expect("an own child").success());
+    // The child still waits for a word, but the line is closed.
+    assert_eq!(line.park(SOON), None);
+    drop(child.stdin.take());
+}
+
+#[test]
+fn a_parked_program_may_end_without_its_memory() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+context = start()
+small, large, of_pool = alloc(4096), alloc(8 << 20), U64()
+stream, event = got(PTR, 'cuStreamCreate', 1), got(PTR, 'cuEventCreate', 0)
+must('cuMemAllocAsync', BY(of_pool), SIZE(8 << 20), stream)
+must('cuStreamSynchronize', stream)
+code, host = module(), PTR()
+must('cuMemHostAlloc', BY(host), SIZE(4096), 0)
+print('ready', flush=True)
+sys.stdin.readline()
+free, total = SIZE(), SIZE()
+print('away', call('cuMemGetInfo_v2', BY(free), BY(total)), call('cuStreamQuery', stream), call('cuEventQuery', event))
+print('given back', call('cuMemFreeAsync', of_pool, stream), call('cuMemFree_v2', small), call('cuMemFree_v2', small),
+      call('cuEventDestroy_v2', event), call('cuModuleUnload', code), call('cuMemFreeHost', host),
+      call('cuStreamDestroy_v2', stream), call('cuDevicePrimaryCtxRelease_v2', 0), flush=True)
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert_eq!(line.park(SOON), Some(Ok(18 * MIB)));
+    child.stdin.take().expect("its input").write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("away 0 0 0"));
+    assert_eq!(out.next().as_deref(), Some("given back 0 0 1 0 0 0 0 0"));
+    assert!(child.wait().expect("an own child").success());
+    assert!(line.wanted.is_empty(), "it did not need its memory: {:?}", line.wanted);
+    assert!(soft.is_idle());
+}
+
+#[test]
+fn a_kernel_of_any_context_is_waited_for() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    // Memory of one context, and a kernel of another that has none of its own.
+    let script = "
+from cuda import *
+first = start()
+at, flag = alloc(4 << 20), PTR()
+put(at, [1])
+must('cuMemHostAlloc', BY(flag), SIZE(4096), 2)
+UINT.from_address(flag.value).value = 0
+second = PTR()
+must('cuCtxCreate_v2', BY(second), 0, 0)
+code = module()
+must('cuLaunchKernel', function(code, 'wait_for'), 1, 1, 1, 1, 1, 1, 0, None, pointers(U64(flag.value), UINT(1)), None)
+must('cuLaunchKernel', function(code, 'add'), 1, 1, 1, 1, 1, 1, 0, None, pointers(at, UINT(4), UINT(1)), None)
+print('runs', flush=True)
+sys.stdin.readline()
+UINT.from_address(flag.value).value = 1
+must('cuCtxSynchronize')
+print('ran', flush=True)
+sys.stdin.readline()
+print(get(at, 1), call('cuCtxDestroy_v2', second), flush=True)
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("runs"));
+    let refused = line.park(Duration::from_millis(200)).expect("it lives");
+    assert_eq!(refused, Err("a kernel did not end in time".to_owned()));
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("ran"));
+    assert_eq!(line.park(SOON), Some(Ok(4 * MIB)));
+    assert_eq!(line.resume(), Some(Ok(4 * MIB)));
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("[5] 0"));
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn orders_that_make_no_sense_do_no_harm() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, 512 * MIB);
+    let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", Some(&file));
+    assert_eq!(line.prepare(u64::MAX), 0);
+    line.send(&Order::Arena { bytes: u64::MAX }, None);
+    line.send(&Order::Welcome { page: true }, Some(std::io::stdout().as_raw_fd()));
+    assert!(line.resume().expect("it lives").is_err_and(|why| why.contains("not parked")));
+    assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
+    assert_eq!(line.trim(), "it is parked");
+    assert!(line.resume().is_some_and(|resumed| resumed == Ok(64 * MIB)));
+    end_well(line.pid);
+    assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
+    wait_until("the card is free", || soft.is_idle());
+}
+
+#[test]
+fn a_program_that_becomes_another_while_parked_leaves_nothing_of_the_first() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+import os
+from cuda import *
+start()
+at = alloc(8 << 20)
+print('ready', flush=True)
+sys.stdin.readline()
+os.execv('/bin/sh', ['/bin/sh', '-c', 'echo other; read word'])
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("other"));
+    assert_eq!(line.resume(), None, "nobody listens any more");
+    assert!(soft.is_idle() && !daemon.is_called());
+    input.write_all(b"go\n").expect("it listens");
+    assert!(child.wait().expect("an own child").success());
+}
