@@ -12,9 +12,37 @@ use object::read::elf::{Dyn, FileHeader, SectionHeader, Sym};
 /// The newest version that may be named: of 2012, as on CentOS 7.
 const NEWEST: (u32, u32) = (2, 17);
 
-/// Libraries of glibc 2.17 that may be needed; all of them are everywhere.
-const MAY_NEED: [&str; 6] =
-    ["libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"];
+/// Libraries of glibc 2.17 that may be needed; all of them are everywhere. Not the loader: it is there in every
+/// program of glibc, and a program of musl that has a library preloaded would not start for want of it.
+const MAY_NEED: [&str; 5] = ["libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"];
+const LOADER: &[u8] = b"ld-linux-x86-64.so.2";
+
+/// Takes the loader out of what a library needs.
+pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
+    let header = FileHeader64::<Endianness>::parse(&**bytes).context("this is not a 64-bit ELF file")?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, &**bytes)?;
+    let mut found = None;
+    for section in sections.iter() {
+        let Some((entries, strings)) = section.dynamic(endian, &**bytes)? else { continue };
+        let strings = sections.strings(endian, &**bytes, strings)?;
+        let is_it = |entry: &&object::elf::Dyn64<Endianness>| {
+            entry.tag(endian) == object::elf::DT_NEEDED
+                && entry.string(endian, strings).is_ok_and(|name| name == LOADER)
+        };
+        let size = size_of::<object::elf::Dyn64<Endianness>>();
+        if let Some(place) = entries.iter().position(|entry| is_it(&entry)) {
+            let first = section.sh_offset(endian) as usize;
+            found = Some((first + place * size, first + size_of_val(entries), size));
+        }
+    }
+    // The entries after it move up, and the last one is no entry.
+    if let Some((from, end, size)) = found {
+        bytes.copy_within(from + size..end, from);
+        bytes[end - size..end].fill(0);
+    }
+    Ok(())
+}
 
 /// One sentence for everything that keeps a library from loading elsewhere under the
 /// name `soname`.

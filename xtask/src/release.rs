@@ -52,7 +52,8 @@ fn build(name: &str, libraries: &[Library]) -> Result<()> {
     let mut broken = Vec::new();
     for Library(_, built, wanted) in libraries {
         let from = build.join("x86_64-unknown-linux-gnu/release").join(built);
-        let bytes = fs::read(&from).with_context(|| format!("{} was not built", from.display()))?;
+        let mut bytes = fs::read(&from).with_context(|| format!("{} was not built", from.display()))?;
+        portable::forget_loader(&mut bytes)?;
         broken.extend(portable::violations(&bytes, wanted)?.into_iter().map(|what| format!("{wanted}: {what}")));
         let to = folder.join(wanted);
         fs::write(&to, &bytes).with_context(|| format!("{} could not be written", to.display()))?;

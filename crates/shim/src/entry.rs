@@ -11,7 +11,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 
-const LOADER: [&str; 3] = ["libc.so.6", "libdl.so.2", "libc-"];
+/// Where the loader's functions are: in glibc, in an old one, or in another C library altogether, whose programs
+/// have no driver, but may have the shim.
+const LOADER: [&str; 4] = ["libc.so.6", "libdl.so.2", "libc-", "ld-musl-"];
 
 extern "C" fn find_dlsym() -> usize {
     find(&REAL_DLSYM, c"dlsym")
@@ -26,17 +28,19 @@ fn find(place: &AtomicUsize, name: &CStr) -> usize {
     if known != 0 {
         return known;
     }
-    let found = elf::find(&LOADER, name).unwrap_or(0);
+    let found = elf::find(&LOADER, name).unwrap_or(nothing as extern "C" fn() -> usize as usize);
     place.store(found, Release);
     found
+}
+
+/// What a function finds that is nowhere.
+extern "C" fn nothing() -> usize {
+    0
 }
 
 /// The loader's own `dlsym`.
 pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let real = find_dlsym();
-    if real == 0 {
-        return std::ptr::null_mut();
-    }
     // SAFETY: it is the loader's function of that name.
     let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void = unsafe { std::mem::transmute(real) };
     // SAFETY: the name ends with a zero; handles are the caller's matter.

@@ -233,7 +233,8 @@ fn wait(state: u32, slot: &Slot) -> Result<(), u32> {
     }
     log_wait(state);
     futex_wait(&GATE, state);
-    if INTERRUPTED.load(SeqCst) {
+    // A signal that came when the gate was open again is no reason to fail.
+    if INTERRUPTED.load(SeqCst) && GATE.load(SeqCst) != OPEN {
         // What a call answers when the system stopped it.
         return Err(crate::driver::OPERATING_SYSTEM);
     }

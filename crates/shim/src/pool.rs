@@ -28,7 +28,7 @@ const LARGE: u64 = 1 << 20;
 const GROWTH_MAX: u64 = 32 << 20;
 /// The default streams as every program may name them: the context's, and the thread's.
 const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
+pub const PER_THREAD: usize = 2;
 
 /// `CU_MEMPOOL_ATTR_…`, as far as they change something here.
 const REUSE_INTERNAL: usize = 2;

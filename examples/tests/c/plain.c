@@ -26,7 +26,7 @@ int main(int count, char **arguments) {
     int is_in = 0, threads = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps && fgets(line, sizeof line, maps))
-        is_in |= strstr(line, "libsublet_shim") != NULL;
+        is_in |= strstr(line, "libsublet") != NULL;
     DIR *tasks = opendir("/proc/self/task");
     for (struct dirent *task; tasks && (task = readdir(tasks));)
         threads += task->d_name[0] != '.';

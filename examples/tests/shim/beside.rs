@@ -35,6 +35,14 @@ fn programs_that_cannot_have_the_shim_run_without_it() {
     let fixed = cc::program(&soft, "plain.c", &["-static", "-DSTATIC", "-o", "fixed"]);
     let output = daemon.shimmed(&mut soft.program(&fixed, &[])).output().expect("the program is there");
     assert_eq!(succeeded(&output), "shim 0 threads 1 secure 0\n");
+    // One of 32 bits, where the compiler can make it: the loader says that it does not fit, and goes on.
+    match cc::built(&soft, "plain.c", &["-m32", "-ldl", "-o", "narrow"]) {
+        Ok(narrow) => {
+            let output = daemon.shimmed(&mut soft.program(&narrow, &[])).output().expect("the program is there");
+            assert_eq!(succeeded(&output), "shim 0 threads 1 secure 0\n");
+        }
+        Err(why) => println!("no program of 32 bits can be built here, and none is tried: {why}"),
+    }
     // One with rights of its own: the loader preloads nothing into it. Only root can make one.
     let plain = cc::program(&soft, "plain.c", &["-ldl"]);
     let nobody = 65_534;

@@ -119,6 +119,20 @@ print(get(at, 1), flush=True)
 }
 
 #[test]
+fn a_signal_that_comes_when_the_memory_is_back_does_not_fail_the_call_that_waited() {
+    for _ in 0..6 {
+        let soft = Soft::new("1x1GiB");
+        let daemon = Daemon::new(&soft);
+        let (mut child, mut line, _out) = holder(&soft, &daemon, "8MiB", None);
+        assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+        line.wait_until_wanted();
+        assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+        end_well(line.pid);
+        assert!(child.0.wait().expect("an own child").success(), "every byte is as it was");
+    }
+}
+
+#[test]
 fn a_thread_that_frees_its_memory_when_it_ends_frees_it() {
     let soft = Soft::new("1x1GiB");
     let ending = cc::program(&soft, "ending.c", &["-L", ".", "-l:libcuda.so.1", "-lpthread"]);

@@ -36,7 +36,7 @@ fn pools_answer_with_the_shim_as_they_do_without() {
 fn pieces_that_come_and_go_with_streams_are_right_however_often_they_were_parked() {
     for seed in ["3", "4"] {
         let soft = Soft::new("1x2GiB");
-        let arguments = ["--turns", "1500", "--threads", "4", "--seed", seed];
+        let arguments = ["--turns", "1000", "--threads", "4", "--seed", seed];
         let alone = soft.run(CHURN, &arguments);
         let (parked, parks, most) = disturbed(&soft, CHURN, &arguments);
         assert_eq!(parked, alone);

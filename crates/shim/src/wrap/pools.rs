@@ -33,7 +33,8 @@ fn is_own_form(known: &OnceLock<usize>, name: &CStr) -> bool {
 }
 
 /// Whether a stream is captured: then what it allocates is the graph's.
-fn is_captured(stream: usize) -> bool {
+fn is_captured(stream: usize, is_own: bool) -> bool {
+    let stream = if stream == 0 && is_own { pool::PER_THREAD } else { stream };
     let mut status = 0;
     gate::is_capturing() && driver::cuStreamIsCapturing(stream, &raw mut status) == driver::SUCCESS && status != 0
 }
@@ -74,11 +75,12 @@ pub extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u
     if place.is_null() || bytes == 0 {
         return real!(place: *mut u64, bytes: usize, stream: usize);
     }
-    if is_captured(stream) {
+    let is_own = is_own_form(&OWN_FORM, c"cuMemAllocAsync_ptsz");
+    if is_captured(stream, is_own) {
         page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocAsync");
         return real!(place: *mut u64, bytes: usize, stream: usize);
     }
-    let named = Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemAllocAsync_ptsz"));
+    let named = Stream::named(stream, is_own);
     match named.and_then(|stream| pool::alloc(None, bytes as u64, &stream)) {
         Ok(Some(at)) => told(put(place, at)),
         Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, stream: usize)),
@@ -91,11 +93,12 @@ pub extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, from: usi
     if place.is_null() || bytes == 0 {
         return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
     }
-    if is_captured(stream) {
+    let is_own = is_own_form(&OWN_FORM, c"cuMemAllocFromPoolAsync_ptsz");
+    if is_captured(stream, is_own) {
         page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocFromPoolAsync");
         return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
     }
-    let named = Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemAllocFromPoolAsync_ptsz"));
+    let named = Stream::named(stream, is_own);
     match named.and_then(|stream| pool::alloc(Some(from), bytes as u64, &stream)) {
         Ok(Some(at)) => told(put(place, at)),
         Ok(None) => of_driver(place, bytes, || real!(place: *mut u64, bytes: usize, from: usize, stream: usize)),
@@ -105,10 +108,11 @@ pub extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, from: usi
 
 pub extern "C" fn free_async(at: u64, stream: usize) -> u32 {
     static OWN_FORM: OnceLock<usize> = OnceLock::new();
-    if is_captured(stream) {
+    let is_own = is_own_form(&OWN_FORM, c"cuMemFreeAsync_ptsz");
+    if is_captured(stream, is_own) {
         return real!(at: u64, stream: usize);
     }
-    let named = || Stream::named(stream, is_own_form(&OWN_FORM, c"cuMemFreeAsync_ptsz"));
+    let named = || Stream::named(stream, is_own);
     if let Some(freed) = pool::free(at, named) {
         return told(freed);
     }
