@@ -346,7 +346,9 @@ fn run(
         let signals = tokio::spawn(signals(stop_tx, tell));
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        http::serve(listener, app, access, Limits::default(), stop).await;
+        // On a worker, where connections are: here, every new one would cost two wake-ups more.
+        let served = tokio::spawn(http::serve(listener, app, access, Limits::default(), stop)).await;
+        served.map_err(|error| ServeError::System(io::Error::other(error)))?;
         if let Some(beyond) = beyond {
             // It stops by the same word; whatever became of it, the daemon goes down now.
             let _ = beyond.await;
