@@ -2,7 +2,7 @@
 
 use crate::commands::{
     accept, audit, cards, completions, doctor, end, explain, journal, lease, man, park, ps, replay, run, serve, soft,
-    token, usage,
+    token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -15,8 +15,7 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 9] =
-    ["top", "session", "attach", "wrap", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
+const LATER: [&str; 8] = ["top", "session", "attach", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -95,6 +94,7 @@ impl Globals {
 pub enum Command {
     Run(run::RunArgs),
     Lease(lease::LeaseArgs),
+    Wrap(wrap::WrapArgs),
     Ps(ps::PsArgs),
     /// Show who waits, in order of service, and why
     Queue,

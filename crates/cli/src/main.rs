@@ -52,6 +52,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         None => commands::status::run(globals),
         Some(Command::Run(args)) => commands::run::run(globals, args),
         Some(Command::Lease(args)) => commands::lease::run(globals, args),
+        Some(Command::Wrap(args)) => commands::wrap::run(globals, args),
         Some(Command::Ps(args)) => commands::ps::run(globals, args),
         Some(Command::Queue) => commands::queue::run(globals),
         Some(Command::Explain(args)) => commands::explain::run(globals, args),

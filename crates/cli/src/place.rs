@@ -1,4 +1,4 @@
-//! Where things are: the daemon's socket, its state directory.
+//! Where things are: the daemon's socket, its state directory, a user's wrappers.
 //!
 //! Only names are made here; nothing is created.
 
@@ -62,6 +62,16 @@ pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
         None => variable("XDG_STATE_HOME")
             .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
             .map(|dir| dir.join("sublet")),
+    }
+}
+
+/// Where the wrappers of `sublet wrap` are unless somebody says otherwise; `None` without a home.
+pub fn wrap_dir(given: Option<&Path>) -> Option<PathBuf> {
+    match given {
+        Some(path) => Some(path.to_owned()),
+        None => variable("XDG_DATA_HOME")
+            .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
+            .map(|dir| dir.join("sublet/wrap/bin")),
     }
 }
 

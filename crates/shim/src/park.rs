@@ -171,7 +171,8 @@ impl Parker {
         crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
         page::own().parked.store(0, SeqCst);
         gate::set(gate::LOST);
-        if let Some(context) = contexts().into_iter().next() {
+        let _stay = contexts::stay();
+        if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
             // Where the driver does not let go of it, the memory goes with the process.
             let _ = within(context, || {

@@ -21,3 +21,4 @@ pub mod soft;
 pub mod status;
 pub mod token;
 pub mod usage;
+pub mod wrap;

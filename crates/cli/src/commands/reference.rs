@@ -42,7 +42,7 @@ fn arguments(command: &Command, text: &mut String) {
     let shown = |arg: &&Arg| {
         let is_ours = !matches!(arg.get_id().as_str(), "help" | "version");
         // Global flags are described once, at the top.
-        !arg.is_hide_set() && is_ours && (is_root || !matches!(arg.get_id().as_str(), "socket" | "json"))
+        !arg.is_hide_set() && is_ours && (is_root || !arg.is_global_set())
     };
     let arguments: Vec<&Arg> = command.get_arguments().filter(shown).collect();
     if arguments.is_empty() {

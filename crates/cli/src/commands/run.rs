@@ -3,7 +3,7 @@
 use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
-use crate::hold::ask::AskArgs;
+use crate::hold::ask::{AskArgs, typed_size};
 use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
@@ -184,7 +184,7 @@ fn advise(lease: Option<&Lease>) {
     if let (Some(peak), Some(had)) = (lease.peak_bytes, lease.vram_bytes) {
         let enough = suggestion(peak);
         if enough < had && peak > 0 {
-            eprintln!("peak {}: try --vram {}", size::show(peak), typed(enough));
+            eprintln!("peak {}: try --vram {}", size::show(peak), typed_size(enough));
         }
     }
 }
@@ -194,11 +194,6 @@ fn suggestion(peak: u64) -> u64 {
     let wanted = peak + peak / 10;
     let step = if wanted < 4 << 30 { 256 << 20 } else { 1 << 30 };
     wanted.div_ceil(step) * step
-}
-
-/// `9G`, `768M`.
-fn typed(bytes: u64) -> String {
-    if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) }
 }
 
 /// The exit code of something that a signal ended.
@@ -212,7 +207,7 @@ mod tests {
 
     #[test]
     fn advice_is_a_tenth_more_than_the_peak_in_round_numbers() {
-        let advice = |peak| typed(suggestion(peak));
+        let advice = |peak| typed_size(suggestion(peak));
         assert_eq!(advice((78 << 30) / 10), "9G");
         assert_eq!(advice(600 << 20), "768M");
         assert_eq!(advice(3 << 30), "3584M");

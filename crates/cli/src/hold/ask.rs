@@ -93,6 +93,45 @@ pub enum VisibleArg {
 }
 
 impl AskArgs {
+    /// As it would be typed: only what is not the default.
+    pub fn words(&self) -> Vec<String> {
+        // Every field by name: a flag that is added must not be forgotten here.
+        let AskArgs {
+            vram,
+            gpus,
+            on,
+            time,
+            ttl,
+            name,
+            tier,
+            priority,
+            accept_smaller,
+            preempt,
+            wait,
+            no_wait,
+            exclusive,
+            visible,
+        } = self;
+        let mut words = Words::default();
+        words.add("vram", vram.map(typed_size));
+        words.add("gpus", (*gpus != 1).then(|| gpus.to_string()));
+        words.add("on", on.clone());
+        words.add("time", time.map(typed_span));
+        words.add("ttl", ttl.map(typed_span));
+        words.add("name", name.clone());
+        words.add("tier", (*tier != TierArg::Batch).then(|| choice(tier)));
+        words.add("priority", (*priority != 0).then(|| priority.to_string()));
+        words.add("accept-smaller", accept_smaller.map(typed_size));
+        words.add("preempt", (*preempt != PreemptArg::Park).then(|| choice(preempt)));
+        words.add("wait", wait.map(typed_span));
+        if *no_wait {
+            words.0.push("--no-wait".to_owned());
+        }
+        words.add("exclusive", exclusive.as_ref().map(choice));
+        words.add("visible", (*visible != VisibleArg::Index).then(|| choice(visible)));
+        words.0
+    }
+
     /// As it is sent; `pid` is bound at once, also while it waits.
     pub fn ask(&self, pid: Option<u32>) -> Ask {
         Ask {
@@ -124,6 +163,40 @@ impl AskArgs {
     }
 }
 
+/// Flags and their values, one after the other.
+#[derive(Default)]
+struct Words(Vec<String>);
+
+impl Words {
+    fn add(&mut self, flag: &str, value: Option<String>) {
+        match value {
+            None => {}
+            // What begins with a dash would be taken for a flag of its own.
+            Some(value) if value.starts_with('-') => self.0.push(format!("--{flag}={value}")),
+            Some(value) => self.0.extend([format!("--{flag}"), value]),
+        }
+    }
+}
+
+fn choice(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Exactly these bytes, as they are typed: `9G`, `768M`.
+pub fn typed_size(bytes: u64) -> String {
+    let units = [(1 << 40, 'T'), (1 << 30, 'G'), (1 << 20, 'M'), (1 << 10, 'K')];
+    let (one, unit) = units.into_iter().find(|(one, _)| bytes.is_multiple_of(*one)).unwrap_or((1, 'B'));
+    format!("{}{unit}", bytes / one)
+}
+
+/// Exactly so many seconds, as they are typed: `4h`, `90m`.
+fn typed_span(seconds: u64) -> String {
+    let units = [(86_400, 'd'), (3600, 'h'), (60, 'm')];
+    let (one, unit) =
+        units.into_iter().find(|(one, _)| seconds > 0 && seconds.is_multiple_of(*one)).unwrap_or((1, 's'));
+    format!("{}{unit}", seconds / one)
+}
+
 /// A size, with what to write instead if it is none.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
@@ -132,4 +205,33 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 /// A length of time in seconds, with what to write instead if it is none.
 pub fn parse_span(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        ask: AskArgs,
+    }
+
+    fn words(line: &str) -> String {
+        let line = Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap();
+        line.ask.words().join(" ")
+    }
+
+    #[test]
+    fn what_was_typed_can_be_typed_again() {
+        assert_eq!(words(""), "");
+        assert_eq!(words("--vram 8GiB --gpus 1 --tier batch"), "--vram 8G", "defaults need not be said");
+        let all = "--vram 1536M --gpus 2 --on H200 --time 90m --name train --tier spot --priority 3 \
+                   --accept-smaller 1000B --preempt never --wait 1d --exclusive device --visible uuid";
+        assert_eq!(words(all), all);
+        let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session";
+        assert_eq!(words(others), others);
+        assert_eq!(words("--wait 0s --time 36h --vram 1.5G"), "--vram 1536M --time 36h --wait 0s");
+    }
 }

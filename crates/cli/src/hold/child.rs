@@ -57,7 +57,8 @@ fn check_file(file: &Path, command: &OsStr) -> Result<(), Failure> {
     }
 }
 
-fn is_executable(file: &Path) -> bool {
+/// Whether somebody may run a file.
+pub fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
 }
 

@@ -88,13 +88,22 @@ fn unseen(lease: &Lease, list: &[&str]) -> Failure {
 
 /// `export` lines that a Bourne shell evaluates.
 pub fn for_sh(variables: &Variables) -> String {
-    variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value, r"'\''"))).collect()
+    variables.iter().map(|(name, value)| format!("export {name}={}\n", word_of_sh(value))).collect()
 }
 
 /// `set -gx` lines that fish evaluates.
 pub fn for_fish(variables: &Variables) -> String {
-    let escape = |value: &str| quoted(&value.replace('\\', r"\\"), r"\'");
-    variables.iter().map(|(name, value)| format!("set -gx {name} {};\n", escape(value))).collect()
+    variables.iter().map(|(name, value)| format!("set -gx {name} {};\n", word_of_fish(value))).collect()
+}
+
+/// A text that a Bourne shell reads as one word.
+pub fn word_of_sh(text: &str) -> String {
+    quoted(text, r"'\''")
+}
+
+/// A text that fish reads as one word.
+pub fn word_of_fish(text: &str) -> String {
+    quoted(&text.replace('\\', r"\\"), r"\'")
 }
 
 fn quoted(value: &str, quote: &str) -> String {

@@ -1,0 +1,149 @@
+//! One wrapper as text: a shell script that says in its second line what it was made of.
+//!
+//! That line tells our files from other people's, and is all that is read back.
+
+use crate::hold::environment::word_of_sh;
+use crate::table::plain;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// What a wrapper begins with; the form of the rest of the line follows, and the recipe.
+const HEAD: &str = "#!/bin/sh\n# sublet wrap ";
+/// The form that this release writes and reads.
+const FORM: &str = "1 ";
+/// A wrapper is a few hundred bytes; of a longer file no more is read.
+const READ_MAX: u64 = 64 << 10;
+
+/// What a wrapper is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recipe {
+    /// The tool's own file.
+    pub tool: String,
+    /// What `sublet run` is told.
+    pub options: Vec<String>,
+    /// The `sublet` that is told.
+    pub sublet: String,
+}
+
+/// What a file turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Somebody else's.
+    Foreign,
+    /// A wrapper of another release, or one that was changed by hand.
+    Changed,
+    /// A wrapper.
+    Wrapper(Recipe),
+}
+
+impl Found {
+    /// What a file is; a link is what it leads to.
+    pub fn at(file: &Path) -> io::Result<Found> {
+        let mut bytes = Vec::new();
+        File::open(file)?.take(READ_MAX).read_to_end(&mut bytes)?;
+        Ok(Found::of(&String::from_utf8_lossy(&bytes)))
+    }
+
+    fn of(text: &str) -> Found {
+        let Some(rest) = text.strip_prefix(HEAD) else { return Found::Foreign };
+        let line = rest.lines().next().and_then(|line| line.strip_prefix(FORM));
+        match line.and_then(|recipe| serde_json::from_str(recipe).ok()) {
+            Some(recipe) => Found::Wrapper(recipe),
+            None => Found::Changed,
+        }
+    }
+}
+
+impl Recipe {
+    /// The command that the wrapper runs, without the tool's own arguments.
+    pub fn command(&self) -> String {
+        let words = self.options.iter().map(String::as_str).chain(["--", &self.tool]);
+        words.fold("sublet run".to_owned(), |line, word| format!("{line} {}", word_of_sh(word)))
+    }
+
+    /// The whole file, for a tool of this name.
+    pub fn script(&self, name: &str) -> serde_json::Result<String> {
+        let recipe = serde_json::to_string(self)?;
+        // Some of it stands in a comment, where a new line would begin a command.
+        let name = &plain(name);
+        let [tool, sublet, typed] = [&self.tool, &self.sublet, name].map(|text| word_of_sh(text));
+        let options: String = self.options.iter().map(|word| format!("{} ", word_of_sh(word))).collect();
+        let gone = word_of_sh(&format!("error: {} is not there any more: `{name}` gets no lease", self.sublet));
+        let hint =
+            word_of_sh(&format!("hint: write this wrapper anew with `sublet wrap {typed}`; without a lease: {tool}"));
+        Ok(format!(
+            r#"{HEAD}{FORM}{recipe}
+# To take it away: sublet wrap --remove {typed}
+
+# What runs on a lease already needs no second one.
+if [ -n "${{SUBLET_LEASE-}}" ]; then
+    exec {tool} "$@"
+fi
+if [ ! -x {sublet} ]; then
+    printf '%s\n' {gone} \
+        {hint} >&2
+    exit 127
+fi
+exec {sublet} run {options}-- {tool} "$@"
+"#
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn recipe() -> Recipe {
+        Recipe {
+            tool: "/opt/it's/python".to_owned(),
+            options: vec!["--vram".to_owned(), "8G".to_owned(), "--name".to_owned(), "a $b".to_owned()],
+            sublet: "/usr/bin/sublet".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_wrapper_is_a_script_that_people_can_read() {
+        expect![[r##"
+            #!/bin/sh
+            # sublet wrap 1 {"tool":"/opt/it's/python","options":["--vram","8G","--name","a $b"],"sublet":"/usr/bin/sublet"}
+            # To take it away: sublet wrap --remove python
+
+            # What runs on a lease already needs no second one.
+            if [ -n "${SUBLET_LEASE-}" ]; then
+                exec '/opt/it'\''s/python' "$@"
+            fi
+            if [ ! -x /usr/bin/sublet ]; then
+                printf '%s\n' 'error: /usr/bin/sublet is not there any more: `python` gets no lease' \
+                    'hint: write this wrapper anew with `sublet wrap python`; without a lease: '\''/opt/it'\''\'\'''\''s/python'\''' >&2
+                exit 127
+            fi
+            exec /usr/bin/sublet run --vram 8G --name 'a $b' -- '/opt/it'\''s/python' "$@"
+        "##]]
+        .assert_eq(&recipe().script("python").unwrap());
+        assert_eq!(recipe().command(), r"sublet run --vram 8G --name 'a $b' -- '/opt/it'\''s/python'");
+    }
+
+    #[test]
+    fn a_wrapper_is_known_by_its_second_line_and_read_back() {
+        let script = recipe().script("python").unwrap();
+        assert_eq!(Found::of(&script), Found::Wrapper(recipe()));
+        assert_eq!(Found::of(&script.replace("wrap 1 ", "wrap 2 ")), Found::Changed);
+        assert_eq!(Found::of(&script.replace("\"tool\"", "\"toll\"")), Found::Changed);
+        for foreign in ["", "#!/bin/sh\n", "#!/bin/sh\nexec python\n", "\x7fELF", "x\n# sublet wrap 1 {}"] {
+            assert_eq!(Found::of(foreign), Found::Foreign, "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn no_name_breaks_out_of_its_line() {
+        let odd = Recipe { tool: "/opt/a\nb'; rm -rf x; '".to_owned(), ..recipe() };
+        let script = odd.script("x\nreboot").unwrap();
+        let comments: Vec<&str> = script.lines().take_while(|line| line.starts_with('#')).collect();
+        assert_eq!(comments[2..], ["# To take it away: sublet wrap --remove 'x reboot'"]);
+        assert_eq!(Found::of(&script), Found::Wrapper(odd));
+    }
+}
