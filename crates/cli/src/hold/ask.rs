@@ -111,6 +111,7 @@ impl AskArgs {
             no_wait,
             exclusive,
             visible,
+            no_shim,
         } = self;
         let mut words = Words::default();
         words.add("vram", vram.map(typed_size));
@@ -129,6 +130,9 @@ impl AskArgs {
         }
         words.add("exclusive", exclusive.as_ref().map(choice));
         words.add("visible", (*visible != VisibleArg::Index).then(|| choice(visible)));
+        if *no_shim {
+            words.0.push("--no-shim".to_owned());
+        }
         words.0
     }
 
