@@ -413,14 +413,19 @@ fn grow(number: u64, bytes: u64, stream: &Stream) -> Result<u64, u32> {
         other => other.map(|at| (at, wish)),
     };
     let (span, length) = made?;
-    with(|pools| {
-        let Some(pool) = pools.pools.get_mut(&number) else { return };
+    // At once, or another thread would be faster.
+    let taken = with(|pools| {
+        let pool = pools.pools.get_mut(&number)?;
         pool.reserved += length;
         pool.reserved_high = pool.reserved_high.max(pool.reserved);
         pool.ranges(bytes).add(span, length);
+        pools.take(number, bytes, stream.lane)
     });
-    // Another thread may have been faster.
-    with(|pools| pools.take(number, bytes, stream.lane)).ok_or(driver::OUT_OF_MEMORY)
+    if taken.is_none() {
+        // The pool is gone: another thread destroyed it.
+        wrap::drop_mapping(span);
+    }
+    taken.ok_or(driver::INVALID_VALUE)
 }
 
 /// There is no room: waits in the stream for what another has freed, or gives back what is kept elsewhere.

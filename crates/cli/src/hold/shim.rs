@@ -9,15 +9,16 @@ use std::env;
 use std::path::{Path, PathBuf};
 use sublet_shim_wire::{SOCKET, beside};
 
-const LIBRARY: &str = "libsublet_shim.so";
+/// As it is handed out, and as a checkout builds it.
+const LIBRARY: [&str; 2] = ["libsublet-shim.so", "libsublet_shim.so"];
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// The library, if it is there.
 pub fn library() -> Option<PathBuf> {
     let exe = env::current_exe().ok()?;
     let dir = exe.parent()?;
-    let places = [dir.join(LIBRARY), dir.join("../lib/sublet").join(LIBRARY)];
-    places.into_iter().find(|path| path.is_file())
+    let places = [dir.to_owned(), dir.join("../lib/sublet")];
+    places.iter().flat_map(|place| LIBRARY.map(|name| place.join(name))).find(|path| path.is_file())
 }
 
 /// The variables of a holder whose programs shall have it.
