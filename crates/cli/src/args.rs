@@ -39,18 +39,21 @@ Start here:
   sublet doctor                              what works on this machine, and what does not
   sublet run --vram 10G -- python train.py   run something on a card";
 
+/// Keeps them from standing between a command's own flags.
+const EVERYWHERE: &str = "For every command";
+
 /// Flags that every command takes.
 #[derive(Args, Clone, Debug)]
 pub struct Globals {
     /// The daemon's socket [default: SUBLET_SOCKET, /run/sublet/sublet.sock, or the one in XDG_RUNTIME_DIR]
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(long, global = true, value_name = "PATH", help_heading = EVERYWHERE)]
     socket: Option<PathBuf>,
     /// A daemon elsewhere, such as https://gpu1:7474; the token is SUBLET_TOKEN or in SUBLET_TOKEN_FILE
     /// [default: SUBLET_URL]
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "socket")]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "socket", help_heading = EVERYWHERE)]
     url: Option<String>,
     /// Print JSON, with a version, for programs
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub json: bool,
 }
 

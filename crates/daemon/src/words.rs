@@ -208,7 +208,12 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::TooManyProcesses, detail).hint("bind a parent: its descendants belong to it")
         }
         Refusal::NoCards => Problem::new(Code::NoCards, detail).hint("run `sublet doctor` to see why"),
-        Refusal::NeverFits { .. } => Problem::new(Code::NeverFits, detail).hint("ask for less, or for another card"),
+        Refusal::NeverFits { largest: None, .. } => {
+            Problem::new(Code::NeverFits, detail).hint("`sublet cards` lists those there are")
+        }
+        Refusal::NeverFits { .. } => {
+            Problem::new(Code::NeverFits, detail).hint("ask for less, for fewer cards, or for others")
+        }
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
             .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
         Refusal::OverQuota(held) => {
@@ -250,8 +255,11 @@ pub fn problem(refusal: &Refusal) -> Problem {
 
 fn detail(refusal: &Refusal) -> String {
     match refusal {
+        Refusal::NeverFits { largest: None, .. } => {
+            "no card here has the index, UUID or model that `on` names".to_owned()
+        }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
-            "no card could ever hold this ask ({cards} {} would do by name, largest lease there: {})",
+            "this can never be granted here: it could be on {cards} {}, with {} on each at most",
             if *cards == 1 { "card" } else { "cards" },
             show(largest.0)
         ),

@@ -48,8 +48,12 @@ fn first_offer(client: &Client, name: &LeaseName) -> Result<Accept, Failure> {
     let lease: Lease = client.get(&format!("/v1/leases/{name}")).map_err(|failure: Failure| failure.about(name))?;
     let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
     let Some(offer) = offer else {
-        let why = if lease.waiting.is_some() { "nothing smaller can start now" } else { "it does not wait" };
-        return Err(Failure::new(exit::LEASE_LOST, format!("{name}: {why}")).hint("`sublet explain` says why"));
+        let (why, hint) = match (&lease.waiting, &lease.ended) {
+            (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {name}` says why")),
+            (None, None) => ("it does not wait", "it has what it was granted: `sublet ps` shows it".to_owned()),
+            (None, Some(_)) => ("it has ended", "ask for a new lease".to_owned()),
+        };
+        return Err(Failure::new(exit::LEASE_LOST, format!("{name}: {why}")).hint(hint));
     };
     Ok(Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) })
 }

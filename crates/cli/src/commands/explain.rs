@@ -49,8 +49,17 @@ fn heading(explanation: &Explanation) -> String {
         (Some(_), _) => line::waiting(lease),
         // The sentence about an end names the lease itself.
         (None, Some(_)) => explanation.summary.clone(),
-        (None, None) => format!("{}: {}", lease.id, explanation.summary),
+        (None, None) => format!("{}: {}", lease.id, explanation.summary) + &has(lease),
     }
+}
+
+/// What a lease has, if it has something.
+fn has(lease: &Lease) -> String {
+    let Some(vram) = lease.vram_bytes else { return String::new() };
+    let each = if lease.card_indices.len() > 1 { " each" } else { "" };
+    let (vram, cards) = (size::show(vram), text::cards(&lease.card_indices));
+    let left = lease.remaining_s.map_or_else(String::new, |s| format!(", {} left", span::show(s)));
+    format!("\nhas: {vram}{each} on {cards}{left}")
 }
 
 fn asked(lease: &Lease) -> String {
@@ -210,6 +219,7 @@ mod tests {
             Explanation { lease: sample::lease(), summary: "it is active".into(), ahead: vec![], cards: vec![] };
         expect![[r#"
             L7: it is active
+            has: 10 GiB on card 0, 4 min left
             asked: 10 GiB, batch
         "#]]
         .assert_eq(&render(&explanation));

@@ -81,8 +81,8 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         watch.end();
     }
     let last = if others { hand_over(&client, &lease) } else { end.lost.or_else(|| release(&client, &lease)) };
-    if args.ask.vram.is_none() {
-        advise(last.as_ref());
+    if let Some(advice) = last.as_ref().and_then(|lease| advice(lease, args.ask.vram)) {
+        eprintln!("{advice}");
     }
     Ok(end.code)
 }
@@ -178,14 +178,22 @@ fn release(client: &Client, lease: &Lease) -> Option<Lease> {
     client.release(&lease.id, lease.epoch, RELEASE_WITHIN).ok().flatten()
 }
 
-/// Says how little of a whole card was used.
-fn advise(lease: Option<&Lease>) {
-    let Some(lease) = lease else { return };
-    if let (Some(peak), Some(had)) = (lease.peak_bytes, lease.vram_bytes) {
-        let enough = suggestion(peak);
-        if enough < had && peak > 0 {
-            eprintln!("peak {}: try --vram {}", size::show(peak), typed_size(enough));
+/// What to ask for next time: whoever took a whole card needed less of it, or whoever said how much
+/// needed more.
+fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
+    let (peak, had) = (lease.peak_bytes?, lease.vram_bytes?);
+    let enough = suggestion(peak);
+    match asked {
+        None if enough < had && peak > 0 => {
+            Some(format!("peak {}: try --vram {}", size::show(peak), typed_size(enough)))
         }
+        Some(_) if peak > had => Some(format!(
+            "peak {}, and {} were leased: ask for --vram {}, or it may not fit",
+            size::show(peak),
+            size::show(had),
+            typed_size(enough)
+        )),
+        _ => None,
     }
 }
 
@@ -204,6 +212,20 @@ pub fn by_signal(signal: Signal) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_asked_for_too_much_or_too_little_is_told() {
+        let used = |peak: u64| Lease { peak_bytes: Some(peak << 30), ..crate::sample::lease() };
+        let advice = |peak, asked: Option<u64>| advice(&used(peak), asked).unwrap_or_default();
+        assert_eq!(advice(7, None), "peak 7 GiB: try --vram 8G");
+        assert_eq!(advice(10, None), "", "there is no less to ask for");
+        assert_eq!(advice(0, None), "");
+        assert_eq!(advice(7, Some(10 << 30)), "", "it knew what it needs");
+        assert_eq!(
+            advice(20, Some(10 << 30)),
+            "peak 20 GiB, and 10 GiB were leased: ask for --vram 22G, or it may not fit"
+        );
+    }
 
     #[test]
     fn advice_is_a_tenth_more_than_the_peak_in_round_numbers() {
