@@ -259,9 +259,9 @@ fn detail(refusal: &Refusal) -> String {
             "no card here has the index, UUID or model that `on` names".to_owned()
         }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
-            "this can never be granted here: it could be on {cards} {}, with {} on each at most",
+            "this can never be granted here: it could be on {cards} {}, with at most {}",
             if *cards == 1 { "card" } else { "cards" },
-            show(largest.0)
+            show(largest.0) + if *cards == 1 { "" } else { " on each" }
         ),
         Refusal::BelowContext { context } => {
             format!("a CUDA context alone takes {} on the card, and a lease includes it", show(context.0))
