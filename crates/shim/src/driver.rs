@@ -144,6 +144,7 @@ driver! {
     cuDevicePrimaryCtxRelease_v2(device: c_int);
     cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int);
     cuEventCreate(place: *mut usize, flags: u32);
+    cuEventDestroy_v2(event: usize);
     cuEventQuery(event: usize);
     cuEventRecord(event: usize, stream: usize);
     cuEventSynchronize(event: usize);

@@ -1,11 +1,12 @@
 //! Memory off the card, and back to where it was.
 //!
 //! ```text
-//!   park      close the gate · wait for the card · copy out · unmap and give back
-//!   resume    make all memory, or none · map it where it was · copy in · open the gate
+//!   park      close the gate · wait for the card · copy out, unmap and give back what has arrived
+//!   resume    make all memory, or none · map it where it was, copy in · open the gate
 //! ```
-//! Until everything is copied out nothing has happened, and whatever goes wrong opens the gate again. A
-//! resume that finds no room leaves everything parked.
+//! Until the card has done what it was given nothing has happened, and whatever goes wrong opens the gate
+//! again. A resume that finds no room leaves everything parked. Mapping and unmapping go on beside the
+//! copies: for many small allocations they take as long as a tenth of them.
 
 use crate::arena::Arena;
 use crate::contexts;
@@ -99,10 +100,22 @@ impl Parker {
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
         self.arena.grow(bytes)?;
         let copying = Instant::now();
-        self.copy(&pieces, true)?;
+        let mut taken = 0;
+        let copied = self.copy_out(&pieces, &mut taken);
         took.copy_us = micros(copying);
         let unmapping = Instant::now();
-        take_off(&pieces);
+        match copied {
+            Ok(()) => take_off(&pieces[taken..]),
+            Err(why) => {
+                // What was taken off already goes back; where a context is lost the program learns it by
+                // its next call.
+                let gone = &pieces[..taken];
+                if make(gone).is_ok() && self.copy_in(gone).is_ok() {
+                    forget(gone);
+                }
+                return Err(why);
+            }
+        }
         took.map_us = micros(unmapping);
         Ok(bytes)
     }
@@ -124,10 +137,9 @@ impl Parker {
             gate::set(gate::PARKED);
             return Err(format!("there is no room on the card: {}", name_of(error)));
         }
-        let mapped = put_on(&pieces);
         took.map_us = micros(mapping);
         let copying = Instant::now();
-        let copied = mapped.and_then(|()| self.copy(&pieces, false));
+        let copied = self.copy_in(&pieces);
         took.copy_us = micros(copying);
         if let Err(why) = copied
             && is_well(&pieces)
@@ -138,13 +150,7 @@ impl Parker {
             return Err(why);
         }
         // Where a context is lost the program learns it by its next call.
-        let mut table = table::lock();
-        for piece in &pieces {
-            if let Some(physical) = table.physical.get_mut(&piece.handle) {
-                physical.arena = None;
-            }
-        }
-        drop(table);
+        forget(&pieces);
         page::own().parked.store(0, SeqCst);
         gate::set(gate::OPEN);
         took.all_us = micros(begun);
@@ -258,28 +264,90 @@ impl Parker {
         Ok(stream)
     }
 
-    /// Copies all pieces out or in. What the driver does not know yet of the arena it learns on the way:
-    /// the copies before run meanwhile.
-    fn copy(&mut self, pieces: &[Piece], is_out: bool) -> Result<(), String> {
-        let mut used = BTreeSet::new();
-        let mut failed = Ok(());
-        for piece in pieces {
-            let given = self.stream(piece.context).and_then(|stream| {
-                used.insert((piece.context, stream));
-                let arena = &mut self.arena;
-                within(piece.context, || give(arena, piece, stream, is_out))
-            });
+    /// Gives a piece's copies to the stream of its context.
+    fn give(&mut self, piece: &Piece, is_out: bool) -> Result<(), u32> {
+        let stream = self.stream(piece.context)?;
+        let arena = &mut self.arena;
+        within(piece.context, || give(arena, piece, stream, is_out))
+    }
+
+    /// Waits for all copies of some pieces. Even after a failure nothing may be under way.
+    fn wait(&self, pieces: &[Piece]) -> Result<(), u32> {
+        let used: BTreeSet<usize> = pieces.iter().map(|piece| piece.context).collect();
+        let mut all = Ok(());
+        for context in used {
+            let Some(stream) = self.streams.get(&context) else { continue };
+            all = all.and(within(context, || done(driver::cuStreamSynchronize(*stream))));
+        }
+        all
+    }
+
+    /// Copies all pieces out. What the driver does not know yet of the arena it learns on the way, and what
+    /// has arrived is taken off: the copies of others run meanwhile. Says how many were taken off; those
+    /// that arrived last are left to the caller.
+    fn copy_out(&mut self, pieces: &[Piece], taken: &mut usize) -> Result<(), String> {
+        let mut marks: Vec<(usize, usize, usize)> = Vec::new();
+        let mut given = Ok(());
+        let mut since = 0;
+        for (number, piece) in pieces.iter().enumerate() {
+            given = self.give(piece, true);
             if given.is_err() {
-                failed = given;
                 break;
             }
+            since += piece.bytes;
+            let is_last_here = pieces.get(number + 1).is_none_or(|next| next.context != piece.context);
+            if since >= BATCH || is_last_here {
+                since = 0;
+                // Without a mark it is only waited for later.
+                marks.extend(self.mark(piece.context).map(|event| (number + 1, piece.context, event)));
+            }
         }
-        // Even after a failure nothing may be under way.
-        for (context, stream) in used {
-            let waited = within(context, || done(driver::cuStreamSynchronize(stream)));
-            failed = failed.and(waited);
+        for (number, context, event) in &marks {
+            let arrived = within(*context, || done(driver::cuEventSynchronize(*event)));
+            if given.is_ok() && arrived.is_ok() && *number < pieces.len() {
+                take_off(&pieces[*taken..*number]);
+                *taken = *number;
+            }
+            // An event that cannot be given back goes with its context.
+            let _ = within(*context, || done(driver::cuEventDestroy_v2(*event)));
         }
-        failed.map_err(|error| format!("the copy failed: {}", name_of(error)))
+        let waited = self.wait(pieces);
+        given.and(waited).map_err(|error| format!("the copy failed: {}", name_of(error)))
+    }
+
+    /// A mark behind what was given to a context's stream.
+    fn mark(&mut self, context: usize) -> Option<usize> {
+        let stream = self.stream(context).ok()?;
+        let mut event = 0;
+        let made = within(context, || {
+            done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
+            done(driver::cuEventRecord(event, stream))
+        });
+        made.ok().map(|()| event)
+    }
+
+    /// Maps all pieces where they were and copies them in; while one is copied the next is mapped.
+    fn copy_in(&mut self, pieces: &[Piece]) -> Result<(), String> {
+        let failed = |error| format!("the copy failed: {}", name_of(error));
+        let given = pieces.iter().try_for_each(|piece| {
+            put_on(piece)?;
+            self.give(piece, false).map_err(failed)
+        });
+        let waited = self.wait(pieces).map_err(failed);
+        given.and(waited)
+    }
+}
+
+/// So much is copied between two marks.
+const BATCH: u64 = 1 << 30;
+
+/// What was parked is on the card again.
+fn forget(pieces: &[Piece]) {
+    let mut table = table::lock();
+    for piece in pieces {
+        if let Some(physical) = table.physical.get_mut(&piece.handle) {
+            physical.arena = None;
+        }
     }
 }
 
@@ -407,19 +475,19 @@ fn make(pieces: &[Piece]) -> Result<(), u32> {
     Ok(())
 }
 
-/// Maps all pieces where they were.
-fn put_on(pieces: &[Piece]) -> Result<(), String> {
-    for piece in pieces {
-        let Some(real) = table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else { continue };
-        for (at, mapping) in mappings(piece) {
-            let bytes = mapping.bytes as usize;
-            let mapped = done(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
-            let shown = mapped.and_then(|()| match mapping.access.len() {
-                0 => Ok(()),
-                count => done(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
-            });
-            shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
-        }
+/// Maps a piece where it was.
+fn put_on(piece: &Piece) -> Result<(), String> {
+    let Some(real) = table::lock().physical.get(&piece.handle).and_then(|physical| physical.real) else {
+        return Ok(());
+    };
+    for (at, mapping) in mappings(piece) {
+        let bytes = mapping.bytes as usize;
+        let mapped = done(driver::cuMemMap(at, bytes, mapping.offset as usize, real, 0));
+        let shown = mapped.and_then(|()| match mapping.access.len() {
+            0 => Ok(()),
+            count => done(driver::cuMemSetAccess(at, bytes, mapping.access.as_ptr(), count)),
+        });
+        shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
     }
     Ok(())
 }

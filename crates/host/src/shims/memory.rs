@@ -82,7 +82,7 @@ impl Stock {
         drop(state);
         self.shared.bell.notify_all();
         if left > 0 {
-            found.push(Memory { file: file(left)?, bytes: left, filled: false });
+            found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
         }
         Ok(found)
     }
@@ -125,16 +125,31 @@ impl Shared {
 }
 
 /// An empty file of so many bytes that nobody can make longer or shorter.
-fn file(bytes: u64) -> io::Result<OwnedFd> {
-    let file = memfd_create("sublet-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+fn file(bytes: u64, kind: MemfdFlags) -> io::Result<OwnedFd> {
+    let file = memfd_create("sublet-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
     ftruncate(&file, bytes)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
 
-/// The same with its pages there, huge ones where the host has them.
+/// The same with its pages there, huge ones where the host has them: those set aside for whoever asks, or
+/// else those that shared memory may have.
 fn filled(bytes: u64) -> io::Result<Memory> {
-    let file = file(bytes)?;
+    let set_aside = set_aside().is_some_and(|free| free >= bytes);
+    if set_aside && let Ok(memory) = filled_with(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
+        return Ok(memory);
+    }
+    filled_with(bytes, MemfdFlags::empty())
+}
+
+/// Huge pages of 2 MiB that are set aside and free.
+fn set_aside() -> Option<u64> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
+    text.trim().parse::<u64>().ok()?.checked_mul(HUGE)
+}
+
+fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<Memory> {
+    let file = file(bytes, kind)?;
     // SAFETY: a new mapping of a file of just this length, which is sealed.
     let at = unsafe {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -161,7 +176,12 @@ fn filled(bytes: u64) -> io::Result<Memory> {
     // SAFETY: mapped above with this length, and nothing refers to it any more.
     let _ = unsafe { munmap(at, bytes as usize) };
     // Kernels before 5.14 fill pages only by touching them: the holder does.
-    Ok(Memory { file, bytes, filled: done.is_ok() })
+    let filled = done.is_ok();
+    // A file of pages that cannot be had is no memory.
+    if !filled && kind.contains(MemfdFlags::HUGETLB) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    Ok(Memory { file, bytes, filled })
 }
 
 /// Host memory that programs could still have, by the kernel's own reckoning; `None`: it cannot be read.
@@ -186,6 +206,7 @@ pub fn page_kind() -> &'static str {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let shmem = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     match () {
+        () if set_aside().is_some_and(|free| free >= PIECE) => "huge pages that are set aside",
         () if ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| shmem.contains(mode)) => {
             "huge pages of shared memory"
         }

@@ -114,7 +114,9 @@ class Job:
 
 def filled_file(bytes_):
     """Memory whose pages are there, made by another process than the one that parks in it."""
-    file = os.memfd_create("arena", os.MFD_CLOEXEC)
+    with open("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") as free:
+        set_aside = int(free.read()) * (2 << 20) >= bytes_
+    file = os.memfd_create("arena", os.MFD_CLOEXEC | (os.MFD_HUGETLB if set_aside else 0))
     os.ftruncate(file, bytes_)
     map_ = mmap.mmap(file, bytes_)
     at = C.addressof(C.c_char.from_buffer(map_))
@@ -171,7 +173,9 @@ def warm(shim, gib):
     out, back, gates = rates(job, 7)
     again = job.ask("ceiling")
     ceiling = {key: max(ceiling[key], again[key]) for key in ceiling}
-    shown(f"warm, {gib} x 1 GiB", ceiling, middle(out), middle(back), gate_us=middle(gates), check=job.end())
+    (_, parked), (_, resumed) = job.park(), job.resume()
+    shown(f"warm, {gib} x 1 GiB", ceiling, middle(out), middle(back), gate_us=middle(gates), out_took=parked["took"],
+          in_took=resumed["took"], check=job.end())
 
 
 def ahead(shim, gib):

@@ -9,8 +9,8 @@ work=$(mktemp -d)
 export SUBLET_SOCKET=$work/s
 total=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)
 cat > "$work/sublet.toml" <<T
-ttl = "3s"
-hold_cap = "6s"
+ttl = "8s"
+hold_cap = "12s"
 grace = "2s"
 margin = "$((total - 60 * 1024))M"
 [parking]
@@ -27,19 +27,19 @@ sleep 4
 job=(python3 "$here/torch_train.py" --ballast 36 --steps "${STEPS:-4000}")
 begun=$(date +%s.%N)
 timeout 120 "${job[@]}" >"$out/alone.txt" 2>"$out/alone.err"
-echo "alone: $(echo "$(date +%s.%N) - $begun" | bc) s, $(cat "$out/alone.txt")"
+echo "alone: $(python3 -c "import time; print(round(time.time() - $begun, 2))") s, $(cat "$out/alone.txt")"
 begun=$(date +%s.%N)
 for n in 1 2; do
     timeout 280 "$dist/sublet" run --vram 40G --name "train$n" -- "${job[@]}" >"$out/turn$n.txt" 2>"$out/turn$n.err" &
     pids[$n]=$!
 done
-for _ in 1 2 3 4 5; do
-    sleep 6
+for _ in 1 2 3 4 5 6; do
+    sleep 7
     "$dist/sublet" ps
     nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader
 done 2>&1 | tee "$out/during.txt"
 for n in 1 2; do wait "${pids[$n]}"; echo "turn$n: exit $?, $(cat "$out/turn$n.txt")"; done
-echo "both: $(echo "$(date +%s.%N) - $begun" | bc) s"
+echo "both: $(python3 -c "import time; print(round(time.time() - $begun, 2))") s"
 # By hand, with an idle program.
 "$dist/sublet" run --vram 40G --name idle -- "$dist/sublet-example-hold" 32GiB --idle >"$out/hold.txt" 2>"$out/hold.err" &
 hold=$!
@@ -49,7 +49,7 @@ for _ in 1 2 3; do
     for verb in park resume; do
         begun=$(date +%s.%N)
         "$dist/sublet" $verb "$id"
-        echo "$verb took $(echo "$(date +%s.%N) - $begun" | bc) s"
+        echo "$verb took $(python3 -c "import time; print(round(time.time() - $begun, 2))") s"
         "$dist/sublet" ps | tail -1
     done
 done
