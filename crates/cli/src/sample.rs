@@ -1,8 +1,8 @@
 //! Fixed values for tests of what people see.
 
 use sublet_wire::{
-    Bound, Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Offer, Tier, Unreadable, Vram,
-    Waiting,
+    Bound, Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Offer, ParkingRam, Tier,
+    Unreadable, Vram, Waiting,
 };
 
 /// The moment at which the tests look.
@@ -103,6 +103,17 @@ pub fn queue() -> Leases {
     Leases { leases: vec![first, waiting()], more: false }
 }
 
+/// Host memory for parked bytes.
+pub fn parking() -> ParkingRam {
+    ParkingRam {
+        ram_bytes: 32 << 30,
+        booked_bytes: 8 << 30,
+        free_bytes: Some(20 << 30),
+        pages: "huge pages of shared memory".into(),
+        advice: None,
+    }
+}
+
 /// Three cards: shared, empty, unreadable.
 pub fn cards() -> Cards {
     let first = Card {
@@ -146,7 +157,13 @@ pub fn cards() -> Cards {
         committed_bytes: None,
         ..empty.clone()
     };
-    Cards { cards: vec![first, empty, silent], kind: "real".into(), soft_state: None, trouble: None }
+    Cards {
+        cards: vec![first, empty, silent],
+        kind: "real".into(),
+        soft_state: None,
+        trouble: None,
+        parking: Some(parking()),
+    }
 }
 
 fn holder() -> Occupant {

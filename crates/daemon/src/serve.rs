@@ -317,6 +317,7 @@ fn run(
         trouble,
         kind,
         soft_state,
+        shim: settled.shim,
         house: Arc::clone(&house),
         stopping: stop.clone(),
     });

@@ -15,7 +15,7 @@ use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::state::State;
 use sublet_core::token::Token;
-use sublet_core::units::Time;
+use sublet_core::units::{Bytes, Time};
 use sublet_wire as wire;
 
 /// Looks at the state at one moment for one caller.
@@ -373,6 +373,19 @@ impl View<'_> {
                 since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
             })
             .collect()
+    }
+
+    /// Host memory for parked bytes, if there is to be any.
+    pub fn parking(&self) -> Option<wire::ParkingRam> {
+        let ram = self.state.policy().parking.ram;
+        let (pages, advice) = sublet_host::shims::page_kind();
+        (ram > Bytes::ZERO).then(|| wire::ParkingRam {
+            ram_bytes: ram.0,
+            booked_bytes: self.state.booked().0,
+            free_bytes: parking::room(self.state).map(|room| room.0),
+            pages: pages.to_owned(),
+            advice: advice.map(str::to_owned),
+        })
     }
 
     /// The tokens the caller may see, oldest first.

@@ -36,6 +36,9 @@ pub enum Order {
         id: u64,
         /// Do it within so many milliseconds or not at all.
         deadline_ms: u64,
+        /// No more bytes than this, or not at all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        most: Option<u64>,
     },
     /// Put it back.
     Resume {
@@ -301,7 +304,7 @@ mod tests {
     fn words_of_a_newer_side_are_understood() {
         let order: Order =
             serde_json::from_str(r#"{"do":"park","id":7,"deadline_ms":500,"mood":"new"}"#).expect("an order");
-        assert_eq!(order, Order::Park { id: 7, deadline_ms: 500 });
+        assert_eq!(order, Order::Park { id: 7, deadline_ms: 500, most: None });
         let word: Word = serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
         assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
         assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());

@@ -1,8 +1,8 @@
 //! Where parked bytes are: memory of the host that is the holder's alone, made known to the driver in
 //! pieces so that copies run at the speed of the bus.
 //!
-//! The memory is the process's own, or comes as a file from the daemon that nobody else has. It stays
-//! after a resume: the next park finds it warm.
+//! The memory comes in files from the daemon that nobody else has; what they lack is the process's own. It
+//! stays after a resume: the next park finds it warm.
 
 use crate::driver::{self, PORTABLE, done};
 use std::ffi::c_void;
@@ -28,16 +28,11 @@ pub struct Arena {
     pieces: Vec<(u64, u64)>,
     /// So many bytes the driver knows.
     known: u64,
-    /// It comes from the daemon; otherwise the memory is the process's own.
-    given: bool,
 }
 
 impl Arena {
     /// Takes in a file of so many bytes.
     pub fn use_file(&mut self, file: &File, bytes: u64, filled: bool) -> Result<(), String> {
-        if self.ready > 0 && !self.given {
-            return Err("there is memory to park in already".to_owned());
-        }
         let bytes = bytes - bytes % HUGE;
         if file.metadata().map_or(0, |data| data.len()) < bytes || self.ready.saturating_add(bytes) > REACH {
             return Err("the daemon gave memory to park in that is not what it said".to_owned());
@@ -50,7 +45,7 @@ impl Arena {
         if !filled {
             touch(from, bytes);
         }
-        (self.given, self.ready) = (true, self.ready + bytes);
+        self.ready += bytes;
         Ok(())
     }
 
@@ -70,13 +65,6 @@ impl Arena {
             self.base = reserve()?;
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
-        if self.given {
-            return Err(format!(
-                "it needs {} to be parked in, and has {}",
-                crate::message::size(wanted),
-                crate::message::size(self.ready)
-            ));
-        }
         map(from, more, None)?;
         touch(from, more);
         self.ready = wanted;

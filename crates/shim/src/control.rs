@@ -183,8 +183,8 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             welcomed();
             Ok(())
         }
-        Order::Park { id, deadline_ms } => {
-            let done = parker.park(Duration::from_millis(deadline_ms));
+        Order::Park { id, deadline_ms, most } => {
+            let done = parker.park(Duration::from_millis(deadline_ms), most);
             IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
             line.send(&match done {
                 Ok((bytes, took)) => Word::Parked { id, bytes, took },

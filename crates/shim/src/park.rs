@@ -63,8 +63,8 @@ impl Parker {
         }
     }
 
-    /// Takes the memory off the card. Returns how much.
-    pub fn park(&mut self, within: Duration) -> Result<(u64, Took), String> {
+    /// Takes the memory off the card, if it is not more than `most`. Returns how much.
+    pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, Took), String> {
         if gate::state() == gate::PARKED {
             return Err("it is parked already".to_owned());
         }
@@ -77,7 +77,7 @@ impl Parker {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         }
         took.gate_us = micros(begun);
-        let done = self.out(deadline, &mut took);
+        let done = self.out(deadline, most, &mut took);
         match done {
             Ok(bytes) => {
                 page::own().parked.store(bytes, SeqCst);
@@ -92,12 +92,16 @@ impl Parker {
         }
     }
 
-    fn out(&mut self, deadline: Instant, took: &mut Took) -> Result<u64, String> {
+    fn out(&mut self, deadline: Instant, most: Option<u64>, took: &mut Took) -> Result<u64, String> {
         let begun = Instant::now();
         let pieces = plan();
         self.drain(deadline)?;
         took.drain_us = micros(begun);
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
+        if let Some(most) = most.filter(|most| bytes > *most) {
+            let (has, most) = (crate::message::size(bytes), crate::message::size(most));
+            return Err(format!("it has {has} by now, and {most} of host memory were booked for it"));
+        }
         self.arena.grow(bytes)?;
         let copying = Instant::now();
         let mut taken = 0;

@@ -17,6 +17,25 @@ pub struct Cards {
     pub soft_state: Option<String>,
     /// Why the driver does not list its cards, and what helps; null while it does.
     pub trouble: Option<String>,
+    /// Host memory for parked bytes; null where nobody is parked.
+    #[serde(default)]
+    pub parking: Option<ParkingRam>,
+}
+
+/// Host memory for bytes that have to leave a card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ParkingRam {
+    /// All of it.
+    pub ram_bytes: u64,
+    /// What is booked.
+    pub booked_bytes: u64,
+    /// What could be booked now; null while nobody is there who could be parked.
+    pub free_bytes: Option<u64>,
+    /// What kind of pages it has, in words.
+    pub pages: String,
+    /// What would make parking faster, in words; null if nothing would.
+    pub advice: Option<String>,
 }
 
 /// One card.

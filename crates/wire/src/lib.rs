@@ -16,7 +16,7 @@ pub mod span;
 mod token;
 
 pub use ask::{Accept, Ask, Bind, Exclusivity, Preempt, Renew, Tier, Vram};
-pub use card::{Card, CardState, Cards, Occupant, Unreadable};
+pub use card::{Card, CardState, Cards, Occupant, ParkingRam, Unreadable};
 pub use lease::{
     Ahead, Blocker, Bound, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Offer, Parked, Reason, Waiting,
 };

@@ -197,7 +197,7 @@ impl Line {
     /// Parks. Returns how many bytes, or why not; nothing if the program ended.
     pub fn park(&mut self, within: Duration) -> Option<Result<u64, String>> {
         self.next += 1;
-        self.send(&Order::Park { id: self.next, deadline_ms: within.as_millis() as u64 }, None);
+        self.send(&Order::Park { id: self.next, deadline_ms: within.as_millis() as u64, most: None }, None);
         match self.answer()? {
             Word::Parked { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
             Word::Refused { id, why } if id == self.next => Some(Err(why)),

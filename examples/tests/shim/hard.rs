@@ -33,7 +33,10 @@ fn a_holder_killed_at_any_stage_of_a_park_or_a_resume_leaves_nothing() {
             assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
         }
         slow(&soft, true);
-        line.send(&if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000 } }, None);
+        line.send(
+            &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
+            None,
+        );
         std::thread::sleep(STEP * (stage / 2));
         child.kill();
         assert!(soft.is_idle(), "stage {stage}");
@@ -59,7 +62,10 @@ fn a_daemon_that_dies_at_any_stage_leaves_a_program_that_can_be_used() {
             assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
         }
         slow(&soft, true);
-        line.send(&if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000 } }, None);
+        line.send(
+            &if is_resume { Order::Resume { id: 9 } } else { Order::Park { id: 9, deadline_ms: 20_000, most: None } },
+            None,
+        );
         std::thread::sleep(STEP * 2 * (stage / 2));
         drop(line);
         let (_daemon, mut line) = reborn(&soft, daemon);

@@ -9,11 +9,13 @@ mod machine;
 use crate::args::Globals;
 use crate::client::{self, Client};
 use crate::failure::Failure;
+use crate::hold::shim;
 use crate::output;
 use crate::table::plain;
 use clap::Args;
 use serde::Serialize;
-use sublet_wire::{Card, CardState, Cards, Health, exit};
+use std::path::Path;
+use sublet_wire::{Card, CardState, Cards, Health, ParkingRam, exit, size};
 
 /// Say what works on this machine, what does not, and why
 #[derive(Args, Clone, Debug)]
@@ -90,7 +92,8 @@ fn look(globals: &Globals) -> Findings {
     checks.extend(machine::checks(daemon_pid, cards.as_ref().map(|cards| cards.kind.as_str())));
     if let Some(cards) = &cards {
         checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
-        checks.extend(cards.cards.iter().flat_map(card::checks));
+        checks.push(parking(cards.parking.as_ref(), shim::library().as_deref()));
+        checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, cards.parking.is_some())));
     }
     let (can_grant, verdict) = verdict(cards.as_ref());
     Findings { checks, can_grant, verdict }
@@ -104,6 +107,26 @@ fn daemon(client: &Client, pid: Option<u32>) -> Check {
             Check::new("daemon", State::Ok, format!("version {} answers at {at}{process}", health.version))
         }
         Err(failure) => Check::new("daemon", State::Bad, format!("not ready: {failure}")),
+    }
+}
+
+fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
+    let Some(parking) = parking else {
+        return Check::new(
+            "parking",
+            State::Less,
+            "off: nobody is parked, and a waiter waits until a holder's term ends",
+        );
+    };
+    if library.is_none() {
+        let why = "the library that parks programs is not beside `sublet`: programs run without it";
+        return Check::new("parking", State::Less, why);
+    }
+    let (ram, booked) = (size::show(parking.ram_bytes), size::show(parking.booked_bytes));
+    let text = format!("{ram} of host memory, {booked} booked; no larger lease can be parked; {}", parking.pages);
+    match &parking.advice {
+        None => Check::new("parking", State::Ok, text),
+        Some(advice) => Check::new("parking", State::Less, format!("{text}\nhint: {advice}")),
     }
 }
 
@@ -151,18 +174,20 @@ mod tests {
         let cards = sample::cards();
         let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
         checks.push(Check::new("cards", State::Bad, "no answer\nhint: look at its log"));
-        checks.extend(cards.cards.iter().flat_map(card::checks));
+        checks.push(parking(cards.parking.as_ref(), Some(Path::new("/lib"))));
+        checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, true)));
         let (can_grant, verdict) = verdict(Some(&cards));
         expect![[r#"
             daemon          ok    version 0.1.0 answers at /run/sublet/sublet.sock
             cards           bad   no answer
                                   hint: look at its log
+            parking         ok    32 GiB of host memory, 8 GiB booked; no larger lease can be parked; huge pages of shared memory
             card 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
             card 0 grant    ok    26 GiB of 40 GiB free to lease
             card 0 bytes    ok    the driver tells bytes per process
             card 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
             card 0 exits    ok    the end of a holder's last process is noticed at once
-            card 0 park     less  not in this release: a waiter waits until a holder's term ends
+            card 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
             card 0 enforce  less  not in this release: observe only, nothing is signalled
             card 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
             card 1 grant    bad   draining: an operator lets it run empty
@@ -170,14 +195,14 @@ mod tests {
             card 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
             card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 1 exits    ok    the end of a holder's last process is noticed at once
-            card 1 park     less  not in this release: a waiter waits until a holder's term ends
+            card 1 park     less  nobody is parked: without bytes per process nobody could see them go
             card 1 enforce  less  not in this release: observe only, nothing is signalled
             card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
             card 2 grant    bad   the card did not answer; no new leases there until it does
             card 2 bytes    less  unknown while the card does not answer
             card 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 2 exits    ok    the end of a holder's last process is noticed at once
-            card 2 park     less  not in this release: a waiter waits until a holder's term ends
+            card 2 park     less  unknown while the card does not answer
             card 2 enforce  less  not in this release: observe only, nothing is signalled
 
             leases can be granted on 1 of 3 cards
@@ -186,7 +211,7 @@ mod tests {
 
     #[test]
     fn without_cards_the_verdict_is_no() {
-        let none = Cards { cards: vec![], kind: "real".into(), soft_state: None, trouble: None };
+        let none = Cards { cards: vec![], kind: "real".into(), soft_state: None, trouble: None, parking: None };
         assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no cards".into()));
         assert_eq!(verdict(None), (false, "no lease can be granted: no daemon answers".into()));
     }

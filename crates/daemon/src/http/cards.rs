@@ -19,11 +19,17 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let peer = body::peer(&request)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
     let see_all = peer.sees_all(app.house().see_all);
-    let mut cards = app.post.read(move |view| view.cards(&caller, see_all)).await?;
+    let (mut cards, parking) = app.post.read(move |view| (view.cards(&caller, see_all), view.parking())).await?;
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
-    Ok(Json(wire::Cards { cards, kind: app.kind.to_owned(), soft_state: app.soft_state.clone(), trouble }))
+    Ok(Json(wire::Cards {
+        cards,
+        kind: app.kind.to_owned(),
+        soft_state: app.soft_state.clone(),
+        trouble,
+        parking: parking.filter(|_| app.shim),
+    }))
 }
 
 /// Whose strangers are shown.

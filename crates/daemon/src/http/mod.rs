@@ -80,6 +80,8 @@ pub struct Reach {
     pub kind: &'static str,
     /// The file of the soft cards.
     pub soft_state: Option<String>,
+    /// Programs are started with the library that parks them.
+    pub shim: bool,
     /// What the configuration says to the face; read anew on reload.
     pub house: Arc<RwLock<House>>,
     /// The daemon stops.

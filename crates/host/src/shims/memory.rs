@@ -53,7 +53,8 @@ struct State {
 impl Stock {
     /// A stock of so many bytes, filled in the background.
     pub(crate) fn start(keep: u64, leave: u64) -> io::Result<Stock> {
-        let keep = keep - keep % PIECE;
+        // A stock of small pages would be slower than a process's own memory.
+        let keep = if has_huge_pages() { keep - keep % PIECE } else { 0 };
         let shared = Arc::new(Shared { state: Mutex::default(), bell: Condvar::new(), keep, leave });
         if keep > 0 {
             let work = Arc::clone(&shared);
@@ -67,7 +68,8 @@ impl Stock {
         self.shared.lock().ready.iter().map(|memory| memory.bytes).sum()
     }
 
-    /// Files of together so many bytes: from the stock, and the rest fresh.
+    /// Files of together so many bytes, or fewer where a process's own memory is better: small pages are slow
+    /// to fill and slow to make known to the driver, and its own can be huge.
     pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<Memory>> {
         let mut left = bytes.next_multiple_of(HUGE);
         let mut found = Vec::new();
@@ -81,7 +83,7 @@ impl Stock {
         }
         drop(state);
         self.shared.bell.notify_all();
-        if left > 0 {
+        if left > 0 && has_huge_pages() {
             found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
         }
         Ok(found)
@@ -201,18 +203,26 @@ fn meminfo(name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What kind of pages the stock can have, for people.
-pub fn page_kind() -> &'static str {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let shmem = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+/// Whether files can have huge pages.
+fn has_huge_pages() -> bool {
+    set_aside().is_some_and(|free| free >= PIECE) || shared_are_huge()
+}
+
+/// Whether shared memory may have huge pages.
+fn shared_are_huge() -> bool {
+    let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| modes.contains(mode))
+}
+
+/// What kind of pages parked bytes go to, for people; and what would be better.
+pub fn page_kind() -> (&'static str, Option<&'static str>) {
     match () {
-        () if set_aside().is_some_and(|free| free >= PIECE) => "huge pages that are set aside",
-        () if ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| shmem.contains(mode)) => {
-            "huge pages of shared memory"
-        }
-        () => {
-            "small pages, which make a first park slower: `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"
-        }
+        () if set_aside().is_some_and(|free| free >= PIECE) => ("huge pages that are set aside", None),
+        () if shared_are_huge() => ("huge pages of shared memory", None),
+        () => (
+            "each program's own memory; none is kept ready, so that a first park is slower",
+            Some("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        ),
     }
 }
 
@@ -232,6 +242,11 @@ mod tests {
 
     #[test]
     fn what_is_taken_is_made_again() {
+        if !has_huge_pages() {
+            let stock = Stock::start(PIECE, 0).expect("a stock");
+            assert!(stock.take(PIECE).expect("no files").is_empty() && stock.ready() == 0);
+            return;
+        }
         let stock = Stock::start(PIECE, 0).expect("a stock");
         let until = Instant::now() + Duration::from_secs(60);
         let wait = |bytes| {

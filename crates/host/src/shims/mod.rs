@@ -461,7 +461,7 @@ impl Work {
             (Place::Away { booked, within }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
                 if self.give(number, booked) {
-                    self.order(number, &Order::Park { id, deadline_ms }, id);
+                    self.order(number, &Order::Park { id, deadline_ms, most: Some(booked) }, id);
                 }
             }
             (Place::Over { why }, true) => {
@@ -508,6 +508,8 @@ impl Work {
             }
             program.given += memory.bytes;
         }
+        // The rest is its own.
+        program.given = program.given.max(need);
         true
     }
 

@@ -4,7 +4,7 @@ use super::{Check, State};
 use sublet_wire::{Card, CardState, size};
 
 /// All about one card.
-pub fn checks(card: &Card) -> Vec<Check> {
+pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
     let name = |what: &str| format!("card {} {what}", card.index);
     vec![
         Check::new(format!("card {}", card.index), State::Ok, format!("{}, {}", card.name, card.uuid)),
@@ -12,9 +12,26 @@ pub fn checks(card: &Card) -> Vec<Check> {
         processes(card, name("bytes")),
         context(card, name("context")),
         Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
-        Check::new(name("park"), State::Less, "not in this release: a waiter waits until a holder's term ends"),
+        park(card, parking, name("park")),
         Check::new(name("enforce"), State::Less, "not in this release: observe only, nothing is signalled"),
     ]
+}
+
+fn park(card: &Card, parking: bool, name: String) -> Check {
+    match () {
+        () if !parking => {
+            Check::new(name, State::Less, "nobody is parked here: a waiter waits until a holder's term ends")
+        }
+        () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the card does not answer"),
+        () if card.coarse => {
+            Check::new(name, State::Less, "nobody is parked: without bytes per process nobody could see them go")
+        }
+        () => Check::new(
+            name,
+            State::Ok,
+            "programs that `sublet run` starts are parked; `sublet ps` says which cannot be",
+        ),
+    }
 }
 
 fn grant(card: &Card, name: String) -> Check {
