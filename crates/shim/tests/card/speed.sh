@@ -1,13 +1,38 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card: how fast programs are with the shim and without it, in turns, and how
-# fast 32 GiB go out and in beside the ceiling of the same process.
-#   speed.sh SHIM
+# On a machine with an NVIDIA card: how fast a program is with the shim and without it, in turns, under the service.
+#   speed.sh DIST OUT [PAIRS]     DIST has sublet and libsublet_shim.so
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-shim=$1
-for turn in 1 2 3; do
-    echo "without $(timeout 60 python3 speed_job.py 2>/dev/null)"
-    echo "with    $(LD_PRELOAD=$shim timeout 60 python3 speed_job.py 2>/dev/null)"
-done
-timeout 100 python3 harness.py --shim "$shim" --parks 8 --pause 0.3 --least 30000000000 --prepare "${PREPARE:-0}" -- \
-    python3 ceiling.py 14 2>/dev/null
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+dist=$(cd "$1" && pwd) out=$2
+mkdir -p "$out"
+work=$(mktemp -d)
+export SUBLET_SOCKET=$work/s
+"$dist/sublet" serve --state-dir "$work/state" --socket "$work/s" --gpu real 2>"$out/speed-serve.log" &
+serve=$!
+for _ in $(seq 100); do "$dist/sublet" cards >/dev/null 2>&1 && break; sleep 0.1; done
+sleep 3
+for pair in $(seq "${3:-8}"); do
+    # Each goes first as often as the other.
+    order=(with without)
+    [ $((pair % 2)) = 0 ] && order=(without with)
+    for kind in "${order[@]}"; do
+        flag=$([ "$kind" = without ] && echo --no-shim)
+        echo "$kind $(timeout 60 "$dist/sublet" run --vram 40G $flag -- python3 "$here/speed_job.py" 2>/dev/null)"
+    done
+done | tee "$out/speed.txt"
+python3 - "$out/speed.txt" <<'P'
+import json, statistics, sys
+rows = {"with": [], "without": []}
+for line in open(sys.argv[1]):
+    kind, text = line.split(" ", 1)
+    rows[kind].append(json.loads(text))
+for name in rows["with"][0]:
+    ratios = [a[name] / b[name] for a, b in zip(rows["with"], rows["without"])]
+    print(json.dumps({"what": name, "pairs": len(ratios), "with": round(statistics.median(r[name] for r in rows["with"]), 1),
+                      "without": round(statistics.median(r[name] for r in rows["without"]), 1),
+                      "ratio_of_medians": round(statistics.median(r[name] for r in rows["with"]) / statistics.median(r[name] for r in rows["without"]), 4),
+                      "median_of_ratios": round(statistics.median(ratios), 4), "ratios": [round(r, 3) for r in sorted(ratios)]}))
+P
+kill $serve
+wait $serve
+rm -rf "$work"
