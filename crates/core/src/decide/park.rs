@@ -19,7 +19,7 @@ use crate::ask::Vram;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
-use crate::parking::{self, NotParkable, Rest, Said, all_back, all_parked, is_seen_gone, none_parked};
+use crate::parking::{self, NotParkable, Rest, Said, Watch, all_back, all_parked, is_seen_gone, none_parked};
 use crate::rows::{Away, Hold, Lease, Phase, Reason};
 use crate::units::{Bytes, Span, Time};
 
@@ -95,6 +95,8 @@ impl Turn<'_> {
             Said::Refused(why) => return self.refused(lease, &why),
             Said::Wants => return self.wants(lease),
         }
+        // What was seen before its last word proves nothing.
+        live.watch = Watch::default();
         self.settle(lease);
     }
 

@@ -117,6 +117,26 @@ fn one_look_is_not_two() {
 }
 
 #[test]
+fn a_look_before_the_last_word_does_not_count() {
+    check(
+        "3s   alive L1 L1 L1/x
+         5s   park L1 ann
+         5.1s shim L1 parked 13824M
+         5.2s card 0 L1=300M
+         5.3s shim L1/x here parked 0M
+         5.4s card 0 L1=300M
+         5.5s card 0 L1=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            5.5s parked L1
+        "#]],
+    );
+}
+
+#[test]
 fn a_busy_holder_at_its_cap_is_parked_and_asks_again() {
     let policy = Policy { hold_cap: Span::secs(100), ..house() };
     check_with(
