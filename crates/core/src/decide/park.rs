@@ -219,11 +219,23 @@ impl Turn<'_> {
         match phase {
             true if seen || believed => self.parked(&row, hold),
             false if seen => {
-                self.emit(Action::Resumed { lease, at: self.now });
+                self.back(&row);
                 self.serve();
             }
             _ => {}
         }
+    }
+
+    /// A holder has its cards and its bytes on them.
+    fn back(&mut self, row: &Lease) {
+        let until = self.now + self.state.policy().parking.rest;
+        if let Some(Away { back: false, .. }) = row.away()
+            && let Some(rest) = self.state.live_mut(row.id).and_then(|live| live.rest.as_mut())
+        {
+            // It could not be parked, however long it took to see that: it is not tried at once again.
+            rest.until = rest.until.max(until);
+        }
+        self.emit(Action::Resumed { lease: row.id, at: self.now });
     }
 
     fn parked(&mut self, row: &Lease, hold: &Hold) {
@@ -259,9 +271,7 @@ impl Turn<'_> {
                 self.settle(lease);
             }
             // None of its programs is there that could bring anything back.
-            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(none_parked) => {
-                self.emit(Action::Resumed { lease, at });
-            }
+            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(none_parked) => self.back(row),
             Phase::Resuming(_, Away { back: true, .. }) if !said => {
                 self.rest(lease, "one of its programs did not answer", 1);
                 self.emit(Action::Retreat { lease, at });

@@ -221,6 +221,33 @@ fn who_needed_its_cards_at_an_earlier_try_does_not_ask_for_them_now() {
 }
 
 #[test]
+fn who_does_not_answer_is_not_tried_again_and_again_while_somebody_waits() {
+    let policy = Policy { parking: Parking { rest: Span::secs(3), ..house().parking }, ..house() };
+    check_with(
+        policy,
+        &format!(
+            "{BEGIN}
+             5s   ask bob 16G
+             129s card 0 unreadable
+             140s card 0 L1=14G
+             145s tick"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s queue L2
+            40s renew L1 until 100s
+            100s park L1 (14.1 GiB booked)
+            130s unpark L1 (Silent)
+            140s resumed L1
+            141s end L1 (Expired)
+            142s retire L1
+        "#]],
+    );
+}
+
+#[test]
 fn what_cannot_be_parked_is_not_tried() {
     check(
         "3s  shim L1 cannot it uses managed memory
