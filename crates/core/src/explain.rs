@@ -8,6 +8,7 @@ use crate::decide::board::could_hold;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
+use crate::policy::Parking;
 use crate::quota::{self, Held};
 use crate::room::Closed;
 use crate::rows::{Lease, Service};
@@ -155,7 +156,10 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
         return Bound::None(NoBound::Holder(*holder));
     }
     let place = state.place_of(lease);
-    if state.queue().before(lease.tenant, place) > 0 {
+    // Whoever is on its way and finds no room comes back to the queue, as of when it first asked.
+    let returning: Vec<&Lease> = state.moving().filter_map(|id| state.lease(id)).filter(|row| returns(row)).collect();
+    let own_returns = returning.iter().any(|row| row.tenant == lease.tenant && row.id != lease.id);
+    if state.queue().before(lease.tenant, place) > 0 || own_returns {
         return Bound::None(NoBound::OwnAhead);
     }
     if quota::has_budget(state, lease.tenant) {
@@ -173,18 +177,32 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     // start yet: the next one's turn begins when the tenant was served, too late to pass.
     let mut of_tenant: BTreeMap<TenantId, usize> = BTreeMap::new();
     others.iter().for_each(|(_, tenant)| *of_tenant.entry(*tenant).or_default() += 1);
-    let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum();
+    let ahead: usize = of_tenant.values().map(|count| (*count).min(2)).sum::<usize>() + returning.len();
     let policy = state.policy();
     let head = policy.head_start.largest() - (place.arrival.0 as i64 - place.rank);
     let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].turn);
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
-    let turn = cap + Span(3 * policy.period.0);
-    let from = now.max(settled).max(state.rows().meta.grace_until);
+    let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, 2) + Span(3 * policy.period.0);
+    let rests = state.live(lease.id).and_then(|live| live.rest.as_ref()).map_or(now, |rest| rest.until);
+    let from = now.max(settled).max(state.rows().meta.grace_until).max(rests);
     if state.planted(Mutant::HastyBound) {
         return Bound::By { at: now, settled };
     }
     Bound::By { at: from + Span(turn.0.saturating_mul(ahead as u64 + 1)), settled }
+}
+
+/// Whether a holder asks for its cards again once it was parked.
+fn returns(lease: &Lease) -> bool {
+    lease.away().is_some_and(|away| away.again.is_some())
+}
+
+/// How long holders may take at most to leave their cards, or to come back to them, so many times,
+/// while their programs answer.
+fn parking_takes(state: &State, times: u64) -> Span {
+    let Parking { ram, limit, .. } = state.policy().parking;
+    let once = Span(limit.0 + 2 * state.policy().period.0);
+    if ram == Bytes::ZERO { Span::ZERO } else { Span(once.0.saturating_mul(times)) }
 }
 
 /// When each of the first few waiters should start, if they are served in turn, everybody holds as
