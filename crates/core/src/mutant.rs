@@ -50,13 +50,31 @@ pub enum Mutant {
     ForgetLedger,
     /// Rule 2: a parked holder comes back whether there is room or not.
     ResumeBlind,
+    /// Rule 4: one look is enough to take a holder for parked.
+    OneLook,
+    /// A holder is parked when one of its programs is.
+    ParkHalf,
+    /// Rule 1: what is leaving a card counts no more.
+    LeavingIsGone,
+    /// A holder that is leaving its cards is told to leave them.
+    ParkTwice,
+    /// Rule 8: a parked lease expires like any other.
+    ExpireParked,
+    /// Rule 14: the time in which it was parked is charged too.
+    ChargeParked,
+    /// Rule 17: a restart parks every holder.
+    RestartParks,
+    /// Rule 9: who finds no room when it comes back queues as if it had come then.
+    LosePlace,
+    /// Rule 9: a parked holder that submits work is not heard.
+    ForgetWant,
     /// Rule 9: an offer is made of what those ahead wait for.
     GreedyOffer,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 21] = [
+    pub const ALL: [Mutant; 33] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -77,6 +95,18 @@ impl Mutant {
         Mutant::RenewBackfill,
         Mutant::PartialGang,
         Mutant::HastyBound,
+        Mutant::BelieveParked,
+        Mutant::ForgetLedger,
+        Mutant::ResumeBlind,
+        Mutant::OneLook,
+        Mutant::ParkHalf,
+        Mutant::LeavingIsGone,
+        Mutant::ParkTwice,
+        Mutant::ExpireParked,
+        Mutant::ChargeParked,
+        Mutant::RestartParks,
+        Mutant::LosePlace,
+        Mutant::ForgetWant,
         Mutant::GreedyOffer,
     ];
 }

@@ -320,6 +320,10 @@ impl State {
             Action::Park { lease, .. } | Action::Unpark { lease, .. } | Action::Retreat { lease, .. } => {
                 self.moving.insert(*lease);
                 self.move_on(*lease);
+                if self.planted(Mutant::LeavingIsGone) && matches!(action, Action::Park { .. }) {
+                    let all = self.rooms.iter_mut();
+                    all.for_each(|room| room.reserve(*lease, Bytes::ZERO, Time::ZERO, false));
+                }
             }
             Action::Parked { lease, .. } => {
                 self.moving.remove(lease);
@@ -625,6 +629,7 @@ impl State {
                 let over = if lease.fixed() { hold.until } else { Time::NEVER };
                 Some(over.min(away.since + self.policy.parking.limit))
             }
+            Phase::Parked(_, away) if self.planted(Mutant::ExpireParked) => Some(away.since + lease.ask.term.span()),
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
             Phase::Ending(..) => None,
         }

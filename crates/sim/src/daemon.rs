@@ -275,6 +275,9 @@ impl Sim<'_> {
     /// What became durable is known to the world: holders by long-poll, the host by errand.
     fn proclaim(&mut self, batch: &Batch) {
         for entry in &batch.entries {
+            if let Some(lease) = entry.action.lease().filter(|_| moves(&entry.action)) {
+                self.mind_all(lease);
+            }
             match &entry.action {
                 Action::Grant { lease, cards, vram, epoch, .. } => {
                     let index = |card: &sublet_core::ids::CardId| self.disk.rows.cards[card.0 as usize].facts.index;
@@ -314,6 +317,7 @@ impl Sim<'_> {
         let processes: Vec<ProcKey> =
             trees.filter_map(|tree| self.world.trees.get(tree)).flat_map(|tree| tree.live.iter().copied()).collect();
         if !processes.is_empty() {
+            self.greet(lease, &processes);
             return self.report(Event::Members { lease, processes });
         }
         if let Some(daemon) = &mut self.daemon {
@@ -400,6 +404,9 @@ impl Sim<'_> {
             let delay = self.rng.below(S / 2);
             self.timers.set(self.t + delay, Timer::Look(self.life, card));
         }
+        if self.parks() {
+            self.timers.set(self.t + S / 10, Timer::Ram(self.life));
+        }
         self.timers.set(self.t, Timer::Tick(self.life));
         self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
         self.flush()
@@ -427,6 +434,20 @@ impl Sim<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a holder's programs may have to be told something.
+fn moves(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Park { .. }
+            | Action::Unpark { .. }
+            | Action::Parked { .. }
+            | Action::Resume { .. }
+            | Action::Retreat { .. }
+            | Action::Resumed { .. }
+            | Action::End { .. }
+    )
 }
 
 /// Who acts, by number: the tenants, the operator, the daemon itself.

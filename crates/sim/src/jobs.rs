@@ -160,7 +160,11 @@ impl Sim<'_> {
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),
             _ => None,
         };
-        let style = self.rng.pick(&[Style::Words, Style::Bound, Style::Bound, Style::Rooted]);
+        let style = match self.rng.pick(&[Style::Words, Style::Bound, Style::Bound, Style::Rooted]) {
+            // Only whose processes are known can be parked.
+            Style::Words if self.parks() && self.luck.chance(800) => Style::Bound,
+            style => style,
+        };
         let finish = [Finish::Release, Finish::Release, Finish::Linger, Finish::Reuse, Finish::Exit, Finish::Forget];
         let job = &mut self.jobs[number as usize];
         job.style = style;
@@ -181,7 +185,11 @@ impl Sim<'_> {
         let known = self.jobs[job as usize].tree.filter(|tree| self.world.trees.contains_key(tree));
         let tree = known.unwrap_or_else(|| self.world.spawn());
         self.jobs[job as usize].tree = Some(tree);
-        self.world.trees.get(&tree).and_then(|tree| tree.live.first().copied())
+        let root = self.world.trees.get(&tree).and_then(|tree| tree.live.first().copied())?;
+        if known.is_none() {
+            self.install(root);
+        }
+        Some(root)
     }
 
     /// The answer to one of its calls has left the daemon.
@@ -270,12 +278,11 @@ impl Sim<'_> {
         let Some(lease) = self.jobs[number as usize].lease.filter(|_| self.daemon.is_some()) else { return };
         match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Waiting { .. }) => {}
-            Some(Phase::Active(hold)) => {
+            Some(Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _)) => {
                 let index = |card: &CardId| self.disk.rows.cards[card.0 as usize].facts.index as usize;
                 let (epoch, vram, cards) = (hold.epoch, hold.vram, hold.cards.iter().map(index).collect());
                 self.told_granted(lease, epoch, cards, vram);
             }
-            Some(Phase::Parking(..) | Phase::Parked(..) | Phase::Resuming(..)) => {}
             Some(Phase::Ending(..)) | None => self.told_ended(lease),
         }
     }
@@ -302,9 +309,20 @@ impl Sim<'_> {
             (Style::Words, _) if busy => {
                 self.call(Call { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
             }
+            (Style::Bound | Style::Rooted, _) if busy && self.submits(number) => Ok(()),
             (Style::Bound | Style::Rooted, _) if busy => self.report(Event::Worked { lease }),
             _ => Ok(()),
         }
+    }
+
+    /// Its processes submit work. Says whether one of them was held up with it.
+    fn submits(&mut self, number: u32) -> bool {
+        let tree = self.jobs[number as usize].tree.and_then(|tree| self.world.trees.get(&tree));
+        let live = tree.map(|tree| tree.live.clone()).unwrap_or_default();
+        let gated: Vec<ProcKey> = live.into_iter().filter(|process| self.is_gated(*process)).collect();
+        gated.iter().for_each(|process| self.submit(*process));
+        // Some of what it did before may be noticed only now.
+        !gated.is_empty() && !self.luck.chance(100)
     }
 
     /// Its process takes bytes, sometimes more than were promised.
@@ -315,6 +333,7 @@ impl Sim<'_> {
         let process = if self.rng.chance(700) { process } else { tree.live[tree.live.len() - 1] };
         let most = if job.greedy { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
         let (tree, cards) = (job.tree, job.cards.clone());
+        let gated = self.is_gated(process);
         for card in cards {
             let here: u64 = self.world.cards[card]
                 .residents
@@ -323,6 +342,7 @@ impl Sim<'_> {
                 .map(|resident| resident.bytes.unwrap_or_default().0)
                 .sum();
             match self.rng.below(10) {
+                _ if gated => {}
                 0 => self.world.vacate(card, process),
                 1..=6 if here < most => {
                     let bytes = Bytes(self.rng.within(1, most - here));
@@ -335,7 +355,12 @@ impl Sim<'_> {
             && self.rng.chance(60)
         {
             match self.world.trees.get(&tree).map(|tree| (tree.live.len(), tree.leases.clone())) {
-                Some((1..4, leases)) if self.world.fork(tree) => self.noticed(&leases),
+                Some((1..4, leases)) => {
+                    if let Some(child) = self.world.fork(tree) {
+                        self.install(child);
+                    }
+                    self.noticed(&leases);
+                }
                 Some((4.., _)) => {
                     let leases = self.world.exit_child(tree);
                     self.noticed(&leases);
@@ -408,6 +433,12 @@ impl Sim<'_> {
 
     /// The host will notice that the processes of these leases changed.
     pub(crate) fn noticed(&mut self, leases: &[LeaseId]) {
+        for (process, program) in std::mem::take(&mut self.world.left) {
+            if let Some(lease) = program.heard_as(self.life) {
+                let delay = self.luck.within(0, S / 3);
+                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process));
+            }
+        }
         for lease in leases {
             let delay = self.rng.within(0, S / 3);
             self.timers.set(self.t + delay, Timer::Says(self.life, lease.0));

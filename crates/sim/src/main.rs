@@ -58,9 +58,9 @@ fn seeds(args: &Args) -> ExitCode {
         }
         done += 1;
     }
-    let Passed { events, commits, lives, next_lease, entries, kept } = sum;
+    let Passed { events, commits, lives, next_lease, entries, kept, parked, resumed } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {kept} bounds met: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {parked} parked, {resumed} brought back, {kept} bounds met: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -76,6 +76,8 @@ fn add(a: Passed, b: Passed) -> Passed {
         next_lease: a.next_lease + b.next_lease,
         entries: a.entries + b.entries,
         kept: a.kept + b.kept,
+        parked: a.parked + b.parked,
+        resumed: a.resumed + b.resumed,
     }
 }
 

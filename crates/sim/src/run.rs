@@ -40,6 +40,10 @@ pub struct Passed {
     pub entries: u64,
     /// Waiters that were served by when they were told, at the latest.
     pub kept: u64,
+    /// How often a holder was parked.
+    pub parked: u64,
+    /// How often one had its cards again.
+    pub resumed: u64,
 }
 
 /// A run that broke a rule.
@@ -82,6 +86,8 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             next_lease: sim.disk.rows.meta.next_lease,
             entries: sim.disk.seq,
             kept: sim.checker.promises.kept,
+            parked: sim.checker.parked,
+            resumed: sim.checker.resumed,
         })
     }));
     let failed = |violation| Failure { seed, step: story.step.get(), violation };

@@ -1,6 +1,7 @@
 //! What kind of world a seed makes: how many cards, people and faults.
 
 use crate::rng::Rng;
+use crate::shims::Habits;
 use sublet_core::policy::{Caps, HeadStart, Policy, Renewal};
 use sublet_core::reading::CardFacts;
 use sublet_core::units::{Bytes, Span};
@@ -25,6 +26,8 @@ pub struct Shape {
     pub ttl_max_s: u64,
     /// How often things go wrong.
     pub faults: Rates,
+    /// What its programs are like.
+    pub habits: Habits,
 }
 
 /// How often things go wrong, in thousandths where nothing else is said.
@@ -43,21 +46,25 @@ pub struct Rates {
 }
 
 impl Shape {
-    /// The world of a seed.
-    pub fn draw(rng: &mut Rng) -> Shape {
+    /// The world of a seed. What has to do with parking has its own luck: a world in which nobody is
+    /// parked is the same with it and without.
+    pub fn draw(rng: &mut Rng, luck: &mut Rng) -> Shape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
         let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
         let crowded = rng.chance(30);
         let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * cards.len() as u64 + 10) };
         let tenants = rng.within(1, 6) as usize;
+        let habits = Habits::draw(luck);
         Shape {
             tenants,
             jobs: jobs as usize,
-            policy: policy(rng, crowded),
+            policy: in_which_parks(policy(rng, crowded), habits, luck),
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
-            ttl_max_s: rng.pick(&[10, 30, 60, 120]),
-            faults: rates(rng),
+            // Nobody can say when whoever stands behind a longer term than may be held is served.
+            ttl_max_s: rng.pick(if habits.orderly { &[10] } else { &[10, 30, 60, 120] }),
+            faults: if habits.orderly { gentle(rates(rng)) } else { rates(rng) },
             cards,
+            habits,
         }
     }
 }
@@ -103,6 +110,23 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
         caps,
         ..Policy::default()
     }
+}
+
+/// The same rules, with a place for what leaves a card.
+pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng) -> Policy {
+    let parked = (habits.library > 0 && luck.chance(200)).then(|| Bytes::gib(luck.within(1, 40)));
+    let policy = Policy { parking: habits.parking(luck), caps: Caps { parked, ..policy.caps }, ..policy };
+    if !habits.orderly {
+        return policy;
+    }
+    let span = Span::secs(1);
+    let head_start = HeadStart { interactive: span, batch: span, spot: span, priority: Span::ZERO };
+    Policy { hold_cap: Span::secs(luck.pick(&[20, 40])), debt_max: Span::ZERO, head_start, ..policy }
+}
+
+/// Nothing goes wrong but what programs do.
+fn gentle(rates: Rates) -> Rates {
+    Rates { looks: 0, commits: 0, every_s: 0, strangers_s: 0, ..rates }
 }
 
 fn rates(rng: &mut Rng) -> Rates {

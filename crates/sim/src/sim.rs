@@ -17,16 +17,20 @@ use sublet_core::event::{Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{Observation, Reading};
-use sublet_core::rows::Phase;
 use sublet_core::units::Time;
 
 /// Waiters that are served one by one when the world calms down; the others give up.
 const CALM_WAITERS: usize = 120;
 
+/// Tells the luck of parking from that of everything else.
+const LUCK: u64 = 0x7061_721D;
+
 /// Everything there is, for one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
     pub(crate) rng: Rng,
+    /// Of what has to do with parking.
+    pub(crate) luck: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -68,7 +72,8 @@ impl<'a> Sim<'a> {
     /// The world of a seed, with a bug planted or not, and a commit to die in or not.
     pub fn new(seed: u64, story: &'a Story, planted: Option<Planted>, kill_at: Option<(u64, Fate)>) -> Sim<'a> {
         let mut rng = Rng::new(seed);
-        let shape = Shape::draw(&mut rng);
+        let mut luck = Rng::new(seed ^ LUCK);
+        let shape = Shape::draw(&mut rng, &mut luck);
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -98,6 +103,7 @@ impl<'a> Sim<'a> {
             world,
             story,
             rng,
+            luck,
             shape,
         }
     }
@@ -116,6 +122,9 @@ impl<'a> Sim<'a> {
         }
         self.timers.set(self.t + S, Timer::Mischief);
         self.timers.set(self.t + S, Timer::Operator);
+        if self.parks() {
+            self.timers.set(self.t + 5 * S, Timer::Hand);
+        }
         self.again_fault();
         self.again_stranger();
         while self.story.step.get() < steps {
@@ -129,7 +138,7 @@ impl<'a> Sim<'a> {
         self.wall_us += at.saturating_sub(self.t);
         self.t = self.t.max(at);
         if let Some(until) = self.daemon.as_ref().and_then(|daemon| daemon.stalled_until)
-            && matches!(timer, Timer::Tick(_) | Timer::Seen(..) | Timer::Synced(_) | Timer::Says(..) | Timer::Relist(_))
+            && waits_for_loop(timer)
         {
             self.timers.set(until, timer);
             return Ok(());
@@ -155,6 +164,13 @@ impl<'a> Sim<'a> {
             Timer::Mischief => self.mischief(),
             Timer::Operator => self.operate(),
             Timer::DiskFreed => self.disk_freed(),
+            Timer::Connect(life, process) if life == self.life => self.connect(process),
+            Timer::Hear(life, process) if life == self.life => self.hear(process),
+            Timer::Mind(life, process) if life == self.life => self.mind(process),
+            Timer::Left(life, lease, process) if life == self.life => self.left(LeaseId(lease), process),
+            Timer::Done(process, turn) => self.done(process, turn),
+            Timer::Ram(life) if life == self.life => self.read_ram(),
+            Timer::Hand => self.hand(),
             _ => Ok(()),
         }
     }
@@ -218,6 +234,7 @@ impl<'a> Sim<'a> {
         self.story.say(|| format!("{} the world calms down", self.now()));
         self.calm = true;
         self.disk.full = false;
+        self.calm_programs();
         for card in 0..self.world.cards.len() {
             self.world.cards[card].ail = Ail::Well;
             self.world.cards[card].facts.unusable = None;
@@ -276,7 +293,7 @@ impl<'a> Sim<'a> {
     fn orphans(&self) -> Vec<LeaseId> {
         let job = |lease: &LeaseId| self.by_lease.get(lease).map(|job| &self.jobs[*job as usize]);
         let orphan = |lease: &&LeaseId| job(lease).is_none_or(|job| job.lease != Some(**lease));
-        let held = self.disk.rows.leases.iter().filter(|(_, row)| matches!(row.phase, Phase::Active(_)));
+        let held = self.disk.rows.leases.iter().filter(|(_, row)| row.is_held());
         held.map(|(lease, _)| lease).filter(orphan).copied().collect()
     }
 
@@ -287,4 +304,13 @@ impl<'a> Sim<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether it has to wait while the daemon's loop stands still.
+fn waits_for_loop(timer: Timer) -> bool {
+    let loops =
+        matches!(timer, Timer::Tick(_) | Timer::Seen(..) | Timer::Synced(_) | Timer::Says(..) | Timer::Relist(_));
+    let words =
+        matches!(timer, Timer::Connect(..) | Timer::Hear(..) | Timer::Mind(..) | Timer::Left(..) | Timer::Ram(_));
+    loops || words
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use sublet_core::ids::ProcKey;
 
 /// Something due. A `u32` first is the life of the daemon it belongs to: timers
 /// of a dead daemon do nothing.
@@ -39,6 +40,20 @@ pub enum Timer {
     Operator,
     /// The disk has room again.
     DiskFreed,
+    /// A program gets through to the daemon.
+    Connect(u32, ProcKey),
+    /// The daemon hears what a program said.
+    Hear(u32, ProcKey),
+    /// The daemon looks whether a program is where it should be.
+    Mind(u32, ProcKey),
+    /// The daemon notices that a program of a lease's is not there any more.
+    Left(u32, u64, ProcKey),
+    /// A program has done what it was told; the number tells old orders from new ones.
+    Done(ProcKey, u32),
+    /// The host's memory is looked at.
+    Ram(u32),
+    /// Somebody wants a holder parked, or resumed.
+    Hand,
 }
 
 /// The agenda, the earliest first, ties in the order they were made.

@@ -5,6 +5,7 @@
 
 use crate::rng::Rng;
 use crate::shape::Shape;
+use crate::shims::Program;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{CardFacts, Resident};
@@ -42,6 +43,12 @@ impl Gpu {
     pub fn free(&self) -> Bytes {
         self.facts.total.less(Bytes(self.used))
     }
+
+    /// What a process has of it.
+    pub fn bytes_of(&self, process: ProcKey) -> Bytes {
+        let resident = self.residents.iter().find(|resident| resident.process == process);
+        resident.and_then(|resident| resident.bytes).unwrap_or_default()
+    }
 }
 
 /// A process and its descendants.
@@ -62,6 +69,12 @@ pub struct World {
     pub trees: BTreeMap<u32, Tree>,
     /// Whose root a process is.
     pub roots: BTreeMap<ProcKey, u32>,
+    /// Programs with the library in them.
+    pub programs: BTreeMap<ProcKey, Program>,
+    /// Those of them that exited, and nobody has noticed.
+    pub left: Vec<(ProcKey, Program)>,
+    /// Host memory that nobody takes but parked programs.
+    pub ram: Bytes,
     next_tree: u32,
     next_pid: u32,
     starts: u64,
@@ -78,7 +91,17 @@ impl World {
             used,
         };
         let cards = shape.cards.iter().map(|card| gpu(card, rng.within(0, 500) << 20)).collect();
-        World { cards, trees: BTreeMap::new(), roots: BTreeMap::new(), next_tree: 1, next_pid: 1, starts: 1 }
+        World {
+            cards,
+            trees: BTreeMap::new(),
+            roots: BTreeMap::new(),
+            programs: BTreeMap::new(),
+            left: Vec::new(),
+            ram: shape.habits.ram,
+            next_tree: 1,
+            next_pid: 1,
+            starts: 1,
+        }
     }
 
     /// Starts a process.
@@ -90,10 +113,11 @@ impl World {
         number
     }
 
-    /// A child of a tree's root; false if the tree is gone.
-    pub fn fork(&mut self, tree: u32) -> bool {
+    /// A child of a tree's root, unless the tree is gone.
+    pub fn fork(&mut self, tree: u32) -> Option<ProcKey> {
         let child = self.process();
-        self.trees.get_mut(&tree).map(|tree| tree.live.push(child)).is_some()
+        self.trees.get_mut(&tree).map(|tree| tree.live.push(child))?;
+        Some(child)
     }
 
     /// Pids come round soon, so that a pid alone tells nothing.
@@ -123,11 +147,41 @@ impl World {
         }
     }
 
+    /// A process gives back some of what it has on a card.
+    pub fn shrink(&mut self, card: usize, process: ProcKey, bytes: Bytes) {
+        let gpu = &mut self.cards[card];
+        if let Some(resident) = gpu.residents.iter_mut().find(|resident| resident.process == process) {
+            let has = resident.bytes.unwrap_or_default();
+            gpu.used -= bytes.min(has).0;
+            resident.bytes = Some(has.less(bytes));
+        }
+    }
+
+    /// A process exits, wherever it stands in its tree. Returns the leases it was watched for.
+    pub fn exit_process(&mut self, process: ProcKey) -> Vec<LeaseId> {
+        if let Some(tree) = self.roots.get(&process) {
+            return self.exit(*tree);
+        }
+        self.is_gone(process);
+        let tree = self.trees.values_mut().find(|tree| tree.live.contains(&process));
+        let leases = tree.map(|tree| {
+            tree.live.retain(|other| *other != process);
+            tree.leases.clone()
+        });
+        leases.unwrap_or_default()
+    }
+
+    /// Nothing of a process is left.
+    fn is_gone(&mut self, process: ProcKey) {
+        (0..self.cards.len()).for_each(|card| self.vacate(card, process));
+        self.left.extend(self.programs.remove(&process).map(|program| (process, program)));
+    }
+
     /// One process exits. Returns the leases it was watched for.
     pub fn exit_child(&mut self, tree: u32) -> Vec<LeaseId> {
         match self.trees.get_mut(&tree).map(|found| (found.live.len(), found.live.pop())) {
             Some((2.., Some(child))) => {
-                (0..self.cards.len()).for_each(|card| self.vacate(card, child));
+                self.is_gone(child);
                 self.trees[&tree].leases.clone()
             }
             Some((1, Some(root))) => {
@@ -143,7 +197,7 @@ impl World {
         let Some(gone) = self.trees.remove(&tree) else { return Vec::new() };
         for process in gone.live {
             self.roots.remove(&process);
-            (0..self.cards.len()).for_each(|card| self.vacate(card, process));
+            self.is_gone(process);
         }
         gone.leases
     }
@@ -164,6 +218,7 @@ impl World {
         for tree in all {
             self.exit(tree);
         }
+        self.left.clear();
         self.cards.iter_mut().for_each(|card| card.ail = Ail::Well);
     }
 }

@@ -14,13 +14,15 @@ fn check(seed: u64, options: Options) -> Passed {
 
 #[test]
 fn two_hundred_seeds_keep_the_rules() {
-    let (mut events, mut kept) = (0, 0);
+    let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
     for seed in 1..=200 {
         let passed = check(seed, Options::default());
         (events, kept) = (events + passed.events, kept + passed.kept);
+        (parked, resumed) = (parked + passed.parked, resumed + passed.resumed);
     }
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
+    assert!(parked >= 300 && resumed >= 150, "{parked} were parked, and {resumed} brought back");
 }
 
 /// Worlds in which hours of runs once found a rule broken.

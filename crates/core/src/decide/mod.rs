@@ -21,7 +21,7 @@ use crate::ids::{Epoch, LeaseId};
 use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
 use crate::state::State;
-use crate::units::{Span, Time};
+use crate::units::{Bytes, Span, Time};
 
 pub use tokens::may_know;
 
@@ -129,6 +129,13 @@ impl Turn<'_> {
         let rebooted = !self.state.rows().meta.boot.is_empty() && self.state.rows().meta.boot != boot;
         self.emit(Action::Start { boot, clock_offset_us, epoch_floor });
         self.grace();
+        if self.state.planted(Mutant::RestartParks) {
+            let active = |row: &&Lease| matches!(row.phase, Phase::Active(_));
+            let active: Vec<LeaseId> = self.state.rows().leases.values().filter(active).map(|l| l.id).collect();
+            for lease in active {
+                self.emit(Action::Park { lease, at: self.now, booked: Bytes::ZERO, again: None });
+            }
+        }
         if rebooted || self.state.planted(Mutant::RestartEnds) {
             let held: Vec<LeaseId> =
                 self.state.rows().leases.values().filter(|row| row.is_held()).map(|l| l.id).collect();

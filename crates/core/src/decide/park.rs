@@ -38,6 +38,11 @@ impl Turn<'_> {
         match &row.phase {
             Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
+            Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
+                let booked = hold.booked();
+                self.emit(Action::Park { lease, at: self.now, booked, again: None });
+                return Answer::Lease(lease);
+            }
             Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),
             Phase::Resuming(..) => return Answer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
             Phase::Active(_) => {}
@@ -138,7 +143,7 @@ impl Turn<'_> {
                     live.wants = true;
                 }
             }
-            Phase::Parked(_, Away { wants: None, .. }) => {
+            Phase::Parked(_, Away { wants: None, .. }) if !self.state.planted(Mutant::ForgetWant) => {
                 self.want(lease, self.now);
                 self.serve();
             }
@@ -168,7 +173,11 @@ impl Turn<'_> {
         let span = row.ask.term.span();
         let mark = charged(self.state, row.tenant, vram, hold.cards.len(), span, self.now);
         let turn = self.state.is_first(row).then_some(self.now);
-        let (at, until, before) = (self.now, self.now + span, fit.before);
+        let at = match row.away() {
+            Some(away) if self.state.planted(Mutant::ChargeParked) => away.since,
+            _ => self.now,
+        };
+        let (until, before) = (self.now + span, fit.before);
         self.emit(Action::Resume { lease, at, vram, until, mark: Some(mark), before, turn });
         self.settle(lease);
     }
@@ -200,8 +209,11 @@ impl Turn<'_> {
         };
         let done = if phase { all_parked(self.state, &row, hold) } else { all_back(self.state, &row, hold) };
         let believed = phase && self.state.planted(Mutant::BelieveParked);
+        let one_look = self.state.planted(Mutant::OneLook);
+        let half = phase && self.state.planted(Mutant::ParkHalf);
+        let half = half && self.state.live(lease).is_some_and(|live| live.shims.values().any(|s| s.parked.is_some()));
         let Some(live) = self.state.live_mut(lease) else { return };
-        if !done {
+        if !done && !half {
             live.watch.said = None;
             live.watch.looks.clear();
             return;
@@ -214,7 +226,7 @@ impl Turn<'_> {
         if phase && said > hold.booked() {
             return self.stay(lease, "its programs have more than was booked for them");
         }
-        let looks = if phase { LOOKS } else { 1 };
+        let looks = if phase && !one_look { LOOKS } else { 1 };
         let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));
         match phase {
             true if seen || believed => self.parked(&row, hold),
@@ -246,6 +258,7 @@ impl Turn<'_> {
         self.emit(Action::Parked { lease, at: self.now, mark });
         let wants = self.state.live(lease).is_some_and(|live| live.wants);
         let again = row.away().and_then(|away| away.again).or(wants.then_some(self.now));
+        let again = if self.state.planted(Mutant::LosePlace) { again.map(|_| self.now) } else { again };
         if let Some(at) = again {
             self.want(lease, at);
         }
@@ -290,7 +303,11 @@ impl Turn<'_> {
 
     /// A holder was parked as long as anything may be.
     pub(super) fn park_over(&mut self, lease: &Lease, since: Time) {
-        if let Some(later) = self.not_before(since, since + self.state.policy().parking.term) {
+        let term = match self.state.planted(Mutant::ExpireParked) {
+            true => lease.ask.term.span(),
+            false => self.state.policy().parking.term,
+        };
+        if let Some(later) = self.not_before(since, since + term) {
             return self.state.set_due(lease.id, Some(later));
         }
         self.end(lease.id, Reason::ParkExpired);

@@ -1,5 +1,6 @@
 //! The checker's own books: leases, cards, tenants, from events and actions alone.
 
+use super::park::{Shim, Trip, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
@@ -15,6 +16,8 @@ const ABSENCE: Span = Span::secs(10);
 /// A lease on the checker's books.
 #[derive(Clone, Debug)]
 pub struct Book {
+    /// Which.
+    pub id: LeaseId,
     /// Whose.
     pub tenant: usize,
     /// What was asked.
@@ -25,6 +28,8 @@ pub struct Book {
     pub bound: bool,
     /// Whether it was seen to work since it was last renewed.
     pub worked: bool,
+    /// After something went wrong it is not parked, nor brought back, before then.
+    pub rest: Time,
     /// Where it is.
     pub at: At,
 }
@@ -36,6 +41,8 @@ pub enum At {
     Waiting(Time),
     /// With its holder.
     Held(Held),
+    /// Its holder's bytes leave its cards, are gone from them, or come back.
+    Away(Held, Box<Trip>),
     /// Over since then; the cards of the mask were not seen since.
     Ending(Held, Time, u64),
 }
@@ -61,6 +68,22 @@ pub struct Held {
     pub paid: Span,
     /// It is not renewed beyond this.
     pub before: Option<Time>,
+    /// Since when it has its cards without a break.
+    pub began: Time,
+    /// Since when it has them no more, though its lease goes on.
+    pub stopped: Option<Time>,
+    /// What it was charged for before that: card·µs and byte·µs.
+    pub spent: (u64, u128),
+    /// Host memory booked for its bytes.
+    pub booked: Bytes,
+}
+
+impl Held {
+    /// What it is charged until then: the time in which it had its cards.
+    pub fn charge(&self, until: Time) -> (u64, u128) {
+        let turn = if self.stopped.is_some() { 0 } else { (until.0 - self.began.0) * self.cards.len() as u64 };
+        (self.spent.0 + turn, self.spent.1 + u128::from(turn) * u128::from(self.vram.0))
+    }
 }
 
 impl Book {
@@ -68,8 +91,34 @@ impl Book {
     pub fn held(&self) -> Option<&Held> {
         match &self.at {
             At::Waiting(_) => None,
-            At::Held(held) | At::Ending(held, ..) => Some(held),
+            At::Held(held) | At::Away(held, _) | At::Ending(held, ..) => Some(held),
         }
+    }
+
+    /// Whether its bytes are in host memory, and its cards others'.
+    pub fn is_parked(&self) -> bool {
+        matches!(&self.at, At::Away(_, trip) if trip.way == Way::Gone)
+    }
+
+    /// What of each card will count for it once it is served: of a parked one what it had.
+    pub fn counts_for(&self) -> Vram {
+        let had = self.held().filter(|_| self.is_parked()).map(|held| Vram::Bytes(held.vram));
+        had.unwrap_or(self.ask.vram)
+    }
+
+    /// Since when it waits for cards, if it does.
+    pub fn queued(&self) -> Option<Time> {
+        match &self.at {
+            At::Waiting(_) => Some(self.asked),
+            At::Away(_, trip) if trip.way == Way::Gone => trip.wants,
+            _ => None,
+        }
+    }
+
+    /// What of each of its cards is promised to it: nothing, once it was parked.
+    pub fn reserved(&self) -> Bytes {
+        let held = self.held().filter(|held| held.stopped.is_none());
+        held.map_or(Bytes::ZERO, |held| held.vram)
     }
 
     /// Whether its term is fixed.
@@ -79,7 +128,10 @@ impl Book {
 
     /// When its present term, or its wait, began.
     pub fn since(&self) -> Time {
-        self.held().map_or(self.asked, |held| held.renewed)
+        match &self.at {
+            At::Away(_, trip) if trip.way == Way::Gone => trip.since,
+            _ => self.held().map_or(self.asked, |held| held.renewed),
+        }
     }
 
     /// When something happens to it by itself.
@@ -87,6 +139,8 @@ impl Book {
         match &self.at {
             At::Waiting(give_up) => Some(*give_up),
             At::Held(held) => Some(held.until),
+            // Nothing that is on its way expires, but a fixed term is over when it is.
+            At::Away(held, trip) => (self.fixed() && trip.way != Way::Gone).then_some(held.until),
             At::Ending(..) => None,
         }
     }
@@ -113,6 +167,8 @@ pub struct CardBook {
     pub seen: Vec<(LeaseId, Bytes)>,
     /// Compute processes that were there.
     pub residents: Vec<ProcKey>,
+    /// All processes that were there.
+    pub all: Vec<ProcKey>,
     /// Leases on it, with what is reserved for each.
     pub claims: BTreeMap<LeaseId, Bytes>,
     /// The sum of that.
@@ -192,6 +248,16 @@ pub struct Books {
     pub disk_full: bool,
     /// The last few leases that became history.
     pub gone: Vec<LeaseId>,
+    /// Leases that are parked, or on their way there or back.
+    pub trips: BTreeSet<LeaseId>,
+    /// Programs of each lease that spoke to this daemon.
+    pub shims: BTreeMap<LeaseId, BTreeMap<ProcKey, Shim>>,
+    /// Programs whose bytes are in host memory, by their own word to this daemon or an earlier one.
+    pub stowed: BTreeMap<ProcKey, LeaseId>,
+    /// Host memory that was available at the last look.
+    pub ram: Option<Bytes>,
+    /// What was booked by those who were parked since then: the look may not have it.
+    pub unread: Bytes,
 }
 
 impl CardBook {
@@ -225,6 +291,11 @@ impl Books {
             absent: true,
             disk_full: false,
             gone: Vec::new(),
+            trips: BTreeSet::new(),
+            shims: BTreeMap::new(),
+            stowed: BTreeMap::new(),
+            ram: None,
+            unread: Bytes::ZERO,
         }
     }
 
@@ -245,6 +316,7 @@ impl Books {
                 (book.mark, book.turn) = (tenant.mark, tenant.turn);
             }
         }
+        let parking = &books.policy.parking.clone();
         for row in rows.leases.values() {
             let held = |hold: &sublet_core::rows::Hold| Held {
                 cards: hold.cards.iter().map(|card| usize::from(card.0)).collect(),
@@ -256,18 +328,23 @@ impl Books {
                 idle: hold.idle,
                 paid: hold.paid,
                 before: hold.before,
+                began: hold.turns.as_ref().map_or(hold.granted, |turns| turns.began),
+                stopped: hold.turns.as_ref().and_then(|turns| turns.stopped),
+                spent: hold.turns.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
+                booked: hold.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
-                Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                    At::Held(held(hold))
-                }
+                Phase::Active(hold) => At::Held(held(hold)),
+                Phase::Parking(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Out, away, parking))),
+                Phase::Parked(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Gone, away, parking))),
+                Phase::Resuming(hold, away) => At::Away(held(hold), Box::new(Trip::read(Way::Back, away, parking))),
                 Phase::Ending(hold, finish) => At::Ending(held(hold), finish.at, mask(&hold.cards)),
             };
             let bound = !row.roots.is_empty();
             let (tenant, ask, asked) = (row.tenant.0 as usize, row.ask.clone(), row.asked);
             // What is not known counts as work.
-            books.insert(row.id, Book { tenant, ask, asked, bound, worked: bound, at });
+            books.insert(row.id, Book { id: row.id, tenant, ask, asked, bound, worked: bound, rest: Time::ZERO, at });
         }
         books
     }
@@ -306,28 +383,30 @@ impl Books {
         if let Some(due) = book.due() {
             self.due.insert((due, lease));
         }
-        match &book.at {
-            At::Waiting(_) => {
-                let rank = self.rank(&book.ask, book.asked);
-                self.queue.insert((rank, lease));
-                self.tenants[book.tenant].line.insert((rank, lease, book.asked));
-                self.tenants[book.tenant].waiting += 1;
-            }
-            At::Held(held) | At::Ending(held, ..) => {
-                let tenant = &mut self.tenants[book.tenant];
-                tenant.served = tenant.served.max(held.granted);
-                for card in &held.cards {
-                    let card = &mut self.cards[*card];
-                    card.claims.insert(lease, held.vram);
-                    if let At::Ending(..) = &book.at {
-                        card.ending.insert(lease);
-                    }
-                    card.reserved = card.reserved + held.vram;
+        if let Some(asked) = book.queued() {
+            let rank = self.rank(&book.ask, asked);
+            self.queue.insert((rank, lease));
+            self.tenants[book.tenant].line.insert((rank, lease, asked));
+            self.tenants[book.tenant].waiting += 1;
+        }
+        if let Some(held) = book.held() {
+            for card in &held.cards {
+                let card = &mut self.cards[*card];
+                card.claims.insert(lease, book.reserved());
+                if let At::Ending(..) = &book.at {
+                    card.ending.insert(lease);
                 }
-                let tenant = &mut self.tenants[book.tenant];
+                card.reserved = card.reserved + book.reserved();
+            }
+            let tenant = &mut self.tenants[book.tenant];
+            tenant.served = tenant.served.max(held.granted);
+            if !book.is_parked() {
                 tenant.leases += 1;
                 tenant.vram = tenant.vram + Bytes(held.vram.0 * held.cards.len() as u64);
             }
+        }
+        if let At::Away(..) = &book.at {
+            self.trips.insert(lease);
         }
         self.leases.insert(lease, book);
     }
@@ -338,28 +417,30 @@ impl Books {
         if let Some(due) = book.due() {
             self.due.remove(&(due, lease));
         }
-        match &book.at {
-            At::Waiting(_) => {
-                let rank = self.rank(&book.ask, book.asked);
-                self.queue.remove(&(rank, lease));
-                self.tenants[book.tenant].line.remove(&(rank, lease, book.asked));
-                self.tenants[book.tenant].waiting -= 1;
+        if let Some(asked) = book.queued() {
+            let rank = self.rank(&book.ask, asked);
+            self.queue.remove(&(rank, lease));
+            self.tenants[book.tenant].line.remove(&(rank, lease, asked));
+            self.tenants[book.tenant].waiting -= 1;
+        }
+        if let Some(held) = book.held() {
+            for card in &held.cards {
+                self.cards[*card].unclaim(lease);
             }
-            At::Held(held) | At::Ending(held, ..) => {
-                for card in &held.cards {
-                    self.cards[*card].unclaim(lease);
-                }
+            if !book.is_parked() {
                 let tenant = &mut self.tenants[book.tenant];
                 tenant.leases -= 1;
                 tenant.vram = tenant.vram.less(Bytes(held.vram.0 * held.cards.len() as u64));
             }
         }
+        self.trips.remove(&lease);
         Some(book)
     }
 
     /// A lease is history: nothing of it is kept but its number, for a while.
     pub fn forget(&mut self, lease: LeaseId) {
         self.disown(lease);
+        self.forget_programs(lease);
         if self.gone.len() == 64 {
             self.gone.clear();
         }
@@ -398,6 +479,7 @@ impl Books {
                 look: Look::Blind,
                 seen: Vec::new(),
                 residents: Vec::new(),
+                all: Vec::new(),
                 claims: BTreeMap::new(),
                 reserved: Bytes::ZERO,
                 ending: BTreeSet::new(),
@@ -428,6 +510,7 @@ impl Books {
     pub fn set_members(&mut self, lease: LeaseId, processes: &[ProcKey]) {
         if self.leases.contains_key(&lease) {
             self.disown(lease);
+            self.stowed.retain(|process, of| *of != lease || processes.contains(process));
             processes.iter().for_each(|process| self.own(lease, *process));
         }
     }
@@ -463,6 +546,7 @@ impl Books {
                 card.look = if used.coarse { Look::Coarse(used.free) } else { Look::Free(used.free) };
                 self.attribute(number, used);
                 self.seen_again(number, begun);
+                self.look_at_trips(number, begun);
             }
         }
     }
@@ -471,6 +555,7 @@ impl Books {
         let card = &mut self.cards[number];
         card.seen.clear();
         card.residents.clear();
+        card.all = used.processes.iter().map(|resident| resident.process).collect();
         for resident in &used.processes {
             if !resident.graphics {
                 card.residents.push(resident.process);
@@ -531,9 +616,15 @@ impl Books {
     pub fn eligible(&self, ask: &Ask, card: &CardBook) -> bool {
         let sized = match ask.vram {
             Vram::Whole => true,
-            Vram::Bytes(vram) => vram <= self.largest(card) && card.facts.context.is_none_or(|least| least <= vram),
+            Vram::Bytes(vram) => vram <= self.largest(card) && self.context(ask, card) <= vram,
         };
         sized && self.open(card) && self.named(ask, card)
+    }
+
+    /// The least of a card that makes sense. Whoever was there before has its context.
+    pub fn context(&self, ask: &Ask, card: &CardBook) -> Bytes {
+        let returns = matches!(ask.on, Some(On::These(_)));
+        card.facts.context.filter(|_| !returns).unwrap_or_default()
     }
 }
 

@@ -36,6 +36,12 @@ pub enum Cause {
     Worked(LeaseId, bool),
     /// A holder's last process exited.
     Gone(LeaseId),
+    /// A holder shall be parked: why it cannot be, or whether it may have been refused.
+    Park(LeaseId, Expect),
+    /// A parked holder shall have its cards again.
+    Resume(LeaseId, Expect),
+    /// A program of a lease's said something.
+    Said(LeaseId, Word),
     /// Time passed.
     Ticked,
     /// Something else.
@@ -53,6 +59,14 @@ pub enum Word {
     Release,
     /// An operator takes it.
     Revoke,
+    /// Its bytes shall leave its cards.
+    Park,
+    /// They shall come back, or its programs need them.
+    Resume,
+    /// One of its programs could not do what it was told.
+    Refuse,
+    /// One of its programs said how it stands.
+    Tell,
 }
 
 /// What must be answered to a call about a lease.
@@ -84,7 +98,11 @@ impl Books {
                 let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
                 self.call(now, by, if own { Word::Release } else { Word::Revoke }, *lease, *epoch)
             }
-            Event::ParkAsked { .. } | Event::ResumeAsked { .. } | Event::Said { .. } | Event::Ram { .. } => {
+            Event::ParkAsked { by, lease } => Cause::Park(*lease, self.park_asked(now, by, *lease)),
+            Event::ResumeAsked { by, lease } => Cause::Resume(*lease, self.resume_asked(by, *lease)),
+            Event::Said { lease, process, said } => Cause::Said(*lease, self.heard(now, *lease, *process, said)),
+            Event::Ram { available } => {
+                self.read_ram(*available);
                 Cause::Other
             }
             Event::Drained { by, card } => Cause::Service(self.service(by, card)),
@@ -145,7 +163,8 @@ impl Books {
         self.tenants.iter_mut().for_each(|tenant| tenant.line.clear());
         for lease in waiting {
             if let Some(book) = self.leases.get(&lease) {
-                let (rank, tenant, asked) = (self.rank(&book.ask, book.asked), book.tenant, book.asked);
+                let asked = book.queued().unwrap_or(book.asked);
+                let (rank, tenant) = (self.rank(&book.ask, asked), book.tenant);
                 self.queue.insert((rank, lease));
                 self.tenants[tenant].line.insert((rank, lease, asked));
             }
@@ -166,7 +185,7 @@ impl Books {
             Some(Book { at: At::Waiting(_), .. }) if !releases => Expect::Refusal(Refusal::StillWaiting),
             Some(Book { at: At::Ending(..), .. }) if !releases => Expect::Refusal(Refusal::Ended),
             Some(book) => match (&book.at, epoch) {
-                (At::Held(held), Some(given)) if given != held.epoch => {
+                (At::Held(held) | At::Away(held, _), Some(given)) if given != held.epoch => {
                     Expect::Refusal(Refusal::Fenced { given, current: held.epoch })
                 }
                 (At::Held(held), _) => {
@@ -186,7 +205,7 @@ impl Books {
         let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
         match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
             None => Some(Refusal::NoSuchLease),
-            Some(At::Held(_)) => Some(Refusal::NotWaiting),
+            Some(At::Held(_) | At::Away(..)) => Some(Refusal::NotWaiting),
             Some(At::Ending(..)) => Some(Refusal::Ended),
             Some(At::Waiting(_)) => self.disk_full.then_some(Refusal::DiskFull),
         }
@@ -266,6 +285,16 @@ impl Books {
                     format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
                 })?;
                 must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
+            }
+            Cause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
+            Cause::Resume(lease, Expect::Refusal(refusal)) => {
+                let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
+                let right = *answer == Answer::Refused(refusal.clone());
+                must(rule, right, || format!("resuming {lease} is answered {answer:?} instead of {refusal:?}"))?;
+                must(rule, idle(), || format!("resuming {lease} is refused, and yet {actions:?}"))
+            }
+            Cause::Resume(lease, Expect::Yes(_)) => {
+                must(0, *answer == Answer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
             Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
             _ => Ok(()),

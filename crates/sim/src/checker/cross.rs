@@ -1,13 +1,14 @@
 //! Now and then everything is compared: the books, the state, the disk.
 
-use super::books::{At, Book, Books};
+use super::books::{At, Book, Books, Held};
+use super::park::Way;
 use super::{Checker, Verdict, must};
 use crate::disk::Disk;
 use sublet_core::State;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::rows::{Lease, Phase};
-use sublet_core::units::Time;
+use sublet_core::rows::{Hold, Lease, Phase};
+use sublet_core::units::{Bytes, Time};
 
 impl Checker {
     /// Compares all there is.
@@ -34,6 +35,10 @@ impl Books {
         }
         let queue = state.queue().len();
         must(19, queue == self.queue.len(), || format!("{queue} in the queue, {} on the books", self.queue.len()))?;
+        let booked: Bytes = self.leases.values().filter_map(Book::held).map(|held| held.booked).sum();
+        must(3, state.booked() == booked, || {
+            format!("{} of host memory are booked, by the books {booked}", state.booked())
+        })?;
         let meta = &state.rows().meta;
         let right = (meta.grace_from, meta.grace_until) == (self.grace_from, self.grace_until);
         must(8, right, || {
@@ -81,10 +86,24 @@ fn same(row: &Lease, book: &Book) -> bool {
         && match (&row.phase, &book.at) {
             (Phase::Waiting { give_up }, At::Waiting(at)) => give_up == at,
             (Phase::Active(hold), At::Held(held)) | (Phase::Ending(hold, _), At::Ending(held, ..)) => {
-                (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
+                same_hold(hold, held)
+            }
+            (Phase::Parking(hold, away), At::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == Way::Out && trip.is(away)
+            }
+            (Phase::Parked(hold, away), At::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == Way::Gone && trip.is(away)
+            }
+            (Phase::Resuming(hold, away), At::Away(held, trip)) => {
+                same_hold(hold, held) && trip.way == Way::Back && trip.is(away)
             }
             _ => false,
         }
+}
+
+fn same_hold(hold: &Hold, held: &Held) -> bool {
+    (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
+        && (hold.booked(), hold.began()) == (held.booked, held.began)
 }
 
 /// Asking why must work at any time.

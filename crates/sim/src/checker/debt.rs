@@ -1,6 +1,7 @@
 //! Rule 9: what a tenant owes, and the order that follows, by the rule as it is written.
 
 use super::books::{At, Book, Books, Held, TenantBook};
+use super::park::Way;
 use super::{Verdict, must};
 use sublet_core::ask::{Exclusivity, Vram};
 use sublet_core::ids::LeaseId;
@@ -70,7 +71,7 @@ impl Books {
     pub fn give_back(&mut self, now: Time, lease: LeaseId, mark: Option<Time>) -> Verdict {
         let Some(book) = self.leases.get(&lease) else { return Ok(()) };
         let unused = match &book.at {
-            At::Held(held) => held.unused(now),
+            At::Held(held) | At::Away(held, _) => held.unused(now),
             At::Waiting(_) | At::Ending(..) => Span::ZERO,
         };
         let tenant = book.tenant;
@@ -101,7 +102,7 @@ impl Books {
             }
         };
         for (lease, reserved) in &card.claims {
-            let Some(other) = self.leases.get(lease) else { continue };
+            let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
             let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
             add(self.ends_by(now, other), seen.max(*reserved), other);
         }
@@ -129,12 +130,13 @@ impl Books {
     fn ends_by(&self, now: Time, book: &Book) -> Time {
         match &book.at {
             At::Waiting(_) | At::Ending(..) => now,
-            At::Held(held) => self.holds_until(now, held, book.fixed()),
+            At::Away(_, trip) if trip.way == Way::Out => now,
+            At::Held(held) | At::Away(held, _) => self.holds_until(now, held, book.fixed()),
         }
     }
 
     fn holds_until(&self, now: Time, held: &Held, fixed: bool) -> Time {
-        let cap = held.granted + self.policy.hold_cap;
+        let cap = held.began + self.policy.hold_cap;
         let end = match () {
             () if fixed || held.idle => held.until,
             () => held.until.max(held.before.map_or(cap, |before| before.min(cap))),

@@ -28,6 +28,8 @@ struct Decided {
     kind: &'static str,
     lease: Option<LeaseId>,
     charge: Option<(usize, u64, u128)>,
+    /// Of whom, and how much host memory for how long.
+    parked: Option<(usize, u128)>,
 }
 
 /// What the checker knows of the disk.
@@ -39,24 +41,33 @@ pub struct Ledger {
     batches: u64,
     /// Charged, by tenant: leases, card·µs, byte·µs.
     meter: Vec<(u64, u64, u128)>,
+    /// The same of host memory for parked bytes, in byte·µs.
+    parked: Vec<u128>,
     told: BTreeMap<LeaseId, Fact>,
     sync_failed: bool,
 }
 
 impl Ledger {
-    /// Something was decided; the books have it already.
-    pub fn decided(&mut self, action: &Action, books: &Books) {
+    /// Something was decided; the books have it already, and say what it costs of host memory.
+    pub fn decided(&mut self, action: &Action, books: &Books, parked: Option<(usize, u128)>) {
         let charge = match action {
             Action::End { lease, .. } => books.leases.get(lease).and_then(|book| match &book.at {
                 At::Ending(held, ended, _) => {
-                    let card_us = (ended.0 - held.granted.0) * held.cards.len() as u64;
-                    Some((book.tenant, card_us, u128::from(card_us) * u128::from(held.vram.0)))
+                    let (card_us, byte_us) = held.charge(*ended);
+                    Some((book.tenant, card_us, byte_us))
                 }
                 _ => None,
             }),
             _ => None,
         };
-        self.pending.push_back(Decided { kind: action.kind(), lease: action.lease(), charge });
+        self.pending.push_back(Decided { kind: action.kind(), lease: action.lease(), charge, parked });
+    }
+
+    fn meter_parked(&mut self, (tenant, byte_us): (usize, u128)) {
+        if self.parked.len() <= tenant {
+            self.parked.resize(tenant + 1, 0);
+        }
+        self.parked[tenant] += byte_us;
     }
 
     fn charge(&mut self, (tenant, card_us, byte_us): (usize, u64, u128)) {
@@ -79,8 +90,9 @@ impl Ledger {
             })?;
             must(15, entry.at >= self.last_at, || format!("the log goes back from {} to {}", self.last_at, entry.at))?;
             self.last_at = entry.at;
-            if let Some(charge) = decided.and_then(|decided| decided.charge) {
-                self.charge(charge);
+            if let Some(decided) = decided {
+                decided.charge.into_iter().for_each(|charge| self.charge(charge));
+                decided.parked.into_iter().for_each(|parked| self.meter_parked(parked));
             }
         }
         Ok(())
@@ -90,7 +102,10 @@ impl Ledger {
         let own = self.meter.get(tenant.0 as usize).copied().unwrap_or_default();
         let row = disk.rows.tenants.get(tenant.0 as usize);
         let theirs = row.map(|row| (row.leases, row.card_us, row.byte_us)).unwrap_or_default();
-        must(14, own == theirs, || format!("{tenant} was charged {theirs:?}, and the meter has {own:?}"))
+        must(14, own == theirs, || format!("{tenant} was charged {theirs:?}, and the meter has {own:?}"))?;
+        let own = self.parked.get(tenant.0 as usize).copied().unwrap_or_default();
+        let theirs = row.map(|row| row.parked_byte_us).unwrap_or_default();
+        must(14, own == theirs, || format!("{tenant} had {theirs} byte·µs parked, and the meter has {own}"))
     }
 }
 
@@ -153,7 +168,9 @@ impl Checker {
         self.check_disk(disk)?;
         self.check_told(disk)?;
         let policy = self.books.policy.clone();
+        let stowed = std::mem::take(&mut self.books.stowed);
         self.books = Books::from_rows(policy, &disk.rows);
+        self.books.stowed = stowed;
         Ok(())
     }
 

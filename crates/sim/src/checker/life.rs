@@ -10,7 +10,7 @@ use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Vram};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Reason;
-use sublet_core::units::{Span, Time};
+use sublet_core::units::{Bytes, Span, Time};
 
 impl Books {
     /// Checks an action and takes it in.
@@ -39,15 +39,16 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
-            Action::Park { .. }
-            | Action::Unpark { .. }
-            | Action::Parked { .. }
-            | Action::Want { .. }
-            | Action::Resume { .. }
-            | Action::Retreat { .. }
-            | Action::Resumed { .. } => {
-                must(0, false, || format!("{action:?}: the simulation's programs have no library in them"))
+            Action::Park { lease, at, booked, again } => self.park(now, cause, *lease, *at, *booked, *again),
+            Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
+            Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
+            Action::Want { lease, at, vram, at_least } => self.want(now, cause, *lease, *at, *vram, *at_least),
+            Action::Resume { lease, at, .. } => {
+                must(14, *at == now, || format!("{lease} has its cards again at {at}, and it is {now}"))?;
+                self.resume(now, *lease, action)
             }
+            Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
+            Action::Resumed { lease, at } => self.resumed(now, *lease, *at),
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
                 self.put_card(usize::from(card.0), facts);
@@ -68,7 +69,8 @@ impl Books {
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
-                self.insert(*lease, Book { tenant, ask: ask.clone(), asked: now, bound, worked: false, at });
+                let (id, asked, rest) = (*lease, now, Time::ZERO);
+                self.insert(*lease, Book { id, tenant, ask: ask.clone(), asked, bound, worked: false, rest, at });
                 if let Some(root) = root {
                     self.add_member(*lease, *root);
                 }
@@ -87,6 +89,10 @@ impl Books {
                     idle: false,
                     paid: Span::ZERO,
                     before: *before,
+                    began: now,
+                    stopped: None,
+                    spent: (0, 0),
+                    booked: Bytes::ZERO,
                 };
                 self.grant(now, cause, *lease, held, (*mark, *turn))
             }
@@ -172,10 +178,13 @@ impl Books {
     }
 
     fn end(&mut self, now: Time, lease: LeaseId) {
-        let Some(book) = self.remove(lease) else { return };
+        let Some(mut book) = self.remove(lease) else { return };
+        if let At::Away(_, trip) = &mut book.at {
+            book.ask = trip.first.take().unwrap_or(book.ask);
+        }
         match book.at {
             At::Waiting(_) => self.forget(lease),
-            At::Held(held) => {
+            At::Held(held) | At::Away(held, _) => {
                 let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
                 self.insert(lease, Book { at: At::Ending(held, now, unseen), ..book });
             }
@@ -209,12 +218,15 @@ impl Books {
             Reason::Released => matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease),
             Reason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
             Reason::HolderExited => matches!(cause, Cause::Gone(of) if *of == lease),
-            Reason::HostRebooted => matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_)),
+            Reason::HostRebooted => {
+                matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_) | At::Away(..))
+            }
             Reason::DeviceLost => match cause {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            Reason::Budget | Reason::ParkExpired => false,
+            Reason::Budget => false,
+            Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);
             }

@@ -9,7 +9,9 @@
 //! | rule | tested | where |
 //! |---|---|---|
 //! | 1 | each grant against the readings delivered and the leases on the books | [`room`] |
-//! | 4 | an ended lease is retired only after a later look at each of its cards | [`life`] |
+//! | 2 | a parked holder comes back only where its bytes fit beside what is left of it there | [`park`] |
+//! | 3 | host memory is booked before anything moves, and no more than there is | [`park`] |
+//! | 4 | an ended lease is retired only after a later look at each of its cards; a holder is parked when its programs said so and two looks at each card after that agree | [`life`], [`park`] |
 //! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
 //! | 8 | nothing expires early or late; grace after every absence | [`term`] |
 //! | 9 | order of service, bounds that were told, and all are served once the world is calm | [`order`], [`promises`] |
@@ -29,6 +31,7 @@ pub mod debt;
 pub mod durable;
 pub mod life;
 pub mod order;
+pub mod park;
 pub mod promises;
 pub mod room;
 pub mod term;
@@ -60,13 +63,16 @@ impl Violation {
     pub fn sentence(&self) -> &'static str {
         match self.rule {
             1 => "no promise is made beyond what a fresh reading allows",
+            2 => "nobody comes back to a card without its room",
+            3 => "what is parked never exceeds the host memory for it",
             4 => "a holder's word frees nothing: bytes count until the card was seen again",
+            5 => "nobody is told twice to do one thing",
             7 => "whoever carries an old epoch is refused, and epochs only grow",
             8 => "no lease expires before its term, nor later than its term and a tick",
             9 => "whoever is first is served first, and everybody is served",
             10 => "what was answered survives a crash; what was not is whole or absent",
             11 => "after a failed sync nothing is told; on a full disk only grants stop",
-            14 => "charged time is granted time: never negative, never twice",
+            14 => "charged time is granted, unparked time: never negative, never twice",
             15 => "every change has its entry in the same batch, in order, and the log folds to the rows",
             17 => "a restart ends nobody; a new boot ends holders and keeps waiters",
             18 => "another tenant's lease answers exactly like one that does not exist",
@@ -98,6 +104,10 @@ pub struct Checker {
     cause: Cause,
     /// What waiters were told.
     pub promises: Promises,
+    /// How often a holder was parked.
+    pub parked: u64,
+    /// How often one came back after that.
+    pub resumed: u64,
 }
 
 impl Checker {
@@ -108,6 +118,8 @@ impl Checker {
             ledger: Ledger::default(),
             cause: Cause::Ticked,
             promises: Promises::default(),
+            parked: 0,
+            resumed: 0,
         }
     }
 
@@ -125,8 +137,11 @@ impl Checker {
         let cause = std::mem::replace(&mut self.cause, Cause::Ticked);
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
+            let parked = self.books.parked_until(now, action);
             self.books.act(now, &cause, action)?;
-            self.ledger.decided(action, &self.books);
+            self.ledger.decided(action, &self.books, parked);
+            self.parked += u64::from(matches!(action, Action::Parked { .. }));
+            self.resumed += u64::from(matches!(action, Action::Resume { .. }));
         }
         self.promises.after(now, state, actions)?;
         self.books.settle(now, &cause, actions)

@@ -51,7 +51,7 @@ impl Books {
         if caps.leases.is_some_and(|cap| tenant.leases >= cap) {
             return Capped::Now;
         }
-        match (book.ask.vram, caps.vram) {
+        match (book.counts_for(), caps.vram) {
             (_, None) => Capped::Not,
             (Vram::Whole, Some(_)) => Capped::Perhaps,
             (Vram::Bytes(vram), Some(cap)) => {
@@ -70,6 +70,10 @@ impl Books {
         let mut looked = [0; 64];
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
+            if book.is_parked() && book.rest > now {
+                // It could not come back a moment ago; meanwhile nobody waits for it.
+                continue;
+            }
             match self.capped(book) {
                 Capped::Now => capped |= 1 << book.tenant,
                 // Who may be held or not may claim or not.
@@ -138,7 +142,10 @@ impl Books {
         };
         let alone = book.ask.exclusivity == Exclusivity::Shared || self.strangers(card) == 0;
         let allowed = book.ask.vram != Vram::Whole || self.allowed(book.tenant, &book.ask, self.largest(card));
-        let roomy = self.need(book, card) <= self.largest(card).less(loose);
+        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+        let residue = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
+        let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
+        let roomy = self.need(book, card) <= self.largest(card).less(loose + residue);
         self.eligible(&book.ask, card) && alone && allowed && roomy
     }
 
@@ -147,7 +154,7 @@ impl Books {
         let would_do = |card: &&CardBook| {
             let largest = self.largest(card);
             let sized = match ask.vram {
-                Vram::Bytes(vram) => vram <= largest && card.facts.context.is_none_or(|context| context <= vram),
+                Vram::Bytes(vram) => vram <= largest && self.context(ask, card) <= vram,
                 Vram::Whole => self.allowed(tenant, ask, largest),
             };
             sized && self.named(ask, card)

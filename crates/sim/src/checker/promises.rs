@@ -1,8 +1,8 @@
 //! Rule 9: whoever was told when it is served at the latest is served by then.
 //!
 //! A bound is about what leases and waiters do. What else may happen to a host (a card that is lost,
-//! drained or used by strangers, a daemon that was away, other rules of the house) voids it, and so
-//! it does here. Unlike the other books these hear core's own word; what is tested is that it holds.
+//! drained or used by strangers, a daemon that was away, other rules of the house, programs that do not
+//! answer) voids it, and so it does here. Unlike the other books these hear core's own word; what is tested is that it holds.
 
 use super::{Verdict, must};
 use std::collections::BTreeMap;
@@ -10,12 +10,12 @@ use sublet_core::action::Action;
 use sublet_core::explain::{Bound, bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::quota;
-use sublet_core::rows::Phase;
+use sublet_core::rows::{Away, Phase};
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Time};
 
 /// Bounds are asked for once in so many events, of so many waiters at the head.
-const EVERY: u64 = 32;
+const EVERY: u64 = 4;
 const WAITERS: usize = 8;
 
 /// What waiters were told.
@@ -38,7 +38,7 @@ impl Promises {
 
     /// An event was taken in, with these actions.
     pub fn after(&mut self, now: Time, state: &State, actions: &[Action]) -> Verdict {
-        if actions.iter().any(upsets) || self.is_less_room(state) || state.disk_full() {
+        if actions.iter().any(upsets) || self.is_less_room(state) || state.disk_full() || is_silent(state, now) {
             self.void();
         }
         self.check(now, state)?;
@@ -54,7 +54,7 @@ impl Promises {
         let kept = &mut self.kept;
         self.by.retain(|id, by| {
             let Some(lease) = state.lease(*id) else { return false };
-            if !matches!(lease.phase, Phase::Waiting { .. }) {
+            if lease.queued().is_none() {
                 *kept += 1;
                 return false;
             }
@@ -108,6 +108,13 @@ impl Promises {
         }
         less
     }
+}
+
+/// Whether a holder that was to stay on its cards has programs that do not come back to them.
+fn is_silent(state: &State, now: Time) -> bool {
+    let late = |away: &Away| !away.back && now > away.since + state.policy().parking.limit;
+    let mut moving = state.moving().filter_map(|lease| state.lease(lease));
+    moving.any(|lease| matches!(&lease.phase, Phase::Resuming(_, away) if late(away)))
 }
 
 fn upsets(action: &Action) -> bool {

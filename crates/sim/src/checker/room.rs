@@ -10,6 +10,11 @@ use sublet_core::units::{Bytes, Time};
 impl Books {
     /// Bytes that may be promised on a card.
     pub fn promisable(&self, card: &CardBook, now: Time) -> Bytes {
+        self.promisable_but(card, now, None)
+    }
+
+    /// The same to a parked lease that has some bytes there already.
+    pub fn promisable_but(&self, card: &CardBook, now: Time, own: Option<LeaseId>) -> Bytes {
         let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
         if !self.open(card) || stale {
             return Bytes::ZERO;
@@ -22,7 +27,8 @@ impl Books {
                 let claimed = |(lease, seen): &(LeaseId, Bytes)| card.claims.get(lease).map(|held| (*seen, *held));
                 let seen: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
                 let beyond: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, held)| seen.less(held)).sum();
-                total.less(free).less(seen) + card.reserved + beyond
+                let own = card.seen.iter().find(|(lease, _)| Some(*lease) == own).map_or(Bytes::ZERO, |(_, own)| *own);
+                (total.less(free).less(seen) + card.reserved + beyond).less(own)
             }
         };
         total.less(committed + self.margin(card))
@@ -39,7 +45,7 @@ impl Books {
 
     /// Whether somebody's exclusivity, or the asker's own wish for it, is in the way.
     pub fn excluded(&self, book: &Book, card: &CardBook) -> bool {
-        let on_card = || card.claims.keys().filter_map(|lease| self.leases.get(lease));
+        let on_card = || self.at_work(card);
         let others = || on_card().any(|other| other.tenant != book.tenant);
         if on_card().any(|other| other.ask.exclusivity == Exclusivity::Device) {
             return true;
@@ -47,8 +53,13 @@ impl Books {
         match book.ask.exclusivity {
             Exclusivity::Shared => on_card().any(|other| other.ask.exclusivity == Exclusivity::Session) && others(),
             Exclusivity::Session => others() || self.strangers(card) > 0,
-            Exclusivity::Device => !card.claims.is_empty() || self.strangers(card) > 0,
+            Exclusivity::Device => on_card().next().is_some() || self.strangers(card) > 0,
         }
+    }
+
+    /// Leases whose work is on a card: what parked ones left there is in nobody's way.
+    fn at_work<'a>(&'a self, card: &'a CardBook) -> impl Iterator<Item = &'a Book> {
+        card.claims.keys().filter_map(|lease| self.leases.get(lease)).filter(|book| !book.is_parked())
     }
 
     /// What an ask must find on a card.
@@ -61,11 +72,18 @@ impl Books {
 
     /// Whether a waiter could start on a card now.
     pub fn fits(&self, book: &Book, card: &CardBook, now: Time) -> bool {
-        let empty = book.ask.vram != Vram::Whole || card.claims.is_empty();
+        let empty = book.ask.vram != Vram::Whole || self.at_work(card).next().is_none();
         empty
             && self.eligible(&book.ask, card)
             && self.need(book, card) <= self.promisable(card, now)
             && !self.excluded(book, card)
+            && self.has_room_again(book, card, now)
+    }
+
+    /// Whether a parked lease finds all that it had on a card, or enough of what was a whole one.
+    fn has_room_again(&self, book: &Book, card: &CardBook, now: Time) -> bool {
+        let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else { return true };
+        held.vram <= self.promisable_but(card, now, Some(book.id))
     }
 
     /// A waiter is about to get these cards.
@@ -105,7 +123,8 @@ impl Books {
         self.check_caps(lease, book, cards.len(), vram)
     }
 
-    fn check_caps(&self, lease: LeaseId, book: &Book, cards: usize, vram: Bytes) -> Verdict {
+    /// What a lease would put on its tenant's account is within its caps.
+    pub fn check_caps(&self, lease: LeaseId, book: &Book, cards: usize, vram: Bytes) -> Verdict {
         let tenant = &self.tenants[book.tenant];
         let caps = self.policy.caps_for(&tenant.name, &[]);
         let leases = caps.leases.is_none_or(|cap| tenant.leases < cap);

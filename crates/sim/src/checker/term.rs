@@ -1,7 +1,7 @@
 //! Rule 8: nothing ends before its time, nor after it.
 
 use super::books::{At, Book, Books, Held};
-use super::calls::{Cause, Word};
+use super::calls::{Cause, Expect, Word};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ids::LeaseId;
@@ -32,7 +32,7 @@ impl Books {
             format!("{lease} is renewed at {at} until {until}; it is {now}, and it had until {}", held.until)
         })?;
         let wanted = self.wanted(*tenant, &held.cards);
-        let capped = held.granted + self.policy.hold_cap;
+        let capped = held.began + self.policy.hold_cap;
         let limited = until == capped || Some(until) == held.before;
         let let_past = held.before.is_some() && !self.queue.is_empty();
         must(8, until == full || ((wanted.at_all || let_past) && limited), || {
@@ -63,7 +63,7 @@ impl Books {
         must(8, matches!(cause, Cause::Ticked) || impatient, || format!("{lease} ends ({reason:?}) after {cause:?}"))?;
         let due = match &book.at {
             At::Waiting(give_up) => *give_up,
-            At::Held(held) => held.until,
+            At::Held(held) | At::Away(held, _) => held.until,
             At::Ending(_, ended, _) => *ended,
         };
         must(8, due <= now, || format!("{lease} ends ({reason:?}) at {now}, and it has until {due}"))?;
@@ -73,21 +73,25 @@ impl Books {
         })?;
         let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);
         let capped = || {
-            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(held.granted + self.policy.hold_cap);
+            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(held.began + self.policy.hold_cap);
             book.held().is_some_and(|held| now >= limit(held))
         };
         let fits = match reason {
             Reason::WaitOver => book.held().is_none(),
-            Reason::TermOver => book.held().is_some() && book.fixed(),
+            Reason::TermOver => book.held().is_some() && !book.is_parked() && book.fixed(),
             Reason::HoldCap => !book.fixed() && wanted() && capped(),
             Reason::Expired => !book.fixed() && wanted() && !capped() && !book.worked,
             _ => false,
         };
-        must(8, fits, || format!("{lease} ends as {reason:?}, which it is not: {book:?}"))
+        must(8, fits, || format!("{lease} ends as {reason:?}, which it is not: {book:?}"))?;
+        let ends_its_turn = matches!(reason, Reason::HoldCap | Reason::Expired);
+        let keeps = if ends_its_turn { self.parkable(now, lease, book).ok() } else { None };
+        must(8, keeps.is_none(), || format!("{lease} ends as {reason:?}, and it could be parked: {keeps:?}"))
     }
 
     /// All actions of an event are on the books: is anything left undone?
     pub fn settle(&mut self, now: Time, cause: &Cause, actions: &[Action]) -> Verdict {
+        self.check_again(actions)?;
         match cause {
             Cause::Listed(uuids) => self.set_listed(uuids),
             Cause::Ticked => {
@@ -99,15 +103,21 @@ impl Books {
                     let book = over.and_then(|(_, lease)| self.leases.get(lease));
                     format!("at {now} {over:?} should be over: {book:?}")
                 })?;
+                self.check_trips(now, actions.len() < DUE_MAX)?;
             }
             Cause::Worked(lease, true) => {
                 let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
                 must(8, actions.iter().any(renewed), || format!("{lease} worked, and was not renewed by that"))?;
             }
-            Cause::Observed(Some(card), lost) => self.check_seen(*card, *lost)?,
+            Cause::Observed(Some(card), lost) => {
+                self.check_seen(*card, *lost)?;
+                self.check_arrived()?;
+            }
+            Cause::Said(lease, said) => self.check_heard(*lease, *said)?,
+            Cause::Resume(lease, Expect::Yes(_)) => self.check_heard(*lease, Word::Resume)?,
             Cause::Started(rebooted, floor) => {
                 must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;
-                let held = |book: &&Book| matches!(book.at, At::Held(_));
+                let held = |book: &&Book| matches!(book.at, At::Held(_) | At::Away(..));
                 let left = self.leases.values().find(held).filter(|_| *rebooted);
                 must(17, left.is_none(), || format!("a holder survives its host: {left:?}"))?;
             }
@@ -115,7 +125,7 @@ impl Books {
                 let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
                 must(8, left.is_none(), || format!("{lease} has no process any more and goes on"))?;
             }
-            Cause::Call(Word::Release | Word::Revoke, lease, super::calls::Expect::Yes(_)) => {
+            Cause::Call(Word::Release | Word::Revoke, lease, Expect::Yes(_)) => {
                 let left = self.leases.get(lease).filter(|book| !matches!(book.at, At::Ending(..)));
                 must(11, left.is_none(), || format!("{lease} was given back and goes on"))?;
             }
@@ -132,7 +142,7 @@ impl Books {
             .iter()
             .find(|lease| matches!(book(lease), Some(Book { at: At::Ending(_, _, 0), .. })));
         must(19, left.is_none(), || format!("{left:?} was seen to be over on all its cards, and is not retired"))?;
-        let held = |lease: &&LeaseId| matches!(book(lease), Some(Book { at: At::Held(_), .. }));
+        let held = |lease: &&LeaseId| matches!(book(lease), Some(Book { at: At::Held(_) | At::Away(..), .. }));
         let held = self.cards[card].claims.keys().find(held).filter(|_| lost);
         must(1, held.is_none(), || format!("{held:?} holds card {card}, which is lost"))
     }

@@ -1,0 +1,717 @@
+//! Rules 2, 3 and 4 for holders that leave their cards and come back.
+//!
+//! What counts as seen, by this checker's own rule: a look at a card shows that a holder has left it
+//! if every program of the holder that is known had said so before the look began, all of its
+//! processes on the card are such programs, no more is left than a context and half a gibibyte for
+//! each of them, and all its cards together have lost at least half of what they say. Two such looks
+//! at each of its cards, one after the other, and it is parked. A look shows that it is back if all of
+//! its programs had said so before, and no other process of its is on the card; one such look at each
+//! card is enough, for its room is its own anyway. A word that comes later makes all looks begin anew.
+
+use super::books::{At, Book, Books, CardBook, Held, Look};
+use super::calls::{Cause, Expect, Word};
+use super::{Verdict, Violation, must};
+use std::collections::BTreeMap;
+use sublet_core::action::{Action, Unparked};
+use sublet_core::ask::{Ask, On, Term, Vram};
+use sublet_core::event::{Answer, Caller, Refusal};
+use sublet_core::ids::{CardId, LeaseId, ProcKey};
+use sublet_core::parking::{NotParkable, Said};
+use sublet_core::policy::Parking;
+use sublet_core::rows::{Away, Reason};
+use sublet_core::units::{Bytes, Span, Time};
+
+/// Looks that must agree.
+const LOOKS: u32 = 2;
+/// A context that nobody measured, what a program may have beside it, and what is too little to show.
+const CONTEXT: Bytes = Bytes::mib(1024);
+const BESIDE: Bytes = Bytes::mib(512);
+const LITTLE: Bytes = Bytes::mib(64);
+/// Whoever said what was not so is left alone for so many rests.
+const DISTRUST: u64 = 60;
+
+/// Which way a holder's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// They leave its cards.
+    Out,
+    /// They are in host memory.
+    Gone,
+    /// They come back.
+    Back,
+}
+
+/// A holder off its cards, or on its way.
+#[derive(Clone, Debug)]
+pub struct Trip {
+    /// Which way.
+    pub way: Way,
+    /// Since when.
+    pub since: Time,
+    /// Once it is gone it asks for its cards again, and as of then.
+    pub again: Option<Time>,
+    /// While it comes back: its cards were given to it anew.
+    pub back: bool,
+    /// While it is gone: since when it waits for its cards.
+    pub wants: Option<Time>,
+    /// What it asked for at first, while its ask is for the cards it had.
+    pub first: Option<Ask>,
+    /// What was left of a fixed term.
+    left: Option<Span>,
+    /// It was asked for while its bytes were leaving.
+    asked_for: bool,
+    /// Looks in a row at each card that agree.
+    looks: BTreeMap<usize, u32>,
+    /// When they showed that it has arrived, and those of them that began after that.
+    arrived: Option<Time>,
+    since_then: BTreeMap<usize, u32>,
+    /// How long it may take, by the rules when it began.
+    span: Span,
+}
+
+/// A program with the library in it, by its own word.
+#[derive(Clone, Copy, Debug)]
+pub struct Shim {
+    /// So many of its bytes are in host memory.
+    parked: Option<Bytes>,
+    /// When it said so.
+    word: Time,
+    cannot: bool,
+}
+
+impl Trip {
+    fn new(way: Way, since: Time, span: Span) -> Trip {
+        Trip {
+            way,
+            since,
+            again: None,
+            back: false,
+            wants: None,
+            first: None,
+            left: None,
+            asked_for: false,
+            looks: BTreeMap::new(),
+            arrived: None,
+            since_then: BTreeMap::new(),
+            span,
+        }
+    }
+
+    /// As the disk has it.
+    pub fn read(way: Way, away: &Away, parking: &Parking) -> Trip {
+        let span = if way == Way::Gone { parking.term } else { parking.limit };
+        let (again, back, wants) = (away.again, away.back, away.wants);
+        let (first, left) = (away.ask.clone(), away.left);
+        Trip { again, back, wants, first, left, ..Trip::new(way, away.since, span) }
+    }
+
+    /// Whether a row says the same.
+    pub fn is(&self, away: &Away) -> bool {
+        let moving = self.way == Way::Gone || (away.again, away.back) == (self.again, self.back);
+        moving && (away.since, away.wants, away.left) == (self.since, self.wants, self.left)
+    }
+
+    /// It goes another way from now on.
+    fn turned(&self, way: Way, since: Time, span: Span) -> Trip {
+        let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
+        Trip { way, since, span, looks, arrived: None, since_then, ..self.clone() }
+    }
+
+    fn seen_on(&self, held: &Held, looks: u32) -> bool {
+        held.cards.iter().all(|card| self.looks.get(card).is_some_and(|count| *count >= looks))
+    }
+
+    /// A look at a card agrees with it, or does not.
+    fn look(&mut self, cards: &[usize], number: usize, agrees: bool, begun: Time, now: Time) {
+        let looks = self.looks.entry(number).or_default();
+        *looks = if agrees { *looks + 1 } else { 0 };
+        if self.arrived.is_some_and(|arrived| arrived < begun) {
+            *self.since_then.entry(number).or_default() += 1;
+        }
+        if !cards.iter().all(|card| self.looks.get(card).is_some_and(|count| *count >= LOOKS)) {
+            (self.arrived, self.since_then) = (None, BTreeMap::new());
+        } else if self.arrived.is_none() {
+            self.arrived = Some(now);
+        }
+    }
+}
+
+impl Books {
+    // ---- what is heard -----------------------------------------------------
+
+    /// A program of a lease's said something.
+    pub fn heard(&mut self, now: Time, lease: LeaseId, process: ProcKey, said: &Said) -> Word {
+        if !self.leases.contains_key(&lease) {
+            return Word::Tell;
+        }
+        let shims = self.shims.entry(lease).or_default();
+        let before = shims.get(&process).copied();
+        let cannot = before.is_some_and(|shim| shim.cannot);
+        match said {
+            Said::Here { parked } => {
+                let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
+                shims.insert(process, Shim { parked: *parked, word, cannot });
+            }
+            Said::Parked(bytes) => drop(shims.insert(process, Shim { parked: Some(*bytes), word: now, cannot })),
+            Said::Resumed => drop(shims.insert(process, Shim { parked: None, word: now, cannot })),
+            Said::Cannot(why) => {
+                let shim = before.unwrap_or(Shim { parked: None, word: now, cannot: false });
+                shims.insert(process, Shim { cannot: why.is_some(), ..shim });
+            }
+            Said::Left => drop(shims.remove(&process)),
+            Said::Refused(_) => return Word::Refuse,
+            Said::Wants => {
+                self.ask_for(lease);
+                return Word::Resume;
+            }
+        }
+        match shims.get(&process).and_then(|shim| shim.parked) {
+            Some(bytes) if bytes > Bytes::ZERO => drop(self.stowed.insert(process, lease)),
+            _ => drop(self.stowed.remove(&process)),
+        }
+        // What was seen before its last word proves nothing.
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.looks.clear();
+            (trip.arrived, trip.since_then) = (None, BTreeMap::new());
+        }
+        Word::Tell
+    }
+
+    /// Somebody needs the cards of a holder that is leaving them.
+    fn ask_for(&mut self, lease: LeaseId) {
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.asked_for |= trip.way == Way::Out;
+        }
+    }
+
+    /// What a lease's programs say they have in host memory.
+    fn said(&self, lease: LeaseId) -> Bytes {
+        self.shims.get(&lease).into_iter().flat_map(BTreeMap::values).filter_map(|shim| shim.parked).sum()
+    }
+
+    fn none_parked(&self, lease: LeaseId) -> bool {
+        self.shims.get(&lease).is_none_or(|shims| shims.values().all(|shim| shim.parked.is_none()))
+    }
+
+    /// Nothing is known of a lease's programs any more.
+    pub fn forget_programs(&mut self, lease: LeaseId) {
+        self.shims.remove(&lease);
+        self.stowed.retain(|_, of| *of != lease);
+    }
+
+    /// The host's memory was looked at: whatever had left its cards is in it.
+    pub fn read_ram(&mut self, available: Option<Bytes>) {
+        (self.ram, self.unread) = (available, Bytes::ZERO);
+    }
+
+    /// A card answered: who is on its way may be seen to have arrived.
+    pub fn look_at_trips(&mut self, number: usize, begun: Time) {
+        for lease in self.trips.iter().copied().collect::<Vec<_>>() {
+            let Some(book) = self.leases.get(&lease) else { continue };
+            let At::Away(held, trip) = &book.at else { continue };
+            if !held.cards.contains(&number) || trip.way == Way::Gone {
+                continue;
+            }
+            let agrees = match trip.way {
+                Way::Out => self.shows_gone(lease, held, trip, number, begun),
+                _ => self.shows_back(book, trip, number, begun),
+            };
+            let now = self.heard.unwrap_or_default();
+            if let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
+                trip.look(&held.cards, number, agrees, begun, now);
+            }
+        }
+    }
+
+    /// A lease's processes on a card, as of the last look that was answered.
+    fn own_on(&self, lease: LeaseId, number: usize) -> impl Iterator<Item = &ProcKey> {
+        self.cards[number].all.iter().filter(move |process| self.owners.get(process) == Some(&lease))
+    }
+
+    fn seen_of(&self, lease: LeaseId, number: usize) -> Bytes {
+        let seen = self.cards[number].seen.iter().find(|(of, _)| *of == lease);
+        seen.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
+    }
+
+    fn seen_in_all(&self, lease: LeaseId, held: &Held) -> Bytes {
+        held.cards.iter().map(|card| self.seen_of(lease, *card)).sum()
+    }
+
+    fn shows_gone(&self, lease: LeaseId, held: &Held, trip: &Trip, number: usize, begun: Time) -> bool {
+        let card = &self.cards[number];
+        let none = BTreeMap::new();
+        let shims = self.shims.get(&lease).unwrap_or(&none);
+        let each = card.facts.context.unwrap_or(CONTEXT) + BESIDE;
+        let programs = self.own_on(lease, number).count() as u64;
+        let said = self.said(lease);
+        let told = |shim: &Shim| shim.parked.is_some() && shim.word < begun;
+        trip.since < begun
+            && shims.values().all(told)
+            && self.own_on(lease, number).all(|process| shims.contains_key(process))
+            && matches!(card.look, Look::Free(_))
+            && self.seen_of(lease, number).0 <= each.0 * programs
+            && (said <= LITTLE || self.seen_in_all(lease, held) <= held.booked.less(Bytes(said.0 / 2)))
+    }
+
+    fn shows_back(&self, book: &Book, trip: &Trip, number: usize, begun: Time) -> bool {
+        let none = BTreeMap::new();
+        let shims = self.shims.get(&book.id).unwrap_or(&none);
+        // Of whom nothing was heard nothing is known.
+        let heard = !shims.is_empty() || !book.bound;
+        let told = |shim: &Shim| shim.parked.is_none() && shim.word < begun;
+        let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
+        heard && known && trip.since < begun && shims.values().all(told)
+    }
+
+    // ---- what may be asked -------------------------------------------------
+
+    fn visible(&self, by: &Caller, lease: LeaseId) -> Option<&Book> {
+        self.leases.get(&lease).filter(|book| by.operator || self.tenants[book.tenant].name == by.tenant)
+    }
+
+    /// What must be answered to whoever wants a holder parked. Of the reasons why it cannot be any
+    /// will do.
+    pub fn park_asked(&mut self, now: Time, by: &Caller, lease: LeaseId) -> Expect {
+        let cannot = Expect::Refusal(Refusal::NotParkable(NotParkable::NotActive));
+        let asked = self.visible(by, lease).map(|book| &book.at);
+        match asked {
+            None => return Expect::Refusal(Refusal::NoSuchLease),
+            Some(At::Waiting(_)) => return Expect::Refusal(Refusal::StillWaiting),
+            Some(At::Ending(..)) => return Expect::Refusal(Refusal::Ended),
+            Some(At::Away(_, trip)) if trip.way == Way::Back => return cannot,
+            Some(At::Away(..)) => return Expect::Yes(false),
+            Some(At::Held(_)) => {}
+        }
+        // A hand that asks may try again at once.
+        if let Some(book) = self.leases.get_mut(&lease) {
+            book.rest = Time::ZERO;
+        }
+        let can = self.leases.get(&lease).is_some_and(|book| self.parkable(now, lease, book).is_ok());
+        if can { Expect::Yes(true) } else { cannot }
+    }
+
+    /// What must be answered to whoever wants a parked holder to have its cards again.
+    pub fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> Expect {
+        match self.visible(by, lease).map(|book| &book.at) {
+            None => Expect::Refusal(Refusal::NoSuchLease),
+            Some(At::Waiting(_)) => Expect::Refusal(Refusal::StillWaiting),
+            Some(At::Ending(..)) => Expect::Refusal(Refusal::Ended),
+            Some(At::Held(_) | At::Away(..)) => {
+                self.ask_for(lease);
+                Expect::Yes(false)
+            }
+        }
+    }
+
+    /// Whether the answer to a wish to park is what the books say.
+    pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &Answer, actions: &[Action]) -> Verdict {
+        let parks = |action: &Action| matches!(action, Action::Park { lease: of, .. } if *of == lease);
+        let idle = || actions.iter().all(|action| matches!(action, Action::Grace { .. }));
+        match expect {
+            Expect::Refusal(refusal) => {
+                let right = match refusal {
+                    Refusal::NotParkable(_) => matches!(answer, Answer::Refused(Refusal::NotParkable(_))),
+                    _ => *answer == Answer::Refused(refusal.clone()),
+                };
+                let rule = match refusal {
+                    Refusal::NoSuchLease => 18,
+                    Refusal::NotParkable(_) => 3,
+                    _ => 0,
+                };
+                must(rule, right, || format!("parking {lease} is answered {answer:?} instead of {refusal:?}"))?;
+                must(rule, idle(), || format!("parking {lease} is refused, and yet {actions:?}"))
+            }
+            Expect::Yes(begins) => {
+                must(0, *answer == Answer::Lease(lease), || format!("parking {lease} is answered {answer:?}"))?;
+                let begun = actions.iter().filter(|action| parks(action)).count() == usize::from(*begins);
+                must(5, begun, || format!("{lease} is to be parked ({begins}), and {actions:?}"))
+            }
+        }
+    }
+
+    // ---- rule 3 ------------------------------------------------------------
+
+    /// How much host memory parking a holder takes, or why it cannot be parked.
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book) -> Result<Bytes, &'static str> {
+        let At::Held(held) = &book.at else { return Err("it is not on its cards") };
+        let parking = &self.policy.parking;
+        let shims = self.shims.get(&lease).filter(|shims| !shims.is_empty()).ok_or("nobody is there to be told")?;
+        if parking.ram == Bytes::ZERO || self.disk_full {
+            return Err("nobody is parked now");
+        }
+        if book.rest > now {
+            return Err("it was tried a moment ago");
+        }
+        if shims.values().any(|shim| shim.cannot) {
+            return Err("one of its programs cannot be");
+        }
+        for number in &held.cards {
+            let card = &self.cards[*number];
+            let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
+            if stale || !matches!(card.look, Look::Free(_)) {
+                return Err("nobody would see its bytes go");
+            }
+            if self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
+                return Err("one of its programs does not listen");
+            }
+        }
+        let need = self.seen_in_all(lease, held) + LITTLE;
+        let booked = |whose: Option<usize>| -> Bytes {
+            let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
+            all.filter_map(Book::held).map(|held| held.booked).sum()
+        };
+        let out = self.leases.values().filter(|book| matches!(&book.at, At::Away(_, trip) if trip.way == Way::Out));
+        let leaving: Bytes = out.filter_map(Book::held).map(|held| held.booked).sum();
+        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
+        if need + parking.leave + leaving + self.unread > available {
+            return Err("the host has too little memory");
+        }
+        if booked(None) + need > parking.ram {
+            return Err("there is too little host memory for parked bytes");
+        }
+        let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
+        match cap {
+            Some(cap) if booked(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
+            _ => Ok(need),
+        }
+    }
+
+    /// A holder's bytes shall leave its cards.
+    pub fn park(
+        &mut self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        at: Time,
+        booked: Bytes,
+        again: Option<Time>,
+    ) -> Verdict {
+        let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
+        let At::Held(held) = &book.at else {
+            return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
+        };
+        must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
+        match cause {
+            Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none(), || {
+                format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
+            })?,
+            Cause::Ticked => {
+                let over = held.until <= now && !self.in_grace(now, book.since()) && !book.fixed();
+                must(8, over, || format!("{lease} is parked at {now}, and it has until {}", held.until))?;
+                let wanted = self.wanted(book.tenant, &held.cards).at_all;
+                must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
+                must(9, again == book.worked.then_some(now), || {
+                    format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
+                })?;
+            }
+            _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
+        }
+        let can = self.parkable(now, lease, book);
+        must(3, can == Ok(booked), || format!("{lease} is parked, {booked} booked, and by the books {can:?}"))?;
+        let trip = Trip { again, ..Trip::new(Way::Out, now, self.policy.parking.limit) };
+        self.set_trip(lease, trip, |held| held.booked = booked);
+        Ok(())
+    }
+
+    /// Moves a lease to another part of its trip.
+    fn set_trip(&mut self, lease: LeaseId, trip: Trip, change: impl FnOnce(&mut Held)) {
+        let Some(book) = self.remove(lease) else { return };
+        let Some(mut held) = book.held().cloned() else { return };
+        change(&mut held);
+        self.insert(lease, Book { at: At::Away(held, Box::new(trip)), ..book });
+    }
+
+    fn trip(&self, lease: LeaseId, way: Way) -> Result<(&Book, &Held, &Trip), Violation> {
+        let book = self.leases.get(&lease);
+        if let Some(book) = book
+            && let At::Away(held, trip) = &book.at
+            && trip.way == way
+        {
+            return Ok((book, held, trip));
+        }
+        Err(Violation { rule: 0, what: format!("{lease} should be {way:?}, and is {book:?}") })
+    }
+
+    // ---- rule 4 ------------------------------------------------------------
+
+    /// Whether a trip has taken longer than it may.
+    fn is_overdue(&self, now: Time, trip: &Trip) -> bool {
+        let parking = &self.policy.parking;
+        let span = if trip.way == Way::Gone { parking.term } else { parking.limit };
+        now >= trip.since + span && !self.in_grace(now, trip.since)
+    }
+
+    /// A holder's bytes stay after all.
+    pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &Unparked) -> Verdict {
+        let (_, held, trip) = self.trip(lease, Way::Out)?;
+        let fits = match why {
+            // Whoever has more than was booked does not fit, whatever it says.
+            Unparked::Refused(_) if self.said(lease) > held.booked => true,
+            Unparked::Refused(_) => matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease),
+            Unparked::Silent | Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
+        };
+        must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
+        let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
+        let trip = Trip { back: false, ..trip.turned(Way::Back, now, self.policy.parking.limit) };
+        self.set_trip(lease, trip, |_| {});
+        self.rest(now, lease, rests);
+        Ok(())
+    }
+
+    fn rest(&mut self, now: Time, lease: LeaseId, times: u64) {
+        let rest = Span(self.policy.parking.rest.0 * times);
+        if let Some(book) = self.leases.get_mut(&lease) {
+            book.rest = now + rest;
+        }
+    }
+
+    /// A holder's bytes were seen to be gone.
+    pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, mark: Option<Time>) -> Verdict {
+        let (book, held, trip) = self.trip(lease, Way::Out)?;
+        must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
+        let none = BTreeMap::new();
+        let shims = self.shims.get(&lease).unwrap_or(&none);
+        must(4, shims.values().all(|shim| shim.parked.is_some()), || {
+            format!("{lease} is parked, and one of its programs has not said so: {shims:?}")
+        })?;
+        let said = self.said(lease);
+        must(3, said <= held.booked, || format!("{lease} is parked with {said}, and {} are booked", held.booked))?;
+        must(4, trip.seen_on(held, LOOKS), || {
+            format!(
+                "{lease} is parked on its word, and the looks after it are {:?} of cards {:?}",
+                trip.looks, held.cards
+            )
+        })?;
+        let readable = |number: &&usize| !matches!(self.cards[**number].look, Look::Blind | Look::Lost);
+        let unheard =
+            |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
+        let other = held.cards.iter().filter(readable).find_map(unheard);
+        must(4, other.is_none(), || format!("{lease} is parked, and {other:?} of its is not"))?;
+        let left = book.fixed().then(|| held.until.since(now));
+        let booked = held.booked;
+        let trip = Trip { left, ..trip.turned(Way::Gone, now, self.policy.parking.term) };
+        self.give_back(now, lease, mark)?;
+        self.unread = self.unread + booked;
+        self.set_trip(lease, trip, |held| {
+            (held.paid, held.idle, held.before) = (Span::ZERO, false, None);
+            held.spent = held.charge(now);
+            (held.began, held.stopped) = (now, Some(now));
+        });
+        Ok(())
+    }
+
+    /// A parked holder waits for its cards, as of when it asked for them.
+    pub fn want(
+        &mut self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        at: Time,
+        vram: Bytes,
+        at_least: Option<Bytes>,
+    ) -> Verdict {
+        let (book, held, trip) = self.trip(lease, Way::Gone)?;
+        must(9, trip.wants.is_none(), || format!("{lease} waits for its cards twice"))?;
+        let asked = matches!(cause, Cause::Said(of, Word::Resume) | Cause::Resume(of, Expect::Yes(_)) if *of == lease);
+        let fits = asked || trip.again.is_some() || trip.asked_for;
+        must(9, fits, || format!("{lease} waits for its cards, and nobody asked: {cause:?}, {trip:?}"))?;
+        let since = trip.again.unwrap_or(now);
+        must(9, at == since, || format!("{lease} waits for its cards as of {at}, and asked for them at {since}"))?;
+        let has = held.cards.iter().map(|card| self.seen_of(lease, *card)).min().unwrap_or_default();
+        let need = held.vram.less(has).max(Bytes(1));
+        must(2, vram == need, || format!("{lease} waits for {vram}, and it lacks {need}"))?;
+        let whole = book.ask.vram == Vram::Whole;
+        let least = whole.then(|| held.booked.min(vram.less(Bytes(1)))).filter(|least| *least > Bytes::ZERO);
+        must(2, at_least == least, || format!("{lease} would do with {at_least:?}, and needs {least:?}"))?;
+        let term = trip.left.map_or(book.ask.term, Term::Fixed);
+        let cards: Vec<CardId> = held.cards.iter().map(|card| CardId(*card as u16)).collect();
+        let ask = Ask {
+            vram: Vram::Bytes(vram),
+            at_least,
+            gpus: cards.len() as u16,
+            on: Some(On::These(cards)),
+            term,
+            ..book.ask.clone()
+        };
+        let first = Some(book.ask.clone());
+        let trip = Trip { wants: Some(at), again: None, asked_for: false, first, ..trip.clone() };
+        let Some(book) = self.remove(lease) else { return Ok(()) };
+        let At::Away(held, _) = book.at else { return Ok(()) };
+        self.insert(lease, Book { ask, at: At::Away(held, Box::new(trip)), ..book });
+        Ok(())
+    }
+
+    // ---- rule 2 ------------------------------------------------------------
+
+    /// What a card has for a parked holder: what it can promise, and what the holder has there already.
+    fn room_for(&self, lease: LeaseId, number: usize, now: Time) -> Bytes {
+        let card: &CardBook = &self.cards[number];
+        self.promisable_but(card, now, Some(lease))
+    }
+
+    /// A parked holder has its cards again.
+    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
+        let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
+        let (book, held, trip) = self.trip(lease, Way::Gone)?;
+        let Some(wants) = trip.wants else {
+            return must(9, false, || format!("{lease} has its cards again and did not wait for them"));
+        };
+        must(11, !self.disk_full, || format!("{lease} has its cards again on a full disk"))?;
+        must(2, book.rest <= now, || format!("{lease} comes back at {now}, and rests until {}", book.rest))?;
+        let term = now + book.ask.term.span();
+        must(8, *until == term, || format!("{lease} has its cards again until {until}, not {term}"))?;
+        let first = trip.first.as_ref().unwrap_or(&book.ask);
+        let enough = if first.vram == Vram::Whole { *vram <= held.vram } else { *vram == held.vram };
+        must(2, enough, || format!("{lease} had {} of each card, and has {vram} again", held.vram))?;
+        for number in &held.cards {
+            let (card, room) = (&self.cards[*number], self.room_for(lease, *number, now));
+            must(2, *vram <= room && self.open(card), || {
+                format!(
+                    "{lease} comes back to {vram} of card {number}, which has {room} for it (look of {}: {:?}, {} reserved, seen {:?})",
+                    card.begun, card.look, card.reserved, card.seen
+                )
+            })?;
+            must(1, !self.excluded(book, card), || {
+                format!("{lease} comes back to card {number}, and others are alone there")
+            })?;
+        }
+        self.check_caps(lease, book, held.cards.len(), *vram)?;
+        let mut back = Held {
+            renewed: now,
+            until: *until,
+            before: *before,
+            began: now,
+            stopped: None,
+            // What it has there already it does not take from anybody.
+            vram: vram.less(held.cards.iter().map(|card| self.seen_of(lease, *card)).min().unwrap_or_default()),
+            ..held.clone()
+        };
+        self.check_order(now, lease, &back, book)?;
+        let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
+        let tenant = book.tenant;
+        let span = self.policy.parking.limit;
+        let (ask, trip) = (first.clone(), Trip { again: Some(wants), back: true, ..Trip::new(Way::Back, now, span) });
+        back.vram = *vram;
+        back.paid = self.charge(now, lease, *mark, due)?;
+        self.take_turn(now, lease, *turn)?;
+        let Some(book) = self.remove(lease) else { return Ok(()) };
+        self.insert(lease, Book { ask, worked: true, at: At::Away(back, Box::new(trip)), ..book });
+        self.tenants[tenant].served = self.tenants[tenant].served.max(now);
+        Ok(())
+    }
+
+    /// A holder's bytes find no room after all.
+    pub fn retreat(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
+        let (_, _, trip) = self.trip(lease, Way::Back)?;
+        let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
+        let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
+        must(8, at == now && trip.back && (refused || silent), || {
+            format!("{lease} leaves again after {cause:?}: {trip:?}")
+        })?;
+        let trip = trip.turned(Way::Out, now, self.policy.parking.limit);
+        self.set_trip(lease, trip, |_| {});
+        self.rest(now, lease, 1);
+        Ok(())
+    }
+
+    /// A holder's bytes are back, and its host memory is free.
+    pub fn resumed(&mut self, now: Time, lease: LeaseId, at: Time) -> Verdict {
+        let (_, held, trip) = self.trip(lease, Way::Back)?;
+        must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
+        // Nobody is there that could bring anything back, or say so.
+        let given_up = self.none_parked(lease) && self.is_overdue(now, trip);
+        must(3, self.none_parked(lease), || format!("{lease} is back, and not all of its programs: {:?}", self.shims))?;
+        // Of bytes that came from cards of others' nobody knows anything.
+        let on_its_cards = |process: &ProcKey| held.cards.iter().any(|card| self.cards[*card].all.contains(process));
+        let stowed = self.stowed.iter().filter(|_| !given_up);
+        let stowed = stowed.filter(|(_, of)| **of == lease).find(|(process, _)| on_its_cards(process));
+        must(3, stowed.is_none(), || format!("{lease} is back, and {stowed:?} has its bytes in host memory"))?;
+        must(4, given_up || trip.seen_on(held, 1), || {
+            format!("{lease} is back, and the looks at cards {:?} are {:?}", held.cards, trip.looks)
+        })?;
+        let Some(book) = self.remove(lease) else { return Ok(()) };
+        let At::Away(held, trip) = book.at else { return Ok(()) };
+        let until = held.until.max(now);
+        // Who could not be parked is left alone from when that is over.
+        let rested = now + self.policy.parking.rest;
+        let rest = if trip.back || book.rest == Time::ZERO { book.rest } else { book.rest.max(rested) };
+        self.insert(lease, Book { rest, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
+        Ok(())
+    }
+
+    // ---- rules 8, 9 and 14 -------------------------------------------------
+
+    /// A holder was parked as long as anything may be.
+    pub fn check_park_over(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
+        let over = match &book.at {
+            At::Away(_, trip) => trip.way == Way::Gone && self.is_overdue(now, trip),
+            _ => false,
+        };
+        must(8, over && matches!(cause, Cause::Ticked), || {
+            format!("{lease} ends ({:?}) after {cause:?}: {book:?}", Reason::ParkExpired)
+        })
+    }
+
+    /// What host memory a parked holder took until now, if that is over.
+    pub fn parked_until(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
+        let (Action::Resume { lease, .. } | Action::End { lease, .. }) = action else { return None };
+        let book = self.leases.get(lease).filter(|book| book.is_parked())?;
+        let At::Away(held, trip) = &book.at else { return None };
+        Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(trip.since).0)))
+    }
+
+    /// Nothing is on its way for ever, nor parked; `complete` says that all that was due was dealt with.
+    pub fn check_trips(&self, now: Time, complete: bool) -> Verdict {
+        for lease in self.trips.iter().filter(|_| complete) {
+            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
+            let late = match trip.way {
+                Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
+                Way::Back => {
+                    // While it is only to be seen it may take as long as nobody can look.
+                    let silent = trip.back && !self.none_parked(*lease);
+                    let words = self.shims.get(lease).into_iter().flat_map(BTreeMap::values).map(|shim| shim.word);
+                    let heard = words.max().unwrap_or(trip.since).max(trip.since);
+                    let grace = if trip.since <= self.grace_from { self.grace_until } else { Time::ZERO };
+                    let span = Span(2 * trip.span.max(self.policy.parking.limit).0);
+                    silent && now >= heard.max(grace) + span
+                }
+            };
+            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {trip:?}", trip.way, trip.since))?;
+        }
+        Ok(())
+    }
+
+    /// Whoever was seen to have arrived has.
+    pub fn check_arrived(&self) -> Verdict {
+        for lease in &self.trips {
+            let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
+            let since_then = |card: &usize| trip.since_then.get(card).is_some_and(|count| *count >= LOOKS);
+            let stays = trip.way != Way::Gone && held.cards.iter().all(since_then);
+            must(9, !stays, || format!("{lease} was seen to have arrived long ago, and is {trip:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whoever asked for its cards waits for them.
+    pub fn check_heard(&self, lease: LeaseId, word: Word) -> Verdict {
+        let idle = |trip: &Trip| trip.way == Way::Gone && trip.wants.is_none();
+        let left = match self.leases.get(&lease) {
+            Some(Book { at: At::Away(_, trip), .. }) if word == Word::Resume => Some(trip).filter(|trip| idle(trip)),
+            _ => None,
+        };
+        must(9, left.is_none(), || format!("{lease} asked for its cards, and does not wait for them: {left:?}"))
+    }
+
+    /// Whoever was to ask again once it was parked does.
+    pub fn check_again(&self, actions: &[Action]) -> Verdict {
+        for action in actions {
+            let Action::Parked { lease, .. } = action else { continue };
+            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
+            let idle = trip.way == Way::Gone && trip.wants.is_none();
+            must(9, !(idle && (trip.again.is_some() || trip.asked_for)), || {
+                format!("{lease} was to ask for its cards again, and does not wait for them: {trip:?}")
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,457 @@
+//! Programs with Sublet's library in them: they speak to the daemon, leave their cards when they are
+//! told to and come back, and not all of them do as they say.
+//!
+//! ```text
+//!  daemon: the phase on the disk ──mind──► an order ──► the program does it, some time later
+//!          core ◄──hear── what it says ◄────────────────┘
+//! ```
+//! An order follows from where the disk says that a holder is, and from nothing else: whoever is
+//! where it should not be is told so, again and again. What a program does it does by itself, also
+//! while no daemon lives; whoever comes after is told how it stands.
+
+use crate::checker::Violation;
+use crate::daemon::Call;
+use crate::rng::Rng;
+use crate::shape::S;
+use crate::sim::Sim;
+use crate::timers::Timer;
+use crate::world::World;
+use sublet_core::event::Event;
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
+use sublet_core::policy::Parking;
+use sublet_core::rows::Phase;
+use sublet_core::units::{Bytes, Span};
+
+/// What a context takes where nobody measured it.
+const CONTEXT: Bytes = Bytes::mib(300);
+
+/// What the programs of a world are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Thousandths of them that have the library; none: nobody is ever parked here.
+    pub library: u64,
+    /// Thousandths of those that do as they say.
+    pub honest: u64,
+    /// Nothing else goes wrong here, and whoever waits can be told when it is served.
+    pub orderly: bool,
+    /// Host memory, without what programs other than parked ones take of it.
+    pub ram: Bytes,
+}
+
+impl Habits {
+    /// Those of a seed.
+    pub fn draw(luck: &mut Rng) -> Habits {
+        let none = luck.chance(250);
+        Habits {
+            library: if none { 0 } else { luck.pick(&[400, 900, 1000, 1000]) },
+            honest: luck.pick(&[300, 700, 1000]),
+            orderly: !none && luck.chance(200),
+            ram: Bytes::gib(luck.pick(&[16, 64, 256])),
+        }
+    }
+
+    /// Where bytes go in this house.
+    pub fn parking(&self, luck: &mut Rng) -> Parking {
+        if self.library == 0 {
+            return Parking::default();
+        }
+        Parking {
+            ram: Bytes::gib(luck.pick(&[0, 6, 20, 60, 200, 200])),
+            leave: Bytes::gib(luck.pick(&[0, 2, 8])),
+            term: Span::secs(luck.pick(&[20, 120, 1_000, 43_200])),
+            limit: Span::secs(luck.pick(&[4, 10, 30])),
+            rest: Span::secs(luck.pick(&[2, 10, 60])),
+        }
+    }
+}
+
+/// What a program does when it is told to leave its cards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Temper {
+    /// What it says.
+    Honest,
+    /// The same, but it takes longer than it may.
+    Slow,
+    /// Nothing, and says that it did it.
+    Liar,
+    /// Half of what it says.
+    Half,
+    /// It says no, now and then.
+    Refuses,
+    /// It does nothing for a long time.
+    Mute,
+    /// It dies, now and then.
+    Dies,
+    /// It cannot now, and can later.
+    Fickle,
+}
+
+/// What a program was told to do, and has not done yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Leave its cards.
+    Park,
+    /// Come back.
+    Resume,
+}
+
+/// A program with the library in it.
+#[derive(Debug)]
+pub struct Program {
+    temper: Temper,
+    /// Its bytes are in host memory: so many of each card.
+    away: Option<Vec<(usize, Bytes)>>,
+    /// So many of them, by its own word.
+    claims: Bytes,
+    /// It is connected to the daemon of this life …
+    life: Option<u32>,
+    /// … which takes it for a program of this lease's.
+    lease: Option<LeaseId>,
+    doing: Option<Order>,
+    /// Tells an old order from a new one.
+    turn: u32,
+    cannot: bool,
+    /// It submitted work and waits for its bytes.
+    at_gate: bool,
+    outbox: Vec<(LeaseId, Said)>,
+}
+
+impl Program {
+    /// Its work does not get through.
+    fn is_gated(&self) -> bool {
+        self.away.is_some() || self.doing.is_some()
+    }
+
+    fn here(&self) -> Said {
+        Said::Here { parked: self.away.as_ref().map(|_| self.claims) }
+    }
+
+    /// Whoever it is said for, and by whose daemon, if anybody hears it.
+    pub fn heard_as(&self, life: u32) -> Option<LeaseId> {
+        self.lease.filter(|_| self.life == Some(life))
+    }
+}
+
+impl World {
+    /// Host memory that is available.
+    pub fn available(&self) -> Bytes {
+        let parked = self.programs.values().filter_map(|program| program.away.as_ref());
+        let parked: Bytes = parked.flatten().map(|(_, bytes)| *bytes).sum();
+        self.ram.less(parked)
+    }
+
+    /// A program's bytes leave its cards, as many hundredths of them as it likes, but for its contexts.
+    /// Says how many they were, and how many they should have been.
+    fn leave_cards(&mut self, process: ProcKey, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
+        let (mut gone, mut all) = (Vec::new(), Bytes::ZERO);
+        for card in 0..self.cards.len() {
+            let context = self.cards[card].facts.context.unwrap_or(CONTEXT);
+            let has = self.cards[card].bytes_of(process).less(context);
+            let bytes = Bytes(has.0 / 100 * percent);
+            self.shrink(card, process, bytes);
+            all = all + has;
+            if bytes > Bytes::ZERO {
+                gone.push((card, bytes));
+            }
+        }
+        (gone, all)
+    }
+
+    /// They come back, all of them or none.
+    fn come_back(&mut self, process: ProcKey, bytes: &[(usize, Bytes)]) -> bool {
+        let fit = bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes);
+        if fit {
+            bytes.iter().for_each(|(card, bytes)| self.allocate(*card, process, *bytes, false));
+        }
+        fit
+    }
+}
+
+impl Sim<'_> {
+    /// Whether anybody can be parked in this world.
+    pub(crate) fn parks(&self) -> bool {
+        self.shape.habits.library > 0
+    }
+
+    /// A process of a job's begins; it may have the library in it.
+    pub(crate) fn install(&mut self, process: ProcKey) {
+        if !self.parks() || !self.luck.chance(self.shape.habits.library) {
+            return;
+        }
+        let odd =
+            [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
+        let honest = self.calm || self.luck.chance(self.shape.habits.honest);
+        let temper = if honest { Temper::Honest } else { self.luck.pick(&odd) };
+        let program = Program {
+            temper,
+            away: None,
+            claims: Bytes::ZERO,
+            life: None,
+            lease: None,
+            doing: None,
+            turn: 0,
+            cannot: false,
+            at_gate: false,
+            outbox: Vec::new(),
+        };
+        self.world.programs.insert(process, program);
+    }
+
+    /// Whether a process' work does not get through now.
+    pub(crate) fn is_gated(&self, process: ProcKey) -> bool {
+        self.world.programs.get(&process).is_some_and(Program::is_gated)
+    }
+
+    // ---- words -------------------------------------------------------------
+
+    /// The daemon knows whose these processes are: those with the library get through to it.
+    pub(crate) fn greet(&mut self, lease: LeaseId, processes: &[ProcKey]) {
+        for process in processes {
+            let Some(program) = self.world.programs.get(process) else { continue };
+            if program.heard_as(self.life) != Some(lease) {
+                let late = self.luck.chance(50);
+                let delay = if late { self.luck.within(S, 40 * S) } else { self.luck.within(0, 2 * S) };
+                self.timers.set(self.t + delay, Timer::Connect(self.life, *process));
+            }
+        }
+    }
+
+    /// A program says who it is and how it stands.
+    pub(crate) fn connect(&mut self, process: ProcKey) -> Result<(), Violation> {
+        let life = self.life;
+        let owner = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(&process));
+        let (Some(lease), Some(program)) = (owner, self.world.programs.get_mut(&process)) else { return Ok(()) };
+        let before = program.heard_as(life);
+        if before == Some(lease) {
+            return Ok(());
+        }
+        program.outbox.clear();
+        program.outbox.extend(before.map(|before| (before, Said::Left)));
+        (program.life, program.lease) = (Some(life), Some(lease));
+        program.outbox.push((lease, program.here()));
+        if program.cannot {
+            program.outbox.push((lease, Said::Cannot(Some("it uses managed memory".to_owned()))));
+        }
+        if program.at_gate {
+            program.outbox.push((lease, Said::Wants));
+        }
+        self.hear(process)?;
+        self.mind(process)
+    }
+
+    fn say(&mut self, process: ProcKey, said: Said) {
+        let life = self.life;
+        let Some(program) = self.world.programs.get_mut(&process) else { return };
+        if let Some(lease) = program.heard_as(life) {
+            program.outbox.push((lease, said));
+            let delay = self.luck.within(0, S / 20);
+            self.timers.set(self.t + delay, Timer::Hear(life, process));
+        }
+    }
+
+    /// The daemon hears what a program said.
+    pub(crate) fn hear(&mut self, process: ProcKey) -> Result<(), Violation> {
+        let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
+        for (lease, said) in std::mem::take(&mut program.outbox) {
+            self.report(Event::Said { lease, process, said })?;
+        }
+        Ok(())
+    }
+
+    /// A program is not there any more.
+    pub(crate) fn left(&mut self, lease: LeaseId, process: ProcKey) -> Result<(), Violation> {
+        self.report(Event::Said { lease, process, said: Said::Left })
+    }
+
+    /// Somebody's program submits work: if its bytes are away, it waits for them.
+    pub(crate) fn submit(&mut self, process: ProcKey) {
+        let Some(program) = self.world.programs.get_mut(&process) else { return };
+        if program.is_gated() && !program.at_gate {
+            program.at_gate = true;
+            self.say(process, Said::Wants);
+        }
+    }
+
+    // ---- orders ------------------------------------------------------------
+
+    /// Where a lease is has become durable: its programs are told.
+    pub(crate) fn mind_all(&mut self, lease: LeaseId) {
+        if !self.parks() {
+            return;
+        }
+        let own = self.world.programs.iter().filter(|(_, program)| program.heard_as(self.life) == Some(lease));
+        for process in own.map(|(process, _)| *process).collect::<Vec<_>>() {
+            self.mind_after(process, S / 10);
+        }
+    }
+
+    fn mind_after(&mut self, process: ProcKey, at_most_us: u64) {
+        let delay = self.luck.within(0, at_most_us);
+        self.timers.set(self.t + delay, Timer::Mind(self.life, process));
+    }
+
+    /// Whoever is where it should not be is told so.
+    pub(crate) fn mind(&mut self, process: ProcKey) -> Result<(), Violation> {
+        let life = self.life;
+        let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
+        let Some(lease) = program.heard_as(life).filter(|_| program.doing.is_none()) else { return Ok(()) };
+        let order = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
+            Some(Phase::Parking(..) | Phase::Parked(..)) if program.away.is_none() => Order::Park,
+            Some(Phase::Active(_) | Phase::Resuming(..)) if program.away.is_some() => Order::Resume,
+            Some(Phase::Ending(..)) | None => {
+                // Nobody wants these bytes any more.
+                program.away = None;
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        program.doing = Some(order);
+        program.turn += 1;
+        let turn = program.turn;
+        let longest = match program.temper {
+            Temper::Slow if order == Order::Park => 60 * S,
+            Temper::Mute => 200 * S,
+            _ => self.luck.pick(&[S / 10, S, 3 * S, 3 * S]),
+        };
+        let delay = self.luck.within(longest / 10, longest);
+        self.timers.set(self.t + delay, Timer::Done(process, turn));
+        if order == Order::Resume && !self.calm && !self.shape.habits.orderly && self.luck.chance(80) {
+            self.intrude(process);
+        }
+        Ok(())
+    }
+
+    /// A program has done what it was told, or what it will do of it.
+    pub(crate) fn done(&mut self, process: ProcKey, turn: u32) -> Result<(), Violation> {
+        let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
+        let Some(order) = program.doing.take_if(|_| program.turn == turn) else { return Ok(()) };
+        let (temper, odd) = (program.temper, self.luck.chance(400));
+        match order {
+            _ if temper == Temper::Dies && odd => {
+                let leases = self.world.exit_process(process);
+                self.noticed(&leases);
+                return Ok(());
+            }
+            Order::Park if temper == Temper::Refuses && odd => self.refuse(process, "a capture is open"),
+            Order::Park if temper == Temper::Fickle && odd => {
+                program.cannot = true;
+                self.say(process, Said::Cannot(Some("it uses managed memory".to_owned())));
+                self.refuse(process, "it uses managed memory");
+            }
+            Order::Park => self.park_program(process, temper),
+            Order::Resume => self.resume_program(process),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, process: ProcKey, why: &str) {
+        self.say(process, Said::Refused(why.to_owned()));
+        self.mind_after(process, 3 * S);
+    }
+
+    fn park_program(&mut self, process: ProcKey, temper: Temper) {
+        let percent = match temper {
+            Temper::Liar => 0,
+            Temper::Half => 50,
+            _ => 100,
+        };
+        let (gone, all) = self.world.leave_cards(process, percent);
+        if let Some(program) = self.world.programs.get_mut(&process) {
+            (program.away, program.claims) = (Some(gone), all);
+        }
+        self.say(process, Said::Parked(all));
+        self.mind_after(process, S / 5);
+    }
+
+    fn resume_program(&mut self, process: ProcKey) {
+        let Some(gone) = self.world.programs.get_mut(&process).and_then(|program| program.away.take()) else { return };
+        let back = self.world.come_back(process, &gone);
+        let Some(program) = self.world.programs.get_mut(&process) else { return };
+        if back {
+            program.at_gate = false;
+            self.say(process, Said::Resumed);
+            self.mind_after(process, S / 5);
+        } else {
+            program.away = Some(gone);
+            self.refuse(process, "out of memory");
+        }
+    }
+
+    /// Where somebody's bytes shall come back, somebody else comes first.
+    fn intrude(&mut self, process: ProcKey) {
+        let gone = self.world.programs.get(&process).and_then(|program| program.away.as_ref());
+        let Some((card, _)) = gone.and_then(|gone| gone.first()).copied() else { return };
+        let tree = self.world.spawn();
+        let stranger = self.world.trees[&tree].live[0];
+        let bytes = self.world.cards[card].free();
+        self.world.allocate(card, stranger, bytes, false);
+        let stay = self.luck.within(S, 20 * S);
+        self.timers.set(self.t + stay, Timer::Exit(tree));
+    }
+
+    // ---- the house ---------------------------------------------------------
+
+    /// The host's memory is looked at; and now and then it is not what it was, nor are programs and cards.
+    pub(crate) fn read_ram(&mut self) -> Result<(), Violation> {
+        let delay = self.luck.within(S, 10 * S);
+        self.timers.set(self.t + delay, Timer::Ram(self.life));
+        if !self.calm && self.luck.chance(100) {
+            self.world.ram = Bytes::mib(self.luck.within(0, self.shape.habits.ram.0 >> 20));
+        }
+        if !self.calm && !self.shape.habits.orderly && self.luck.chance(5) {
+            let card = self.luck.below(self.world.cards.len() as u64) as usize;
+            self.world.cards[card].coarse ^= true;
+        }
+        self.recover()?;
+        let known = self.calm || !self.luck.chance(50);
+        let available = known.then(|| self.world.available());
+        self.report(Event::Ram { available })
+    }
+
+    /// Programs that could not be parked can be again.
+    fn recover(&mut self) -> Result<(), Violation> {
+        let unable = self.world.programs.iter().find(|(_, program)| program.cannot).map(|(process, _)| *process);
+        if let Some(process) = unable.filter(|_| self.luck.chance(300)) {
+            if let Some(program) = self.world.programs.get_mut(&process) {
+                program.cannot = false;
+            }
+            self.say(process, Said::Cannot(None));
+        }
+        Ok(())
+    }
+
+    /// Somebody wants a holder parked, or resumed: its owner, an operator, or anybody.
+    pub(crate) fn hand(&mut self) -> Result<(), Violation> {
+        if self.calm {
+            return Ok(());
+        }
+        let delay = self.luck.within(S / 5, 5 * S);
+        self.timers.set(self.t + delay, Timer::Hand);
+        let lease = self.some_lease_or_none();
+        let owner = self.disk.rows.leases.get(&lease).map(|row| row.tenant.0 as usize);
+        let owner = owner.and_then(|tenant| self.disk.rows.tenants.get(tenant)).map(|tenant| tenant.name.clone());
+        let owner = owner.and_then(|name| self.callers.iter().position(|caller| caller.tenant == name));
+        let any = self.luck.below(self.callers.len() as u64) as usize;
+        let by = owner.filter(|_| self.luck.chance(700)).unwrap_or(any);
+        let caller = self.callers[by].clone();
+        let event = match self.luck.chance(500) {
+            true => Event::ParkAsked { by: caller, lease },
+            false => Event::ResumeAsked { by: caller, lease },
+        };
+        self.call(Call { by, event, job: None })
+    }
+
+    /// A lease that exists, or now and then one that does not, any more or yet.
+    fn some_lease_or_none(&mut self) -> LeaseId {
+        let leases = &self.disk.rows.leases;
+        let some = self.luck.below(leases.len() as u64) as usize;
+        let there = leases.keys().nth(some).copied().filter(|_| self.luck.chance(850));
+        there.unwrap_or_else(|| LeaseId(self.luck.within(1, self.disk.rows.meta.next_lease + 1)))
+    }
+
+    /// From now on programs do as they say.
+    pub(crate) fn calm_programs(&mut self) {
+        self.world.programs.values_mut().for_each(|program| program.temper = Temper::Honest);
+    }
+}
