@@ -15,13 +15,15 @@ use super::Turn;
 use super::board::Fit;
 use super::serve::charged;
 use crate::action::{Action, Unparked};
-use crate::ask::Vram;
+use crate::ask::{Ask, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable, Rest, Said, Watch, all_back, all_parked, is_seen_gone, none_parked};
 use crate::rows::{Away, Hold, Lease, Phase, Reason};
+use crate::state::State;
 use crate::units::{Bytes, Span, Time};
+use std::borrow::Cow;
 
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
@@ -155,8 +157,7 @@ impl Turn<'_> {
         let Some(row) = self.state.lease(lease) else { return };
         let Phase::Parked(hold, _) = &row.phase else { return };
         // What it still has on a card it need not be given again.
-        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease)).min().unwrap_or_default();
-        let vram = hold.vram.less(has).max(Bytes(1));
+        let vram = hold.vram.less(still_has(self.state, lease, hold)).max(Bytes(1));
         // A whole card is what is left of it; its bytes must fit.
         let at_least = (row.ask.vram == Vram::Whole).then(|| hold.booked().min(vram.less(Bytes(1))));
         if let Some(live) = self.state.live_mut(lease) {
@@ -319,24 +320,29 @@ impl Turn<'_> {
         matches!(lease.phase, Phase::Parked(..)) && rest.is_some_and(|rest| rest.until > self.now)
     }
 
-    /// Whether a parked holder's bytes, and what it was promised, really fit where it was.
-    pub(super) fn has_room_again(&self, lease: &Lease, fit: &Fit) -> bool {
-        let Phase::Parked(hold, _) = &lease.phase else { return true };
-        if self.state.planted(Mutant::ResumeBlind) {
-            return true;
-        }
-        let vram = self.vram_again(lease, hold, fit);
-        let room = |card: &CardId| self.state.promisable(*card, self.now) + self.state.room(*card).seen_of(lease.id);
-        hold.cards.iter().all(|card| room(card) >= vram)
-    }
-
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
     /// left of it.
     fn vram_again(&self, lease: &Lease, hold: &Hold, fit: &Fit) -> Bytes {
         if lease.ask.at_least.is_none() {
             return hold.vram;
         }
-        let has = hold.cards.iter().map(|card| self.state.room(*card).seen_of(lease.id)).min().unwrap_or_default();
-        (fit.vram + has).min(hold.vram)
+        (fit.vram + still_has(self.state, lease.id, hold)).min(hold.vram)
+    }
+}
+
+/// What a parked holder still has on each of its cards at least.
+fn still_has(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
+    hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).min().unwrap_or_default()
+}
+
+/// A waiter with what it lacks now: of a parked one less, or more, may be left on its cards than when
+/// it asked for them.
+pub(super) fn as_of_now<'a>(state: &State, lease: &'a Lease) -> Cow<'a, Lease> {
+    match &lease.phase {
+        Phase::Parked(hold, _) if lease.ask.at_least.is_none() => {
+            let vram = Vram::Bytes(hold.vram.less(still_has(state, lease.id, hold)).max(Bytes(1)));
+            Cow::Owned(Lease { ask: Ask { vram, ..lease.ask.clone() }, ..lease.clone() })
+        }
+        _ => Cow::Borrowed(lease),
     }
 }

@@ -3,6 +3,7 @@
 use super::Turn;
 use super::admit::would_do;
 use super::board::{Board, Fit, could_hold};
+use super::park::as_of_now;
 use crate::action::Action;
 use crate::ask::{Ask, On, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
@@ -51,7 +52,7 @@ impl Turn<'_> {
                 None if round.has_enough_of(tenant) => continue,
                 // It could not come back a moment ago.
                 None if self.rests(lease) => round.pass(tenant),
-                None => match round.fit(self.state, lease).filter(|fit| self.has_room_again(lease, fit)) {
+                None => match round.fit(self.state, &as_of_now(self.state, lease)) {
                     Some(fit) => {
                         let unowned = unowned(self.state, &fit.cards);
                         self.grant(place.lease, &fit);
@@ -65,7 +66,7 @@ impl Turn<'_> {
                         round.looked += 1;
                     }
                     None => {
-                        round.keep(self.state, lease, place);
+                        round.keep(self.state, &as_of_now(self.state, lease), place);
                         round.looked += 1;
                     }
                 },

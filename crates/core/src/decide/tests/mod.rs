@@ -247,7 +247,10 @@ impl Teller {
                 let least = at_least.map_or(String::new(), |least| format!(", or {least}"));
                 writeln!(out, "{now} {lease} wants {vram}{least} as of {at}")
             }
-            Action::Resume { lease, vram, until, .. } => writeln!(out, "{now} resume {lease} {vram} until {until}"),
+            Action::Resume { lease, vram, until, before, .. } => {
+                let before = before.map_or(String::new(), |before| format!(", over by {before}"));
+                writeln!(out, "{now} resume {lease} {vram} until {until}{before}")
+            }
             Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),

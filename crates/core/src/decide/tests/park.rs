@@ -680,6 +680,48 @@ fn who_comes_back_has_what_it_had_however_little_was_left_of_it_there() {
 }
 
 #[test]
+fn what_is_not_left_any_more_of_who_comes_back_is_not_taken_from_who_is_ahead() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0s  ask ann 3686M
+         1s  bind L1
+         1s  shim L1 here
+         2s  card 0 L1=3400M
+         5s  park L1 ann
+         5.1s shim L1 parked 3000M
+         5.2s card 0 L1=300M
+         5.3s card 0 L1=300M
+         6s  ask bob 10G time=100s
+         6s  ask dan 13G
+         7s  ask cid 20820M
+         9s  shim L1 wants
+         10s shim L1 left
+         10s card 0 0M
+         20s release L3 dan
+         21s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 3.6 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (3.4 GiB booked)
+            5.3s parked L1
+            6s queue L2
+            6s grant L2 10 GiB on 0 epoch 2 until 106s
+            6s queue L3
+            6s grant L3 13 GiB on 0 epoch 3 until 66s
+            7s queue L4
+            9s L1 wants 3.3 GiB as of 9s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L1 3.6 GiB until 81s, over by 106s
+        "#]],
+    );
+}
+
+#[test]
 fn what_counts_for_a_quota_is_all_that_comes_back() {
     let caps = Caps { vram: Some(Bytes::gib(16)), ..Caps::default() };
     check_with(
