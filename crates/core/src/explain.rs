@@ -11,7 +11,7 @@ use crate::mutant::Mutant;
 use crate::policy::Parking;
 use crate::quota::{self, Held};
 use crate::room::Closed;
-use crate::rows::{Lease, Service};
+use crate::rows::{Lease, Phase, Service};
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
@@ -152,7 +152,13 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
         return Bound::None(NoBound::Cards);
     }
     let ends = able.iter().flat_map(|card| state.room(*card).ends());
-    if let Some((_, holder, _)) = ends.into_iter().find(|(at, _, _)| at.since(now) > cap) {
+    // Who leaves its cards may stay after all.
+    let stays_to = |holder: &LeaseId| match state.lease(*holder).map(|row| (row, &row.phase)) {
+        Some((row, Phase::Parking(hold, _))) => state.holds_to(row, hold),
+        _ => Time::ZERO,
+    };
+    let long_held = |(at, holder, _): &&(Time, LeaseId, Bytes)| (*at).max(stays_to(holder)).since(now) > cap;
+    if let Some((_, holder, _)) = ends.into_iter().find(long_held) {
         return Bound::None(NoBound::Holder(*holder));
     }
     let place = state.place_of(lease);

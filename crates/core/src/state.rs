@@ -476,13 +476,20 @@ impl State {
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
     /// over already, the end of time if nobody can say.
     pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
+        match &lease.phase {
+            Phase::Ending(..) | Phase::Parking(..) => Time::ZERO,
+            _ => self.holds_to(lease, hold),
+        }
+    }
+
+    /// The same of a holder that stays on its cards, should it be on its way off them.
+    pub fn holds_to(&self, lease: &Lease, hold: &Hold) -> Time {
         let cap = hold.began() + self.policy.hold_cap;
-        match (&lease.phase, lease.ask.term) {
-            (Phase::Ending(..) | Phase::Parking(..), _) => Time::ZERO,
-            (_, Term::Fixed(_)) => hold.until,
-            (_, Term::Renewed(_)) if lease.ask.preempt == Preempt::Never => Time::NEVER,
-            (_, Term::Renewed(_)) if hold.idle => hold.until,
-            (_, Term::Renewed(_)) => hold.until.max(hold.before.map_or(cap, |before| before.min(cap))),
+        match lease.ask.term {
+            Term::Fixed(_) => hold.until,
+            Term::Renewed(_) if lease.ask.preempt == Preempt::Never => Time::NEVER,
+            Term::Renewed(_) if hold.idle => hold.until,
+            Term::Renewed(_) => hold.until.max(hold.before.map_or(cap, |before| before.min(cap))),
         }
     }
 
