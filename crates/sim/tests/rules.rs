@@ -31,11 +31,18 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     let worlds = [
         // A process on a card becomes its holder's, and opens the card to who wants it alone.
         5_055_540, // The driver lists no card any more: what waiters were told is void.
-        7_001_922,
+        7_001_922, // A parked holder comes back with more than its tenant's quota has left.
+        315,       // A holder waited for its cards because it had needed them at an earlier try.
+        280,       // A program that was heard only after a look was taken for seen by it.
+        211,       // A holder that does not answer was parked again and again, and a waiter told when that is over.
+        766, 1_083, // A holder came back to more than it was seen to lack, and who was ahead waited longer.
+        1_009_580,
     ];
     for seed in worlds {
         check(seed, Options::default());
     }
+    // A waiter was told when a holder is gone that was leaving its card, and stayed.
+    check(2_004_916, Options { steps: 12_000, ..Options::default() });
 }
 
 #[test]

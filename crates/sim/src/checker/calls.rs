@@ -137,6 +137,7 @@ impl Books {
             Event::Configured(policy) => {
                 self.policy = policy.clone();
                 self.requeue();
+                self.allow_trips();
                 Cause::Other
             }
             Event::DiskFilled => {

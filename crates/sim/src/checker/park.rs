@@ -65,7 +65,7 @@ pub struct Trip {
     /// When they showed that it has arrived, and those of them that began after that.
     arrived: Option<Time>,
     since_then: BTreeMap<usize, u32>,
-    /// How long it may take, by the rules when it began.
+    /// How long it may take, by the rules when it began or any since.
     span: Span,
 }
 
@@ -193,6 +193,17 @@ impl Books {
         self.shims.get(&lease).is_none_or(|shims| shims.values().all(|shim| shim.parked.is_none()))
     }
 
+    /// The rules are others now: what is on its way may take as long as any of them allowed.
+    pub fn allow_trips(&mut self) {
+        let parking = &self.policy.parking;
+        for lease in &self.trips {
+            if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(lease) {
+                let span = if trip.way == Way::Gone { parking.term } else { parking.limit };
+                trip.span = trip.span.max(span);
+            }
+        }
+    }
+
     /// Nothing is known of a lease's programs any more.
     pub fn forget_programs(&mut self, lease: LeaseId) {
         self.shims.remove(&lease);
@@ -228,7 +239,8 @@ impl Books {
         self.cards[number].all.iter().filter(move |process| self.owners.get(process) == Some(&lease))
     }
 
-    fn seen_of(&self, lease: LeaseId, number: usize) -> Bytes {
+    /// What was seen of a lease on a card.
+    pub fn seen_of(&self, lease: LeaseId, number: usize) -> Bytes {
         let seen = self.cards[number].seen.iter().find(|(of, _)| *of == lease);
         seen.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
     }

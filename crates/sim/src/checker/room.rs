@@ -80,10 +80,11 @@ impl Books {
             && self.has_room_again(book, card, now)
     }
 
-    /// Whether a parked lease finds all that it had on a card, or enough of what was a whole one.
+    /// Whether a parked lease finds what it lacks now of what it had; of a whole card enough will do.
     fn has_room_again(&self, book: &Book, card: &CardBook, now: Time) -> bool {
         let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else { return true };
-        held.vram <= self.promisable_but(card, now, Some(book.id))
+        let left = held.cards.iter().map(|number| self.seen_of(book.id, *number)).min().unwrap_or_default();
+        held.vram.less(left) <= self.promisable(card, now)
     }
 
     /// A waiter is about to get these cards.
