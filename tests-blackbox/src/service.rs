@@ -171,7 +171,7 @@ impl Service {
         until("the card was looked at", LONG, || {
             let cards: Cards = client.get("/v1/cards").read();
             let looked = cards.cards.first().is_some_and(|card| card.unreadable.is_none());
-            if looked { Ok(()) } else { Err(cards) }
+            if looked { Ok(()) } else { Err(Box::new(cards)) }
         });
         if rustix::process::geteuid().is_root() {
             open_to_all(&self.dir.path().join("s"), 0o666);
