@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdout, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
+use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason};
 
@@ -43,9 +44,17 @@ struct Job {
 
 impl Job {
     fn start(service: &Service, arguments: &[&str]) -> Job {
+        Job::start_as(service, None, arguments)
+    }
+
+    /// The same as this user.
+    fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
         let stderr = service.dir().join(format!("stderr-{:?}", std::time::Instant::now()));
         let mut command = service.command(&[&["run"], arguments].concat());
         command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
         let mut child = command.spawn().expect("a program can be started");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         Job { child, stdout, stderr }
@@ -190,6 +199,57 @@ fn two_programs_that_do_not_fit_together_take_turns_and_compute_the_same() {
         assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())));
     }
     assert!(turns >= 2, "they came back {turns} times");
+}
+
+#[test]
+fn two_programs_of_one_lease_leave_together_and_come_back_together() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let hold = example("hold");
+    let both = format!("{hold} 128MiB --idle --seconds 6 & {hold} 192MiB --idle --seconds 6 & wait");
+    let mut job = Job::start(&service, &["--vram", "3G", "--", "sh", "-c", &both]);
+    assert!(job.line().starts_with("holds ") && job.line().starts_with("holds "), "{}", job.said());
+    let seen = 320 * MIB + 2 * CONTEXT;
+    client.await_lease("the bytes of both are seen", "L1", |lease| lease.seen_bytes >= Some(seen));
+    let parked = service.cli(&["park", "L1"]);
+    assert!(parked.status.success(), "{parked:?}");
+    let lease = client.lease("L1");
+    assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Parked, Some(2 * CONTEXT)), "{lease:?}");
+    // Each looks at its memory when its time is up, and the first to do so brings both back.
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.matches("bytes as written").count()), (Some(0), 2), "{rest}");
+}
+
+#[test]
+fn tenants_take_turns_and_neither_sees_nor_moves_what_is_the_others() {
+    if !is_root() {
+        eprintln!("only root can be two users: nothing was tested");
+        return;
+    }
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let hold = example("hold");
+    let (ann, ben) = (4001, 4002);
+    let words = ["--vram", "3G", "--", &hold, "512MiB", "--idle"];
+    let mut first = Job::start_as(&service, Some(ann), &words);
+    assert!(first.line().starts_with("holds "), "{}", first.said());
+    // Its term is over soon, and then it makes room.
+    let mut second = Job::start_as(&service, Some(ben), &words);
+    assert!(second.line().starts_with("holds "), "{}", second.said());
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+    for verb in ["park", "resume"] {
+        let answer = as_user(ben, || client.send("POST", &format!("/v1/leases/L1/{verb}"), &[], b""));
+        assert_eq!(answer.code(), "no_such_lease", "{}", answer.text());
+    }
+    // Ben's bytes go where ann's are gone, and back, and both find theirs.
+    for _ in 0..3 {
+        assert!(service.cli(&["park", "L2"]).status.success());
+        assert!(service.cli(&["resume", "L1"]).status.success());
+        assert!(service.cli(&["park", "L1"]).status.success());
+        assert!(service.cli(&["resume", "L2"]).status.success());
+    }
+    second.finish("ben's");
+    first.finish("ann's");
 }
 
 #[test]
