@@ -630,7 +630,7 @@ impl Rows {
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.give_back(&self.cards, self.meta.day, &hold, at);
         tenant.mark = mark.unwrap_or(tenant.mark);
-        away.left = row.fixed().then(|| hold.until.since(at));
+        away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
         (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
         let (spent_us, spent_byte_us) = hold.charge(at);
         let turns = hold.turns();

@@ -230,6 +230,8 @@ impl Turn<'_> {
         let looks = if phase && !one_look { LOOKS } else { 1 };
         let seen = hold.cards.iter().all(|card| live.watch.looks.get(card).is_some_and(|count| *count >= looks));
         match phase {
+            // A fixed term that is over ends with the next tick.
+            true if row.fixed() && self.not_before(hold.renewed, hold.until).is_none() => {}
             true if seen || believed => self.parked(&row, hold),
             false if seen => {
                 self.back(&row);

@@ -602,6 +602,69 @@ fn a_fixed_term_does_not_wait_for_bytes_that_are_on_their_way() {
 }
 
 #[test]
+fn a_fixed_term_that_a_grace_prolongs_has_something_left_when_it_is_parked() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0s  ask ann 16G time=20s
+         1s  bind L1
+         1s  shim L1 here
+         2s  card 0 L1=14G
+         15s park L1 ann
+         18s restart
+         18s alive L1
+         30s shim L1 here parked 13824M
+         30.2s card 0 L1=300M
+         30.4s card 0 L1=300M
+         40s resume L1 ann
+         41s shim L1 resumed
+         42s card 0 L1=14G
+         90s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 20s
+            1s bind L1
+            15s park L1 (14.1 GiB booked)
+            18s grace until 78s
+            30.4s parked L1
+            40s L1 wants 15.7 GiB as of 40s
+            40s resume L1 16 GiB until 87.6s
+            42s resumed L1
+            88s end L1 (TermOver)
+            89s retire L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_fixed_term_that_is_over_is_not_parked() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0.5s ask ann 16G time=20s
+         1s  bind L1
+         1s  shim L1 here
+         2s  card 0 L1=14G
+         20.1s park L1 ann
+         20.2s shim L1 parked 13824M
+         20.6s card 0 L1=300M
+         20.7s card 0 L1=300M
+         22s tick",
+        expect![[r#"
+            0.5s queue L1
+            0.5s grant L1 16 GiB on 0 epoch 1 until 20.5s
+            1s bind L1
+            20.1s park L1 (14.1 GiB booked)
+            21.7s end L1 (TermOver)
+        "#]],
+    );
+}
+
+#[test]
 fn a_whole_card_comes_back_as_what_is_left_of_it() {
     check_with(
         house(),
