@@ -499,7 +499,9 @@ impl Books {
             |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
         let other = held.cards.iter().filter(readable).find_map(unheard);
         must(4, other.is_none(), || format!("{lease} is parked, and {other:?} of its is not"))?;
-        let left = book.fixed().then(|| held.until.since(now));
+        let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
+        let left = book.fixed().then(|| held.until.max(graced).since(now));
+        must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
         let trip = Trip { left, ..trip.turned(Way::Gone, now, self.policy.parking.term) };
         self.give_back(now, lease, mark)?;
