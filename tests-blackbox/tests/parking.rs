@@ -242,11 +242,12 @@ fn tenants_take_turns_and_neither_sees_nor_moves_what_is_the_others() {
         assert_eq!(answer.code(), "no_such_lease", "{}", answer.text());
     }
     // Ben's bytes go where ann's are gone, and back, and both find theirs.
+    client.await_lease("its bytes are seen", "L2", |lease| lease.seen_bytes >= Some(512 * MIB));
     for _ in 0..3 {
-        assert!(service.cli(&["park", "L2"]).status.success());
-        assert!(service.cli(&["resume", "L1"]).status.success());
-        assert!(service.cli(&["park", "L1"]).status.success());
-        assert!(service.cli(&["resume", "L2"]).status.success());
+        for (verb, id) in [("park", "L2"), ("resume", "L1"), ("park", "L1"), ("resume", "L2")] {
+            let output = service.cli(&[verb, id]);
+            assert!(output.status.success(), "{verb} {id}: {output:?}");
+        }
     }
     second.finish("ben's");
     first.finish("ann's");
