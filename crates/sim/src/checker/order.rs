@@ -70,15 +70,13 @@ impl Books {
         let mut looked = [0; 64];
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
-            if book.is_parked() && book.rest > now {
-                // It could not come back a moment ago; meanwhile nobody waits for it.
-                continue;
-            }
             match self.capped(book) {
                 Capped::Now => capped |= 1 << book.tenant,
                 // Who may be held or not may claim or not.
                 Capped::Perhaps => return Ok(()),
                 Capped::Always => {}
+                // It could not come back a moment ago, and meanwhile nobody waits for it.
+                Capped::Not if book.is_parked() && book.rest > now => {}
                 Capped::Not if looked[book.tenant] >= OF_TENANT => {}
                 Capped::Not => {
                     looked[book.tenant] += 1;
