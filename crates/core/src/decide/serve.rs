@@ -137,7 +137,7 @@ impl Round {
     }
 
     /// Whether a grant to this tenant changes what was found on the way: a process on a card has become
-    /// somebody's, so that who could not be there may be now; a waiter of the tenant that stands
+    /// somebody's, or a parked holder has its card again, so that who could not be there may be now; a waiter of the tenant that stands
     /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
     fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place, is_changed: bool) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);
@@ -146,9 +146,11 @@ impl Round {
     }
 }
 
-/// What is on cards that is nobody's: processes and bytes.
-fn unowned(state: &State, cards: &[CardId]) -> Vec<(usize, Option<Bytes>)> {
-    cards.iter().map(|card| (state.strangers(*card), state.room(*card).loose())).collect()
+/// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what
+/// parked holders have left.
+fn unowned(state: &State, cards: &[CardId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
+    let of = |card: &CardId| (state.strangers(*card), state.room(*card).loose(), state.room(*card).residue());
+    cards.iter().map(of).collect()
 }
 
 /// A tenant's mark once it is charged for so much of so many cards for so long: its use in relation

@@ -785,6 +785,56 @@ fn what_is_not_left_any_more_of_who_comes_back_is_not_taken_from_who_is_ahead() 
 }
 
 #[test]
+fn who_can_have_a_card_again_because_another_came_back_to_it_is_not_passed() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0s  ask ann 8G ttl=100s
+         0s  ask eve 2G ttl=100s
+         1s  bind L1
+         1s  shim L1 here
+         1s  bind L2
+         1s  shim L2 here
+         2s  card 0 L1=7G L2=1500M
+         5s  park L1 ann
+         5s  park L2 eve
+         5.1s shim L1 parked 6G
+         5.1s shim L2 parked 1G
+         5.2s card 0 L1=800M L2=300M
+         5.3s card 0 L1=800M L2=300M
+         6s  ask dan 22G time=30s
+         7s  ask bob 23300M
+         8s  shim L1 wants
+         8s  shim L2 wants
+         20s release L3 dan
+         21s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 100s
+            0s queue L2
+            0s grant L2 2 GiB on 0 epoch 2 until 100s
+            1s bind L1
+            1s bind L2
+            5s park L1 (7.1 GiB booked)
+            5s park L2 (1.5 GiB booked)
+            5.3s parked L1
+            5.3s parked L2
+            6s queue L3
+            6s grant L3 22 GiB on 0 epoch 3 until 36s
+            7s queue L4
+            8s L1 wants 7.2 GiB as of 8s
+            8s L2 wants 1.7 GiB as of 8s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L1 8 GiB until 121s
+            21s resume L2 2 GiB until 121s, over by 1821s
+        "#]],
+    );
+}
+
+#[test]
 fn what_counts_for_a_quota_is_all_that_comes_back() {
     let caps = Caps { vram: Some(Bytes::gib(16)), ..Caps::default() };
     check_with(
