@@ -46,6 +46,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(1_009_580, usual);
     // A fixed term was parked with nothing left of it, and came back for no time at all.
     check(1_009_876, usual);
+    // A card was another's to claim once a parked holder had it again, and nobody looked.
+    check(1_016_792, usual);
     // A waiter was told when a holder is gone that was leaving its card, and stayed.
     check(2_004_916, Options { steps: 12_000, ..usual });
 }
