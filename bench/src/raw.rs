@@ -94,7 +94,7 @@ impl Raw {
                 .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
         }
         let mut tenant =
-            conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]')")?;
+            conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]', '0')")?;
         for (id, row) in &batch.tenants {
             let [leases, card_us, mark, turn, today] =
                 [row.leases, row.card_us, row.mark.0, row.turn.0, row.today].map(|n| n as i64);
@@ -137,7 +137,7 @@ fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
 
 fn put_past(conn: &Connection, ready: &Ready) -> Result<()> {
     let mut put = conn.prepare_cached(
-        "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]', ?12, NULL, 0)",
+        "INSERT INTO past VALUES (?1, ?2, ?3, ?4, 'released', ?5, NULL, ?6, ?7, ?8, ?9, ?10, ?11, '[0]', ?12, NULL, 0, NULL)",
     )?;
     for (ended, ask) in ready.batch.past.iter().zip(&ready.past) {
         let hold = ended.hold.as_ref().context("a lease that was never granted")?;
