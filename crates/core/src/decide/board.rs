@@ -8,6 +8,7 @@
 //! starved by small ones, and no card is idle for it that could do something useful meanwhile.
 
 use super::admit::would_do;
+use super::park::as_of_now;
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
 use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::ids::{CardId, LeaseId, TenantId};
@@ -443,6 +444,7 @@ fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> 
 /// Whether the waiter could start on this card if every lease there ended.
 pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
     let room = state.room(card);
+    let lease = &*as_of_now(state, lease);
     let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
     let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
     eligible(state, &lease.ask, card)
