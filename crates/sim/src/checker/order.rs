@@ -144,7 +144,7 @@ impl Books {
         let residue = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
         let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
         let roomy = self.need(book, card) <= self.largest(card).less(loose + residue);
-        self.eligible(&book.ask, card) && alone && allowed && roomy
+        self.eligible(&self.ask_now(book), card) && alone && allowed && roomy
     }
 
     /// Whether an ask could be served if all known cards were empty and in service.

@@ -3,7 +3,8 @@
 
 use super::books::{Book, Books, CardBook, Look};
 use super::{Verdict, must};
-use sublet_core::ask::{Exclusivity, Vram};
+use std::borrow::Cow;
+use sublet_core::ask::{Ask, Exclusivity, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::units::{Bytes, Time};
 
@@ -64,7 +65,7 @@ impl Books {
 
     /// What an ask must find on a card.
     pub fn need(&self, book: &Book, card: &CardBook) -> Bytes {
-        match book.ask.vram {
+        match self.ask_now(book).vram {
             Vram::Bytes(vram) => vram,
             Vram::Whole => Bytes(self.largest(card).0 / 100 * 75),
         }
@@ -74,17 +75,19 @@ impl Books {
     pub fn fits(&self, book: &Book, card: &CardBook, now: Time) -> bool {
         let empty = book.ask.vram != Vram::Whole || self.at_work(card).next().is_none();
         empty
-            && self.eligible(&book.ask, card)
+            && self.eligible(&self.ask_now(book), card)
             && self.need(book, card) <= self.promisable(card, now)
             && !self.excluded(book, card)
-            && self.has_room_again(book, card, now)
     }
 
-    /// Whether a parked lease finds what it lacks now of what it had; of a whole card enough will do.
-    fn has_room_again(&self, book: &Book, card: &CardBook, now: Time) -> bool {
-        let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else { return true };
+    /// What a waiter asks for; a parked one for what it lacks now of what it had, whatever was left of it
+    /// on its cards when it asked. Of a whole card enough will do.
+    pub fn ask_now<'a>(&self, book: &'a Book) -> Cow<'a, Ask> {
+        let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else {
+            return Cow::Borrowed(&book.ask);
+        };
         let left = held.cards.iter().map(|number| self.seen_of(book.id, *number)).min().unwrap_or_default();
-        held.vram.less(left) <= self.promisable(card, now)
+        Cow::Owned(Ask { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
     }
 
     /// A waiter is about to get these cards.
