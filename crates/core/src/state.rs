@@ -5,7 +5,7 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 use crate::action::Action;
-use crate::ask::{Ask, Exclusivity, Preempt, Term, Vram};
+use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::mutant::Mutant;
@@ -812,7 +812,9 @@ fn margin(policy: &Policy, display: bool) -> Bytes {
 
 /// The least of a card that an ask would do with; nothing for a whole card.
 fn least(ask: &Ask) -> Option<Bytes> {
-    ask.at_least.or(match ask.vram {
+    // What a parked holder lacks changes with what is left of it on its cards.
+    let returns = matches!(ask.on, Some(On::These(_))).then_some(Bytes(1));
+    returns.or(ask.at_least).or(match ask.vram {
         Vram::Bytes(vram) => Some(vram),
         Vram::Whole => None,
     })

@@ -835,6 +835,34 @@ fn who_can_have_a_card_again_because_another_came_back_to_it_is_not_passed() {
 }
 
 #[test]
+fn who_lacks_less_than_when_it_asked_comes_back_to_less() {
+    check(
+        "5s   park L1 ann
+         5.1s shim L1 parked 13824M
+         5.2s card 0 L1=300M
+         5.3s card 0 L1=300M
+         6s   ask dan 8200M
+         9s   shim L1 wants
+         12s  card 0 L1=800M stray=7800M
+         15s  release L2 dan
+         17s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            5.3s parked L1
+            6s queue L2
+            6s grant L2 8 GiB on 0 epoch 2 until 66s
+            9s L1 wants 15.7 GiB as of 9s
+            15s end L2 (Released)
+            16s retire L2
+            16s resume L1 16 GiB until 76s
+        "#]],
+    );
+}
+
+#[test]
 fn what_counts_for_a_quota_is_all_that_comes_back() {
     let caps = Caps { vram: Some(Bytes::gib(16)), ..Caps::default() };
     check_with(
