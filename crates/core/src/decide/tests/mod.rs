@@ -6,6 +6,7 @@
 //! look at each card every second, seeing what was last seen; `stall` is the
 //! exception.
 
+mod back;
 mod fair;
 mod hostile;
 mod order;
