@@ -478,7 +478,8 @@ impl Loop {
             | Action::Unpark { lease, .. }
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. } => self.send_wish(*lease),
-            Action::End { lease, .. } => self.send_wish(*lease),
+            // Who was never parked has nothing that would be over with its lease.
+            Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
             _ => {}
         }
         match action {
@@ -498,6 +499,11 @@ impl Loop {
             }
             _ => {}
         }
+    }
+
+    fn was_parked(&self, lease: LeaseId) -> bool {
+        let row = self.engine.state().lease(lease);
+        row.and_then(Lease::hold).is_some_and(|hold| hold.turns.is_some())
     }
 
     /// Where a holder's bytes shall be follows from its phase.

@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -45,6 +46,8 @@ const LINES_MAX: usize = 4096;
 const LINES_OF_USER: usize = 1024;
 /// Words of one line that are dealt with before the others get their turn.
 const WORDS_AT_ONCE: usize = 16;
+/// Notes that may lie unread while no program is there whom they could concern.
+const UNREAD: usize = 512;
 /// Memory that a resumed holder keeps for its next park goes back after this.
 const WARM: Duration = Duration::from_secs(600);
 /// Beside what a program says it has: chunks that are not full.
@@ -110,6 +113,16 @@ enum Note {
 pub(crate) struct Hub {
     notes: mpsc::Sender<Note>,
     bell: Arc<Wake>,
+    desk: Arc<Desk>,
+}
+
+/// What both sides of the hub count.
+#[derive(Default)]
+struct Desk {
+    /// Programs that are there.
+    programs: AtomicUsize,
+    /// Notes that were sent since they were last read.
+    unread: AtomicUsize,
 }
 
 impl Hub {
@@ -123,10 +136,12 @@ impl Hub {
         let stock = Stock::start(settings.stock.min(settings.ram), settings.leave)?;
         let bell = Arc::new(Wake::new()?);
         let (notes, inbox) = mpsc::channel();
+        let desk = Arc::new(Desk::default());
         let work = Work {
             door,
             inbox,
             bell: Arc::clone(&bell),
+            desk: Arc::clone(&desk),
             eyes,
             cards,
             stock,
@@ -143,13 +158,19 @@ impl Hub {
             work.run();
             let _ = std::fs::remove_file(socket);
         };
-        Ok((Hub { notes, bell }, run))
+        Ok((Hub { notes, bell, desk }, run))
     }
 
+    /// Leaves a note. Where no program is there whom it could concern, nobody is called for it: whoever
+    /// comes is counted before the notes are read, and they are read before it is listened to.
     fn note(&self, note: Note) {
+        let urgent = matches!(note, Note::Stop);
         // Refused only when the thread is gone, and then nobody wants to know.
         let _ = self.notes.send(note);
-        self.bell.ring();
+        let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
+        if urgent || unread >= UNREAD || self.desk.programs.load(Ordering::SeqCst) > 0 {
+            self.bell.ring();
+        }
     }
 
     pub(crate) fn wish(&self, wish: Wish) {
@@ -206,6 +227,7 @@ struct Work {
     door: Door,
     inbox: mpsc::Receiver<Note>,
     bell: Arc<Wake>,
+    desk: Arc<Desk>,
     eyes: Inbox,
     cards: Arc<cards::Shared>,
     stock: Stock,
@@ -234,7 +256,12 @@ impl Work {
                 self.tick_at = Instant::now() + TICK;
                 self.tick();
             }
+            self.count();
         }
+    }
+
+    fn count(&self) {
+        self.desk.programs.store(self.lines.len(), Ordering::SeqCst);
     }
 
     /// Waits for anything; returns lines on which something came.
@@ -255,6 +282,7 @@ impl Work {
 
     /// False when it is time to stop.
     fn read_notes(&mut self) -> bool {
+        self.desk.unread.store(0, Ordering::SeqCst);
         while let Ok(note) = self.inbox.try_recv() {
             match note {
                 Note::Wish(wish) => self.take_wish(wish),
@@ -323,6 +351,7 @@ impl Work {
             self.lines.insert(self.next_line, program);
             self.next_line += 1;
         }
+        self.count();
     }
 
     fn hear(&mut self, number: u64) {
