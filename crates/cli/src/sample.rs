@@ -38,6 +38,10 @@ pub fn lease() -> Lease {
         peak_bytes: Some(8 << 30),
         not_parkable: None,
         parked: None,
+        rung: None,
+        ends_soon: None,
+        yields: false,
+        may_lose: false,
         waiting: None,
         ended: None,
     }

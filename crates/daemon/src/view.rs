@@ -541,6 +541,10 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         peak_bytes: None,
         not_parkable: None,
         parked: None,
+        rung: None,
+        ends_soon: None,
+        yields: false,
+        may_lose: false,
         waiting: None,
         ended: None,
     }

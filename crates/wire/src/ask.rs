@@ -34,6 +34,15 @@ pub struct Ask {
     /// What others who need the cards may do to it. Default: whatever loses nothing.
     #[serde(default)]
     pub preempt: Preempt,
+    /// Its wrapper runs a hook when its cards are needed, and says by `POST /v1/leases/{id}/hook` what came of it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub yields: bool,
+    /// The driver's own way of parking may be used although a restore could fail, which ends its programs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub may_lose: bool,
+    /// Which signal its programs get before the lease ends, and how long before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<Notice>,
     /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
@@ -62,6 +71,22 @@ fn one() -> u32 {
 }
 fn is_one(n: &u32) -> bool {
     *n == 1
+}
+pub(crate) fn is_false(said: &bool) -> bool {
+    !*said
+}
+
+/// A signal that a holder's programs get some time before its lease ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Notice {
+    /// The signal's name without `SIG` (`USR1`), or its number.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 16, example = "USR1"))]
+    pub signal: String,
+    /// So many seconds before the end.
+    #[cfg_attr(feature = "openapi", schema(maximum = 86_400))]
+    pub before_s: u64,
 }
 
 /// How much of each card.
@@ -159,6 +184,8 @@ pub enum Preempt {
     /// Whatever loses nothing: it does not keep its cards beyond the hold cap while others wait.
     #[default]
     Park,
+    /// Also end it: notice, SIGTERM, SIGKILL. It begins again from what it saved.
+    End,
     /// Nothing, as long as it is used. Takes a quota.
     Never,
 }
@@ -196,4 +223,57 @@ pub struct Bind {
     /// A live process of the caller's own user. Its descendants belong to it.
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub pid: u32,
+}
+
+/// `POST /v1/leases/{id}/hook`: what came of a hook that the holder's wrapper ran. A word moves no bytes:
+/// the cards are looked at all the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Hooked {
+    /// The epoch the lease was granted with; an old one is refused.
+    pub epoch: u64,
+    /// What came of it.
+    pub done: Done,
+    /// Why it failed, in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 256))]
+    pub why: Option<String>,
+}
+
+/// What a holder's wrapper says of its hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Done {
+    /// Its programs gave the cards back.
+    Yielded,
+    /// Its programs have what they had.
+    Resumed,
+    /// The hook failed, or took too long.
+    Failed,
+    /// It yielded, and wants its cards again.
+    Wants,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ask_of_an_older_client_is_read_and_sent_as_it_was() {
+        let old = r#"{"vram_bytes":1048576,"tier":"batch","priority":0,"exclusivity":"shared","preempt":"park"}"#;
+        let ask: Ask = serde_json::from_str(old).unwrap();
+        assert_eq!((ask.yields, ask.may_lose, &ask.notice, ask.preempt), (false, false, &None, Preempt::Park));
+        assert_eq!(serde_json::to_string(&ask).unwrap(), old);
+    }
+
+    #[test]
+    fn what_a_hook_came_to_is_one_of_four_words() {
+        let hooked: Hooked = serde_json::from_str(r#"{"epoch":7,"done":"yielded"}"#).unwrap();
+        assert_eq!(hooked, Hooked { epoch: 7, done: Done::Yielded, why: None });
+        for wrong in [r#"{"epoch":7,"done":"slept"}"#, r#"{"done":"wants"}"#, r#"{"epoch":7,"done":"wants","x":1}"#] {
+            assert!(serde_json::from_str::<Hooked>(wrong).is_err(), "{wrong}");
+        }
+    }
 }

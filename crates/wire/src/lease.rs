@@ -1,5 +1,6 @@
 //! Leases as clients see them.
 
+use crate::ask::is_false;
 use crate::{Exclusivity, Tier, Vram};
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,18 @@ pub struct Lease {
     /// What was parked; only while it is parked, or on its way there or back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,
+    /// How its cards are made free; only while it is parked, or on its way there or back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rung: Option<Rung>,
+    /// It was told that it ends soon, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_soon: Option<EndsSoon>,
+    /// Its wrapper runs a hook when its cards are needed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub yields: bool,
+    /// The driver's own way of parking may be used although a restore could fail.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub may_lose: bool,
     /// Why it waits; only while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
@@ -114,6 +127,31 @@ pub struct Parked {
     pub booked_bytes: u64,
     /// While it is parked: when its lease ends for being parked too long, in Unix seconds.
     pub ends_unix_s: Option<f64>,
+}
+
+/// How a holder's cards are made free while it keeps its lease: the cheapest that works is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Rung {
+    /// Its wrapper runs the hook it named.
+    Yield,
+    /// Sublet's library in its programs moves their bytes.
+    Park,
+    /// The driver takes its programs off the cards.
+    Driver,
+}
+
+/// A holder was told that its lease ends soon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EndsSoon {
+    /// Why it will end.
+    pub reason: Reason,
+    /// When, in Unix seconds.
+    pub unix_s: f64,
+    /// The same, in seconds from now.
+    pub in_s: f64,
 }
 
 /// Why a lease waits, in words and numbers.
@@ -201,6 +239,8 @@ pub enum Reason {
     Budget,
     /// It was parked as long as anything may be.
     ParkExpired,
+    /// Others needed its cards, and its owner had said that it may be ended for them.
+    Preempted,
 }
 
 /// `GET /v1/leases/{id}/explain`.

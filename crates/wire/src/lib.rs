@@ -15,10 +15,11 @@ pub mod size;
 pub mod span;
 mod token;
 
-pub use ask::{Accept, Ask, Bind, Exclusivity, Preempt, Renew, Tier, Vram};
+pub use ask::{Accept, Ask, Bind, Done, Exclusivity, Hooked, Notice, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, ParkingRam, Unreadable};
 pub use lease::{
-    Ahead, Blocker, Bound, CardWhy, Ended, Explanation, Lease, LeaseState, Leases, Offer, Parked, Reason, Waiting,
+    Ahead, Blocker, Bound, CardWhy, Ended, EndsSoon, Explanation, Lease, LeaseState, Leases, Offer, Parked, Reason,
+    Rung, Waiting,
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};

@@ -72,7 +72,7 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
         },
         preempt: match ask.preempt {
-            wire::Preempt::Park => Preempt::Usual,
+            wire::Preempt::Park | wire::Preempt::End => Preempt::Usual,
             wire::Preempt::Never => Preempt::Never,
         },
         at_least: ask.at_least_bytes.map(Bytes),
