@@ -9,12 +9,13 @@ use crate::ask::Ask;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
 use crate::rows::{Reason, Service};
+use crate::rung::Rung;
 use crate::token::Token;
 use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
-/// The log's format number, written with every entry. 2: tokens. 3: parking.
-pub const FORMAT: u32 = 3;
+/// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption.
+pub const FORMAT: u32 = 4;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,6 +145,18 @@ pub enum Action {
         at: Time,
         /// So much host memory is booked.
         booked: Bytes,
+        /// In which way.
+        #[serde(default)]
+        rung: Rung,
+        /// What it had on its cards then.
+        #[serde(default)]
+        had: Bytes,
+        /// What it runs, as far as was seen: what it takes is kept by that.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        program: String,
+        /// For whom.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        room_for: Option<LeaseId>,
         /// It was at work, and asks for its cards again from then on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         again: Option<Time>,
@@ -213,6 +226,33 @@ pub enum Action {
         /// When.
         at: Time,
     },
+    /// A holder that chose to be ended for others will be, and is told.
+    Notice {
+        /// Which.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// Its lease is over then.
+        until: Time,
+        /// For whom.
+        room_for: LeaseId,
+    },
+    /// It need not end after all.
+    Spare {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// The processes of a lease that was ended for others get this signal.
+    Signal {
+        /// Which.
+        lease: LeaseId,
+        /// The signal's number.
+        signal: u8,
+        /// When.
+        at: Time,
+        /// Which of them.
+        processes: Vec<ProcKey>,
+    },
     /// A lease stops for good.
     End {
         /// Which.
@@ -279,6 +319,9 @@ impl Action {
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. }
             | Action::Resumed { lease, .. }
+            | Action::Notice { lease, .. }
+            | Action::Spare { lease }
+            | Action::Signal { lease, .. }
             | Action::End { lease, .. }
             | Action::Retire { lease } => Some(*lease),
             _ => None,
@@ -306,6 +349,9 @@ impl Action {
             Action::Resume { .. } => "resume",
             Action::Retreat { .. } => "retreat",
             Action::Resumed { .. } => "resumed",
+            Action::Notice { .. } => "notice",
+            Action::Spare { .. } => "spare",
+            Action::Signal { .. } => "signal",
             Action::End { .. } => "end",
             Action::Retire { .. } => "retire",
             Action::IssueToken { .. } => "issue_token",

@@ -28,6 +28,15 @@ pub struct Ask {
     /// Which cards will do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<On>,
+    /// Its wrapper has a hook that makes it leave its cards.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub yields: bool,
+    /// The driver may park it also where a restore could lack room, and lose it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub may_lose: bool,
+    /// The signal it gets before others end it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<Notice>,
     /// What its owner calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -50,6 +59,8 @@ pub enum Preempt {
     /// Whatever loses nothing.
     #[default]
     Usual,
+    /// End it: it goes on later from what it saved itself.
+    End,
     /// Nothing, as long as it is used. Takes a quota.
     Never,
 }
@@ -58,6 +69,19 @@ impl Preempt {
     fn is_usual(&self) -> bool {
         *self == Preempt::Usual
     }
+}
+
+fn is_false(is: &bool) -> bool {
+    !is
+}
+
+/// A signal some time before the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// Its number.
+    pub signal: u8,
+    /// So long before.
+    pub before: Span,
 }
 
 /// How long a lease lasts.
@@ -147,9 +171,16 @@ pub enum BadAsk {
     On,
     /// Zero, or not less than what it asks for.
     AtLeast,
+    /// A signal that does not exist, or too long before the end.
+    Notice,
 }
 
 impl Ask {
+    /// Whether its owner chose that others may end it.
+    pub fn may_be_ended(&self) -> bool {
+        self.preempt == Preempt::End || (self.tier == Tier::Spot && self.preempt == Preempt::Usual)
+    }
+
     /// Nothing useful is smaller, and a card is not a million leases.
     pub const VRAM_MIN: Bytes = Bytes::mib(1);
     /// Cards in one lease: above what one host has.
@@ -158,8 +189,12 @@ impl Ask {
     pub const TTL_MAX: Span = Span::secs(86_400);
     /// A fixed term of a week is a maintenance plan, not a lease.
     pub const FIXED_MAX: Span = Span::secs(7 * 86_400);
+    /// Whoever wants its cards need not wait longer for a holder that chose to be ended.
+    pub const NOTICE_MAX: Span = Span::secs(600);
     /// Longest name.
     pub const NAME_MAX: usize = 64;
+    /// The last signal that has a name.
+    pub const SIGNAL_MAX: u8 = 31;
     /// Longest card selector.
     pub const ON_MAX: usize = 128;
 
@@ -175,6 +210,9 @@ impl Ask {
             preempt: Preempt::default(),
             at_least: None,
             on: None,
+            yields: false,
+            may_lose: false,
+            notice: None,
             name: None,
         }
     }
@@ -206,6 +244,10 @@ impl Ask {
             || self.at_least.is_some_and(|least| least < Ask::VRAM_MIN)
         {
             Err(BadAsk::AtLeast)
+        } else if self.notice.is_some_and(|notice| {
+            notice.signal == 0 || notice.signal > Ask::SIGNAL_MAX || notice.before > Ask::NOTICE_MAX
+        }) {
+            Err(BadAsk::Notice)
         } else {
             Ok(())
         }

@@ -6,6 +6,7 @@ use crate::parking::{NotParkable, Said};
 use crate::policy::Policy;
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
+use crate::rung::Rung;
 use crate::token::{BadToken, Token, TokenAsk};
 use crate::units::{Bytes, Span};
 use std::fmt;
@@ -109,14 +110,34 @@ pub enum Event {
         /// Which.
         lease: LeaseId,
     },
-    /// A program of a holder said something through Sublet's library.
+    /// Something was said of a program of a holder: by Sublet's library in it, or by the driver.
     Said {
         /// Whose.
         lease: LeaseId,
+        /// By which of them.
+        rung: Rung,
         /// Which.
         process: ProcKey,
         /// What.
         said: Said,
+    },
+    /// The wrapper of a holder says how its hook went.
+    Hooked {
+        /// Who says so.
+        by: Caller,
+        /// Whose.
+        lease: LeaseId,
+        /// The epoch it carries.
+        epoch: Epoch,
+        /// What.
+        said: Said,
+    },
+    /// A holder runs this program.
+    Runs {
+        /// Who.
+        lease: LeaseId,
+        /// Its executable, without the path.
+        program: String,
     },
     /// So much host memory is available, as far as can be read.
     Ram {
@@ -314,6 +335,9 @@ impl fmt::Display for Refusal {
             }
             Refusal::BadAsk(BadAsk::AtLeast) => {
                 f.write_str("`at_least_bytes` must be at least 1 byte and less than `vram_bytes`")
+            }
+            Refusal::BadAsk(BadAsk::Notice) => {
+                write!(f, "`notice` must be a signal, at most {} before the end", Ask::NOTICE_MAX)
             }
             Refusal::BadAsk(BadAsk::On) => f.write_str("`on` must be a card's index, its UUID, or part of its model"),
             Refusal::NoSuchLease => f.write_str("no such lease"),

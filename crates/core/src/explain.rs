@@ -190,7 +190,8 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
     let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, 2) + Span(3 * policy.period.0);
-    let rests = state.live(lease.id).and_then(|live| live.rest.as_ref()).map_or(now, |rest| rest.until);
+    let rests = state.live(lease.id).and_then(|live| live.rests.values().map(|rest| rest.until).max());
+    let rests = rests.unwrap_or(now);
     let from = now.max(settled).max(state.rows().meta.grace_until).max(rests);
     if state.planted(Mutant::HastyBound) {
         return Bound::By { at: now, settled };

@@ -10,18 +10,22 @@
 
 pub mod action;
 pub mod ask;
+pub mod cost;
 pub mod decide;
 pub mod event;
 pub mod explain;
 pub mod ids;
+pub mod live;
 pub mod mutant;
 pub mod parking;
+pub mod plan;
 pub mod policy;
 pub mod queue;
 pub mod quota;
 pub mod reading;
 pub mod room;
 pub mod rows;
+pub mod rung;
 pub mod state;
 pub mod token;
 pub mod units;

@@ -1,21 +1,25 @@
 //! What is known of holders that could be parked, and whether they can be.
 //!
-//! A holder is parked whole or not at all, and only while every one of its programs that the driver
-//! shows on a card has Sublet's library in it. Host memory is booked before anything moves.
+//! A holder is parked whole or not at all, and only while somebody speaks for every one of its
+//! programs that the driver shows on a card: Sublet's library in it, the driver itself, or its
+//! wrapper, which has a hook for all of them. Host memory is booked before anything moves.
 
 use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::live::Live;
 use crate::mutant::Mutant;
 use crate::reading::Reading;
 use crate::rows::{Hold, Lease, Phase};
-use crate::state::{Live, State};
+use crate::rung::Rung;
+use crate::state::State;
 use crate::units::{Bytes, Time};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One program of a holder that has Sublet's library in it, by its own word.
+/// Somebody who can make a holder's bytes leave its cards, and speaks for one of its processes: the
+/// library in it, the driver, or the wrapper for all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shim {
-    /// Its bytes are in host memory: so many.
+pub struct Voice {
+    /// Its bytes are off the cards, by its word: so many.
     pub parked: Option<Bytes>,
     /// Why it cannot be parked, if it cannot.
     pub cannot: Option<String>,
@@ -39,7 +43,7 @@ pub struct Rest {
     pub why: String,
 }
 
-/// What a program says through Sublet's library.
+/// What is said of a program: by Sublet's library in it, by the driver, or by its wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
     /// It is there; its bytes are in host memory, or on its cards.
@@ -74,6 +78,12 @@ pub enum NotParkable {
     Others(usize),
     /// One of its programs says why not.
     Says(String),
+    /// It has no hook.
+    NoHook,
+    /// Nobody has asked the driver about its processes yet.
+    NotInspected,
+    /// A restore would not be sure to have room, and one that lacks it loses the process.
+    NotSure(String),
     /// A card of its cannot be read, so nobody could see its bytes go.
     Unreadable,
     /// The driver does not say how many bytes each process has.
@@ -107,6 +117,11 @@ impl fmt::Display for NotParkable {
                 write!(f, "{count} of its programs use a card without Sublet's library")
             }
             NotParkable::Says(why) => f.write_str(why),
+            NotParkable::NoHook => f.write_str("it has no hook (`sublet run --on-yield`)"),
+            NotParkable::NotInspected => f.write_str("nobody has asked the driver about its processes yet"),
+            NotParkable::NotSure(why) => {
+                write!(f, "a restore would not be sure to have room: {why} (`--may-lose` takes the risk)")
+            }
             NotParkable::Unreadable => f.write_str("a card of its cannot be read now"),
             NotParkable::Coarse => f.write_str("the driver does not tell how many bytes each process has"),
             NotParkable::Lately(why) => write!(f, "it was tried a moment ago: {why}"),
@@ -146,18 +161,21 @@ fn booked_by(state: &State, lease: &Lease) -> Bytes {
     own.filter_map(Lease::hold).map(Hold::booked).sum()
 }
 
-/// How much host memory parking a holder takes, if it can be parked now.
-pub fn parkable(state: &State, lease: &Lease, now: Time) -> Result<Bytes, NotParkable> {
+/// How much host memory leaving in this way takes, if the holder can leave so now.
+pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<Bytes, NotParkable> {
     let Phase::Active(hold) = &lease.phase else { return Err(NotParkable::NotActive) };
-    if state.policy().parking.ram == Bytes::ZERO {
+    // A hook takes no memory of ours.
+    if state.policy().parking.ram == Bytes::ZERO && rung != Rung::Yield {
         return Err(NotParkable::Off);
     }
-    could_be(state, lease, hold, now)?;
-    if let Some(rest) = state.live(lease.id).and_then(|live| live.rest.as_ref()).filter(|rest| rest.until > now) {
+    could_be(state, lease, hold, rung, now)?;
+    if let Some(rest) = state.live(lease.id).and_then(|live| live.rests.get(&rung)).filter(|rest| rest.until > now) {
         return Err(NotParkable::Lately(rest.why.clone()));
     }
-    let seen: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
-    let need = seen + SMALL;
+    if rung == Rung::Yield {
+        return Ok(Bytes::ZERO);
+    }
+    let need = had(state, lease.id, hold) + SMALL;
     let room = room(state).ok_or(NotParkable::RamUnknown)?;
     if need > room {
         return Err(NotParkable::Ram { need, room });
@@ -168,9 +186,20 @@ pub fn parkable(state: &State, lease: &Lease, now: Time) -> Result<Bytes, NotPar
     }
 }
 
-/// Whether its programs and its cards would let it be parked, whatever the host memory.
-pub fn could_be(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result<(), NotParkable> {
-    let live = state.live(lease.id).ok_or(NotParkable::NoShim)?;
+/// What a holder was last seen to have on its cards.
+pub(crate) fn had(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
+    hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).sum()
+}
+
+/// Whether its programs and its cards would let it leave in this way, whatever the host memory.
+pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time) -> Result<(), NotParkable> {
+    let nobody = match rung {
+        Rung::Yield | Rung::End => NotParkable::NoHook,
+        Rung::Park => NotParkable::NoShim,
+        Rung::Driver => NotParkable::NotInspected,
+    };
+    let Some(live) = state.live(lease.id) else { return Err(nobody) };
+    let voices = live.voices(rung);
     let mut others = 0;
     for card in &hold.cards {
         let room = state.room(*card);
@@ -179,14 +208,40 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, now: Time) -> Result<
         if used.coarse {
             return Err(NotParkable::Coarse);
         }
-        others += residents(state, lease.id, *card).filter(|process| !live.shims.contains_key(process)).count();
+        others += residents(state, lease.id, *card).filter(|process| !voices.contains_key(process)).count();
     }
-    match live.shims.values().find_map(|shim| shim.cannot.as_ref()) {
-        _ if live.shims.is_empty() => Err(NotParkable::NoShim),
-        _ if others > 0 => Err(NotParkable::Others(others)),
+    match voices.values().find_map(|voice| voice.cannot.as_ref()) {
+        _ if voices.is_empty() => Err(nobody),
+        _ if others > 0 && rung == Rung::Park => Err(NotParkable::Others(others)),
+        _ if others > 0 && rung == Rung::Driver => Err(NotParkable::NotInspected),
         Some(why) => Err(NotParkable::Says(why.clone())),
+        None if rung == Rung::Driver && !lease.ask.may_lose => sure_of_room(state, lease, hold),
         None => Ok(()),
     }
+}
+
+/// Whether nobody could take the room that a restore needs: everybody on its cards is a holder whose
+/// every program has Sublet's library in it, which keeps it to its lease.
+pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
+    for card in &hold.cards {
+        let strangers = state.strangers(*card);
+        if strangers > 0 {
+            let why = format!("processes without a lease are on card {}: {strangers}", card.0);
+            return Err(NotParkable::NotSure(why));
+        }
+        let others = state.room(*card).claims().iter();
+        let mut others = others.filter(|(id, claim)| **id != lease.id && !claim.parked);
+        if let Some((other, _)) = others.find(|(id, _)| !is_capped(state, **id, *card)) {
+            return Err(NotParkable::NotSure(format!("nothing keeps {other} to its lease")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether every program of a holder that is on a card has Sublet's library in it, and there is one.
+fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
+    let Some(live) = state.live(lease) else { return false };
+    !live.shims.is_empty() && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
 
 /// A lease's processes on a card, as of the last look.
@@ -199,47 +254,56 @@ fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item 
     all.filter(move |process| state.owner(process) == Some(lease))
 }
 
-/// Whether all programs of a holder say that its bytes are in host memory.
-pub(crate) fn all_parked(state: &State, lease: &Lease, hold: &Hold) -> bool {
+/// Whether all who speak for a holder say that its bytes are off its cards.
+pub(crate) fn all_parked(state: &State, lease: &Lease, hold: &Hold, rung: Rung) -> bool {
     let Some(live) = state.live(lease.id) else { return false };
-    live.shims.values().all(|shim| shim.parked.is_some()) && are_known(state, lease, hold, live)
+    // Whose processes all went away, with nobody left to speak, has nothing on its cards.
+    let voices = live.voices(rung);
+    let heard = rung == Rung::Park || !voices.is_empty();
+    heard && voices.values().all(|voice| voice.parked.is_some()) && are_known(state, lease, hold, live, rung)
 }
 
 /// Whether all of them say that they are on its cards. Of whom nothing was heard, as after a start,
 /// nothing is known.
-pub(crate) fn all_back(state: &State, lease: &Lease, hold: &Hold) -> bool {
+pub(crate) fn all_back(state: &State, lease: &Lease, hold: &Hold, rung: Rung) -> bool {
     let Some(live) = state.live(lease.id) else { return false };
-    let heard = !live.shims.is_empty() || lease.roots.is_empty();
-    heard && none_parked(live) && are_known(state, lease, hold, live)
+    let heard = !live.voices(rung).is_empty() || lease.roots.is_empty();
+    heard && none_parked(live, rung) && are_known(state, lease, hold, live, rung)
 }
 
-/// Whether none of a holder's programs says that its bytes are in host memory.
-pub(crate) fn none_parked(live: &Live) -> bool {
-    live.shims.values().all(|shim| shim.parked.is_none())
+/// Whether nobody who speaks for a holder says that its bytes are off its cards.
+pub(crate) fn none_parked(live: &Live, rung: Rung) -> bool {
+    live.voices(rung).values().all(|voice| voice.parked.is_none())
 }
 
-/// Whether every program of a holder that is on its cards was heard of.
-fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &Live) -> bool {
-    let known = |card: &CardId| residents(state, lease.id, *card).all(|process| live.shims.contains_key(&process));
-    hold.cards.iter().all(known)
+/// Whether somebody speaks for every program of a holder that is on its cards. A hook speaks for all.
+fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &Live, rung: Rung) -> bool {
+    let voices = live.voices(rung);
+    let known = |card: &CardId| residents(state, lease.id, *card).all(|process| voices.contains_key(&process));
+    rung == Rung::Yield || hold.cards.iter().all(known)
 }
 
 /// Whether a look at a card shows that a holder's bytes are gone: no more than contexts are left, and
-/// at least half of what its programs say they took off its cards.
+/// at least half of what its programs say they took off its cards. Who yields may keep an eighth.
 pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: CardId) -> bool {
     let room = state.room(card);
+    let Some(away) = lease.away() else { return false };
     match &room.observed().reading {
         Reading::Used(used) if !used.coarse => {}
         _ => return false,
     }
     let context = state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT);
     let programs = residents(state, lease.id, card).count() as u64;
-    if room.seen_of(lease.id) > Bytes((context + RESIDUE).0.saturating_mul(programs)) {
+    let after = had(state, lease.id, hold);
+    let few = Bytes((context + RESIDUE).0.saturating_mul(programs));
+    if away.rung == Rung::Yield {
+        return room.seen_of(lease.id) <= few || after.0 <= away.had.0 / 8;
+    }
+    if room.seen_of(lease.id) > few {
         return false;
     }
     let Some(live) = state.live(lease.id) else { return false };
-    let said: Bytes = live.shims.values().filter_map(|shim| shim.parked).sum();
-    let after: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
+    let said: Bytes = live.voices(away.rung).values().filter_map(|voice| voice.parked).sum();
     // What was booked is what was seen when it began, and a little.
     said <= SMALL || after <= hold.booked().less(Bytes(said.0 / 2))
 }

@@ -1,7 +1,8 @@
 //! What an operator may choose. Every number has its reason beside it.
 
 use crate::ask::{Ask, Tier};
-use crate::rows::Tenant;
+use crate::rows::{Away, Tenant};
+use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
@@ -58,6 +59,19 @@ pub struct Parking {
     pub term: Span,
     /// A park or a resume that is not seen to be done after this is given up.
     pub limit: Span,
+    /// Room is made for whoever waits, and not only when a lease comes to its end.
+    pub preempt: bool,
+    /// Whoever came back to its cards has them for so long at least, and for as long as its moves are
+    /// worth it.
+    pub turn: Span,
+    /// Of leaving and coming back, a turn is at least so many times as long.
+    pub worth: u32,
+    /// Whoever stands lower waits for somebody idle for so long.
+    pub idle: Span,
+    /// Who was just parked does not make others leave for so long.
+    pub pause: Span,
+    /// Those who are ended for others have so long between SIGTERM and SIGKILL.
+    pub grace: Span,
     /// Who could not be parked, or resumed, is left alone for so long.
     pub rest: Span,
 }
@@ -72,7 +86,25 @@ impl Default for Parking {
             term: Span::secs(12 * 3600),
             // Captures to end, kernels to run out, 128 GiB at the slowest rate measured, and two looks.
             limit: Span::secs(30),
+            preempt: true,
+            turn: Span::secs(10),
+            // At most a tenth of the time goes into moving.
+            worth: 9,
+            idle: Span::secs(30),
+            pause: Span::secs(2),
+            grace: Span::secs(30),
             rest: Span::secs(60),
+        }
+    }
+}
+
+impl Parking {
+    /// How long a holder may take to leave its cards, or to come back, in its way.
+    pub fn limit_of(&self, away: &Away) -> Span {
+        match away.rung {
+            // The driver's own way is slow: it is given a second for each half GiB.
+            Rung::Driver => Span(self.limit.0 + (away.had.0 >> 29) * 1_000_000),
+            Rung::Yield | Rung::Park | Rung::End => self.limit,
         }
     }
 }

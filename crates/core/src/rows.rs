@@ -6,8 +6,10 @@
 
 use crate::action::Action;
 use crate::ask::{Ask, On, Term, Vram};
+use crate::cost::{Costs, Way};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
+use crate::rung::Rung;
 use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
@@ -104,6 +106,9 @@ pub struct Tenant {
     /// Host memory booked for its parked bytes, in byte·µs.
     #[serde(default)]
     pub parked_byte_us: u128,
+    /// What it took its programs to leave their cards and to come back.
+    #[serde(default)]
+    pub costs: Costs,
 }
 
 /// A card that was seen once.
@@ -209,6 +214,9 @@ pub struct Hold {
     /// What there is to know of one that was parked at least once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Turns>,
+    /// It was told that it is over then, for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<Time>,
 }
 
 /// The turns of a holder on its cards, between which it was parked.
@@ -235,6 +243,15 @@ pub struct Turns {
 pub struct Away {
     /// Since when it is in this phase.
     pub since: Time,
+    /// In which way it leaves, and comes back.
+    #[serde(default)]
+    pub rung: Rung,
+    /// What it had on its cards when it began to leave.
+    #[serde(default)]
+    pub had: Bytes,
+    /// What it runs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
     /// While it is on its way: once parked, it asks for its cards again, and as of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Time>,
@@ -250,6 +267,19 @@ pub struct Away {
     /// What was left of a fixed term.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<Span>,
+}
+
+impl Away {
+    /// Whether the driver brings it back, to cards that were given to it anew.
+    pub fn is_restored(&self) -> bool {
+        self.rung == Rung::Driver && self.back
+    }
+
+    /// It leaves, or comes back, from then on.
+    pub fn new(since: Time) -> Away {
+        let (rung, had, program) = (Rung::Park, Bytes::ZERO, String::new());
+        Away { since, rung, had, program, again: None, back: false, wants: None, ask: None, left: None }
+    }
 }
 
 impl Hold {
@@ -270,6 +300,9 @@ pub struct Finish {
     /// The most bytes its processes were seen to have on one card.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Bytes>,
+    /// When its processes last got a signal, and which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<(u8, Time)>,
 }
 
 /// Why a lease ended: a closed set, without "other".
@@ -282,6 +315,8 @@ pub enum Reason {
     Expired,
     /// It was held as long as a waiter must accept.
     HoldCap,
+    /// Others needed its cards, and its owner chose that it is ended for them.
+    Preempted,
     /// Its fixed term was over.
     TermOver,
     /// Its tenant's GPU time of the day was used up.
@@ -502,6 +537,7 @@ impl Rows {
                         before: *before,
                         day: self.meta.day,
                         turns: None,
+                        notice: None,
                     });
                 }
             }
@@ -520,7 +556,7 @@ impl Rows {
                     row.roots.push(*process);
                 }
             }
-            Action::Park { lease, at, booked, again } => self.park(*lease, *at, *booked, *again),
+            Action::Park { lease, .. } => self.park(*lease, action),
             Action::Unpark { lease, at, .. } => self.unpark(*lease, *at),
             Action::Parked { lease, at, mark } => self.parked(*lease, *at, *mark),
             Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
@@ -532,7 +568,14 @@ impl Rows {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
                 }
-                return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak });
+                return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak, signal: None });
+            }
+            Action::Notice { lease, until, .. } => self.set_notice(*lease, Some(*until)),
+            Action::Spare { lease } => self.set_notice(*lease, None),
+            Action::Signal { lease, signal, at, .. } => {
+                if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {
+                    finish.signal = Some((*signal, *at));
+                }
             }
             Action::Retire { lease } => return self.retire(*lease),
             Action::IssueToken { token } => {
@@ -555,7 +598,7 @@ impl Rows {
                 Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
             }
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                let hold = hold.clone();
+                let hold = Hold { notice: None, ..hold.clone() };
                 let (card_us, byte_us) = hold.charge(finish.at);
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
                 tenant.leases += 1;
@@ -577,6 +620,8 @@ impl Rows {
         let row = self.leases.remove(&id)?;
         match row.phase {
             Phase::Ending(hold, finish) => {
+                // Of its signals the log tells.
+                let finish = Finish { signal: None, ..finish };
                 Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: Some(hold), finish })
             }
             _ => {
@@ -588,13 +633,20 @@ impl Rows {
 
     // ---- parking ---------------------------------------------------------------
 
-    fn park(&mut self, lease: LeaseId, at: Time, booked: Bytes, again: Option<Time>) {
+    fn set_notice(&mut self, lease: LeaseId, notice: Option<Time>) {
+        if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
+            hold.notice = notice;
+        }
+    }
+
+    fn park(&mut self, lease: LeaseId, action: &Action) {
+        let Action::Park { at, booked, again, rung, had, program, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Active(hold) = &row.phase {
             let mut hold = hold.clone();
-            hold.turns().booked = booked;
-            row.phase =
-                Phase::Parking(hold, Away { since: at, again, back: false, wants: None, ask: None, left: None });
+            hold.turns().booked = *booked;
+            let away = Away { again: *again, rung: *rung, had: *had, program: program.clone(), ..Away::new(*at) };
+            row.phase = Phase::Parking(hold, away);
         }
     }
 
@@ -614,8 +666,12 @@ impl Rows {
 
     fn resumed(&mut self, lease: LeaseId, at: Time) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
-        if let Phase::Resuming(hold, _) = &row.phase {
+        if let Phase::Resuming(hold, away) = &row.phase {
             let mut hold = hold.clone();
+            if away.back {
+                let tenant = &mut self.tenants[row.tenant.0 as usize];
+                tenant.costs.learn(&away.program, away.rung, Way::Back, away.had, at.since(away.since), at);
+            }
             hold.turns().booked = Bytes::ZERO;
             // A holder that was kept from its work meanwhile has its term all the same.
             hold.until = hold.until.max(at);
@@ -626,10 +682,12 @@ impl Rows {
     fn parked(&mut self, lease: LeaseId, at: Time, mark: Option<Time>) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         let Phase::Parking(hold, away) = &row.phase else { return };
+        let began = away.since;
         let (mut hold, mut away) = (hold.clone(), Away { since: at, ..away.clone() });
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.give_back(&self.cards, self.meta.day, &hold, at);
         tenant.mark = mark.unwrap_or(tenant.mark);
+        tenant.costs.learn(&away.program, away.rung, Way::Out, away.had, at.since(began), at);
         away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
         (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
         let (spent_us, spent_byte_us) = hold.charge(at);
@@ -667,8 +725,9 @@ impl Rows {
         (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);
         let turns = hold.turns();
         (turns.began, turns.stopped) = (*at, None);
+        let (rung, had, program) = (away.rung, away.had, away.program.clone());
         row.ask = row.first_ask().clone();
-        let away = Away { since: *at, again: wanted, back: true, wants: None, ask: None, left: None };
+        let away = Away { again: wanted, back: true, rung, had, program, ..Away::new(*at) };
         row.phase = Phase::Resuming(hold, away);
     }
 }

@@ -8,14 +8,16 @@ use crate::action::Action;
 use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
+use crate::live::{Live, hook};
 use crate::mutant::Mutant;
-use crate::parking::{Rest, Shim, Watch};
+use crate::parking::Watch;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
-use crate::rows::{Ended, Hold, Lease, Phase, Rows, Service};
+use crate::rows::{Ended, Finish, Hold, Lease, Phase, Reason, Rows, Service};
+use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,39 +42,24 @@ pub struct State {
     moving: BTreeSet<LeaseId>,
     /// Host memory that is booked.
     booked: Bytes,
+    /// Holders that could be made to leave their cards: somebody speaks for them, or they chose to be
+    /// ended.
+    movable: BTreeSet<LeaseId>,
+    /// Holders that the driver brings back. Nobody else is let onto their cards meanwhile.
+    restoring: BTreeSet<LeaseId>,
     // Seen, and gone with the process.
     lives: BTreeMap<LeaseId, Live>,
     owners: BTreeMap<ProcKey, LeaseId>,
     listed: BTreeSet<CardId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
+    /// Whether room could be made is reckoned again then, or when something happens.
+    planned: Time,
     /// Host memory that was available at the last look.
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
     mutant: Option<Mutant>,
-}
-
-/// What was seen of one lease.
-#[derive(Clone, Debug, Default)]
-pub struct Live {
-    /// Its live processes.
-    pub members: Vec<ProcKey>,
-    /// It worked since its last renewal.
-    pub worked: bool,
-    /// The most bytes its processes were seen to have on one card.
-    pub peak: Option<Bytes>,
-    /// Cards of an ended lease that were not seen again yet.
-    pub(crate) unseen: BTreeSet<CardId>,
-    /// Its programs that have Sublet's library and speak to the daemon through it.
-    pub shims: BTreeMap<ProcKey, Shim>,
-    /// How a park or a resume goes.
-    pub(crate) watch: Watch,
-    /// It submitted work while its bytes were leaving.
-    pub(crate) wants: bool,
-    /// What went wrong lately: it is not parked, or not resumed, before then.
-    pub(crate) rest: Option<Rest>,
-    due: Option<Time>,
 }
 
 impl State {
@@ -90,11 +77,14 @@ impl State {
             ending: vec![BTreeSet::new(); rows.cards.len()],
             moving: BTreeSet::new(),
             booked: Bytes::ZERO,
+            movable: BTreeSet::new(),
+            restoring: BTreeSet::new(),
             lives: BTreeMap::new(),
             owners: BTreeMap::new(),
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
+            planned: Time::ZERO,
             ram: None,
             day_seen: None,
             mutant: None,
@@ -107,6 +97,9 @@ impl State {
             state.index(lease);
         }
         state.rows = rows;
+        for lease in state.rows.leases.keys().copied().collect::<Vec<_>>() {
+            state.set_movable(lease);
+        }
         state
     }
 
@@ -138,9 +131,49 @@ impl State {
             }
         }
         self.booked = self.booked + lease.hold().map_or(Bytes::ZERO, Hold::booked);
+        if lease.ask.yields && lease.is_held() {
+            live.hooks = hook(lease);
+        }
         self.lives.insert(lease.id, live);
         self.came_through(lease);
         self.set_due(lease.id, self.first_due(lease));
+    }
+
+    /// Keeps in step who could leave its cards, and whom the driver brings back.
+    pub(crate) fn set_movable(&mut self, lease: LeaseId) {
+        let row = self.rows.leases.get(&lease);
+        let spoken_for = |live: &Live| Rung::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
+        let could = |row: &&Lease| row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
+        let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();
+        let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.is_restored());
+        let restoring = row.is_some_and(restored);
+        for (is, set) in [(movable, &mut self.movable), (restoring, &mut self.restoring)] {
+            if is {
+                set.insert(lease);
+            } else if !set.is_empty() {
+                set.remove(&lease);
+            }
+        }
+    }
+
+    pub(crate) fn set_program(&mut self, lease: LeaseId, program: String) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.program = program;
+        }
+    }
+
+    /// Whether something happened since it was last reckoned whether room could be made, or some time passed.
+    pub(crate) fn is_plan_due(&self, now: Time) -> bool {
+        self.planned <= now
+    }
+
+    pub(crate) fn set_planned(&mut self, until: Time) {
+        self.planned = until;
+    }
+
+    /// Holders that could be made to leave their cards, as far as somebody speaks for them.
+    pub fn movable(&self) -> impl Iterator<Item = &Lease> {
+        self.movable.iter().filter_map(|lease| self.rows.leases.get(lease))
     }
 
     /// Plants a bug. For the simulation only; does nothing without the feature.
@@ -162,6 +195,10 @@ impl State {
         let ended = self.rows.apply(action);
         self.booked = self.booked.less(booked) + self.booked_by(action);
         self.reindex(action, ended.as_ref());
+        if let Some(lease) = action.lease() {
+            self.set_movable(lease);
+            self.planned = Time::ZERO;
+        }
         ended
     }
 
@@ -305,6 +342,9 @@ impl State {
                 {
                     self.put_claims(&row, hold);
                     self.set_due(*lease, self.first_due(&row));
+                    if row.ask.yields {
+                        self.lives.entry(*lease).or_default().hooks = hook(&row);
+                    }
                     self.set_mark(row.tenant);
                     self.queue.set_served(row.tenant, hold.granted);
                 }
@@ -360,7 +400,7 @@ impl State {
             }
             Action::End { lease, .. } => {
                 self.moving.remove(lease);
-                self.set_due(*lease, None);
+                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
                 if self.end_parked(*lease) {
                     self.weigh(*lease, Load::put_on);
                 }
@@ -380,6 +420,13 @@ impl State {
                 }
             }
             Action::Retire { lease } => self.drop_live(*lease),
+            Action::Notice { lease, .. } | Action::Spare { lease } => {
+                self.set_ends(*lease);
+                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
+            }
+            Action::Signal { lease, .. } => {
+                self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
+            }
             Action::Start { .. }
             | Action::Grace { .. }
             | Action::Serve { .. }
@@ -476,8 +523,9 @@ impl State {
     /// When a holder gives its room back at the latest while somebody waits for it: zero if it is
     /// over already, the end of time if nobody can say.
     pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
-        match &lease.phase {
-            Phase::Ending(..) | Phase::Parking(..) => Time::ZERO,
+        match (&lease.phase, hold.notice) {
+            (Phase::Ending(..) | Phase::Parking(..), _) => Time::ZERO,
+            (_, Some(notice)) => notice.min(self.holds_to(lease, hold)),
             _ => self.holds_to(lease, hold),
         }
     }
@@ -556,6 +604,7 @@ impl State {
 
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
+        live.counted = true;
         for process in std::mem::replace(&mut live.members, processes.clone()) {
             if self.owners.get(&process) == Some(&lease) {
                 self.owners.remove(&process);
@@ -571,9 +620,9 @@ impl State {
         }
     }
 
-    pub(crate) fn set_worked(&mut self, lease: LeaseId) {
+    pub(crate) fn set_worked(&mut self, lease: LeaseId, now: Time) {
         if let Some(live) = self.lives.get_mut(&lease) {
-            live.worked = true;
+            (live.worked, live.worked_at) = (true, Some(now));
         }
     }
 
@@ -630,14 +679,20 @@ impl State {
     fn first_due(&self, lease: &Lease) -> Option<Time> {
         match &lease.phase {
             Phase::Waiting { give_up } => Some(*give_up),
+            Phase::Active(hold) if hold.notice.is_some() => hold.notice,
             Phase::Active(hold) if lease.fixed() => Some(hold.until),
             Phase::Active(hold) => Some(self.renewal_point(lease, hold)),
             Phase::Parking(hold, away) | Phase::Resuming(hold, away) => {
                 let over = if lease.fixed() { hold.until } else { Time::NEVER };
-                Some(over.min(away.since + self.policy.parking.limit))
+                Some(over.min(away.since + self.policy.parking.limit_of(away)))
             }
             Phase::Parked(_, away) if self.planted(Mutant::ExpireParked) => Some(away.since + lease.ask.term.span()),
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
+            // Who is ended for others gets its signals in time.
+            Phase::Ending(_, Finish { reason: Reason::Preempted, signal, at, .. }) => match signal {
+                None => Some(*at),
+                Some((_, at)) => Some(*at + self.policy.parking.grace),
+            },
             Phase::Ending(..) => None,
         }
     }
@@ -786,7 +841,7 @@ impl State {
     /// Bytes that may be promised on a card now.
     pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
         let room = self.room(card);
-        if !self.in_service(card) {
+        if !self.in_service(card) || self.is_restoring_on(card) {
             return Bytes::ZERO;
         }
         let honest = room.promisable(now, self.policy.period);
@@ -799,6 +854,12 @@ impl State {
             () if self.planted(Mutant::NeverStale) => room.promisable(room.observed().begun, self.policy.period),
             () => honest,
         }
+    }
+
+    /// Whether the driver brings somebody back to a card: what it finds taken there, it loses.
+    pub fn is_restoring_on(&self, card: CardId) -> bool {
+        let on = |lease: &LeaseId| self.room(card).claims().contains_key(lease);
+        self.restoring.iter().any(on)
     }
 
     pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {

@@ -22,6 +22,7 @@ mod peer;
 mod plans;
 mod reload;
 mod serve;
+mod signals;
 mod tokens;
 mod turns;
 mod view;

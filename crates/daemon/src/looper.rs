@@ -24,12 +24,15 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
+use sublet_core::decide::preempt;
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::{CardId, LeaseId};
 use sublet_core::parking;
+use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::rows::{Ended, Lease, Phase};
+use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_host::clock::{self, Clock};
 use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
@@ -489,6 +492,11 @@ impl Loop {
                 self.engine.hold(Held::Errand(Errand::Look));
             }
             // Before the answer to whoever wanted it, which is held after this.
+            Action::Signal { processes, signal, .. } => {
+                let (processes, signal) = (processes.clone(), *signal);
+                self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+            }
+            Action::Notice { lease, .. } => self.send_notice(*lease),
             Action::IssueToken { token } => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());
                 self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
@@ -498,6 +506,16 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
             }
             _ => {}
+        }
+    }
+
+    /// Whoever is to be ended for others gets the signal that it asked for.
+    fn send_notice(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        let Some(row) = state.lease(lease) else { return };
+        if let Some(notice) = row.ask.notice {
+            let (processes, signal) = (preempt::targets(state, row), notice.signal);
+            self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
         }
     }
 
@@ -522,7 +540,7 @@ impl Loop {
         if state.queue().is_empty() {
             return;
         }
-        let could = |lease: &&Lease| parking::parkable(state, lease, now).is_ok();
+        let could = |lease: &&Lease| parking::parkable(state, lease, Rung::Park, now).is_ok();
         let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
         for lease in leases {
             self.engine.hold(Held::Errand(Errand::Ahead { lease }));
@@ -555,7 +573,12 @@ impl Loop {
                 self.look_again();
             }
             Sight::Said { lease, process, said } => {
-                self.take(Event::Said { lease, process, said });
+                if matches!(said, Said::Here { .. })
+                    && let Some(program) = process::program(process.pid)
+                {
+                    self.take(Event::Runs { lease, program });
+                }
+                self.take(Event::Said { lease, rung: Rung::Park, process, said });
                 self.look_again();
             }
             Sight::Ram { available } => {

@@ -1,9 +1,11 @@
 //! What reaches the loop, and what leaves it.
 
+use crate::signals;
 use crate::view::View;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
+use sublet_host::hands;
 use sublet_host::shims::Wish;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
@@ -160,6 +162,13 @@ pub enum Errand {
     Look,
     /// Where a holder's bytes shall be.
     Wish(Wish),
+    /// These processes get a signal: each is the one that was meant, or none does.
+    Signal {
+        /// Which.
+        processes: Vec<ProcKey>,
+        /// The signal's number.
+        signal: u8,
+    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -191,6 +200,15 @@ impl Errand {
             Errand::Look => host.look(),
             Errand::Wish(wish) => host.wish(wish),
             Errand::Ahead { lease } => host.ahead(lease),
+            Errand::Signal { processes, signal } => {
+                for process in processes {
+                    match hands::signal(process, signal) {
+                        Ok(()) => tracing::info!(pid = process.pid, signal = signals::name(signal), "signalled"),
+                        Err(error) if error.is_gone() => {}
+                        Err(error) => tracing::error!(pid = process.pid, "cannot be signalled: {error}"),
+                    }
+                }
+            }
         }
     }
 }

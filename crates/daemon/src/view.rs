@@ -13,6 +13,7 @@ use sublet_core::ids::{CardId, TenantId};
 use sublet_core::parking;
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
+use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Time};
@@ -80,6 +81,11 @@ impl View<'_> {
                 shown.expires_unix_s = Some(self.unix_s(until));
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
                 shown.not_parkable = self.not_parkable(lease, hold);
+                shown.ends_soon = hold.notice.map(|notice| wire::EndsSoon {
+                    reason: wire::Reason::Preempted,
+                    unix_s: self.unix_s(notice),
+                    in_s: notice.since(self.now).as_secs_f64(),
+                });
             }
             Phase::Parking(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parking, lease, hold, away),
             Phase::Parked(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parked, lease, hold, away),
@@ -103,6 +109,12 @@ impl View<'_> {
         away: &rows::Away,
     ) {
         shown.state = state;
+        shown.rung = match away.rung {
+            Rung::Yield => Some(wire::Rung::Yield),
+            Rung::Park => Some(wire::Rung::Park),
+            Rung::Driver => Some(wire::Rung::Driver),
+            Rung::End => None,
+        };
         self.show_hold(shown, hold);
         shown.seen_bytes = self.seen(lease, hold);
         let parked = state == wire::LeaseState::Parked;
@@ -120,7 +132,7 @@ impl View<'_> {
     /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
     fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
         let has = hold.cards.iter().any(|card| self.state.room(*card).present().contains_key(&lease.id));
-        let why = if has { parking::parkable(self.state, lease, self.now).err()? } else { return None };
+        let why = if has { parking::parkable(self.state, lease, Rung::Park, self.now).err()? } else { return None };
         Some(words::not_parkable(&why))
     }
 
@@ -543,8 +555,8 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         parked: None,
         rung: None,
         ends_soon: None,
-        yields: false,
-        may_lose: false,
+        yields: ask.yields,
+        may_lose: ask.may_lose,
         waiting: None,
         ended: None,
     }
@@ -609,5 +621,6 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::WaitOver => wire::Reason::WaitOver,
         rows::Reason::Budget => wire::Reason::Budget,
         rows::Reason::ParkExpired => wire::Reason::ParkExpired,
+        rows::Reason::Preempted => wire::Reason::Preempted,
     }
 }

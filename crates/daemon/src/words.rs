@@ -1,5 +1,6 @@
 //! Sentences: what people read where machines read codes.
 
+use crate::signals;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::Vram;
 use sublet_core::event::Refusal;
@@ -9,6 +10,7 @@ use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
 use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
+use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::units::{Bytes, Time};
 use sublet_wire::size::show;
@@ -37,6 +39,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         }
         Reason::ParkExpired => format!(
             "lease {id} ended: it was parked as long as anything may be, and what was parked is lost; ask again and begin anew"
+        ),
+        Reason::Preempted => format!(
+            "lease {id} ended: others needed its card, and it was to be ended for them; ask again, or let `--requeue` do it"
         ),
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
@@ -309,8 +314,30 @@ pub fn action(action: &Action) -> String {
         Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
         Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
-        Action::Park { lease, booked, .. } => {
-            format!("{lease} is told to leave its cards; {} of host memory are booked", show(booked.0))
+        Action::Park { lease, booked, rung, room_for, .. } => {
+            let room_for = room_for.map_or_else(String::new, |waiter| format!(" for {waiter}"));
+            match rung {
+                Rung::Yield => format!("{lease} is told to leave its cards{room_for}, by its own hook"),
+                Rung::Driver => format!(
+                    "{lease} is taken off its cards{room_for} by the driver; {} of host memory are booked",
+                    show(booked.0)
+                ),
+                Rung::Park | Rung::End => {
+                    format!(
+                        "{lease} is told to leave its cards{room_for}; {} of host memory are booked",
+                        show(booked.0)
+                    )
+                }
+            }
+        }
+        Action::Notice { lease, at, until, room_for } => {
+            let left = until.since(*at).secs_ceil();
+            format!("{lease} is told that it ends in {left} s, for {room_for}")
+        }
+        Action::Spare { lease } => format!("{lease} goes on: nobody needs its cards any more"),
+        Action::Signal { lease, signal, processes, .. } => {
+            let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();
+            format!("{} is sent to {} of {lease}", signals::name(*signal), pids.join(", "))
         }
         Action::Unpark { lease, why, .. } => {
             let why = match why {

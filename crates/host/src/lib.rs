@@ -13,8 +13,8 @@
 //! before the look that shows them. Plain threads; the sink may block, and then the
 //! eyes wait.
 //!
-//! Absent on purpose: leases (here only a name for a set of processes), signals to
-//! anybody but our own worker, names of users, anything durable.
+//! Absent on purpose: leases (here only a name for a set of processes), names of users, anything
+//! durable, and any choice of who gets a signal ([`hands`] only delivers them).
 
 mod activity;
 mod cards;
@@ -22,6 +22,7 @@ pub mod clock;
 mod exits;
 mod eyes;
 pub mod gpu;
+pub mod hands;
 mod link;
 pub mod process;
 mod protocol;

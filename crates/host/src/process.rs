@@ -55,7 +55,7 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
-    fn of(pid: u32, source: io::Error) -> ProcessError {
+    pub(crate) fn of(pid: u32, source: io::Error) -> ProcessError {
         let gone =
             source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(Errno::SRCH.raw_os_error());
         if gone { ProcessError::Gone { pid } } else { ProcessError::Unreadable { pid, source } }
@@ -89,6 +89,15 @@ pub fn is_running(key: ProcKey) -> bool {
         Ok(stat) => stat.start == key.start && !stat.has_ended(),
         Err(error) => !error.is_gone(),
     }
+}
+
+/// What a process runs: the name of its executable, without the path, as far as it can be read.
+pub fn program(pid: u32) -> Option<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let name = path.file_name()?.to_string_lossy();
+    // An executable that was replaced meanwhile is still the same program.
+    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
+    Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
 }
 
 /// The parents of a process, nearest first, as far up as can be seen.

@@ -159,7 +159,7 @@ impl Open {
                 let touched = self.touch(*lease);
                 (touched.charged, touched.rewritten) = (true, true);
             }
-            Action::Parked { lease, .. } | Action::Resume { lease, .. } => {
+            Action::Parked { lease, .. } | Action::Resume { lease, .. } | Action::Resumed { lease, .. } => {
                 let touched = self.touch(*lease);
                 (touched.charged, touched.rewritten) = (true, true);
             }
@@ -167,7 +167,9 @@ impl Open {
             | Action::Unpark { lease, .. }
             | Action::Want { lease, .. }
             | Action::Retreat { lease, .. }
-            | Action::Resumed { lease, .. }
+            | Action::Notice { lease, .. }
+            | Action::Spare { lease }
+            | Action::Signal { lease, .. }
             | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
             Action::End { lease, .. } => self.touch(*lease).charged = true,
             Action::Retire { lease } => {

@@ -26,14 +26,14 @@ macro_rules! hold_columns {
 pub const META: &str =
     "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token FROM meta";
 /// Reads tenants in order.
-pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us FROM tenants ORDER BY id";
+pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs FROM tenants ORDER BY id";
 /// Reads cards in order.
 pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
 /// Reads live leases.
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    ", token, away FROM leases ORDER BY id"
+    ", token, away, notice_us FROM leases ORDER BY id"
 );
 /// Reads tokens.
 pub const TOKENS: &str =
@@ -47,14 +47,14 @@ pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_u
 const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
-    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
-const END_LEASE: &str = "UPDATE leases SET phase = 'ending', finish = ?2 WHERE id = ?1";
+const END_LEASE: &str = "UPDATE leases SET phase = 'ending', finish = ?2, notice_us = NULL WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 /// Rows that one statement writes at once, where there are so many: it spares the beginnings and ends
 /// of the others.
@@ -73,13 +73,13 @@ macro_rules! puts {
 }
 /// Writes live leases.
 const LEASE: Puts = puts!(
-    21,
+    22,
     concat!(
         "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
         hold_columns!(),
-        ", token, away)"
+        ", token, away, notice_us)"
     ),
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 );
 /// Writes ended leases. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
 /// to be able to undo itself.
@@ -191,7 +191,8 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
         signed(row.today),
         json(&row.groups)?,
         signed(row.turn.0),
-        row.parked_byte_us.to_string()
+        row.parked_byte_us.to_string(),
+        json(&row.costs)?
     ])?;
     Ok(())
 }
@@ -209,6 +210,7 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
         groups: from_json(row, 7)?,
         turn: time(row, 8)?,
         parked_byte_us: wide(9)?,
+        costs: from_json(row, 10)?,
     };
     Ok((TenantId(small(row, 0)?), tenant))
 }
@@ -280,7 +282,8 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     put.raw_bind_parameter(bound + 8, finish)?;
     bind_hold(put, bound + 9, row.hold())?;
     put.raw_bind_parameter(bound + 20, row.token.map(|token| token.0))?;
-    put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)
+    put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)?;
+    put.raw_bind_parameter(bound + 22, row.hold().and_then(|hold| hold.notice).map(|notice| signed(notice.0)))
 }
 
 /// Writes how live leases end.
@@ -303,7 +306,11 @@ pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
 
 /// Reads a live lease.
 pub fn lease(row: &Row<'_>) -> Result<Lease> {
-    let hold = || hold(row, 8)?.ok_or_else(|| bad(8, "granted, but nothing was granted"));
+    let notice = maybe(row, 21)?.map(Time);
+    let hold = || {
+        let hold = hold(row, 8)?.ok_or_else(|| bad(8, "granted, but nothing was granted"))?;
+        Ok::<Hold, Error>(Hold { notice, ..hold })
+    };
     let away = || from_json::<Away>(row, 20);
     let phase = match text(row, 5)? {
         "waiting" => Phase::Waiting { give_up: time(row, 6)? },
@@ -391,6 +398,7 @@ fn hold(row: &Row<'_>, first: usize) -> Result<Option<Hold>> {
             Type::Null => None,
             _ => Some(from_json(row, first + 10)?),
         },
+        notice: None,
     }))
 }
 
@@ -421,7 +429,7 @@ pub fn past(row: &Row<'_>) -> Result<Ended> {
         tenant: TenantId(small(row, 1)?),
         asked: time(row, 2)?,
         ask: from_json(row, 3)?,
-        finish: Finish { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())) },
+        finish: Finish { reason, at: time(row, 5)?, peak: peak.map(|peak| Bytes(peak.cast_unsigned())), signal: None },
         hold: hold(row, 7)?,
     })
 }

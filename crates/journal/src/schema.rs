@@ -214,6 +214,10 @@ ALTER TABLE leases_3 RENAME TO leases;
 ALTER TABLE past ADD COLUMN turns TEXT;
 ALTER TABLE tenants ADD COLUMN parked_byte_us TEXT NOT NULL DEFAULT '0';  -- decimal: it has 128 bits
 ",
+    "
+ALTER TABLE tenants ADD COLUMN costs TEXT NOT NULL DEFAULT '{}';  -- JSON: what its programs' moves took
+ALTER TABLE leases ADD COLUMN notice_us INTEGER;                  -- it was told that it is over then
+",
 ];
 
 /// What a file is, by its own word.

@@ -479,6 +479,9 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
             2 => Some(On::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,
         },
+        yields: false,
+        may_lose: false,
+        notice: None,
         name: None,
     }
 }

@@ -21,6 +21,7 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Parking;
 use sublet_core::rows::Phase;
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
 /// What a context takes where nobody measured it.
@@ -54,7 +55,7 @@ impl Habits {
     /// Where bytes go in this house.
     pub fn parking(&self, luck: &mut Rng) -> Parking {
         if self.library == 0 {
-            return Parking::default();
+            return Parking { preempt: false, ..Parking::default() };
         }
         Parking {
             ram: Bytes::gib(luck.pick(&[0, 6, 20, 60, 200, 200])),
@@ -62,6 +63,8 @@ impl Habits {
             term: Span::secs(luck.pick(&[20, 120, 1_000, 43_200])),
             limit: Span::secs(luck.pick(&[4, 10, 30])),
             rest: Span::secs(luck.pick(&[2, 10, 60])),
+            preempt: false,
+            ..Parking::default()
         }
     }
 }
@@ -254,14 +257,14 @@ impl Sim<'_> {
     pub(crate) fn hear(&mut self, process: ProcKey) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, said) in std::mem::take(&mut program.outbox) {
-            self.report(Event::Said { lease, process, said })?;
+            self.report(Event::Said { lease, rung: Rung::Park, process, said })?;
         }
         Ok(())
     }
 
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, process: ProcKey) -> Result<(), Violation> {
-        self.report(Event::Said { lease, process, said: Said::Left })
+        self.report(Event::Said { lease, rung: Rung::Park, process, said: Said::Left })
     }
 
     /// Somebody's program submits work: if its bytes are away, it waits for them.

@@ -67,7 +67,7 @@ impl Turn<'_> {
         Answer::Lease(lease)
     }
 
-    fn held_by(&self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Result<(Lease, Hold), Refusal> {
+    pub(super) fn held_by(&self, by: &Caller, lease: LeaseId, epoch: Epoch) -> Result<(Lease, Hold), Refusal> {
         let row = self.find(by, lease)?;
         match &row.phase {
             Phase::Waiting { .. } => Err(Refusal::StillWaiting),

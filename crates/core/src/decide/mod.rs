@@ -10,6 +10,7 @@ pub(crate) mod board;
 mod calls;
 pub mod offer;
 mod park;
+pub mod preempt;
 mod see;
 pub(crate) mod serve;
 mod term;
@@ -20,9 +21,11 @@ use crate::event::{Answer, Caller, Event, Refusal};
 use crate::ids::{Epoch, LeaseId};
 use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
+use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 
+pub(crate) use park::HOOK;
 pub use tokens::may_know;
 
 /// A gap between two events longer than this is a stall: the loop ticks far more often.
@@ -51,6 +54,7 @@ pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
     let mut turn = Turn { state, now, actions: Vec::new(), past: Vec::new() };
     turn.mind_the_gap(&event);
     let answer = turn.take(event);
+    turn.make_room();
     Outcome { answer, actions: turn.actions, past: turn.past }
 }
 
@@ -80,7 +84,9 @@ impl Turn<'_> {
             Event::Cleared { by, card } => return self.clear(&by, &card),
             Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
             Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
-            Event::Said { lease, process, said } => self.heard(lease, process, said),
+            Event::Said { lease, rung, process, said } => self.heard(lease, rung, process, said),
+            Event::Hooked { by, lease, epoch, said } => return self.hooked(&by, lease, epoch, said),
+            Event::Runs { lease, program } => self.state.set_program(lease, program),
             Event::Ram { available } => self.state.ram = available,
             Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
@@ -133,7 +139,9 @@ impl Turn<'_> {
             let active = |row: &&Lease| matches!(row.phase, Phase::Active(_));
             let active: Vec<LeaseId> = self.state.rows().leases.values().filter(active).map(|l| l.id).collect();
             for lease in active {
-                self.emit(Action::Park { lease, at: self.now, booked: Bytes::ZERO, again: None });
+                let (booked, had, rung) = (Bytes::ZERO, Bytes::ZERO, Rung::Park);
+                let (again, program, room_for) = (None, String::new(), None);
+                self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
             }
         }
         if rebooted || self.state.planted(Mutant::RestartEnds) {

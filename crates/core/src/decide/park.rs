@@ -16,15 +16,19 @@ use super::board::Fit;
 use super::serve::charged;
 use crate::action::{Action, Unparked};
 use crate::ask::{Ask, Vram};
+use crate::cost::Way;
 use crate::event::{Answer, Caller, Refusal};
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable, Rest, Said, Watch, all_back, all_parked, is_seen_gone, none_parked};
 use crate::rows::{Away, Hold, Lease, Phase, Reason};
+use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::borrow::Cow;
 
+/// Who speaks for a holder with a hook.
+pub(crate) const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
 /// Whoever said that its bytes are gone when they were not is believed again after so many rests.
@@ -41,8 +45,9 @@ impl Turn<'_> {
             Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
-                let booked = hold.booked();
-                self.emit(Action::Park { lease, at: self.now, booked, again: None });
+                let (booked, rung, had) = (hold.booked(), Rung::Park, Bytes::ZERO);
+                let (again, program, room_for) = (None, String::new(), None);
+                self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
                 return Answer::Lease(lease);
             }
             Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),
@@ -51,12 +56,31 @@ impl Turn<'_> {
         }
         // A hand that asks may try again at once.
         if let Some(live) = self.state.live_mut(lease) {
-            live.rest = None;
+            live.rests.clear();
         }
         match self.park(lease, None) {
             Ok(()) => Answer::Lease(lease),
             Err(why) => Answer::Refused(Refusal::NotParkable(why)),
         }
+    }
+
+    /// The wrapper of a holder says how its hook went.
+    pub(super) fn hooked(&mut self, by: &Caller, lease: LeaseId, epoch: Epoch, said: Said) -> Answer {
+        let row = match self.held_by(by, lease, epoch) {
+            Ok((row, _)) => row,
+            Err(refusal) => return Answer::Refused(refusal),
+        };
+        let due = match (&row.phase, &said) {
+            (Phase::Parking(_, away), Said::Parked(_) | Said::Refused(_)) => away.rung == Rung::Yield,
+            (Phase::Resuming(_, away), Said::Resumed | Said::Refused(_)) => away.rung == Rung::Yield,
+            (Phase::Parked(..), Said::Wants) => true,
+            _ => false,
+        };
+        // Said too late, or twice.
+        if due {
+            self.heard(lease, Rung::Yield, HOOK, said);
+        }
+        Answer::Lease(lease)
     }
 
     /// Somebody wants a parked holder to have its cards again.
@@ -74,14 +98,29 @@ impl Turn<'_> {
         Answer::Lease(lease)
     }
 
-    /// Puts a holder on its way off its cards, if it can be.
+    /// Puts a holder on its way off its cards, in the cheapest way that it can be.
     pub(super) fn park(&mut self, lease: LeaseId, again: Option<Time>) -> Result<(), NotParkable> {
+        let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
+        let rung = way_out(self.state, row, self.now)?;
+        self.park_by(lease, rung, again, None)
+    }
+
+    /// Puts a holder on its way off its cards in this way.
+    pub(super) fn park_by(
+        &mut self,
+        lease: LeaseId,
+        rung: Rung,
+        again: Option<Time>,
+        room_for: Option<LeaseId>,
+    ) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         if self.state.disk_full {
             return Err(NotParkable::Lately("the disk is full".to_owned()));
         }
-        let booked = parking::parkable(self.state, row, self.now)?;
-        self.emit(Action::Park { lease, at: self.now, booked, again });
+        let booked = parking::parkable(self.state, row, rung, self.now)?;
+        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(self.state, lease, hold));
+        let program = self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default();
+        self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
             live.wants = false;
@@ -90,26 +129,35 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// A program of a holder says something.
-    pub(super) fn heard(&mut self, lease: LeaseId, process: ProcKey, said: Said) {
-        let Some(live) = self.state.live_mut(lease) else { return };
+    /// Something is said of a program of a holder, on a rung.
+    pub(super) fn heard(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, said: Said) {
+        let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
-            Said::Here { parked } => live.shims.entry(process).or_default().parked = parked,
-            Said::Left => drop(live.shims.remove(&process)),
-            Said::Cannot(why) => live.shims.entry(process).or_default().cannot = why,
-            Said::Parked(bytes) => live.shims.entry(process).or_default().parked = Some(bytes),
-            Said::Resumed => live.shims.entry(process).or_default().parked = None,
-            Said::Refused(why) => return self.refused(lease, &why),
+            Said::Here { parked } => voices.entry(process).or_default().parked = parked,
+            Said::Left => drop(voices.remove(&process)),
+            Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
+            Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
+            Said::Resumed => voices.entry(process).or_default().parked = None,
+            Said::Refused(why) => return self.refused(lease, rung, &why),
             Said::Wants => return self.wants(lease),
         }
+        self.state.set_movable(lease);
+        if self.state.lease(lease).and_then(Lease::away).is_some_and(|away| away.rung != rung) {
+            return;
+        }
         // What was seen before its last word proves nothing.
-        live.watch = Watch::default();
+        if let Some(live) = self.state.live_mut(lease) {
+            live.watch = Watch::default();
+        }
         self.settle(lease);
     }
 
     /// A program could not do what it was told.
-    fn refused(&mut self, lease: LeaseId, why: &str) {
+    fn refused(&mut self, lease: LeaseId, rung: Rung, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
+        if row.away().is_none_or(|away| away.rung != rung) {
+            return;
+        }
         match &row.phase {
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
@@ -131,8 +179,9 @@ impl Turn<'_> {
 
     fn rest(&mut self, lease: LeaseId, why: &str, times: u64) {
         let until = self.now + Span(self.state.policy().parking.rest.0.saturating_mul(times));
+        let Some(rung) = self.state.lease(lease).and_then(Lease::away).map(|away| away.rung) else { return };
         if let Some(live) = self.state.live_mut(lease) {
-            live.rest = Some(Rest { until, why: why.to_owned() });
+            live.rests.insert(rung, Rest { until, why: why.to_owned() });
         }
     }
 
@@ -203,16 +252,18 @@ impl Turn<'_> {
     /// Takes the next step of a park or a resume, if it can be taken.
     fn settle(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).cloned() else { return };
-        let (phase, hold) = match &row.phase {
-            Phase::Parking(hold, _) => (true, hold),
-            Phase::Resuming(hold, _) => (false, hold),
+        let (phase, hold, rung) = match &row.phase {
+            Phase::Parking(hold, away) => (true, hold, away.rung),
+            Phase::Resuming(hold, away) => (false, hold, away.rung),
             _ => return,
         };
-        let done = if phase { all_parked(self.state, &row, hold) } else { all_back(self.state, &row, hold) };
+        let state = &*self.state;
+        let done = if phase { all_parked(state, &row, hold, rung) } else { all_back(state, &row, hold, rung) };
         let believed = phase && self.state.planted(Mutant::BelieveParked);
         let one_look = self.state.planted(Mutant::OneLook);
         let half = phase && self.state.planted(Mutant::ParkHalf);
-        let half = half && self.state.live(lease).is_some_and(|live| live.shims.values().any(|s| s.parked.is_some()));
+        let half =
+            half && self.state.live(lease).is_some_and(|live| live.voices(rung).values().any(|s| s.parked.is_some()));
         let Some(live) = self.state.live_mut(lease) else { return };
         if !done && !half {
             live.watch.said = None;
@@ -223,8 +274,8 @@ impl Turn<'_> {
             live.watch.said = Some(self.now);
             live.watch.looks.clear();
         }
-        let said: Bytes = live.shims.values().filter_map(|shim| shim.parked).sum();
-        if phase && said > hold.booked() {
+        let said: Bytes = live.voices(rung).values().filter_map(|voice| voice.parked).sum();
+        if phase && rung != Rung::Yield && said > hold.booked() {
             return self.stay(lease, "its programs have more than was booked for them");
         }
         let looks = if phase && !one_look { LOOKS } else { 1 };
@@ -244,8 +295,8 @@ impl Turn<'_> {
     /// A holder has its cards and its bytes on them.
     fn back(&mut self, row: &Lease) {
         let until = self.now + self.state.policy().parking.rest;
-        if let Some(Away { back: false, .. }) = row.away()
-            && let Some(rest) = self.state.live_mut(row.id).and_then(|live| live.rest.as_mut())
+        if let Some(Away { back: false, rung, .. }) = row.away()
+            && let Some(rest) = self.state.live_mut(row.id).and_then(|live| live.rests.get_mut(rung))
         {
             // It could not be parked, however long it took to see that: it is not tried at once again.
             rest.until = rest.until.max(until);
@@ -271,7 +322,10 @@ impl Turn<'_> {
     /// A park or a resume was not seen to be done in time.
     pub(super) fn overdue(&mut self, row: &Lease, since: Time) {
         let (lease, at) = (row.id, self.now);
-        if let Some(later) = self.not_before(since, since + self.state.policy().parking.limit) {
+        let Some((rung, limit)) = row.away().map(|away| (away.rung, self.state.policy().parking.limit_of(away))) else {
+            return;
+        };
+        if let Some(later) = self.not_before(since, since + limit) {
             return self.look_again(row, later);
         }
         let said = self.state.live(lease).is_some_and(|live| live.watch.said.is_some());
@@ -287,14 +341,16 @@ impl Turn<'_> {
                 self.settle(lease);
             }
             // None of its programs is there that could bring anything back.
-            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(none_parked) => self.back(row),
+            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(|live| none_parked(live, rung)) => {
+                self.back(row);
+            }
             Phase::Resuming(_, Away { back: true, .. }) if !said => {
                 self.rest(lease, "one of its programs did not answer", 1);
                 self.emit(Action::Retreat { lease, at });
                 self.settle(lease);
             }
             // It has its room; its cards need only be seen.
-            _ => self.look_again(row, at + self.state.policy().parking.limit),
+            _ => self.look_again(row, at + limit),
         }
     }
 
@@ -318,8 +374,9 @@ impl Turn<'_> {
 
     /// Whether a waiter must rest before it is tried again.
     pub(super) fn rests(&self, lease: &Lease) -> bool {
-        let rest = self.state.live(lease.id).and_then(|live| live.rest.as_ref());
-        matches!(lease.phase, Phase::Parked(..)) && rest.is_some_and(|rest| rest.until > self.now)
+        let Phase::Parked(_, away) = &lease.phase else { return false };
+        let rest = self.state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
+        rest.is_some_and(|rest| rest.until > self.now)
     }
 
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
@@ -330,6 +387,34 @@ impl Turn<'_> {
         }
         (fit.vram + still_has(self.state, lease.id, hold)).min(hold.vram)
     }
+}
+
+/// The cheapest way in which a holder can leave its cards now, without being ended.
+pub(crate) fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParkable> {
+    let possible = Rung::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
+    let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
+    let best = able.min_by_key(|rung| (price_of_leaving(state, lease, *rung), *rung));
+    match (best, possible) {
+        (Some(rung), _) => Ok(rung),
+        // What is said of the library is what most people can do something about.
+        (None, [_, (_, Err(why)), _]) => Err(why),
+        (None, _) => Err(NotParkable::NotActive),
+    }
+}
+
+/// How long it takes a holder to leave in this way and to come back.
+pub(crate) fn price_of_leaving(state: &State, lease: &Lease, rung: Rung) -> Span {
+    takes(state, lease, rung, Way::Out) + takes(state, lease, rung, Way::Back)
+}
+
+/// How long it takes a holder to leave in this way, or to come back.
+pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span {
+    let had = lease.hold().map_or(Bytes::ZERO, |hold| match lease.away() {
+        Some(away) => away.had,
+        None => parking::had(state, lease.id, hold),
+    });
+    let program = state.live(lease.id).map_or("", |live| live.program.as_str());
+    state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, rung, way, had)
 }
 
 /// What a parked holder still has on each of its cards at least.

@@ -55,6 +55,8 @@ impl Turn<'_> {
     /// Ended leases whose cards were all seen after their end count no more.
     pub(super) fn retire(&mut self, card: CardId, begun: Time) {
         let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
+            // Who is ended for others has its processes until they are gone.
+            Some(Phase::Ending(_, finish)) if finish.reason == Reason::Preempted && self.has_targets(*lease) => false,
             Some(Phase::Ending(_, finish)) => finish.at < begun,
             _ => false,
         };

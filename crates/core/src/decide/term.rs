@@ -24,7 +24,7 @@ impl Turn<'_> {
                 Phase::Active(hold) => self.held(&row, hold),
                 Phase::Parking(hold, away) | Phase::Resuming(hold, away) => self.under_way(&row, hold, away.since),
                 Phase::Parked(_, away) => self.park_over(&row, away.since),
-                Phase::Ending(..) => {}
+                Phase::Ending(..) => self.finish_off(lease),
             }
         }
     }
@@ -53,6 +53,9 @@ impl Turn<'_> {
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
+        if let Some(notice) = hold.notice {
+            return self.notice_over(lease, hold, notice);
+        }
         let early = self.state.planted(Mutant::ExpireEarly);
         let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
         let renews = worked && !lease.fixed() && self.state.renewal_point(lease, hold) <= self.now;
@@ -113,7 +116,7 @@ impl Turn<'_> {
 
     /// The holder worked: from its renewal point on, that renews it.
     pub(super) fn worked(&mut self, lease: LeaseId) {
-        self.state.set_worked(lease);
+        self.state.set_worked(lease, self.now);
         let Some(row) = self.state.lease(lease).cloned() else { return };
         if let Phase::Active(hold) = &row.phase
             && !row.fixed()

@@ -4,16 +4,18 @@ use super::body::{self, Name, lease_id};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Mail, Reply, Watch};
+use crate::signals;
 use crate::view;
 use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
-use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::parking::Said;
 use sublet_core::units::{Bytes, Span};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
@@ -42,6 +44,9 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     let ask = ask_of(heard.body, ttl)?;
     Ok(app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?)
 }
+
+/// A hook says no more than this of why it failed.
+const WHY_MAX: usize = 256;
 
 fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
     let odd = |refusal| words::problem(&Refusal::BadAsk(refusal));
@@ -72,11 +77,21 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
         },
         preempt: match ask.preempt {
-            wire::Preempt::Park | wire::Preempt::End => Preempt::Usual,
+            wire::Preempt::Park => Preempt::Usual,
+            wire::Preempt::End => Preempt::End,
             wire::Preempt::Never => Preempt::Never,
         },
         at_least: ask.at_least_bytes.map(Bytes),
         on: ask.on.as_deref().map(On::read),
+        yields: ask.yields,
+        may_lose: ask.may_lose,
+        notice: match ask.notice {
+            None => None,
+            Some(notice) => {
+                let signal = signals::number(&notice.signal).ok_or_else(|| odd(BadAsk::Notice))?;
+                Some(Notice { signal, before: Span(notice.before_s.saturating_mul(1_000_000)) })
+            }
+        },
         name: ask.name,
     })
 }
@@ -319,6 +334,30 @@ pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) ->
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let reply = app.post.call(by.clone(), Event::ResumeAsked { by: by.clone(), lease }, heard.key).await?;
+    ended_is_ended(&app, by, lease, reply).await
+}
+
+/// What came of the hook that a holder's wrapper ran. Its word moves no bytes: the cards are looked at.
+#[utoipa::path(post, operation_id = "tell_hook", path = "/v1/leases/{id}/hook", tag = "leases", request_body = wire::Hooked, params(
+    ("id" = String, Path, description = "the lease", example = "L1"),
+    Repeat,
+), responses(
+    (status = 200, description = "the lease", body = wire::Lease),
+    OnCall,
+))]
+pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Hooked>(request).await?;
+    let lease = lease_id(&id)?;
+    let by = heard.peer.caller.clone();
+    let why = || heard.body.why.as_deref().unwrap_or("its hook failed").chars().take(WHY_MAX).collect();
+    let said = match heard.body.done {
+        wire::Done::Yielded => Said::Parked(Bytes::ZERO),
+        wire::Done::Resumed => Said::Resumed,
+        wire::Done::Failed => Said::Refused(why()),
+        wire::Done::Wants => Said::Wants,
+    };
+    let event = Event::Hooked { by: by.clone(), lease, epoch: Epoch(heard.body.epoch), said };
+    let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
 

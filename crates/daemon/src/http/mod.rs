@@ -114,6 +114,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/leases/{id}/accept", post(leases::accept))
         .route("/v1/leases/{id}/bind", post(leases::bind))
         .route("/v1/leases/{id}/park", post(leases::park))
+        .route("/v1/leases/{id}/hook", post(leases::hook))
         .route("/v1/leases/{id}/resume", post(leases::resume))
         .route("/v1/leases/{id}/explain", get(leases::explain))
         .route("/v1/queue", get(leases::queue))

@@ -16,7 +16,7 @@ use utoipa::{Modify, OpenApi};
     servers((url = "http://localhost", description = "over the Unix socket")),
     paths(
         leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind,
-        leases::park, leases::resume,
+        leases::park, leases::resume, leases::hook,
         leases::explain, leases::queue, cards::list, cards::drain, cards::clear, tokens::make, tokens::list,
         tokens::revoke, records::usage, records::audit, events::stream,
         super::health, super::ready,

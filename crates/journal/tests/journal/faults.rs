@@ -256,7 +256,7 @@ fn a_torn_end_of_the_write_ahead_log_costs_only_what_was_not_acknowledged() {
 fn an_end_of_a_lease_that_is_not_there_is_not_written() {
     let dir = Dir::new();
     let (mut journal, _) = dir.open();
-    let finish = Finish { reason: Reason::Released, at: Time(1), peak: None };
+    let finish = Finish { reason: Reason::Released, at: Time(1), peak: None, signal: None };
     let refused = journal.commit(&Batch { ending: vec![(LeaseId(9), finish)], ..Batch::default() }).unwrap_err();
     assert!(matches!(refused, CommitError::Broken(_)));
 }
@@ -318,6 +318,8 @@ fn a_file_of_the_first_version_keeps_its_leases() {
             "leases.away",
             "past.turns",
             "tenants.parked_byte_us",
+            "tenants.costs",
+            "leases.notice_us",
         ]);
     for (table, column) in later.filter_map(|name| name.split_once('.')) {
         dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));

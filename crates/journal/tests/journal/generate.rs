@@ -6,6 +6,7 @@ use sublet_core::ask::{Ask, On, Term};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
+use sublet_core::rung::Rung;
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, Entry, Open, StoredAnswer};
@@ -186,7 +187,21 @@ impl World {
             }
             (6..=8, Some(lease), Some(Phase::Active(_))) if self.dice.below(2) == 0 => {
                 let (at, booked) = (self.now, Bytes(self.dice.below(1 << 40)));
-                self.act(Action::Park { lease, at, booked, again: (booked.0 % 2 == 0).then_some(at) });
+                let again = (booked.0 % 2 == 0).then_some(at);
+                let rung = Rung::REVERSIBLE[(booked.0 % 3) as usize];
+                let (had, program) = (booked, format!("p{}", booked.0 % 5));
+                self.act(Action::Park { lease, at, booked, again, rung, had, program, room_for: None });
+            }
+            (9, Some(lease), Some(Phase::Active(hold))) => {
+                let (at, until) = (self.now, self.now + Span::secs(60));
+                self.act(match hold.notice {
+                    None => Action::Notice { lease, at, until, room_for: lease },
+                    Some(_) => Action::Spare { lease },
+                });
+            }
+            (3..=5, Some(lease), Some(Phase::Ending(..))) => {
+                let (at, processes) = (self.now, vec![ProcKey { pid: 7, start: 9 }]);
+                self.act(Action::Signal { lease, signal: 15, at, processes });
             }
             (3..=7, Some(lease), Some(Phase::Parking(..))) => {
                 let (at, draw) = (self.now, self.dice.below(4));

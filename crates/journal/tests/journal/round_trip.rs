@@ -2,15 +2,17 @@
 
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
-use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
+use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant, Turns};
+use sublet_core::rung::Rung;
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 10] = [
+const REASONS: [Reason; 11] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -18,6 +20,7 @@ const REASONS: [Reason; 10] = [
     Reason::HolderExited,
     Reason::Revoked,
     Reason::ParkExpired,
+    Reason::Preempted,
     Reason::DeviceLost,
     Reason::HostRebooted,
     Reason::WaitOver,
@@ -34,6 +37,9 @@ fn extreme_ask() -> Ask {
         preempt: Preempt::Usual,
         at_least: None,
         on: Some(On::Uuid("GPU-\u{0}'\"\\".to_owned())),
+        yields: true,
+        may_lose: true,
+        notice: Some(Notice { signal: u8::MAX, before: Span(u64::MAX) }),
         name: Some("名前 🦀".to_owned()),
     }
 }
@@ -57,12 +63,22 @@ fn extreme_hold() -> Hold {
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
         }),
+        notice: None,
     }
+}
+
+fn costs() -> Costs {
+    let mut costs = Costs::default();
+    costs.learn("é'\"", Rung::Driver, Way::Back, Bytes(u64::MAX), Span(u64::MAX), Time(u64::MAX));
+    costs
 }
 
 fn extreme_away() -> Away {
     Away {
         since: Time(u64::MAX),
+        rung: Rung::Driver,
+        had: Bytes(u64::MAX),
+        program: "é'\"".to_owned(),
         again: Some(Time(1 << 63)),
         back: true,
         wants: Some(Time(u64::MAX)),
@@ -91,11 +107,16 @@ fn token(id: u32) -> Token {
 }
 
 fn extreme_rows() -> Rows {
-    let finish = Finish { reason: Reason::DeviceLost, at: Time(u64::MAX), peak: Some(Bytes(u64::MAX)) };
+    let finish = Finish {
+        reason: Reason::DeviceLost,
+        at: Time(u64::MAX),
+        peak: Some(Bytes(u64::MAX)),
+        signal: Some((u8::MAX, Time(u64::MAX))),
+    };
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
         Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
-        lease(8, Phase::Active(Hold { turns: None, ..extreme_hold() })),
+        lease(8, Phase::Active(Hold { turns: None, notice: Some(Time(u64::MAX)), ..extreme_hold() })),
         lease(9, Phase::Parking(extreme_hold(), extreme_away())),
         lease(10, Phase::Parked(extreme_hold(), extreme_away())),
         lease(11, Phase::Resuming(extreme_hold(), extreme_away())),
@@ -123,6 +144,7 @@ fn extreme_rows() -> Rows {
                 groups: vec!["lab".to_owned(), "\"".to_owned()],
                 today: u64::MAX,
                 parked_byte_us: u128::MAX,
+                costs: costs(),
             },
             Tenant::default(),
         ],
@@ -197,7 +219,7 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
             ask: extreme_ask(),
             asked: Time(u64::MAX),
             hold: (id > 3).then(extreme_hold),
-            finish: Finish { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)) },
+            finish: Finish { reason, at: Time(u64::MAX), peak: (id > 5).then_some(Bytes(u64::MAX)), signal: None },
         })
         .collect();
     journal.commit(&Batch { past: past.clone(), ..Batch::default() }).unwrap();
@@ -209,9 +231,9 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [10, 9, 8]);
+    assert_eq!(ids(None, None, 3), [11, 10, 9]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
-    assert_eq!(ids(Some(TenantId(1)), None, 10), [9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
 }
 

@@ -100,11 +100,12 @@ impl Books {
             }
             Event::ParkAsked { by, lease } => Cause::Park(*lease, self.park_asked(now, by, *lease)),
             Event::ResumeAsked { by, lease } => Cause::Resume(*lease, self.resume_asked(by, *lease)),
-            Event::Said { lease, process, said } => Cause::Said(*lease, self.heard(now, *lease, *process, said)),
+            Event::Said { lease, process, said, .. } => Cause::Said(*lease, self.heard(now, *lease, *process, said)),
             Event::Ram { available } => {
                 self.read_ram(*available);
                 Cause::Other
             }
+            Event::Hooked { .. } | Event::Runs { .. } => Cause::Other,
             Event::Drained { by, card } => Cause::Service(self.service(by, card)),
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);

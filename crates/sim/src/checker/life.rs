@@ -39,7 +39,10 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
-            Action::Park { lease, at, booked, again } => self.park(now, cause, *lease, *at, *booked, *again),
+            Action::Notice { .. } | Action::Spare { .. } | Action::Signal { .. } => {
+                must(20, false, || format!("{action:?}: nobody here chose to be ended"))
+            }
+            Action::Park { lease, at, booked, again, .. } => self.park(now, cause, *lease, *at, *booked, *again),
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
             Action::Want { lease, at, vram, at_least } => self.want(now, cause, *lease, *at, *vram, *at_least),
@@ -225,7 +228,7 @@ impl Books {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            Reason::Budget => false,
+            Reason::Budget | Reason::Preempted => false,
             Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);

@@ -11,17 +11,19 @@ mod fair;
 mod hostile;
 mod order;
 mod park;
+mod preempt;
 mod room;
 mod term;
 mod tokens;
 
-use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
+use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
 use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
 use crate::rows::Rows;
+use crate::rung::Rung;
 use crate::token::{TokenAsk, TokenCaps, TokenHash};
 use crate::units::{Bytes, Span, Time};
 use crate::{State, action::Action, decide};
@@ -175,7 +177,20 @@ impl Teller {
             ["park", id, who] => Event::ParkAsked { by: by(who), lease: lease(id) },
             ["resume", id, who] => Event::ResumeAsked { by: by(who), lease: lease(id) },
             ["ram", size] => Event::Ram { available: Some(bytes(size)) },
-            ["shim", id, said @ ..] => {
+            ["runs", id, program] => Event::Runs { lease: lease(id), program: program.to_string() },
+            ["hook", id, who, said @ ..] => {
+                let said = match said {
+                    ["yielded"] => Said::Parked(Bytes::ZERO),
+                    ["resumed"] => Said::Resumed,
+                    ["failed", why @ ..] => Said::Refused(why.join(" ")),
+                    ["wants"] => Said::Wants,
+                    other => panic!("no such word: {other:?}"),
+                };
+                let epoch = self.state.lease(lease(id)).and_then(|row| row.hold()).map_or(Epoch(0), |hold| hold.epoch);
+                Event::Hooked { by: by(who), lease: lease(id), epoch, said }
+            }
+            [rung @ ("shim" | "driver"), id, said @ ..] => {
+                let rung = if *rung == "shim" { Rung::Park } else { Rung::Driver };
                 let said = match said {
                     ["here"] => Said::Here { parked: None },
                     ["here", "parked", size] => Said::Here { parked: Some(bytes(size)) },
@@ -189,7 +204,8 @@ impl Teller {
                     other => panic!("no such word: {other:?}"),
                 };
                 // `L1/x` is another program of L1's.
-                Event::Said { lease: lease(id.split('/').next().expect("a lease")), process: process(id), said }
+                let lease = lease(id.split('/').next().expect("a lease"));
+                Event::Said { lease, rung, process: process(id), said }
             }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
@@ -238,9 +254,18 @@ impl Teller {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
             }
             Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
-            Action::Park { lease, booked, again, .. } => {
+            Action::Park { lease, booked, again, rung, room_for, .. } => {
                 let again = if again.is_some() { ", and asks again" } else { "" };
-                writeln!(out, "{now} park {lease} ({booked} booked{again})")
+                let by = if *rung == Rung::Park { String::new() } else { format!(" by {rung}") };
+                let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
+                writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again})")
+            }
+            Action::Notice { lease, until, room_for, .. } => {
+                writeln!(out, "{now} notice {lease} until {until} for {room_for}")
+            }
+            Action::Spare { lease } => writeln!(out, "{now} spare {lease}"),
+            Action::Signal { lease, signal, processes, .. } => {
+                writeln!(out, "{now} signal {signal} to {} of {lease}", processes.len())
             }
             Action::Unpark { lease, why, .. } => writeln!(out, "{now} unpark {lease} ({why:?})"),
             Action::Parked { lease, .. } => writeln!(out, "{now} parked {lease}"),
@@ -318,6 +343,10 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             ("spot", _) => ask.tier = Tier::Spot,
             ("least", size) => ask.at_least = Some(bytes(size)),
             ("never", _) => ask.preempt = Preempt::Never,
+            ("end", _) => ask.preempt = Preempt::End,
+            ("yields", _) => ask.yields = true,
+            ("may-lose", _) => ask.may_lose = true,
+            ("notice", span) => ask.notice = Some(Notice { signal: 10, before: seconds(span) }),
             ("alone", _) => ask.exclusivity = Exclusivity::Device,
             ("private", _) => ask.exclusivity = Exclusivity::Session,
             other => panic!("no such wish: {other:?}"),

@@ -6,7 +6,8 @@ use crate::units::{Bytes, Span};
 use expect_test::{Expect, expect};
 
 pub(super) fn house() -> Policy {
-    Policy { parking: Parking { ram: Bytes::gib(32), ..Parking::default() }, ..Policy::default() }
+    // These stories are of what happens when a lease comes to its end.
+    Policy { parking: Parking { ram: Bytes::gib(32), preempt: false, ..Parking::default() }, ..Policy::default() }
 }
 
 /// A story that begins with ann's 16 GiB on a card of 24, of which her program has 14.

@@ -1,0 +1,446 @@
+//! Room is made for whoever waits: who leaves, in which way, at what price, and when waiting is better.
+//!
+//! A holder leaves for somebody more urgent, when it is idle, or when it had its turn and somebody who
+//! stands no lower waits. Each has a price: the time it takes to leave, what it loses meanwhile, and the
+//! time to come back, from what was measured of it ([`crate::cost`]). The cheapest set that makes the
+//! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
+
+use super::Turn;
+use super::board::could_hold;
+use super::park::{as_of_now, takes};
+use super::serve::{free_to_start, need, wanted};
+use crate::action::Action;
+use crate::ask::{Exclusivity, Preempt, Tier, Vram};
+use crate::cost::Way;
+use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::parking::{self, NotParkable};
+use crate::plan::{self, Site, Victim};
+use crate::reading::Reading;
+use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
+use crate::rung::Rung;
+use crate::state::State;
+use crate::units::{Bytes, Span, Time};
+use std::fmt;
+
+/// Waiters for whom room is made at a time.
+const AT_A_TIME: usize = 4;
+/// How often it is reckoned whether room could be made, while nothing else happens.
+const AGAIN: Span = Span(200_000);
+/// What is left of a holder whose context was never measured.
+const CONTEXT: Bytes = Bytes::mib(512);
+const TERM: u8 = 15;
+const KILL: u8 = 9;
+
+/// How a holder could be made to leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prospect {
+    /// Who is asked first, whatever the price: idle and spot, then less urgent, then equals.
+    pub rank: u8,
+    /// In which way.
+    pub rung: Rung,
+    /// Its cards are free after so long.
+    pub out: Span,
+    /// What it loses: what it would have done meanwhile, or what it did since it began.
+    pub loss: Span,
+    /// What it takes to bring it back.
+    pub back: Span,
+    /// It was not at work.
+    pub idle: bool,
+}
+
+impl Prospect {
+    /// Everything it costs.
+    pub fn price(&self) -> Span {
+        self.out + self.loss + self.back
+    }
+}
+
+/// Why a holder is not made to leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spared {
+    /// It is on its way already, or about to end.
+    Leaving,
+    /// Its owner has the right not to be preempted.
+    Never,
+    /// It is at work, and stands higher than who waits.
+    Higher,
+    /// It is at work, and its turn is not over before then.
+    Turn {
+        /// When it is.
+        until: Time,
+    },
+    /// It cannot leave without being ended, and its owner did not choose that; why, rung by rung.
+    Stays(Vec<(Rung, NotParkable)>),
+}
+
+impl fmt::Display for Spared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spared::Leaving => f.write_str("it is leaving already"),
+            Spared::Never => f.write_str("it may not be preempted"),
+            Spared::Higher => f.write_str("it is at work, and stands higher"),
+            Spared::Turn { .. } => f.write_str("it is at work, and its turn is not over"),
+            Spared::Stays(whys) => {
+                // What the library says concerns most people; the rest is in `--json`.
+                let why = whys.iter().find(|(rung, _)| *rung == Rung::Park).or(whys.first());
+                match why {
+                    Some((_, why)) => write!(f, "{why}"),
+                    None => f.write_str("it cannot leave without being ended"),
+                }
+            }
+        }
+    }
+}
+
+/// What could be done for a waiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Making {
+    /// Enough is on its way already, on these cards.
+    Coming(Vec<CardId>),
+    /// These should leave.
+    Plan {
+        /// The cards it would have.
+        cards: Vec<CardId>,
+        /// Who leaves, and how.
+        victims: Vec<(LeaseId, Prospect)>,
+        /// What all of it costs.
+        price: Span,
+    },
+    /// Its room comes by itself then, sooner than it could be made.
+    Wait {
+        /// When.
+        until: Time,
+        /// What making it would cost.
+        price: Span,
+    },
+    /// The host memory is not enough for all who would have to leave.
+    Ram {
+        /// It takes so much.
+        need: Bytes,
+    },
+    /// Nobody can be made to leave who would help.
+    Nothing,
+}
+
+/// Whether, how and at what price a holder could be made to leave for a waiter.
+pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<Prospect, Spared> {
+    let Phase::Active(hold) = &holder.phase else { return Err(Spared::Leaving) };
+    if hold.notice.is_some() {
+        return Err(Spared::Leaving);
+    }
+    if holder.ask.preempt == Preempt::Never {
+        return Err(Spared::Never);
+    }
+    let parking = &state.policy().parking;
+    let since = idle_since(state, holder, hold);
+    let mut ways = Vec::new();
+    let mut stays = Vec::new();
+    for rung in Rung::REVERSIBLE {
+        match parking::parkable(state, holder, rung, now) {
+            Ok(_) => {
+                let (out, back) = (takes(state, holder, rung, Way::Out), takes(state, holder, rung, Way::Back));
+                ways.push((out + back, rung, out, Span(0), back));
+            }
+            Err(why) => stays.push((rung, why)),
+        }
+    }
+    if holder.ask.may_be_ended() {
+        let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
+        let out = takes(state, holder, Rung::End, Way::Out) + notice;
+        let lost = now.since(hold.began());
+        ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
+    }
+    let Some((moves, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
+    let (own, other) = (holder.ask.tier, waiter.first_ask().tier);
+    // Waiting longer for it than a move costs would be as dear as the move; work is told once a period.
+    let unseen = Span(2 * state.policy().period.0);
+    let patience = unseen + if other <= own { moves } else { parking.idle.max(moves) };
+    let idle = rung != Rung::End && now.since(since) >= patience;
+    let came_back = hold.turns.is_some();
+    let turn = hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
+    let least = hold.began() + parking.turn;
+    let turn = if idle { least } else { turn };
+    let rank = match () {
+        () if came_back && turn > now => return Err(Spared::Turn { until: turn }),
+        () if idle => 0,
+        () if own > other && own == Tier::Spot => 0,
+        () if own > other => 1,
+        () if own == other && waiter.first_ask().priority >= holder.ask.priority => {
+            if turn > now {
+                return Err(Spared::Turn { until: turn });
+            }
+            2
+        }
+        () => return Err(Spared::Higher),
+    };
+    let loss = match rung {
+        Rung::End => lost,
+        _ if idle => Span::ZERO,
+        _ => out + back,
+    };
+    Ok(Prospect { rank, rung, out, loss, back, idle })
+}
+
+/// Since when a holder is not known to have worked.
+fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
+    let worked = state.live(holder.id).and_then(|live| live.worked_at).unwrap_or(Time::ZERO);
+    // A daemon that was away has seen nothing.
+    worked.max(hold.began()).max(state.rows().meta.grace_from)
+}
+
+/// What cards will have, of what is free and what is leaving, while room is made for one after another.
+pub struct Outlook {
+    rooms: Vec<Bytes>,
+    /// Somebody ahead waits for this card, and nothing can be done for it.
+    closed: Vec<bool>,
+    ram: Option<Bytes>,
+}
+
+impl Outlook {
+    /// As it is now.
+    pub fn new(state: &State, now: Time) -> Outlook {
+        let coming = |card: CardId| -> Bytes {
+            let leaving = state.room(card).claims().iter().filter(|(_, claim)| claim.ends == Time::ZERO);
+            leaving.filter(|(_, claim)| !claim.parked).map(|(id, claim)| gain(state, *id, card, claim.counted())).sum()
+        };
+        let room = |card: CardId| match state.room(card).open(now, state.policy().period) {
+            Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
+            _ => Bytes::ZERO,
+        };
+        let rooms: Vec<Bytes> = state.cards().map(room).collect();
+        Outlook { closed: vec![false; rooms.len()], rooms, ram: parking::room(state) }
+    }
+
+    /// What could be done for a waiter, after all those who were looked at before it.
+    pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> Making {
+        let waiter = &*as_of_now(state, waiter);
+        let wanted = usize::from(waiter.ask.gpus);
+        let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
+        let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
+        let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
+        let able: Vec<CardId> = cards.iter().copied().filter(open).filter(readable).collect();
+        let holders = state.movable().filter(|row| row.id != waiter.id);
+        let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
+        let found = holders.filter(on_able).filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
+        let found: Vec<(&Lease, Prospect)> = found.collect();
+        let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
+        let sites: Vec<Site> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();
+        let Some(choice) = plan::cheapest(&sites, wanted, &victims) else {
+            cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+            return Making::Nothing;
+        };
+        if choice.victims.is_empty() {
+            self.take(state, waiter, &choice.cards);
+            return Making::Coming(choice.cards);
+        }
+        let chosen: Vec<(LeaseId, Prospect)> =
+            choice.victims.iter().map(|at| (found[*at].0.id, found[*at].1.clone())).collect();
+        let price = choice.price;
+        if let Some(until) = self.comes_by_itself(state, waiter, &sites, wanted, now)
+            && until.since(now) <= price
+        {
+            self.take(state, waiter, &choice.cards);
+            return Making::Wait { until, price };
+        }
+        let booked = |(lease, prospect): &(LeaseId, Prospect)| match (prospect.rung, state.lease(*lease)) {
+            (Rung::Park | Rung::Driver, Some(row)) => parking::parkable(state, row, prospect.rung, now).ok(),
+            _ => None,
+        };
+        let need: Bytes = chosen.iter().filter_map(booked).sum();
+        if self.ram.is_none_or(|ram| ram < need) && need > Bytes::ZERO {
+            cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+            return Making::Ram { need };
+        }
+        self.ram = self.ram.map(|ram| ram.less(need));
+        for at in &choice.victims {
+            for (card, bytes) in &victims[*at].gains {
+                let room = &mut self.rooms[card.0 as usize];
+                *room = *room + *bytes;
+            }
+        }
+        self.take(state, waiter, &choice.cards);
+        Making::Plan { cards: choice.cards, victims: chosen, price }
+    }
+
+    fn take(&mut self, state: &State, waiter: &Lease, cards: &[CardId]) {
+        for card in cards {
+            let room = &mut self.rooms[card.0 as usize];
+            *room = room.less(need(state, &waiter.ask, *card));
+        }
+    }
+
+    /// What a waiter lacks on a card, and who is in its way there whatever the bytes; `None` if somebody
+    /// is who cannot be made to leave.
+    fn site(&self, state: &State, waiter: &Lease, card: CardId, victims: &[Victim]) -> Option<Site> {
+        let alone = waiter.ask.vram == Vram::Whole;
+        let in_the_way = |tenant_differs: bool, other: Exclusivity| match (waiter.ask.exclusivity, other) {
+            _ if alone => true,
+            (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
+            (Exclusivity::Session, _) | (_, Exclusivity::Session) => tenant_differs,
+            (Exclusivity::Shared, Exclusivity::Shared) => false,
+        };
+        let mut must = Vec::new();
+        for (id, claim) in state.room(card).claims() {
+            let stays = !claim.parked && claim.ends != Time::ZERO;
+            if stays && in_the_way(claim.tenant != waiter.tenant, claim.exclusivity) {
+                must.push(victims.iter().position(|victim| victim.lease == *id)?);
+            }
+        }
+        let lack = need(state, &waiter.ask, card).less(self.rooms[card.0 as usize]);
+        Some(Site { card, lack, must })
+    }
+
+    /// When enough leases end by themselves.
+    fn comes_by_itself(&self, state: &State, waiter: &Lease, sites: &[Site], wanted: usize, now: Time) -> Option<Time> {
+        let alone = waiter.ask.vram == Vram::Whole || waiter.ask.exclusivity != Exclusivity::Shared;
+        let of = |site: &Site| {
+            let ends = state.room(site.card).ends().iter().filter(|(at, _, _)| *at != Time::ZERO);
+            let mut lack = site.lack;
+            let mut last = now;
+            for (at, _, bytes) in ends {
+                if lack == Bytes::ZERO && !alone {
+                    break;
+                }
+                (lack, last) = (lack.less(*bytes), state.over_by(*at, now));
+            }
+            (lack == Bytes::ZERO).then_some(last)
+        };
+        let mut times: Vec<Time> = sites.iter().filter_map(of).collect();
+        times.sort();
+        times.get(wanted.checked_sub(1)?).copied().filter(|at| *at != Time::NEVER)
+    }
+}
+
+/// What a card gains when a holder leaves it; what it keeps there is its context.
+fn gain(state: &State, lease: LeaseId, card: CardId, counted: Bytes) -> Bytes {
+    let row = state.lease(lease);
+    let keeps = match row.and_then(Lease::away).map(|away| away.rung) {
+        Some(Rung::Yield | Rung::Park) => context(state, card),
+        Some(Rung::Driver | Rung::End) | None => Bytes::ZERO,
+    };
+    counted.less(keeps)
+}
+
+fn context(state: &State, card: CardId) -> Bytes {
+    state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT)
+}
+
+fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
+    let keeps = |card: CardId| match prospect.rung {
+        Rung::Yield | Rung::Park => context(state, card),
+        Rung::Driver | Rung::End => Bytes::ZERO,
+    };
+    let counted = |card: CardId| state.room(card).claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
+    let cards = row.hold().map(|hold| hold.cards.clone()).unwrap_or_default();
+    let gains = cards.into_iter().map(|card| (card, counted(card).less(keeps(card)))).collect();
+    Victim { lease: row.id, rank: prospect.rank, price: prospect.price(), gains }
+}
+
+/// Whether a waiter may make others leave: who was just parked rests for a moment.
+fn may_ask(state: &State, waiter: &Lease, now: Time) -> bool {
+    match &waiter.phase {
+        Phase::Parked(_, away) => {
+            let live = state.live(waiter.id);
+            let rests = live.and_then(|live| live.rests.get(&away.rung)).is_some_and(|rest| rest.until > now);
+            away.since + state.policy().parking.pause <= now && !rests
+        }
+        _ => true,
+    }
+}
+
+/// What can be done for each of the first waiters, in their order.
+pub fn makings(state: &State, now: Time) -> Vec<(LeaseId, Making)> {
+    let mut outlook = Outlook::new(state, now);
+    let waiters = free_to_start(state).filter(|waiter| may_ask(state, waiter, now)).take(AT_A_TIME);
+    waiters.map(|waiter| (waiter.id, outlook.make(state, waiter, now))).collect()
+}
+
+impl Turn<'_> {
+    /// Makes room for whoever waits, as far as it can be made and is worth it.
+    pub(super) fn make_room(&mut self) {
+        let off = !self.state.policy().parking.preempt;
+        if off || self.state.queue().is_empty() || self.state.disk_full || self.state.movable().next().is_none() {
+            return;
+        }
+        if !self.state.is_plan_due(self.now) {
+            return;
+        }
+        self.state.set_planned(self.now + AGAIN);
+        for (waiter, making) in makings(self.state, self.now) {
+            if let Making::Plan { victims, .. } = making {
+                victims.into_iter().for_each(|(lease, prospect)| self.make_leave(lease, &prospect, waiter));
+            }
+        }
+    }
+
+    fn make_leave(&mut self, lease: LeaseId, prospect: &Prospect, waiter: LeaseId) {
+        if prospect.rung == Rung::End {
+            let before = self.state.lease(lease).and_then(|row| row.ask.notice).map(|notice| notice.before);
+            let until = self.now + before.unwrap_or(Span::ZERO);
+            self.emit(Action::Notice { lease, at: self.now, until, room_for: waiter });
+            if before.is_none() {
+                self.end(lease, Reason::Preempted);
+                self.finish_off(lease);
+            }
+            return;
+        }
+        let again = (!prospect.idle).then_some(self.now);
+        // What stood in the way meanwhile is seen with the next plan.
+        let _ = self.park_by(lease, prospect.rung, again, Some(waiter));
+    }
+
+    /// The notice of a holder is over: it ends, unless nobody needs its cards any more.
+    pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold, notice: Time) {
+        if let Some(later) = self.not_before(notice, notice) {
+            return self.state.set_due(row.id, Some(later));
+        }
+        if !wanted(self.state, row, &hold.cards) {
+            return self.emit(Action::Spare { lease: row.id });
+        }
+        self.end(row.id, Reason::Preempted);
+        self.finish_off(row.id);
+    }
+
+    pub(super) fn has_targets(&self, lease: LeaseId) -> bool {
+        let Some(row) = self.state.lease(lease) else { return false };
+        let unknown = !row.roots.is_empty() && self.state.live(lease).is_some_and(|live| !live.counted);
+        unknown || !targets(self.state, row).is_empty()
+    }
+
+    /// The processes of a lease that was ended for others get their next signal.
+    pub(super) fn finish_off(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let Phase::Ending(hold, Finish { signal, .. }) = &row.phase else { return };
+        let (processes, cards) = (targets(self.state, row), hold.cards.clone());
+        if processes.is_empty() {
+            // After a start it must be heard first who is there.
+            let unknown = !row.roots.is_empty() && self.state.live(lease).is_some_and(|live| !live.counted);
+            return self.state.set_due(lease, unknown.then_some(self.now + Span::secs(1)));
+        }
+        let signal = match signal {
+            None => TERM,
+            Some((TERM, _)) => KILL,
+            // It survived: what it has may stay there for ever.
+            Some(_) => {
+                let why = format!("a process of {lease} survived SIGKILL and still has memory there");
+                cards.into_iter().for_each(|card| self.put_in(card, Service::Out { why: why.clone() }));
+                return self.state.set_due(lease, None);
+            }
+        };
+        self.emit(Action::Signal { lease, signal, at: self.now, processes });
+    }
+}
+
+/// Processes of a lease that was ended for others: all but its wrapper, unless that uses a card itself.
+pub fn targets(state: &State, row: &Lease) -> Vec<ProcKey> {
+    let Some(live) = state.live(row.id) else { return Vec::new() };
+    let wrapper = row.roots.first();
+    let on_card = |process: &ProcKey| {
+        let cards = row.hold().into_iter().flat_map(|hold| &hold.cards);
+        cards.into_iter().any(|card| match &state.room(*card).observed().reading {
+            Reading::Used(used) => used.processes.iter().any(|resident| resident.process == *process),
+            Reading::Unreadable(_) => false,
+        })
+    };
+    live.members.iter().copied().filter(|process| Some(process) != wrapper || on_card(process)).collect()
+}

@@ -1,0 +1,69 @@
+//! What was seen of a lease, and gone with the process: never journaled.
+
+use crate::decide::HOOK;
+use crate::ids::{CardId, ProcKey};
+use crate::parking::{Rest, Voice, Watch};
+use crate::rows::{Lease, Phase};
+use crate::rung::Rung;
+use crate::units::{Bytes, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was seen of one lease.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    /// It was heard which those are.
+    pub(crate) counted: bool,
+    /// Its live processes.
+    pub members: Vec<ProcKey>,
+    /// It worked since its last renewal.
+    pub worked: bool,
+    /// The most bytes its processes were seen to have on one card.
+    pub peak: Option<Bytes>,
+    /// Cards of an ended lease that were not seen again yet.
+    pub(crate) unseen: BTreeSet<CardId>,
+    /// Its programs that have Sublet's library and speak to the daemon through it.
+    pub shims: BTreeMap<ProcKey, Voice>,
+    /// Its processes, as the driver has them.
+    pub driven: BTreeMap<ProcKey, Voice>,
+    /// Its wrapper, which has a hook.
+    pub hooks: BTreeMap<ProcKey, Voice>,
+    /// What it runs, as far as was seen.
+    pub program: String,
+    /// When it was last seen to work.
+    pub worked_at: Option<Time>,
+    /// How a park or a resume goes.
+    pub(crate) watch: Watch,
+    /// It submitted work while its bytes were leaving.
+    pub(crate) wants: bool,
+    /// What went wrong lately: it is not parked, or not resumed, in that way before then.
+    pub(crate) rests: BTreeMap<Rung, Rest>,
+    pub(crate) due: Option<Time>,
+}
+
+impl Live {
+    /// Who speaks for it on a rung.
+    pub fn voices(&self, rung: Rung) -> &BTreeMap<ProcKey, Voice> {
+        static NOBODY: BTreeMap<ProcKey, Voice> = BTreeMap::new();
+        match rung {
+            Rung::Yield => &self.hooks,
+            Rung::Park => &self.shims,
+            Rung::Driver => &self.driven,
+            Rung::End => &NOBODY,
+        }
+    }
+
+    pub(crate) fn voices_mut(&mut self, rung: Rung) -> Option<&mut BTreeMap<ProcKey, Voice>> {
+        match rung {
+            Rung::Yield => Some(&mut self.hooks),
+            Rung::Park => Some(&mut self.shims),
+            Rung::Driver => Some(&mut self.driven),
+            Rung::End => None,
+        }
+    }
+}
+
+/// The voice of a wrapper, after a start: who was on its way back has not come.
+pub(crate) fn hook(lease: &Lease) -> BTreeMap<ProcKey, Voice> {
+    let parked = matches!(lease.phase, Phase::Parked(..) | Phase::Resuming(..)).then_some(Bytes::ZERO);
+    BTreeMap::from([(HOOK, Voice { parked, cannot: None })])
+}

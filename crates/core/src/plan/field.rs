@@ -1,0 +1,278 @@
+//! A question with everything that does not matter taken away, laid out for being asked often.
+
+use super::{Site, Victim};
+use crate::ids::LeaseId;
+use std::ops::Range;
+
+/// Sites that all lack something, and the victims on them.
+pub(super) struct Field {
+    /// How many of the sites must lack nothing.
+    pub(super) wanted: usize,
+    pub(super) spaces: Vec<Space>,
+    /// In the order of their leases.
+    pub(super) movers: Vec<Mover>,
+    /// What those free who may stay, site by site, the cheapest per byte first.
+    pub(super) parts: Vec<Part>,
+    spots: Vec<Spot>,
+}
+
+/// A site.
+pub(super) struct Space {
+    pub(super) lack: u64,
+    /// Those who must leave.
+    pub(super) must: Vec<Part>,
+    /// Its parts.
+    pub(super) may: Range<usize>,
+}
+
+/// What one victim is to one site.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) mover: u32,
+    /// Never more than the site lacks: more would not help it more.
+    pub(super) gain: u64,
+    /// What this site pays of the cost when it is divided among those that could share it.
+    pub(super) share: u64,
+    spot: u32,
+}
+
+/// A victim.
+#[derive(Clone)]
+pub(super) struct Mover {
+    /// Its place in the whole field.
+    up: u32,
+    lease: LeaseId,
+    /// Price and number in one: sums of costs compare like sums of prices, then like numbers of victims.
+    pub(super) cost: u64,
+    spots: Range<usize>,
+}
+
+/// One site of a victim.
+#[derive(Clone, Copy)]
+pub(super) struct Spot {
+    pub(super) space: u32,
+    pub(super) gain: u64,
+    pub(super) must: bool,
+    /// Which of the parts it is, if it is one.
+    pub(super) part: u32,
+}
+
+/// A set of victims while the sets are compared.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Set {
+    pub(super) cost: u64,
+    /// Smallest first.
+    leases: Vec<LeaseId>,
+    /// The same victims by their places in the whole field.
+    pub(super) movers: Vec<u32>,
+}
+
+impl Field {
+    /// The whole field. `sites` are sorted by card, can all be cleared, and are at least `wanted`;
+    /// `order` is the victims by lease, and the movers are in the same places.
+    pub(super) fn new(sites: &[&Site], wanted: usize, victims: &[Victim], order: &[usize]) -> Field {
+        let mut musts: Vec<(usize, u32)> =
+            (0..).zip(sites).flat_map(|(space, site)| site.must.iter().map(move |who| (*who, space))).collect();
+        musts.sort_unstable();
+        musts.dedup();
+        // What a cost is multiplied with, and where prices end, so that no sum overflows.
+        let count = victims.len() as u64 + 1;
+        let dearest = u64::MAX / count / count - 1;
+        let mut movers = Vec::with_capacity(order.len());
+        let mut spots = Vec::with_capacity(order.len() * 2);
+        for (up, who) in (0..).zip(order) {
+            let victim = &victims[*who];
+            let from = spots.len();
+            if !musts.is_empty() {
+                let first = musts.partition_point(|(other, _)| other < who);
+                let mine = musts[first..].iter().take_while(|(other, _)| other == who);
+                spots.extend(mine.map(|(_, space)| Spot { space: *space, gain: 0, must: true, part: 0 }));
+            }
+            for (card, gain) in &victim.gains {
+                let Ok(at) = sites.binary_search_by_key(card, |site| site.card) else { continue };
+                let (space, lack) = (at as u32, sites[at].lack.0);
+                match spots[from..].iter_mut().find(|spot| spot.space == space) {
+                    Some(spot) => spot.gain = spot.gain.saturating_add(gain.0).min(lack),
+                    None if gain.0 == 0 || lack == 0 => {}
+                    None => spots.push(Spot { space, gain: gain.0.min(lack), must: false, part: 0 }),
+                }
+            }
+            let cost = victim.price.0.min(dearest) * count + 1;
+            movers.push(Mover { up, lease: victim.lease, cost, spots: from..spots.len() });
+        }
+        Field::laid_out(wanted, sites.iter().map(|site| site.lack.0).collect(), movers, spots)
+    }
+
+    /// One site of the whole field as a field of its own, if some leave anyway.
+    pub(super) fn alone(&self, at: usize, leaves: &[bool]) -> Field {
+        let space = &self.spaces[at];
+        let parts = space.must.iter().map(|part| (part, true));
+        let parts = parts.chain(self.parts[space.may.clone()].iter().map(|part| (part, false)));
+        let leave = parts.clone().filter(|(part, _)| leaves[part.mover as usize]);
+        let lack = leave.fold(space.lack, |lack, (part, _)| lack.saturating_sub(part.gain));
+        let stay = parts.filter(|(part, must)| !leaves[part.mover as usize] && (*must || lack > 0));
+        let mut there: Vec<(u32, u64, bool)> =
+            stay.map(|(part, must)| (part.mover, part.gain.min(lack), must)).collect();
+        there.sort_unstable();
+        let mover = |(spot, (up, ..)): (usize, &(u32, u64, bool))| {
+            let whole = &self.movers[*up as usize];
+            Mover { up: *up, lease: whole.lease, cost: whole.cost, spots: spot..spot + 1 }
+        };
+        let movers = there.iter().enumerate().map(mover).collect();
+        let spots = there.iter().map(|(_, gain, must)| Spot { space: 0, gain: *gain, must: *must, part: 0 }).collect();
+        Field::laid_out(1, vec![lack], movers, spots)
+    }
+
+    fn laid_out(wanted: usize, lacks: Vec<u64>, movers: Vec<Mover>, mut spots: Vec<Spot>) -> Field {
+        let mut may: Vec<Vec<Part>> = vec![Vec::new(); lacks.len()];
+        let mut spaces: Vec<Space> =
+            lacks.into_iter().map(|lack| Space { lack, must: Vec::new(), may: 0..0 }).collect();
+        for (mover, whole) in (0..).zip(&movers) {
+            // At most so many of its sites are chosen: together they pay no more than the cost.
+            let sharing = whole.spots.len().min(wanted).max(1) as u64;
+            let share = if sharing == 1 { whole.cost } else { whole.cost / sharing };
+            for at in whole.spots.clone() {
+                let Spot { space, gain, must, .. } = spots[at];
+                let part = Part { mover, gain, share, spot: at as u32 };
+                if must { &mut spaces[space as usize].must } else { &mut may[space as usize] }.push(part);
+            }
+        }
+        let mut parts: Vec<Part> = Vec::with_capacity(spots.len());
+        for (space, mut may) in spaces.iter_mut().zip(may) {
+            // Of two that cost the same per byte the larger comes first, then the earlier lease.
+            may.sort_unstable_by(|left, right| {
+                let ahead = u128::from(left.share) * u128::from(right.gain);
+                let behind = u128::from(right.share) * u128::from(left.gain);
+                ahead.cmp(&behind).then(right.gain.cmp(&left.gain)).then(left.mover.cmp(&right.mover))
+            });
+            space.may = parts.len()..parts.len() + may.len();
+            parts.append(&mut may);
+        }
+        for (at, part) in (0..).zip(&parts) {
+            spots[part.spot as usize].part = at;
+        }
+        Field { wanted, spaces, movers, parts, spots }
+    }
+
+    /// Where a mover counts.
+    pub(super) fn spots(&self, mover: u32) -> &[Spot] {
+        &self.spots[self.movers[mover as usize].spots.clone()]
+    }
+
+    /// The set of these movers.
+    pub(super) fn set(&self, movers: &[u32]) -> Set {
+        let mut movers = movers.to_vec();
+        movers.sort_unstable();
+        let all = || movers.iter().map(|mover| &self.movers[*mover as usize]);
+        Set {
+            cost: all().map(|mover| mover.cost).sum(),
+            leases: all().map(|mover| mover.lease).collect(),
+            movers: all().map(|mover| mover.up).collect(),
+        }
+    }
+
+    /// Clears the site that costs least, given who leaves already, until enough are clear.
+    pub(super) fn greedy(&self) -> Vec<u32> {
+        let mut leaves = vec![false; self.movers.len()];
+        let mut needs: Vec<u64> = self.spaces.iter().map(|space| space.lack).collect();
+        let mut chosen = Vec::new();
+        let mut open: Vec<usize> = (0..self.spaces.len()).collect();
+        for _ in 0..self.wanted {
+            let costs = open.iter().map(|at| self.clearing(*at, needs[*at], &leaves, |_| ()));
+            let Some((_, next)) = costs.zip(0..).min() else { break };
+            let at = open.remove(next);
+            let from = chosen.len();
+            self.clearing(at, needs[at], &leaves, |mover| chosen.push(mover));
+            for mover in &chosen[from..] {
+                leaves[*mover as usize] = true;
+                for spot in self.spots(*mover) {
+                    let need = &mut needs[spot.space as usize];
+                    *need = need.saturating_sub(spot.gain);
+                }
+            }
+        }
+        self.reduced(chosen)
+    }
+
+    /// What it costs to clear a site by price per byte if some leave anyway; `takes` hears who else does.
+    fn clearing(&self, at: usize, mut need: u64, leaves: &[bool], mut takes: impl FnMut(u32)) -> u64 {
+        let space = &self.spaces[at];
+        let mut cost = 0;
+        let mut take = |part: &Part| {
+            cost += self.movers[part.mover as usize].cost;
+            takes(part.mover);
+            part.gain
+        };
+        for part in space.must.iter().filter(|part| !leaves[part.mover as usize]) {
+            need = need.saturating_sub(take(part));
+        }
+        for part in &self.parts[space.may.clone()] {
+            if need == 0 {
+                break;
+            }
+            if !leaves[part.mover as usize] {
+                need = need.saturating_sub(take(part));
+            }
+        }
+        cost
+    }
+
+    /// Leaves out, the dearest first, whoever is not needed.
+    pub(super) fn reduced(&self, mut movers: Vec<u32>) -> Vec<u32> {
+        movers.sort_unstable_by_key(|mover| std::cmp::Reverse((self.movers[*mover as usize].cost, *mover)));
+        let mut lacks = self.lacks(&movers);
+        let mut clear = lacks.iter().filter(|lack| lack.is_clear()).count();
+        movers.retain(|mover| {
+            let spots = self.spots(*mover);
+            let reopens = |spot: &&Spot| {
+                let lack = lacks[spot.space as usize];
+                lack.is_clear() && !lack.without(spot).is_clear()
+            };
+            let reopened = spots.iter().filter(reopens).count();
+            let needed = clear - reopened < self.wanted;
+            if !needed {
+                clear -= reopened;
+                spots.iter().for_each(|spot| lacks[spot.space as usize] = lacks[spot.space as usize].without(spot));
+            }
+            needed
+        });
+        movers
+    }
+
+    /// The sites that lack nothing after these, as many as are wanted.
+    pub(super) fn cleared(&self, movers: &[u32]) -> Vec<usize> {
+        let lacks = self.lacks(movers);
+        (0..lacks.len()).filter(|at| lacks[*at].is_clear()).take(self.wanted).collect()
+    }
+
+    fn lacks(&self, movers: &[u32]) -> Vec<Lack> {
+        let lack = |space: &Space| Lack { need: i128::from(space.lack), musts: space.must.len() };
+        let mut lacks: Vec<Lack> = self.spaces.iter().map(lack).collect();
+        for spot in movers.iter().flat_map(|mover| self.spots(*mover)) {
+            let lack = &mut lacks[spot.space as usize];
+            lack.need -= i128::from(spot.gain);
+            lack.musts -= usize::from(spot.must);
+        }
+        lacks
+    }
+}
+
+/// What a site still lacks.
+#[derive(Clone, Copy)]
+struct Lack {
+    /// Bytes; below zero if it has more than it needs.
+    need: i128,
+    /// How many must still leave it.
+    musts: usize,
+}
+
+impl Lack {
+    fn is_clear(self) -> bool {
+        self.need <= 0 && self.musts == 0
+    }
+
+    /// The same if one who left it had stayed.
+    fn without(self, spot: &Spot) -> Lack {
+        Lack { need: self.need + i128::from(spot.gain), musts: self.musts + usize::from(spot.must) }
+    }
+}

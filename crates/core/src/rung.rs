@@ -1,0 +1,40 @@
+//! The ways in which a holder can be made to leave its cards.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A way to leave and, but for the last, to come back. The order is that of how gentle they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rung {
+    /// The holder's own hook, run by its wrapper.
+    Yield,
+    /// Sublet's library in its programs.
+    #[default]
+    Park,
+    /// The driver's checkpoint of its processes.
+    Driver,
+    /// Its lease ends, and its processes with it.
+    End,
+}
+
+impl Rung {
+    /// Those that keep the processes.
+    pub const REVERSIBLE: [Rung; 3] = [Rung::Yield, Rung::Park, Rung::Driver];
+
+    /// Its name in the API and on screens.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rung::Yield => "yield",
+            Rung::Park => "park",
+            Rung::Driver => "driver",
+            Rung::End => "end",
+        }
+    }
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
