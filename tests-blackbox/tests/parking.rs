@@ -25,6 +25,8 @@ const CONFIG: &str = r#"
 ttl = "2s"
 hold_cap = "4s"
 grace = "1s"
+[preemption]
+make_room = false
 [parking]
 ram = "4G"
 leave = "256M"

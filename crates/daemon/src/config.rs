@@ -62,6 +62,8 @@ pub struct Config {
     tcp: TcpConfig,
     /// Host memory for bytes that have to leave a card.
     parking: ParkingConfig,
+    /// Who leaves its cards for whom, and when.
+    preemption: PreemptionConfig,
     /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
     shim: Option<String>,
 }
@@ -78,6 +80,20 @@ struct ParkingConfig {
     term: Option<String>,
     /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
     stock: Option<String>,
+}
+
+/// Who leaves its cards for whom, and when.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PreemptionConfig {
+    /// Room is made for whoever waits; otherwise only leases that come to their end are parked.
+    make_room: Option<bool>,
+    /// Whoever came back to its cards has them for so long at least (`"10s"`).
+    turn: Option<String>,
+    /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
+    idle: Option<String>,
+    /// Those who chose to be ended for others have so long between SIGTERM and SIGKILL (`"30s"`).
+    end_grace: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -315,6 +331,7 @@ impl Config {
         set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
         policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
         let stock = self.parking.settle(&mut policy)?;
+        self.preemption.settle(&mut policy)?;
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {
@@ -383,6 +400,16 @@ impl ParkingConfig {
             _ => read_size(text),
         })?;
         Ok(stock.min(parking.ram))
+    }
+}
+
+impl PreemptionConfig {
+    fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
+        let parking = &mut policy.parking;
+        parking.preempt = self.make_room.unwrap_or(parking.preempt);
+        set(&mut parking.turn, "preemption.turn", &self.turn, read_span)?;
+        set(&mut parking.idle, "preemption.idle", &self.idle, read_span)?;
+        set(&mut parking.grace, "preemption.end_grace", &self.end_grace, read_span)
     }
 }
 
@@ -636,7 +663,17 @@ mod tests {
         assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.ram, Bytes::ZERO);
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
         assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
-        for wrong in ["[parking]\nram = \"95%\"", "[parking]\nram = \"some\"", "shim = \"maybe\""] {
+        let settled =
+            settle("[preemption]\nmake_room = false\nturn = \"1m\"\nidle = \"5m\"\nend_grace = \"2s\"").unwrap();
+        let parking = &settled.policy.parking;
+        assert_eq!((parking.turn, parking.idle, parking.grace), (Span::secs(60), Span::secs(300), Span::secs(2)));
+        assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
+        for wrong in [
+            "[parking]\nram = \"95%\"",
+            "[preemption]\nturn = \"soon\"",
+            "[parking]\nram = \"some\"",
+            "shim = \"maybe\"",
+        ] {
             settle(wrong).unwrap_err();
         }
     }
