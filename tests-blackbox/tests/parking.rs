@@ -2,15 +2,12 @@
 //!
 //! The programs know what must be in their memory, and say so if it is not.
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Output, Stdio};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Output;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
+use sublet_blackbox::job::Job;
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason};
@@ -35,76 +32,6 @@ stock = "off"
 
 fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-/// `sublet run` with a program; killed, with all it started, when this is dropped.
-struct Job {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-    stderr: PathBuf,
-}
-
-impl Job {
-    fn start(service: &Service, arguments: &[&str]) -> Job {
-        Job::start_as(service, None, arguments)
-    }
-
-    /// The same as this user.
-    fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
-        let stderr = service.dir().join(format!("stderr-{:?}", std::time::Instant::now()));
-        let mut command = service.command(&[&["run"], arguments].concat());
-        command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
-        let mut child = command.spawn().expect("a program can be started");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        Job { child, stdout, stderr }
-    }
-
-    /// A program that holds memory, once it has it.
-    fn holds(service: &Service, vram: &str, size: &str, more: &[&str]) -> Job {
-        let hold = example("hold");
-        let mut job = Job::start(service, &[&["--vram", vram, "--", &hold, size][..], more].concat());
-        let line = job.line();
-        assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
-        job
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("a line");
-        line
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.stderr).unwrap_or_default()
-    }
-
-    /// Its end, and what it printed until then.
-    fn end(mut self) -> (Option<i32>, String) {
-        let mut rest = String::new();
-        self.stdout.read_to_string(&mut rest).expect("its output");
-        let status = self.child.wait().expect("an own child");
-        (status.code(), rest)
-    }
-
-    /// Tells the program to look at its memory and go; it must be as it was written.
-    fn finish(self, what: &str) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("an own child");
-        let said = self.stderr.clone();
-        let (code, rest) = self.end();
-        let said = std::fs::read_to_string(said).unwrap_or_default();
-        assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{what}: {rest}; {said}");
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        // They may have ended, which is what is wanted.
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
-    }
 }
 
 fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {

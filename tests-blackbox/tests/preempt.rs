@@ -1,0 +1,183 @@
+//! Room is made for whoever waits, on soft cards, with real programs that know nothing of it.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Output;
+use std::time::{Duration, Instant};
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::Job;
+use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Lease, LeaseState, Reason, Rung};
+
+/// Terms so long that nothing comes to its end by itself, and no memory kept ready.
+const CONFIG: &str = r#"
+ttl = "5m"
+[preemption]
+turn = "1s"
+idle = "2s"
+end_grace = "2s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+"#;
+
+fn serve(gpu: &'static str) -> Service {
+    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn await_asked(client: &Client, id: &str) {
+    until("it asked", LONG, || {
+        let ids = client.live_ids();
+        if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
+    });
+}
+
+fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+    await_asked(client, id);
+    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
+}
+
+fn await_bytes(client: &Client, id: &str, mib: u64) {
+    await_asked(client, id);
+    client.await_lease("its bytes are seen", id, |lease| lease.seen_bytes >= Some(mib * MIB));
+}
+
+/// The last line that a program prints when nobody disturbs it.
+fn undisturbed(service: &Service, program: &[&str]) -> String {
+    let alone = service.command(&[&["soft", "env", "--"], program].concat()).output().expect("a program");
+    String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned()
+}
+
+#[test]
+fn an_interactive_ask_parks_a_batch_job_which_goes_on_and_computes_the_same() {
+    let service = serve("soft:1x2GiB");
+    let client = service.client();
+    let train = example("mlp");
+    let program = [train.as_str(), "--steps", "600"];
+    let alone = undisturbed(&service, &program);
+    assert!(alone.starts_with("weights "), "{alone}");
+    let job = Job::start(&service, &[&["--vram", "1200M", "--"], &program[..]].concat());
+    await_bytes(&client, "L1", 10);
+    let asked = Instant::now();
+    let words = ["--vram", "1200M", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "1"];
+    let mut guest = Job::start(&service, &words);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    assert!(asked.elapsed() < Duration::from_secs(20), "it had to wait for {:?}", asked.elapsed());
+    let parked = client.lease("L1");
+    assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Park)));
+    assert_eq!(guest.end().0, Some(0));
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(audit.contains("is told to leave its cards for L2"), "{audit}");
+}
+
+#[test]
+fn equals_take_turns_and_compute_the_same() {
+    let service = serve("soft:1x2GiB");
+    let train = example("mlp");
+    let program = [train.as_str(), "--steps", "2000"];
+    let alone = undisturbed(&service, &program);
+    let words = [&["--vram", "1200M", "--"], &program[..]].concat();
+    let jobs = [Job::start(&service, &words), Job::start(&service, &words)];
+    until("both were parked for the other", LONG, || {
+        let audit = text(&service.cli(&["audit"]));
+        let both = audit.contains("L1 is told to leave its cards for L2")
+            && audit.contains("L2 is told to leave its cards for L1");
+        if both { Ok(()) } else { Err(audit) }
+    });
+    for job in jobs {
+        let (code, rest) = job.end();
+        assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
+    }
+}
+
+#[test]
+fn an_idle_notebook_makes_room_for_a_batch_job_and_finds_all_again() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let words = ["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "512MiB", "--idle"];
+    let mut notebook = Job::start(&service, &words);
+    assert!(notebook.line().starts_with("holds "), "{}", notebook.said());
+    await_bytes(&client, "L1", 512);
+    let mut batch = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "1"]);
+    assert!(batch.line().starts_with("holds "), "{}", batch.said());
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+    // The signal makes it look at its memory, and that is use: it has its card again at once.
+    notebook.finish("after it was parked for somebody else");
+    assert_eq!(batch.end().0, Some(0));
+}
+
+#[test]
+fn who_chose_to_be_ended_gets_its_signals_and_nobody_else_does() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let script = "trap 'echo told' USR1; trap 'echo asked to go; exit 0' TERM; while :; do sleep 0.05; done";
+    let words = ["--vram", "3G", "--preempt", "end", "--signal", "USR1@1", "--", "bash", "-c", script];
+    let job = Job::start(&service, &words);
+    await_state(&client, "L1", LeaseState::Active);
+    let beside = Job::holds(&service, "256M", "64MiB", &["--idle"]);
+    let mut guest =
+        Job::start(&service, &["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "1"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.as_str()), (Some(0), "told\nasked to go\n"));
+    let ended = client.lease("L1").ended.expect("it ended");
+    assert_eq!(ended.reason, Reason::Preempted, "{}", ended.sentence);
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(audit.contains("SIGTERM is sent to") && !audit.contains("SIGKILL"), "{audit}");
+    beside.finish("it did not choose that");
+    assert_eq!(guest.end().0, Some(0));
+}
+
+#[test]
+fn who_ignores_the_first_signal_gets_the_last() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let script = "trap '' TERM; while :; do sleep 0.05; done";
+    let job = Job::start(&service, &["--vram", "3G", "--tier", "spot", "--", "bash", "-c", script]);
+    await_state(&client, "L1", LeaseState::Active);
+    let mut guest = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "64MiB", "--seconds", "1"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    assert_eq!(job.end().0, Some(128 + 9), "its wrapper lives to say so");
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(audit.contains("SIGTERM is sent to") && audit.contains("SIGKILL is sent to"), "{audit}");
+}
+
+#[test]
+fn a_waiter_that_gives_up_at_once_moves_nobody() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    let words = ["run", "--vram", "3G", "--tier", "interactive", "--no-wait", "--", "true"];
+    assert!(!service.cli(&words).status.success());
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(client.lease("L1").state, LeaseState::Active);
+    job.finish("nobody parked it");
+}
+
+#[test]
+fn a_daemon_killed_while_room_is_made_goes_on_where_it_was() {
+    let mut service = serve("soft:1x4GiB");
+    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    await_bytes(&service.client(), "L1", 512);
+    for pause_ms in [0, 5, 20, 60, 150, 400] {
+        let guest = Job::start(&service, &["--vram", "3G", "--tier", "interactive", "--", "sleep", "60"]);
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        client.await_lease("it is somewhere for good", "L1", |lease| {
+            matches!(lease.state, LeaseState::Active | LeaseState::Parked)
+        });
+        kill_process(Pid::from_child(&guest.child), Signal::TERM).expect("an own child");
+        drop(guest);
+        assert!(service.cli(&["resume", "L1"]).status.success());
+        await_bytes(&client, "L1", 512);
+    }
+    job.finish("after six daemons");
+}
