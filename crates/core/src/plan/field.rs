@@ -31,7 +31,7 @@ pub(super) struct Part {
     pub(super) mover: u32,
     /// Never more than the site lacks: more would not help it more.
     pub(super) gain: u64,
-    /// What this site pays of the cost when it is divided among those that could share it.
+    /// What this site pays of the cost: all of it, or its part if the sites share costs.
     pub(super) share: u64,
     spot: u32,
 }
@@ -55,6 +55,13 @@ pub(super) struct Spot {
     pub(super) must: bool,
     /// Which of the parts it is, if it is one.
     pub(super) part: u32,
+}
+
+/// What each of a victim's sites pays.
+#[derive(Clone, Copy)]
+enum Pays {
+    All,
+    Part,
 }
 
 /// A set of victims while the sets are compared.
@@ -100,7 +107,13 @@ impl Field {
             let cost = victim.price.0.min(dearest) * count + 1;
             movers.push(Mover { up, lease: victim.lease, cost, spots: from..spots.len() });
         }
-        Field::laid_out(wanted, sites.iter().map(|site| site.lack.0).collect(), movers, spots)
+        Field::laid_out(wanted, sites.iter().map(|site| site.lack.0), movers, spots, Pays::All)
+    }
+
+    /// The same field in which a victim's cost is divided among its sites.
+    pub(super) fn sharing(&self) -> Field {
+        let lacks = self.spaces.iter().map(|space| space.lack);
+        Field::laid_out(self.wanted, lacks, self.movers.clone(), self.spots.clone(), Pays::Part)
     }
 
     /// One site of the whole field as a field of its own, if some leave anyway.
@@ -120,17 +133,24 @@ impl Field {
         };
         let movers = there.iter().enumerate().map(mover).collect();
         let spots = there.iter().map(|(_, gain, must)| Spot { space: 0, gain: *gain, must: *must, part: 0 }).collect();
-        Field::laid_out(1, vec![lack], movers, spots)
+        Field::laid_out(1, [lack].into_iter(), movers, spots, Pays::All)
     }
 
-    fn laid_out(wanted: usize, lacks: Vec<u64>, movers: Vec<Mover>, mut spots: Vec<Spot>) -> Field {
-        let mut may: Vec<Vec<Part>> = vec![Vec::new(); lacks.len()];
-        let mut spaces: Vec<Space> =
-            lacks.into_iter().map(|lack| Space { lack, must: Vec::new(), may: 0..0 }).collect();
+    fn laid_out(
+        wanted: usize,
+        lacks: impl Iterator<Item = u64>,
+        movers: Vec<Mover>,
+        mut spots: Vec<Spot>,
+        pays: Pays,
+    ) -> Field {
+        let mut spaces: Vec<Space> = lacks.map(|lack| Space { lack, must: Vec::new(), may: 0..0 }).collect();
+        let mut may: Vec<Vec<Part>> = vec![Vec::new(); spaces.len()];
         for (mover, whole) in (0..).zip(&movers) {
-            // At most so many of its sites are chosen: together they pay no more than the cost.
-            let sharing = whole.spots.len().min(wanted).max(1) as u64;
-            let share = if sharing == 1 { whole.cost } else { whole.cost / sharing };
+            let share = match pays {
+                Pays::All => whole.cost,
+                // At most so many of its sites are chosen: together they pay no more than the cost.
+                Pays::Part => whole.cost / whole.spots.len().min(wanted).max(1) as u64,
+            };
             for at in whole.spots.clone() {
                 let Spot { space, gain, must, .. } = spots[at];
                 let part = Part { mover, gain, share, spot: at as u32 };
@@ -152,6 +172,11 @@ impl Field {
             spots[part.spot as usize].part = at;
         }
         Field { wanted, spaces, movers, parts, spots }
+    }
+
+    /// How many holders on how many cards: each pair counts.
+    pub(super) fn size(&self) -> usize {
+        self.spots.len()
     }
 
     /// Where a mover counts.

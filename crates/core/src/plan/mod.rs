@@ -11,6 +11,7 @@
 
 mod field;
 mod search;
+mod swap;
 #[cfg(test)]
 mod tests;
 
@@ -18,10 +19,15 @@ use crate::ids::{CardId, LeaseId};
 use crate::units::{Bytes, Span};
 use field::{Field, Set};
 use search::Search;
+use swap::swapped;
 
-/// Steps of work that one question may take: a step is a look at one holder on one card, and
-/// takes one or two nanoseconds.
-const WORK: usize = 250_000;
+/// Steps of work that one question may take: a step is a look at one holder on one card, and takes
+/// a few nanoseconds.
+const WORK_MAX: usize = 200_000;
+/// What is left of it where laying out the question takes long by itself.
+const WORK_MIN: usize = 30_000;
+/// What laying out a holder on one card takes, in steps.
+const LAY_OUT: usize = 150;
 
 /// A holder that could leave its cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,43 +95,66 @@ fn one_card(field: &Field, start: Set) -> Set {
     let mut fields: Vec<(u64, usize, Field)> = (0..field.spaces.len()).map(alone).collect();
     // The most promising first: its answer spares the others.
     fields.sort_unstable_by_key(|(least, at, _)| (*least, *at));
-    let (mut best, mut work) = (start, WORK);
+    let (mut best, mut work) = (start, work_for(field));
     for (done, (_, _, alone)) in fields.iter().enumerate() {
-        let share = work / (fields.len() - done);
-        let (found, used) = Search::run(alone, &best, share);
+        // Those that come later need a part of the work only if they could be better.
+        let rivals = fields[done..].iter().take_while(|(least, ..)| *least <= best.cost).count();
+        if rivals == 0 {
+            break;
+        }
+        let (found, used) = Search::run(alone, &best, work / rivals);
         work = work.saturating_sub(used);
         best = found.unwrap_or(best);
     }
     best
 }
 
-/// First card by card, the others as they are, then all together.
+/// Two beginnings, the better ones made better card by card and holder by holder; then all together.
 fn gang(field: &Field, start: Set) -> Set {
+    let sharing = field.sharing();
+    // Who counts on sharing finds those who are on several of the cards.
+    let other = field.set(&sharing.greedy());
+    let mut work = work_for(field);
+    let quarter = work / 4;
+    let mut best = polished(field, start, quarter, &mut work);
+    if other < best {
+        best = polished(field, other, quarter, &mut work).min(best);
+    }
+    let mut left = quarter;
+    best = swapped(field, best, &mut left);
+    work = work.saturating_sub(quarter - left);
+    let (found, _) = Search::run(&sharing, &best, work);
+    found.unwrap_or(best)
+}
+
+/// How much work there is for a field.
+fn work_for(field: &Field) -> usize {
+    WORK_MAX.saturating_sub(field.size() * LAY_OUT).max(WORK_MIN)
+}
+
+/// A set made better card by card: those who leave for one card only are chosen anew, the others leave anyway.
+fn polished(field: &Field, start: Set, work_max: usize, work: &mut usize) -> Set {
     let mut movers = start.movers.clone();
     let cleared = field.cleared(&movers);
-    // Half of the work is for the cards, in equal parts.
-    let share = WORK / 2 / cleared.len().max(1);
-    let mut work = WORK;
+    let mut is_cleared = vec![false; field.spaces.len()];
+    cleared.iter().for_each(|at| is_cleared[*at] = true);
     for at in &cleared {
         let is_for_others = |mover: &u32| {
-            field
-                .spots(*mover)
-                .iter()
-                .any(|spot| spot.space as usize != *at && cleared.contains(&(spot.space as usize)))
+            let mut spaces = field.spots(*mover).iter().map(|spot| spot.space as usize);
+            spaces.any(|space| space != *at && is_cleared[space])
         };
         let (mut others, mine): (Vec<u32>, Vec<u32>) = movers.iter().partition(|mover| is_for_others(mover));
         let mut leaves = vec![false; field.movers.len()];
         others.iter().for_each(|mover| leaves[*mover as usize] = true);
-        let (found, used) = Search::run(&field.alone(*at, &leaves), &field.set(&mine), share);
-        work = work.saturating_sub(used);
+        let alone = field.alone(*at, &leaves);
+        let (found, used) = Search::run(&alone, &field.set(&mine), work_max / cleared.len());
+        *work = work.saturating_sub(used);
         if let Some(found) = found {
             others.extend(found.movers);
             movers = others;
         }
     }
-    let best = field.set(&field.reduced(movers)).min(start);
-    let (found, _) = Search::run(field, &best, work);
-    found.unwrap_or(best)
+    field.set(&field.reduced(movers)).min(start)
 }
 
 /// Narrows the question to what matters, lets `answer` find a set, and says what it means.

@@ -12,6 +12,14 @@ use super::field::{Field, Set};
 /// Up to so many victims, sets that differ only in their leases are told apart.
 pub(super) const PATIENT: usize = 16;
 
+/// Up to so many victims, every rounded set is looked at that could be better.
+const SMALL: usize = 64;
+
+/// What a node takes beside its looks at holders, in steps.
+const NODE: usize = 40;
+/// What it takes to write down one decision, in steps.
+const DECISION: usize = 5;
+
 /// What was decided for a holder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
@@ -60,8 +68,8 @@ pub(super) struct Search<'a> {
     /// How many must leave a site and stay.
     kept: Vec<u32>,
     fills: Vec<Fill>,
-    /// The cheapest sites at the node looked at last.
-    chosen: Vec<u32>,
+    /// The sites, the cheapest first; the chosen ones are at the front.
+    ranking: Vec<u32>,
     /// What those cost who leave.
     paid: u64,
     best: u64,
@@ -100,7 +108,7 @@ impl<'a> Search<'a> {
             needs: field.spaces.iter().map(|space| i128::from(space.lack)).collect(),
             kept: vec![0; field.spaces.len()],
             fills: Vec::with_capacity(field.spaces.len()),
-            chosen: Vec::with_capacity(field.spaces.len()),
+            ranking: (0..field.spaces.len() as u32).collect(),
             paid: 0,
             best: known.cost,
             found: None,
@@ -131,7 +139,7 @@ impl<'a> Search<'a> {
             return;
         }
         // Where costs are shared the rounded set may be cheaper than `full`: to look is worth it in small fields.
-        if !self.is_too_dear(if self.patient { whole } else { full }) {
+        if !self.is_too_dear(if self.field.movers.len() <= SMALL { whole } else { full }) {
             self.round_up();
         }
         if self.is_too_dear(least) || self.work >= self.work_max {
@@ -159,6 +167,7 @@ impl<'a> Search<'a> {
     /// Writes down what was decided for one, or that it no longer is.
     fn decide(&mut self, mover: u32, side: Side) {
         let field = self.field;
+        self.work += DECISION;
         let before = std::mem::replace(&mut self.sides[mover as usize], side);
         for spot in field.spots(mover) {
             match spot.must {
@@ -193,12 +202,16 @@ impl<'a> Search<'a> {
         let field = self.field;
         self.decide(mover, Side::Stays);
         self.stayed.push(mover);
+        let cost = field.movers[mover as usize].cost;
         for spot in field.spots(mover) {
             let may = field.spaces[spot.space as usize].may.clone();
-            self.work += may.len();
-            for at in may {
-                let (gain, other) = (self.live[at].gain, field.parts[at].mover);
-                if gain > 0 && gain <= spot.gain && self.is_no_better(other, mover) {
+            // Whoever is no better is not cheaper per byte either, and so comes later.
+            let first = if spot.must { may.start } else { spot.part as usize + 1 };
+            self.work += may.end - first;
+            for at in first..may.end {
+                let Live { gain, full, .. } = self.live[at];
+                let other = field.parts[at].mover;
+                if gain > 0 && gain <= spot.gain && full >= cost && self.is_no_better(other, mover) {
                     self.decide(other, Side::Stays);
                     self.stayed.push(other);
                 }
@@ -275,16 +288,11 @@ impl<'a> Search<'a> {
     /// Chooses the cheapest sites: what a set costs from here.
     fn bound(&mut self) -> Fill {
         let fills = &self.fills;
-        self.chosen.clear();
-        self.chosen.extend(0..fills.len() as u32);
-        let key = |space: &u32| (fills[*space as usize].least, *space);
-        self.work += fills.len();
-        if self.field.wanted < self.chosen.len() {
-            self.chosen.select_nth_unstable_by_key(self.field.wanted, key);
-            self.chosen.truncate(self.field.wanted);
-        }
+        // Few have changed since the last time: this moves these and passes over the others.
+        self.ranking.sort_unstable_by_key(|space| (fills[*space as usize].least, *space));
+        self.work += NODE + fills.len();
         let nothing = Fill { least: self.paid, whole: self.paid, full: self.paid, last: None };
-        self.chosen.iter().map(|space| &fills[*space as usize]).fold(nothing, |sum, fill| Fill {
+        self.ranking[..self.field.wanted].iter().map(|space| &fills[*space as usize]).fold(nothing, |sum, fill| Fill {
             least: sum.least.saturating_add(fill.least),
             whole: sum.whole.saturating_add(fill.whole),
             full: sum.full.saturating_add(fill.full),
@@ -294,7 +302,7 @@ impl<'a> Search<'a> {
 
     /// Who is decided next: of the chosen sites, the last holder where rounding up costs most.
     fn branch(&self) -> Option<u32> {
-        let fills = self.chosen.iter().map(|space| (&self.fills[*space as usize], *space));
+        let fills = self.ranking[..self.field.wanted].iter().map(|space| (&self.fills[*space as usize], *space));
         let open = fills.filter(|(fill, _)| fill.last.is_some());
         open.max_by_key(|(fill, space)| (fill.whole - fill.least, fill.least, std::cmp::Reverse(*space)))
             .and_then(|(fill, _)| fill.last)
@@ -306,7 +314,7 @@ impl<'a> Search<'a> {
         self.round += 1;
         let mut cost = self.paid;
         let mut taken = Vec::new();
-        for space in &self.chosen {
+        for space in &self.ranking[..field.wanted] {
             let Some(last) = self.fills[*space as usize].last else { continue };
             let space = &field.spaces[*space as usize];
             for part in space.must.iter().chain(&field.parts[space.may.clone()]) {
