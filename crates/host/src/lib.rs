@@ -19,6 +19,7 @@
 mod activity;
 mod cards;
 pub mod clock;
+pub mod driver;
 mod exits;
 mod eyes;
 pub mod gpu;

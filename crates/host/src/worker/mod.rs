@@ -5,15 +5,19 @@
 //! worker cards real                         answers `list` and `look` until stdin closes
 //! worker cards scripted:1x24GiB FILE.json   the same, from a script
 //! worker context GPU-…                      measures one CUDA context and ends
+//! worker driver                             moves processes off their cards and back until stdin closes
 //! ```
 //! Soft cards are `real` with another library, which the environment names (`SUBLET_NVML_LIB`,
 //! `SUBLET_CUDA_LIB`). No deadlines here: whoever started the worker watches the time.
 
 mod context;
+mod cuda;
+mod driver;
 mod nvml;
 mod scripted;
 
-pub(crate) use context::{CUDA_VARIABLE, Measured};
+pub(crate) use context::Measured;
+pub(crate) use cuda::CUDA_VARIABLE;
 pub(crate) use nvml::NVML_VARIABLE;
 
 use crate::Unlisted;
@@ -31,9 +35,13 @@ const USAGE: u8 = 64;
 /// Becomes a worker; `args` is what follows the word `worker`. Returns when the work
 /// is over or the parent is gone.
 pub fn run(args: &[String]) -> ExitCode {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    if args == ["driver"] {
+        // What it has locked it lets go first, so it does not end with the parent.
+        return driver::run();
+    }
     // The closed stdin ends us too, but not while a call hangs.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["cards", spec, rest @ ..] => match (spec.parse(), rest) {
             (Ok(GpuSpec::Real), []) => serve(&mut nvml::RealCards::new()),
@@ -48,7 +56,7 @@ pub fn run(args: &[String]) -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: worker cards real | worker cards scripted:NxSIZE FILE | worker context UUID");
+    eprintln!("usage: worker cards real | worker cards scripted:NxSIZE FILE | worker context UUID | worker driver");
     ExitCode::from(USAGE)
 }
 

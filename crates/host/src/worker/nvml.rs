@@ -110,6 +110,23 @@ pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
     processes.get(&pid)?.0
 }
 
+/// The bytes that one process has, by card; cards that do not tell are left out.
+pub(super) fn bytes_by_card(pid: u32) -> BTreeMap<String, u64> {
+    let Ok(nvml) = open() else { return BTreeMap::new() };
+    let cards = 0..nvml.device_count().unwrap_or(0);
+    let bytes = |index: u32| {
+        let card = nvml.device_by_index(index).ok()?;
+        let (processes, _) = processes_on(&card).ok()?;
+        Some((card.uuid().ok()?, processes.get(&pid)?.0?.0))
+    };
+    cards.filter_map(bytes).collect()
+}
+
+/// The driver's own version, where it tells.
+pub(super) fn driver_version() -> Option<String> {
+    open().ok()?.sys_driver_version().ok()
+}
+
 /// There are processes, and of none the driver tells the bytes.
 pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())

@@ -5,7 +5,10 @@
 
 mod activity;
 mod cards;
+mod driver_worker;
 mod holders;
+mod program;
+mod soft;
 mod support;
 
 use libtest_mimic::{Arguments, Trial};
@@ -15,11 +18,12 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("worker") => sublet_host::worker::run(&args[1..]),
+        Some("program") => program::run(&args[1..]),
         Some("spin") => loop {
             std::hint::spin_loop();
         },
         _ => {
-            let tests = [cards::TESTS, holders::TESTS, activity::TESTS].concat();
+            let tests = [cards::TESTS, holders::TESTS, activity::TESTS, driver_worker::TESTS].concat();
             let trial = |(name, test): (&'static str, fn())| {
                 Trial::test(name, move || {
                     test();

@@ -1,0 +1,380 @@
+//! Moves other processes off their cards and back, through the driver's own calls.
+//!
+//! Initialised once, because that takes seconds. One request at a time; every call may hang, and
+//! whoever asked kills us at its deadline. Lines as in `driver/protocol.rs`.
+//!
+//! Whoever asks may also be gone: then stdin closes. What we locked and nobody took further would wait
+//! for ever, so it is let go before we end. For the same reason we ignore the signals that a service
+//! manager sends to all at once, and do not die with our parent.
+
+use super::cuda::{Cuda, CudaError, check};
+use super::{nvml, say};
+use crate::driver::protocol::{Answer, Facts, Failure, Need, Place, Request};
+use crate::driver::target::Target;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::io::{self, BufRead};
+use std::process::ExitCode;
+use std::time::Duration;
+use sublet_core::ids::ProcKey;
+
+use crate::wake::timespec;
+
+/// Placeholders are made in pieces: the driver refuses a piece at once, and memory need not be in one.
+const PIECE: u64 = 1 << 30;
+/// What memory of a card comes in at least, if the driver does not say.
+const GRANULE: u64 = 2 << 20;
+/// No lock waits longer, whoever asks.
+const LOCK_MS_MAX: u32 = 60_000;
+/// How often a stopped process is looked at that is to be let go.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// `CUDA_ERROR_INVALID_VALUE`, for what must not even be asked of the driver.
+const INVALID_VALUE: c_int = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_INVALID_CONTEXT`: the driver wants a context first.
+const WANTS_CONTEXT: [c_int; 2] = [3, 201];
+
+pub(super) fn run() -> ExitCode {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: ignoring a signal takes numbers only.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let mut driver = Driver { calls: None, locked: BTreeMap::new() };
+    let code = driver.serve();
+    driver.let_go();
+    code
+}
+
+/// The driver, and what we did with it.
+struct Driver {
+    /// Opened at the first request.
+    calls: Option<Result<Calls, String>>,
+    /// Processes that we locked and that were neither taken further nor let go.
+    locked: BTreeMap<ProcKey, Target>,
+}
+
+impl Driver {
+    /// Answers each request until nobody asks any more.
+    fn serve(&mut self) -> ExitCode {
+        let mut out = io::stdout().lock();
+        for line in io::stdin().lock().lines() {
+            let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
+                return super::usage();
+            };
+            // Whoever asked and is gone does not want it any more.
+            if is_hung_up() || say(&mut out, &self.answer(request)).is_err() {
+                break;
+            }
+        }
+        ExitCode::SUCCESS
+    }
+
+    fn answer(&mut self, request: Request) -> Answer {
+        let opened = self.calls.get_or_insert_with(|| Calls::open().map_err(|error| whole(&error)));
+        let calls = match opened {
+            Ok(calls) => calls,
+            Err(why) => return Answer::Unusable(why.clone()),
+        };
+        let (process, step) = match request {
+            Request::Facts => return calls.facts(),
+            Request::Weigh { process } => return weigh(process),
+            Request::Prove { needs } => return calls.prove(&needs),
+            Request::State { process } => (process, Step::State),
+            // Zero waits for ever.
+            Request::Lock { timeout_ms: 0, .. } => return calls.failed(INVALID_VALUE),
+            Request::Lock { process, timeout_ms } => (process, Step::Lock(timeout_ms.min(LOCK_MS_MAX))),
+            Request::Checkpoint { process } => (process, Step::Checkpoint),
+            Request::Restore { process } => (process, Step::Restore),
+            Request::Unlock { process } => (process, Step::Unlock),
+        };
+        let Some(target) = Target::open(process) else {
+            self.locked.remove(&process);
+            return Answer::Gone;
+        };
+        if target.is_stopped() {
+            return Answer::Stopped;
+        }
+        let answer = calls.step(process.pid, step);
+        if !target.is_alive() {
+            // What the driver said may be about whoever has its pid now.
+            self.locked.remove(&process);
+            return Answer::Gone;
+        }
+        match (step, &answer) {
+            (Step::Lock(_) | Step::Restore, Answer::Done) => drop(self.locked.insert(process, target)),
+            (Step::Checkpoint | Step::Unlock, Answer::Done) => drop(self.locked.remove(&process)),
+            _ => {}
+        }
+        answer
+    }
+
+    /// Lets go whatever would wait for ever. A stopped one is let go when it goes on: before that the
+    /// call would only hang.
+    fn let_go(&mut self) {
+        let Some(Ok(calls)) = &self.calls else { return };
+        while !self.locked.is_empty() {
+            self.locked.retain(|_, target| {
+                let waits = target.is_alive() && target.is_stopped();
+                if !waits && target.is_alive() {
+                    calls.step(target.key().pid, Step::Unlock);
+                }
+                waits
+            });
+            if !self.locked.is_empty() {
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+}
+
+/// An error with what the system said, which the loader keeps below its own words.
+fn whole(error: &CudaError) -> String {
+    match error {
+        CudaError::Library(loader) => {
+            std::error::Error::source(loader).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+        }
+        CudaError::Call { .. } | CudaError::NoSuchCard(_) => error.to_string(),
+    }
+}
+
+/// Nobody is at the other end of stdin.
+fn is_hung_up() -> bool {
+    let stdin = io::stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|_| fds[0].revents().contains(PollFlags::HUP))
+}
+
+fn weigh(process: ProcKey) -> Answer {
+    let Some(target) = Target::open(process) else { return Answer::Gone };
+    let bytes = nvml::bytes_by_card(process.pid);
+    if target.is_alive() { Answer::Weight(bytes) } else { Answer::Gone }
+}
+
+/// One call about one process.
+#[derive(Clone, Copy)]
+enum Step {
+    State,
+    Lock(u32),
+    Checkpoint,
+    Restore,
+    Unlock,
+}
+
+/// `CUcheckpointLockArgs`.
+#[repr(C)]
+struct LockArguments {
+    timeout_ms: c_uint,
+    reserved0: c_uint,
+    reserved1: [u64; 7],
+}
+
+/// `CUmemAllocationProp`, for pinned memory of a card.
+#[repr(C)]
+struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location_kind: c_int,
+    location: c_int,
+    windows: *mut c_void,
+    flags: u64,
+}
+
+impl Properties {
+    const fn of(device: c_int) -> Properties {
+        Properties {
+            kind: 1, // CU_MEM_ALLOCATION_TYPE_PINNED
+            handle_types: 0,
+            location_kind: 1, // CU_MEM_LOCATION_TYPE_DEVICE
+            location: device,
+            windows: std::ptr::null_mut(),
+            flags: 0,
+        }
+    }
+}
+
+type GetState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+type Lock = unsafe extern "C" fn(c_int, *mut LockArguments) -> c_int;
+type Move = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
+type DriverGetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+type MemCreate = unsafe extern "C" fn(*mut c_ulonglong, usize, *const Properties, c_ulonglong) -> c_int;
+type MemRelease = unsafe extern "C" fn(c_ulonglong) -> c_int;
+type Granularity = unsafe extern "C" fn(*mut usize, *const Properties, c_int) -> c_int;
+type CtxSetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
+type PrimaryCtxRelease = unsafe extern "C" fn(c_int) -> c_int;
+
+/// The calls that older drivers have not.
+struct Checkpoint {
+    state: GetState,
+    lock: Lock,
+    checkpoint: Move,
+    restore: Move,
+    unlock: Move,
+}
+
+struct Calls {
+    checkpoint: Option<Checkpoint>,
+    driver_get_version: DriverGetVersion,
+    mem_create: MemCreate,
+    mem_release: MemRelease,
+    granularity: Granularity,
+    ctx_set_current: CtxSetCurrent,
+    primary_ctx_release: PrimaryCtxRelease,
+    cuda: Cuda,
+}
+
+impl Calls {
+    fn open() -> Result<Calls, CudaError> {
+        let cuda = Cuda::open()?;
+        let library = cuda.library();
+        // SAFETY: the types are those of cuda.h, and the library is kept as long as the pointers.
+        unsafe {
+            let checkpoint = || -> Result<Checkpoint, libloading::Error> {
+                Ok(Checkpoint {
+                    state: *library.get(b"cuCheckpointProcessGetState\0")?,
+                    lock: *library.get(b"cuCheckpointProcessLock\0")?,
+                    checkpoint: *library.get(b"cuCheckpointProcessCheckpoint\0")?,
+                    restore: *library.get(b"cuCheckpointProcessRestore\0")?,
+                    unlock: *library.get(b"cuCheckpointProcessUnlock\0")?,
+                })
+            };
+            Ok(Calls {
+                checkpoint: checkpoint().ok(),
+                driver_get_version: *library.get(b"cuDriverGetVersion\0")?,
+                mem_create: *library.get(b"cuMemCreate\0")?,
+                mem_release: *library.get(b"cuMemRelease\0")?,
+                granularity: *library.get(b"cuMemGetAllocationGranularity\0")?,
+                ctx_set_current: *library.get(b"cuCtxSetCurrent\0")?,
+                primary_ctx_release: *library.get(b"cuDevicePrimaryCtxRelease_v2\0")?,
+                cuda,
+            })
+        }
+    }
+
+    fn facts(&self) -> Answer {
+        let mut cuda = 0;
+        // SAFETY: `cuda` is written once, during the call.
+        match unsafe { (self.driver_get_version)(&mut cuda) } {
+            0 => {
+                let driver = nvml::driver_version();
+                Answer::Facts(Facts { cuda, driver, calls: self.checkpoint.is_some() })
+            }
+            code => self.failed(code),
+        }
+    }
+
+    fn failed(&self, code: c_int) -> Answer {
+        Answer::Failed(Failure { code, name: self.cuda.error_name(code) })
+    }
+
+    fn step(&self, pid: u32, step: Step) -> Answer {
+        let Some(calls) = &self.checkpoint else {
+            return Answer::Unusable("the driver cannot take processes off their cards".to_owned());
+        };
+        // A pid fits: the kernel's own type for it is signed.
+        let pid = pid as c_int;
+        let nothing = std::ptr::null_mut();
+        let mut state = -1;
+        // SAFETY: the calls take a number and a pointer that is null, or to what lives until they return.
+        let code = unsafe {
+            match step {
+                Step::State => (calls.state)(pid, &mut state),
+                Step::Lock(timeout_ms) => {
+                    let mut arguments = LockArguments { timeout_ms, reserved0: 0, reserved1: [0; 7] };
+                    (calls.lock)(pid, &mut arguments)
+                }
+                Step::Checkpoint => (calls.checkpoint)(pid, nothing),
+                Step::Restore => (calls.restore)(pid, nothing),
+                Step::Unlock => (calls.unlock)(pid, nothing),
+            }
+        };
+        match (code, step, state) {
+            (0, Step::State, 0) => Answer::State(Place::Running),
+            (0, Step::State, 1) => Answer::State(Place::Locked),
+            (0, Step::State, 2) => Answer::State(Place::Checkpointed),
+            (0, Step::State, _) => Answer::State(Place::Failed),
+            (0, ..) => Answer::Done,
+            (code, ..) => self.failed(code),
+        }
+    }
+
+    /// Takes so much memory of all these cards at once, and gives it back.
+    fn prove(&self, needs: &[Need]) -> Answer {
+        let mut held = Held { calls: self, pieces: Vec::new(), contexts: Vec::new() };
+        for need in needs {
+            let taken = self.cuda.device(&need.uuid).and_then(|device| held.take(device, need));
+            match taken {
+                Ok(()) => {}
+                Err(error) if error.code() == Some(OUT_OF_MEMORY) => {
+                    return Answer::Room { lacking: Some(need.uuid.clone()) };
+                }
+                Err(error) => match error.code() {
+                    Some(code) => return self.failed(code),
+                    None => return Answer::Unusable(error.to_string()),
+                },
+            }
+        }
+        Answer::Room { lacking: None }
+    }
+}
+
+/// Memory that stands in for what shall come. Goes with this.
+struct Held<'a> {
+    calls: &'a Calls,
+    pieces: Vec<c_ulonglong>,
+    contexts: Vec<c_int>,
+}
+
+impl Held<'_> {
+    fn take(&mut self, device: c_int, need: &Need) -> Result<(), CudaError> {
+        let result = self.take_bytes(device, need.bytes);
+        let wants_context = |error: &CudaError| error.code().is_some_and(|code| WANTS_CONTEXT.contains(&code));
+        match result {
+            Err(error) if wants_context(&error) => {}
+            other => return other,
+        }
+        let context = self.calls.cuda.retain_context(device)?;
+        self.contexts.push(device);
+        // SAFETY: the context was just made, and stays until it is let go below.
+        check("cuCtxSetCurrent", unsafe { (self.calls.ctx_set_current)(context) })?;
+        // The context stands in for some of it.
+        let own = nvml::bytes_of(&need.uuid, std::process::id()).map_or(0, |bytes| bytes.0);
+        self.take_bytes(device, need.bytes.saturating_sub(own))
+    }
+
+    fn take_bytes(&mut self, device: c_int, bytes: u64) -> Result<(), CudaError> {
+        let properties = Properties::of(device);
+        let mut granule = 0;
+        // SAFETY: `granule` is written once, during the call; 0 asks for the least there is.
+        let told = unsafe { (self.calls.granularity)(&mut granule, &properties, 0) } == 0 && granule > 0;
+        let granule = if told { granule as u64 } else { GRANULE };
+        let mut left = bytes.div_ceil(granule).saturating_mul(granule);
+        while left > 0 {
+            let piece = left.min(PIECE);
+            let mut handle = 0;
+            // SAFETY: `handle` is written once, during the call; the properties live until it returns.
+            check("cuMemCreate", unsafe { (self.calls.mem_create)(&mut handle, piece as usize, &properties, 0) })?;
+            self.pieces.push(handle);
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for handle in self.pieces.drain(..) {
+            // SAFETY: it was made here, and is let go once.
+            unsafe { (self.calls.mem_release)(handle) };
+        }
+        for device in self.contexts.drain(..) {
+            // SAFETY: no context is a context that may be current; the card's was retained once.
+            unsafe {
+                (self.calls.ctx_set_current)(std::ptr::null_mut());
+                (self.calls.primary_ctx_release)(device);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Soft cards for a test, programs on them, and a worker that is asked by hand.
+
+use crate::support::{exe, key};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use sublet_core::ids::ProcKey;
+use sublet_softgpu::State;
+use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
+
+pub const MIB: u64 = 1 << 20;
+
+/// Cards in a folder that goes with it.
+pub struct Soft {
+    dir: tempfile::TempDir,
+    pub state: State,
+}
+
+impl Soft {
+    pub fn new(spec: &str) -> Soft {
+        let dir = tempfile::tempdir().unwrap();
+        for (built, name) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
+            let library = exe().with_file_name(built);
+            assert!(library.exists(), "no library at {}", library.display());
+            symlink(library, dir.path().join(name)).unwrap();
+        }
+        let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
+        Soft { dir, state }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn uuid(&self) -> String {
+        self.state.cards()[0].uuid_text()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(exe());
+        command.args(args).env(ENV, self.path().join("cards"));
+        command.env("SUBLET_CUDA_LIB", self.path().join("libcuda.so.1"));
+        command.env("SUBLET_NVML_LIB", self.path().join("libnvidia-ml.so.1"));
+        command.env("SUBLET_SOFT_MANAGED", "1");
+        command
+    }
+
+    pub fn program(&self, mib: u64) -> Program {
+        self.program_with(mib, &[])
+    }
+
+    pub fn program_with(&self, mib: u64, more: &[&str]) -> Program {
+        let bytes = (mib * MIB).to_string();
+        let line = Talk::start(self.command(&[&["program", &bytes], more].concat()));
+        let mut program = Program { key: key(line.child.id()), line };
+        assert_eq!(program.line.hear(), "holds");
+        program
+    }
+
+    pub fn worker(&self) -> Talk {
+        Talk::start(self.command(&["worker", "driver"]))
+    }
+
+    /// How far a process is, read past the driver.
+    pub fn at(&self, process: ProcKey) -> Checkpoint {
+        let found = self.state.process(process.pid).expect("it is on the cards");
+        Checkpoint::from_number(found.row.checkpoint.load(std::sync::atomic::Ordering::SeqCst))
+    }
+
+    /// Bytes of the first card that somebody has.
+    pub fn taken(&self) -> u64 {
+        self.state.used(0) - IDLE_BYTES
+    }
+}
+
+/// A child that is spoken to line by line. Killed with its test.
+pub struct Talk {
+    pub child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Talk {
+    pub fn start(mut command: Command) -> Talk {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        Talk { child, stdin, stdout }
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.hear()
+    }
+
+    /// Asks a worker.
+    pub fn request(&mut self, request: &Value) -> Value {
+        serde_json::from_str(&self.ask(&request.to_string())).unwrap()
+    }
+
+    /// Asks a worker for one step with a process.
+    pub fn step(&mut self, step: &str, process: ProcKey) -> Value {
+        self.request(&json!({ step: { "process": process } }))
+    }
+
+    pub fn lock(&mut self, process: ProcKey, timeout_ms: u32) -> Value {
+        self.request(&lock(process, timeout_ms))
+    }
+
+    /// Nobody asks it any more.
+    pub fn hang_up(&mut self) {
+        self.stdin = None;
+    }
+}
+
+pub fn lock(process: ProcKey, timeout_ms: u32) -> Value {
+    json!({"lock": {"process": process, "timeout_ms": timeout_ms}})
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that holds memory of the first card.
+pub struct Program {
+    pub key: ProcKey,
+    pub line: Talk,
+}
+
+impl Program {
+    /// It goes on, and its memory is as it was.
+    pub fn is_intact(&mut self) -> bool {
+        self.line.ask("check") == "intact"
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.line.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops it, and waits until it is.
+    pub fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        wait_until("a stop", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.key.pid)).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        });
+    }
+}
+
+/// Waits until something is so.
+pub fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
