@@ -581,6 +581,7 @@ impl Loop {
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });
                 self.look_again();
             }
+            Sight::Driven { .. } => {}
             Sight::Ram { available } => {
                 self.take(Event::Ram { available });
                 self.send_ahead();

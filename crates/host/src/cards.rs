@@ -42,13 +42,13 @@ const LIST_EVERY: Duration = Duration::from_secs(60);
 const LIST_EVERY_UNLISTED: Duration = Duration::from_secs(10);
 /// Starting NVML wakes sleeping cards, a second or two for each.
 const LIST_PATIENCE: u32 = 10;
-const WAIT_MIN: Duration = Duration::from_millis(100);
-const WAIT_MAX: Duration = Duration::from_secs(10);
+pub(crate) const WAIT_MIN: Duration = Duration::from_millis(100);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// `cuInit` takes seconds on a big host, and longer while others start.
-const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
 /// Workers that were killed and are still there, stuck in the driver. With so many, a
 /// further one would only get stuck beside them.
-const UNREAPED_MAX: usize = 3;
+pub(crate) const UNREAPED_MAX: usize = 3;
 /// How long a stopping thread waits for its worker to be dead.
 const LAST_WAIT: Duration = Duration::from_millis(500);
 
@@ -362,7 +362,7 @@ fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &Sh
 }
 
 /// Waits a moment for killed children to be dead.
-fn reap(mut children: Vec<Child>) {
+pub(crate) fn reap(mut children: Vec<Child>) {
     let until = Instant::now() + LAST_WAIT;
     loop {
         children.retain_mut(is_left);
@@ -373,6 +373,6 @@ fn reap(mut children: Vec<Child>) {
     }
 }
 
-fn with_cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }

@@ -7,6 +7,8 @@
 //!   process thread (owns who belongs to which lease) ──► Sight ──► the caller's sink
 //!      ▲ pidfds, /proc
 //!      └── watch, forget
+//!
+//!   driver thread ──JSON lines──► worker process ──► libcuda (real or soft): moves holders' processes
 //! ```
 //! Calls that can hang or crash run in the [`worker`] process, with a deadline. All
 //! sights leave through the process thread, so a holder's members are always told
@@ -37,6 +39,7 @@ pub mod worker;
 pub use sight::{Sight, Unlisted, UnlistedKind};
 
 use clock::Clock;
+use driver::{Driven, DriverSettings};
 use eyes::Message;
 use gpu::{GpuKind, GpuSpec};
 use shims::{Hub, ShimSettings, Wish};
@@ -68,6 +71,8 @@ pub struct Settings {
     pub measure_context: bool,
     /// How to speak with the library in holders' programs; not at all without.
     pub shims: Option<ShimSettings>,
+    /// How to move processes by the driver's own calls; not at all without.
+    pub driver: Option<DriverSettings>,
 }
 
 impl Settings {
@@ -84,6 +89,7 @@ impl Settings {
             soft: None,
             measure_context: false,
             shims: None,
+            driver: None,
         }
     }
 }
@@ -115,6 +121,7 @@ pub struct Host {
     cards: Arc<cards::Shared>,
     eyes: eyes::Inbox,
     hub: Option<Hub>,
+    driver: Option<driver::Hub>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -140,10 +147,18 @@ impl Host {
         if let Some(hub) = &hub {
             eyes.set_hub(hub.clone());
         }
+        let (exe, soft) = (settings.worker_exe.clone(), settings.soft.clone());
+        // Scripted cards have no driver.
+        let driver = settings.driver.clone().filter(|_| !matches!(settings.gpu, GpuSpec::Scripted { .. }));
+        let driver = driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared)));
+        let (driver, driver_work) = driver.transpose().map_err(HostError::Descriptors)?.unzip();
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
-        let mut host = Host { cards: shared, eyes: inbox, hub, threads: Vec::new() };
+        let mut host = Host { cards: shared, eyes: inbox, hub, driver, threads: Vec::new() };
         if let Some(work) = hub_work {
             host.spawn("sublet-shims", work)?;
+        }
+        if let Some(work) = driver_work {
+            host.spawn("sublet-driver", work)?;
         }
         host.spawn("sublet-eyes", move || eyes.run())?;
         host.spawn("sublet-cards", move || cards.run())?;
@@ -193,6 +208,30 @@ impl Host {
         }
     }
 
+    /// Says where the bytes of a holder shall be that the driver itself moves. Whoever of its processes is
+    /// elsewhere is moved; what becomes of it is a [`Sight::Driven`]. A wish that was refused is tried
+    /// again when it is said again.
+    pub fn drive(&self, wish: Driven) {
+        if let Some(driver) = &self.driver {
+            driver.drive(wish);
+        }
+    }
+
+    /// Looks from outside whether the driver could move a holder's processes, which have so many bytes
+    /// on cards. Answered for each by a [`Sight::Driven`]; nothing happens to them.
+    pub fn inspect(&self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
+        if let Some(driver) = &self.driver {
+            driver.inspect(lease, processes, bytes);
+        }
+    }
+
+    /// A lease is history: the driver moves nothing of it any more. What it has locked goes on.
+    pub fn undrive(&self, lease: LeaseId) {
+        if let Some(driver) = &self.driver {
+            driver.forget(lease);
+        }
+    }
+
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
         let thread = Builder::new().name(name.to_owned()).spawn(work).map_err(HostError::Thread)?;
         self.threads.push(thread);
@@ -205,6 +244,9 @@ impl Drop for Host {
         self.cards.stop();
         if let Some(hub) = &self.hub {
             hub.stop();
+        }
+        if let Some(driver) = &self.driver {
+            driver.stop();
         }
         self.eyes.send(Message::Stop);
         for thread in self.threads.drain(..) {

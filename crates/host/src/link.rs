@@ -90,6 +90,12 @@ impl Link {
         Ok(line)
     }
 
+    /// Closes the line to the worker and leaves it to itself: it ends when it is done.
+    pub(crate) fn let_go(self) -> Child {
+        drop(self.stdin);
+        self.child
+    }
+
     /// Kills the worker. What comes back could not be reaped yet: a process inside a driver
     /// call may take any time to die, and we do not wait for it.
     pub(crate) fn end(mut self) -> Option<Child> {

@@ -159,6 +159,12 @@ pub fn io_bytes(pid: u32) -> Result<u64, ProcessError> {
     Ok(field("rchar:")?.saturating_add(field("wchar:")?))
 }
 
+/// Bytes of memory that are a process's alone, and in RAM.
+pub fn anonymous_bytes(pid: u32) -> Result<u64, ProcessError> {
+    let kib: u64 = status_field(&read(pid, "status")?, "RssAnon:").ok_or_else(|| odd(pid, "status"))?;
+    Ok(kib.saturating_mul(1024))
+}
+
 /// The cgroups of a process, as the lines of `/proc/PID/cgroup` name them.
 pub fn cgroups(pid: u32) -> Result<Vec<Cgroup>, ProcessError> {
     let text = read(pid, "cgroup")?;
@@ -319,7 +325,7 @@ mod tests {
         assert_eq!((me.key.pid, me.uid), (pid, rustix::process::getuid().as_raw()));
         assert!(is_running(me.key));
         assert!(ancestry(pid).iter().any(|parent| parent.pid == me.parent));
-        assert!(io_bytes(pid).unwrap() > 0);
+        assert!(io_bytes(pid).unwrap() > 0 && anonymous_bytes(pid).unwrap() > 0);
         assert_eq!(environ(pid, "NO_SUCH_VARIABLE").unwrap(), None);
     }
 

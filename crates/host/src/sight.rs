@@ -46,6 +46,16 @@ pub enum Sight {
         /// What.
         said: Said,
     },
+    /// What became of a holder's process that the driver itself moves, or could move.
+    Driven {
+        /// Whose.
+        lease: LeaseId,
+        /// Which.
+        process: ProcKey,
+        /// What, in the words of a program that would move itself. [`Said::Refused`] that begins with
+        /// `lost:` is final: that process will not come back.
+        said: Said,
+    },
     /// Host memory that could be had for parked bytes; told while there is somebody to park.
     Ram {
         /// `None`: it cannot be read.

@@ -1,4 +1,134 @@
 //! The driver's own way of taking processes off their cards and putting them back.
+//!
+//! ```text
+//!   wishes (where each holder's bytes shall be) ──► hub thread ──JSON lines──► worker ──► libcuda
+//!   Sight::Driven ◄──────────────────────────────────┘   deadlines, pre-flight
+//! ```
+//! Nothing is decided here. A wish says where a holder's bytes shall be; whoever of its processes is
+//! elsewhere is moved, and after a crash of either side the same rule goes on from what the driver says.
+//! A holder goes whole or not at all: all its processes are locked, then each is taken off its cards;
+//! if anything fails all go back where they were. Nothing is restored without its room proven, because a
+//! restore that lacks room destroys the process. One holder is moved at a time, one call at a time.
+//!
+//! Absent on purpose: whether a holder may be moved this way, whether its bytes really left (the cards
+//! are looked at for that), signals.
 
+mod hands;
+mod hazard;
+mod holder;
+mod preflight;
 pub(crate) mod protocol;
 pub(crate) mod target;
+mod work;
+
+pub use hazard::Hazard;
+
+use crate::cards;
+use crate::eyes::Inbox;
+use crate::soft::SoftPlace;
+use crate::wake::Wake;
+use hands::Hands;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use sublet_core::ids::{LeaseId, ProcKey};
+use work::Work;
+
+/// How to move processes by the driver.
+#[derive(Clone, Debug)]
+pub struct DriverSettings {
+    /// Hazards that are taken all the same. What would end a process is not taken, whatever this says.
+    pub accepted: Vec<Hazard>,
+    /// A process that is to be locked may have work under way for so long.
+    pub lock: Duration,
+    /// A call of the driver may take so long, and two seconds for each GiB that it moves.
+    pub patience: Duration,
+}
+
+impl Default for DriverSettings {
+    fn default() -> DriverSettings {
+        DriverSettings { accepted: Vec::new(), lock: Duration::from_secs(5), patience: Duration::from_secs(15) }
+    }
+}
+
+/// Where a holder's bytes shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DrivenPlace {
+    /// On its cards.
+    OnCards {
+        /// What it needs there, all its processes together: each card's UUID and bytes.
+        needs: Vec<(String, u64)>,
+    },
+    /// In host memory.
+    Away {
+        /// Its processes are locked within this or not at all.
+        within: Duration,
+        /// So much host memory is booked.
+        booked: u64,
+    },
+}
+
+/// What shall be of a holder whose processes the driver moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driven {
+    /// Whose.
+    pub lease: LeaseId,
+    /// Where its bytes shall be.
+    pub place: DrivenPlace,
+    /// Its processes that had bytes on cards when it began.
+    pub processes: Vec<ProcKey>,
+}
+
+enum Note {
+    Drive(Driven),
+    Inspect { lease: LeaseId, processes: Vec<ProcKey>, bytes: u64 },
+    Forget(LeaseId),
+}
+
+/// The hub, from outside. Never blocks.
+#[derive(Clone)]
+pub(crate) struct Hub {
+    notes: mpsc::Sender<Note>,
+    bell: Arc<Wake>,
+    stop: Arc<Wake>,
+}
+
+impl Hub {
+    /// Makes the hub and the thread's work, to be run by the caller. Its worker is started when it is needed.
+    pub(crate) fn open(
+        settings: DriverSettings,
+        exe: PathBuf,
+        soft: Option<SoftPlace>,
+        eyes: Inbox,
+        cards: Arc<cards::Shared>,
+    ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
+        let (bell, stop) = (Arc::new(Wake::new()?), Arc::new(Wake::new()?));
+        let (notes, inbox) = mpsc::channel();
+        let hands = Hands::new(settings.clone(), exe, soft, Arc::clone(&stop));
+        let work = Work::new(settings, hands, inbox, Arc::clone(&bell), Arc::clone(&stop), eyes, cards);
+        Ok((Hub { notes, bell, stop }, move || work.run()))
+    }
+
+    fn note(&self, note: Note) {
+        // Refused only when the thread is gone, and then nobody wants to know.
+        let _ = self.notes.send(note);
+        self.bell.ring();
+    }
+
+    pub(crate) fn drive(&self, wish: Driven) {
+        self.note(Note::Drive(wish));
+    }
+
+    pub(crate) fn inspect(&self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
+        self.note(Note::Inspect { lease, processes, bytes });
+    }
+
+    pub(crate) fn forget(&self, lease: LeaseId) {
+        self.note(Note::Forget(lease));
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.ring();
+    }
+}

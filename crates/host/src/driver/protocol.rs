@@ -90,6 +90,17 @@ pub(crate) struct Failure {
     pub(crate) name: String,
 }
 
+impl Failure {
+    /// It lives, and is on no card.
+    pub(crate) const NOT_INITIALISED: i32 = 3;
+    /// That is not the next step from where it is.
+    pub(crate) const ILLEGAL_STATE: i32 = 401;
+    /// What it had under way did not end in time.
+    pub(crate) const NOT_READY: i32 = 600;
+    /// It has something that cannot be taken off a card.
+    pub(crate) const NOT_SUPPORTED: i32 = 801;
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name, self.code)

@@ -1,0 +1,157 @@
+//! The worker that the driver is asked through: started when it is needed, killed at a deadline.
+//!
+//! One request at a time. Whoever asks is told when the worker was lost on the way, because then
+//! nothing is known any more about whoever was being moved.
+
+use super::DriverSettings;
+use super::protocol::{Answer, Facts, Request};
+use crate::cards::{CONTEXT_PATIENCE, UNREAPED_MAX, WAIT_MAX, WAIT_MIN, reap, with_cause};
+use crate::link::{Link, Silence, is_left};
+use crate::soft::SoftPlace;
+use crate::wake::Wake;
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The slowest that memory was seen to move is four times as fast.
+const BYTES_PER_S: u64 = 512 << 20;
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// We are being stopped ourselves.
+    Stopping,
+    /// There is no worker now; one is started later.
+    Resting,
+    /// The worker was lost while it did this.
+    Lost(String),
+    /// The driver cannot be used here.
+    Unusable(String),
+}
+
+impl Fault {
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Fault::Stopping => "Sublet is being stopped".to_owned(),
+            Fault::Resting => "the worker that speaks with the driver is being started again".to_owned(),
+            Fault::Lost(why) => format!("the worker that speaks with the driver was lost: {why}"),
+            Fault::Unusable(why) => why.clone(),
+        }
+    }
+}
+
+pub(super) struct Hands {
+    settings: DriverSettings,
+    exe: PathBuf,
+    soft: Option<SoftPlace>,
+    stop: Arc<Wake>,
+    link: Option<Link>,
+    /// Of the worker there is.
+    facts: Option<Facts>,
+    /// Why the last worker could not use the driver.
+    unusable: Option<String>,
+    unreaped: Vec<Child>,
+    wait: Duration,
+    start_at: Instant,
+}
+
+impl Hands {
+    pub(super) fn new(settings: DriverSettings, exe: PathBuf, soft: Option<SoftPlace>, stop: Arc<Wake>) -> Hands {
+        Hands {
+            settings,
+            exe,
+            soft,
+            stop,
+            link: None,
+            facts: None,
+            unusable: None,
+            unreaped: Vec::new(),
+            wait: WAIT_MIN,
+            start_at: Instant::now(),
+        }
+    }
+
+    /// How long a call may take that moves so many bytes.
+    pub(super) fn patience(&self, bytes: u64) -> Duration {
+        self.settings.patience + Duration::from_secs(bytes / BYTES_PER_S)
+    }
+
+    /// What driver it is.
+    pub(super) fn facts(&mut self) -> Result<&Facts, Fault> {
+        if self.facts.is_none() || self.link.is_none() {
+            let facts = self.start()?;
+            self.facts = Some(facts);
+        }
+        self.facts.as_ref().ok_or(Fault::Resting)
+    }
+
+    /// Asks, and waits for so long at most.
+    pub(super) fn ask(&mut self, request: &Request, patience: Duration) -> Result<Answer, Fault> {
+        self.facts()?;
+        self.ask_worker(request, patience)
+    }
+
+    fn start(&mut self) -> Result<Facts, Fault> {
+        self.unreaped.retain_mut(is_left);
+        if self.link.is_none() {
+            if Instant::now() < self.start_at || self.unreaped.len() >= UNREAPED_MAX {
+                return Err(self.unusable.clone().map_or(Fault::Resting, Fault::Unusable));
+            }
+            let started = Link::start(&self.exe, &["driver".to_owned()], self.soft.as_ref());
+            self.link = Some(started.map_err(|error| self.lose(&Silence::Pipe(error)))?);
+        }
+        match self.ask_worker(&Request::Facts, CONTEXT_PATIENCE)? {
+            Answer::Facts(facts) => {
+                self.unusable = None;
+                Ok(facts)
+            }
+            Answer::Failed(failure) => Err(self.give_up(format!("the driver does not say what it is: {failure}"))),
+            Answer::Unusable(why) => Err(self.give_up(why)),
+            _ => Err(self.lose(&Silence::Senseless)),
+        }
+    }
+
+    fn ask_worker(&mut self, request: &Request, patience: Duration) -> Result<Answer, Fault> {
+        let line = serde_json::to_string(request).map_err(|_| self.lose(&Silence::Senseless))?;
+        let link = self.link.as_mut().ok_or(Fault::Resting)?;
+        let heard = link.ask(&line, patience, &self.stop);
+        let answer = heard.and_then(|line| serde_json::from_slice(&line).map_err(|_| Silence::Senseless));
+        match answer {
+            Ok(answer) => {
+                self.wait = WAIT_MIN;
+                Ok(answer)
+            }
+            Err(Silence::Stopped) => Err(Fault::Stopping),
+            Err(silence) => Err(self.lose(&silence)),
+        }
+    }
+
+    /// The driver may be installed or loaded later: only a fresh worker would see that.
+    fn give_up(&mut self, why: String) -> Fault {
+        self.wait = WAIT_MAX;
+        self.end();
+        self.unusable = Some(why.clone());
+        Fault::Unusable(why)
+    }
+
+    fn lose(&mut self, silence: &Silence) -> Fault {
+        self.end();
+        Fault::Lost(with_cause(silence))
+    }
+
+    fn end(&mut self) {
+        self.unreaped.extend(self.link.take().and_then(Link::end));
+        self.facts = None;
+        self.start_at = Instant::now() + self.wait;
+        self.wait = (self.wait * 2).min(WAIT_MAX);
+    }
+
+    /// Leaves the worker to itself, and waits a moment for it. Whatever it has locked it lets go; a call
+    /// that it is in ends first, and killing it then would leave a process locked for ever.
+    pub(super) fn finish(mut self) {
+        self.unreaped.extend(self.link.take().map(Link::let_go));
+        reap(self.unreaped);
+    }
+}

@@ -1,0 +1,383 @@
+//! Looks at a process from outside, before the driver is asked for anything about it.
+//!
+//! Some processes cannot be moved, and with some drivers the attempt ends them. What can be known
+//! without touching one is read from `/proc` and from its cgroups. What leaves no trace there (memory
+//! handed on through CUDA IPC without an event, say) the driver itself must refuse.
+
+use super::hazard::{self, Hazard};
+use super::protocol::Facts;
+use crate::process::{self, Cgroup, Identity};
+use std::fs;
+use std::path::{Path, PathBuf};
+use sublet_core::ids::ProcKey;
+use sublet_core::units::Bytes;
+
+/// What a client of MPS is told its server by.
+const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Where the pipes of MPS are if nobody says otherwise, and how the names of its own processes begin.
+const MPS_FILES: &str = "/nvidia-mps";
+const MPS_NAME: &str = "nvidia-cuda-mps";
+/// A part of a card (MIG) is reached through one of these.
+const MIG_FILES: &str = "/dev/nvidia-caps/";
+const CARD_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+const MANAGED_FILE: &str = "/dev/nvidia-uvm";
+/// CUDA shares events between processes through files of this name.
+const IPC_FILES: &str = "/dev/shm/cuda.shm.";
+/// `CAP_SYS_PTRACE`.
+const PTRACE: u32 = 19;
+/// Limits of version 1 beyond this are none.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// What it is judged by, beside the process itself.
+pub(crate) struct Ground<'a> {
+    pub(crate) facts: &'a Facts,
+    /// Hazards that whoever runs the house takes.
+    pub(crate) accepted: &'a [Hazard],
+}
+
+/// Whether a process can be moved, its lease having so many bytes on cards; one plain sentence if not.
+pub(crate) fn examine(process: ProcKey, bytes: u64, ground: &Ground<'_>) -> Result<(), String> {
+    let rules = rules(ground)?;
+    let found = present(process)?;
+    let who = format!("process {} ({})", process.pid, found.name);
+    owned(&found, &who)?;
+    let signs = Signs::read(process.pid);
+    if let Some(rule) = rules.iter().find(|rule| signs.show(rule.hazard)) {
+        return Err(format!("{who} stays where it is: {}", rule.why));
+    }
+    whole_card(process.pid, &found.name, &who)?;
+    let room = headroom(process.pid).map_err(|()| format!("the memory limit of {who} cannot be read"))?;
+    match room {
+        Some(room) if room < bytes => {
+            let (room, bytes) = (Bytes(room), Bytes(bytes));
+            Err(format!("{who} may have {room} more of host memory (its cgroup), and its {bytes} would go there"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Is exactly this process there, and does it answer? Asked again right before each call.
+pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
+    let pid = process.pid;
+    let found = process::identify(pid).map_err(|error| error.to_string())?;
+    if found.key != process {
+        return Err(format!("process {pid} has ended, and another has its number now"));
+    }
+    // A stopped process makes the driver wait for it, whatever the timeout.
+    match process::stat(pid) {
+        Ok(stat) if matches!(stat.state, b'T' | b't') => Err(format!("process {pid} ({}) is stopped", found.name)),
+        _ => Ok(found),
+    }
+}
+
+fn rules(ground: &Ground<'_>) -> Result<Vec<&'static hazard::Rule>, String> {
+    if !ground.facts.calls {
+        return Err("this driver cannot take a process off its cards".to_owned());
+    }
+    let version = ground.facts.driver.as_deref();
+    let branch = version.and_then(hazard::branch).ok_or("the driver does not say which version it is")?;
+    let rules: Vec<_> = hazard::of(branch, ground.accepted).collect();
+    match rules.iter().find(|rule| rule.hazard == Hazard::Moving) {
+        Some(rule) => Err(rule.why.to_owned()),
+        None => Ok(rules),
+    }
+}
+
+fn owned(found: &Identity, who: &str) -> Result<(), String> {
+    let own = rustix::process::geteuid();
+    let may = own.is_root() || own.as_raw() == found.uid || has_capability(PTRACE);
+    if may { Ok(()) } else { Err(format!("{who} is another user's, and Sublet has no right to move it")) }
+}
+
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|set| set & (1 << number) != 0)
+}
+
+/// What a process shows of itself.
+struct Signs {
+    managed_mappings: usize,
+    shared_files: usize,
+    threads: Vec<String>,
+}
+
+impl Signs {
+    fn read(pid: u32) -> Signs {
+        // It may end at any time: whoever moves it finds that out.
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        Signs::from(&String::from_utf8_lossy(&maps), threads(pid))
+    }
+
+    fn from(maps: &str, threads: Vec<String>) -> Signs {
+        // `7f..-7f.. rw-s 0 00:05 612 /dev/nvidia-uvm`: the file is the sixth word.
+        let files = || maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5));
+        Signs {
+            managed_mappings: files().filter(|file| *file == MANAGED_FILE).count(),
+            shared_files: files().filter(|file| file.starts_with(IPC_FILES)).count(),
+            threads,
+        }
+    }
+
+    fn show(&self, hazard: Hazard) -> bool {
+        match hazard {
+            Hazard::Moving => true,
+            // The driver keeps one mapping for itself.
+            Hazard::Managed => self.managed_mappings > 1,
+            Hazard::Ipc => self.shared_files > 0,
+            // `pt_nccl_watchdg`, `NCCL Service 0` and the like.
+            Hazard::Nccl => self.threads.iter().any(|name| name.to_ascii_lowercase().contains("nccl")),
+            Hazard::Threads => self.threads.len() > 1,
+        }
+    }
+}
+
+fn threads(pid: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
+}
+
+/// MPS and MIG share a card below the process: neither can be moved.
+fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
+    let variable = |name: &str| process::environ(pid, name).ok().flatten();
+    let open: Vec<PathBuf> = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .collect();
+    let has_open = |part: &str| open.iter().any(|file| file.to_string_lossy().contains(part));
+    if name.starts_with(MPS_NAME) || variable(MPS_VARIABLE).is_some() || has_open(MPS_FILES) {
+        return Err(format!("{who} uses its card through MPS, which cannot be moved"));
+    }
+    let names_part = CARD_VARIABLES.into_iter().filter_map(variable).any(|cards| cards.starts_with("MIG-"));
+    if names_part || has_open(MIG_FILES) {
+        return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
+    }
+    Ok(())
+}
+
+/// Host memory that a process's cgroups still let it have; no limit, or they cannot be read.
+fn headroom(pid: u32) -> Result<Option<u64>, ()> {
+    let mut least = None;
+    for cgroup in process::cgroups(pid).map_err(drop)? {
+        let files = match cgroup.controllers.as_str() {
+            "" => &UNIFIED,
+            controllers if controllers.split(',').any(|one| one == "memory") => &MEMORY,
+            _ => continue,
+        };
+        let room = headroom_in(&cgroup, files)?;
+        least = least.into_iter().chain(room).min();
+    }
+    Ok(least)
+}
+
+fn headroom_in(cgroup: &Cgroup, files: &LimitFiles) -> Result<Option<u64>, ()> {
+    match cgroup.directory() {
+        Some(directory) if directory.is_dir() => Ok(files.headroom(&directory)),
+        // No such hierarchy is mounted, or this is the top of it.
+        _ if cgroup.path == "/" => Ok(None),
+        _ => Err(()),
+    }
+}
+
+/// How one version of cgroups names its files.
+struct LimitFiles {
+    limits: &'static [&'static str],
+    used: &'static str,
+    /// Lines of `memory.stat` that the kernel takes back before it refuses anything.
+    reclaimable: &'static [&'static str],
+}
+
+const UNIFIED: LimitFiles = LimitFiles {
+    limits: &["memory.max", "memory.high"],
+    used: "memory.current",
+    reclaimable: &["inactive_file", "active_file"],
+};
+const MEMORY: LimitFiles = LimitFiles {
+    limits: &["memory.limit_in_bytes"],
+    used: "memory.usage_in_bytes",
+    reclaimable: &["total_inactive_file", "total_active_file"],
+};
+
+impl LimitFiles {
+    /// The least room of a place and of all above it.
+    fn headroom(&self, directory: &Path) -> Option<u64> {
+        let places = directory.ancestors().take_while(|place| place.join("cgroup.procs").exists());
+        places.filter_map(|place| self.room_of(place)).min()
+    }
+
+    fn room_of(&self, place: &Path) -> Option<u64> {
+        let number = |file: &&str| fs::read_to_string(place.join(file)).ok()?.trim().parse::<u64>().ok();
+        // The word `max` is no number, and so no limit.
+        let limit = self.limits.iter().filter_map(number).filter(|limit| *limit < NO_LIMIT).min()?;
+        let used = number(&self.used).unwrap_or(limit);
+        let stat = fs::read_to_string(place.join("memory.stat")).unwrap_or_default();
+        let spare: u64 = stat
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| self.reclaimable.contains(name))
+            .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
+            .sum();
+        Some(limit.saturating_sub(used.saturating_sub(spare)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    const GIB: u64 = 1 << 30;
+
+    fn facts(driver: Option<&str>) -> Facts {
+        Facts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
+    }
+
+    fn on(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
+        examine(process, bytes, &Ground { facts: &facts(Some(driver)), accepted: &[] })
+    }
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new(environment: &[(&str, &str)]) -> Sleeper {
+            Sleeper(Command::new("sleep").arg("600").envs(environment.iter().copied()).spawn().unwrap())
+        }
+
+        fn key(&self) -> ProcKey {
+            process::identify(self.0.id()).unwrap().key
+        }
+
+        fn signal(&self, signal: rustix::process::Signal) {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_plain_process_can_be_moved() {
+        assert_eq!(on("580.1", Sleeper::new(&[]).key(), 1), Ok(()));
+    }
+
+    #[test]
+    fn the_driver_comes_first() {
+        let key = Sleeper::new(&[]).key();
+        assert!(on("535.1", key, 1).unwrap_err().contains("before 570"));
+        let none = facts(None);
+        let told = examine(key, 1, &Ground { facts: &none, accepted: &[] });
+        assert!(told.unwrap_err().contains("which version"));
+        let old = Facts { calls: false, ..facts(Some("580.1")) };
+        assert!(examine(key, 1, &Ground { facts: &old, accepted: &[] }).is_err());
+    }
+
+    #[test]
+    fn a_stopped_process_is_said_to_be_so() {
+        let sleeper = Sleeper::new(&[]);
+        sleeper.signal(rustix::process::Signal::STOP);
+        while present(sleeper.key()).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(on("580.1", sleeper.key(), 1).unwrap_err().ends_with("(sleep) is stopped"));
+    }
+
+    #[test]
+    fn a_process_that_ended_is_gone_before_it_is_reaped() {
+        let sleeper = Sleeper::new(&[]);
+        let key = sleeper.key();
+        sleeper.signal(rustix::process::Signal::KILL);
+        while process::is_running(key) {
+            std::thread::yield_now();
+        }
+        assert!(on("580.1", key, 1).unwrap_err().starts_with("there is no process"));
+    }
+
+    #[test]
+    fn a_pid_with_another_start_is_another_process() {
+        let key = Sleeper::new(&[]).key();
+        let other = ProcKey { start: key.start + 1, ..key };
+        assert!(on("580.1", other, 1).is_err());
+    }
+
+    #[test]
+    fn mps_and_parts_of_cards_stay() {
+        let mps = Sleeper::new(&[(MPS_VARIABLE, "/tmp/nvidia-mps")]);
+        assert!(on("580.1", mps.key(), 1).unwrap_err().contains("MPS"));
+        let mig = Sleeper::new(&[("CUDA_VISIBLE_DEVICES", "MIG-41b35a7c")]);
+        assert!(on("580.1", mig.key(), 1).unwrap_err().contains("MIG"));
+    }
+
+    #[test]
+    fn a_program_of_several_threads_stays_on_the_driver_that_crashed_some() {
+        let own = process::identify(std::process::id()).unwrap().key;
+        let (told, asked) = std::sync::mpsc::channel::<()>();
+        let second = std::thread::spawn(move || asked.recv());
+        assert!(on("610.1", own, 1).unwrap_err().contains("several threads"));
+        assert_eq!(on("580.1", own, 1), Ok(()));
+        drop(told);
+        let _ = second.join();
+    }
+
+    #[test]
+    fn managed_memory_and_nccl_are_seen_from_outside() {
+        let uvm = "7f00-7f01 rw-s 00000000 00:05 612  /dev/nvidia-uvm\n";
+        let tools = "7f01-7f02 rw-s 00000000 00:05 613  /dev/nvidia-uvm-tools\n";
+        let shown = |maps: &str, hazard| Signs::from(maps, Vec::new()).show(hazard);
+        assert!(!shown(&[uvm, tools].concat(), Hazard::Managed));
+        assert!(shown(&[uvm, uvm].concat(), Hazard::Managed));
+        let ipc = "7f01-7f02 rw-s 00000000 00:1a 9  /dev/shm/cuda.shm.0.4d2.1\n";
+        assert!(shown(ipc, Hazard::Ipc) && !shown(uvm, Hazard::Ipc));
+        let named = |name: &str| Signs::from("", vec![name.to_owned()]).show(Hazard::Nccl);
+        assert!(named("pt_nccl_watchdg\n") && named("NCCL Service 0\n") && !named("python\n"));
+    }
+
+    /// Places below each other, each with a limit, what is used and what can be taken back.
+    fn places(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
+        for (name, limit, used, cache) in rows {
+            let place = root.join(name);
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join("cgroup.procs"), "").unwrap();
+            fs::write(place.join(files.limits[0]), format!("{limit}\n")).unwrap();
+            fs::write(place.join(files.used), format!("{used}\n")).unwrap();
+            let stat = format!("anon 7\n{} {cache}\n", files.reclaimable[0]);
+            fs::write(place.join("memory.stat"), stat).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_tightest_of_all_limits_counts_and_cache_is_no_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let (eight, four) = ((8 * GIB).to_string(), (4 * GIB).to_string());
+        let rows =
+            [("a", eight.as_str(), 7 * GIB, 2 * GIB), ("a/b", four.as_str(), GIB / 2, 0), ("a/b/c", "max", 0, 0)];
+        places(dir.path(), &UNIFIED, &rows);
+        assert_eq!(UNIFIED.headroom(&dir.path().join("a/b/c")), Some(3 * GIB));
+        assert_eq!(UNIFIED.headroom(&dir.path().join("a")), Some(3 * GIB));
+        fs::write(dir.path().join("a/b/memory.high"), GIB.to_string()).unwrap();
+        assert_eq!(UNIFIED.headroom(&dir.path().join("a/b/c")), Some(GIB / 2));
+    }
+
+    #[test]
+    fn no_limit_is_no_headroom_to_miss() {
+        let dir = tempfile::tempdir().unwrap();
+        places(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
+        places(dir.path(), &MEMORY, &[("b", "9223372036854771712", GIB, 0)]);
+        assert_eq!(UNIFIED.headroom(&dir.path().join("a")), None);
+        assert_eq!(MEMORY.headroom(&dir.path().join("b")), None);
+    }
+
+    #[test]
+    fn more_than_a_cgroup_allows_is_refused() {
+        let own = process::identify(std::process::id()).unwrap().key;
+        // Where there is no limit at all there is nothing to refuse.
+        let limited = headroom(own.pid).unwrap().is_some();
+        assert_eq!(on("580.1", own, u64::MAX).is_err(), limited);
+    }
+}

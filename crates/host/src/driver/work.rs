@@ -1,0 +1,594 @@
+//! The hub's thread: takes wishes, and moves one holder at a time towards its wish.
+//!
+//! It blocks while the worker is asked; wishes that come meanwhile are read before the next call. Being
+//! stopped interrupts it at once: the worker then lets go whatever is locked.
+
+use super::hands::{Fault, Hands};
+use super::holder::{At, Attempt, Holder, Member, Next};
+use super::preflight::{self, Ground};
+use super::protocol::{Answer, Failure, Need, Place, Request};
+use super::{Driven, DrivenPlace, DriverSettings, Note};
+use crate::cards;
+use crate::eyes::{Inbox, Message};
+use crate::process;
+use crate::sight::Sight;
+use crate::wake::{Wake, wait_readable};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
+use sublet_core::units::Bytes;
+
+/// How often holders are looked at by themselves, and what failed is tried again.
+const TICK: Duration = Duration::from_secs(1);
+/// With nobody to move there is nothing to look at.
+const IDLE: Duration = Duration::from_secs(3600);
+/// What was seen of a process from outside is good for so long.
+const FRESH: Duration = Duration::from_secs(3);
+/// A holder that cannot go back at once is said to have refused after this.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
+/// A process of which the driver says nothing is asked about again after this.
+const AGAIN: Duration = Duration::from_secs(5);
+/// A process with whom the worker hangs is left alone for a minute at most.
+const HUNG_MAX: u32 = 6;
+/// Steps for one holder before the others get their turn.
+const STEPS: usize = 256;
+
+/// What was found about a lease's processes, from outside.
+struct Inspection {
+    processes: Vec<ProcKey>,
+    bytes: u64,
+    /// When, and what; nothing yet while the driver did not say what it is.
+    found: Option<(Instant, Vec<(ProcKey, Said)>)>,
+}
+
+pub(super) struct Work {
+    settings: DriverSettings,
+    hands: Hands,
+    inbox: mpsc::Receiver<Note>,
+    bell: Arc<Wake>,
+    stop: Arc<Wake>,
+    eyes: Inbox,
+    cards: Arc<cards::Shared>,
+    holders: BTreeMap<LeaseId, Holder>,
+    inspections: BTreeMap<LeaseId, Inspection>,
+}
+
+impl Work {
+    pub(super) fn new(
+        settings: DriverSettings,
+        hands: Hands,
+        inbox: mpsc::Receiver<Note>,
+        bell: Arc<Wake>,
+        stop: Arc<Wake>,
+        eyes: Inbox,
+        cards: Arc<cards::Shared>,
+    ) -> Work {
+        let (holders, inspections) = (BTreeMap::new(), BTreeMap::new());
+        Work { settings, hands, inbox, bell, stop, eyes, cards, holders, inspections }
+    }
+
+    pub(super) fn run(mut self) {
+        while self.wait() {
+            self.bell.hush();
+            self.read_notes();
+            self.turn();
+        }
+        self.hands.finish();
+    }
+
+    /// Waits for a note or the next look; false when it is time to stop.
+    fn wait(&self) -> bool {
+        let waits = self.inspections.values().any(|inspection| inspection.found.is_none());
+        let pause = if self.holders.is_empty() && !waits { IDLE } else { TICK };
+        let heard = wait_readable([self.stop.as_fd(), self.bell.as_fd()], Instant::now() + pause);
+        matches!(heard, Ok([false, _]))
+    }
+
+    fn read_notes(&mut self) {
+        while let Ok(note) = self.inbox.try_recv() {
+            match note {
+                Note::Drive(Driven { lease, place, processes }) => {
+                    let now = Instant::now();
+                    let holder = self.holders.entry(lease).or_insert_with(|| Holder::new(now));
+                    holder.take(place, &processes, now);
+                }
+                Note::Inspect { lease, processes, bytes } => self.inspect(lease, processes, bytes),
+                Note::Forget(lease) => {
+                    self.inspections.remove(&lease);
+                    if let Some(holder) = self.holders.get_mut(&lease) {
+                        holder.place = None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn inspect(&mut self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
+        let known = self.inspections.get(&lease).filter(|it| it.processes == processes && it.bytes == bytes);
+        let fresh = known.and_then(|it| it.found.as_ref()).filter(|(at, _)| at.elapsed() < FRESH);
+        match fresh.map(|(_, found)| found.clone()) {
+            Some(found) => self.tell_found(lease, found),
+            None => drop(self.inspections.insert(lease, Inspection { processes, bytes, found: None })),
+        }
+    }
+
+    fn tell_found(&self, lease: LeaseId, found: Vec<(ProcKey, Said)>) {
+        for (process, said) in found {
+            self.say(lease, process, said);
+        }
+    }
+
+    /// What can be done in short comes first, for all: nobody waits locked while another is moved.
+    fn turn(&mut self) {
+        self.examine_inspected();
+        for quick in [true, false] {
+            for lease in self.holders.keys().copied().collect::<Vec<_>>() {
+                for _ in 0..STEPS {
+                    if self.stop.is_ringing() || !self.step(lease, quick) {
+                        break;
+                    }
+                    self.read_notes();
+                    self.examine_inspected();
+                }
+            }
+        }
+    }
+
+    fn examine_inspected(&mut self) {
+        self.inspections.retain(|_, it| it.found.as_ref().is_none_or(|(at, _)| at.elapsed() < FRESH));
+        if self.inspections.values().all(|inspection| inspection.found.is_some()) {
+            return;
+        }
+        let facts = match self.hands.facts() {
+            Ok(facts) => Ok(facts.clone()),
+            Err(Fault::Unusable(why)) => Err(why),
+            // Asked again soon.
+            Err(_) => return,
+        };
+        let mut news = Vec::new();
+        for (lease, inspection) in self.inspections.iter_mut().filter(|(_, it)| it.found.is_none()) {
+            let verdict = |process: &ProcKey| match &facts {
+                _ if !process::is_running(*process) => Said::Left,
+                Ok(facts) => {
+                    let ground = Ground { facts, accepted: &self.settings.accepted };
+                    Said::Cannot(preflight::examine(*process, inspection.bytes, &ground).err())
+                }
+                Err(why) => Said::Cannot(Some(why.clone())),
+            };
+            let found: Vec<_> = inspection.processes.iter().map(|process| (*process, verdict(process))).collect();
+            inspection.found = Some((Instant::now(), found.clone()));
+            news.push((*lease, found));
+        }
+        for (lease, found) in news {
+            self.tell_found(lease, found);
+        }
+    }
+
+    fn say(&self, lease: LeaseId, process: ProcKey, said: Said) {
+        let looks = matches!(said, Said::Parked(_) | Said::Resumed | Said::Left);
+        self.eyes.send(Message::Tell(Sight::Driven { lease, process, said }));
+        if looks {
+            self.cards.wish();
+        }
+    }
+
+    /// One step towards the wish; false when there is nothing to do now.
+    fn step(&mut self, lease: LeaseId, only_quick: bool) -> bool {
+        self.bury(lease);
+        let Some(holder) = self.holders.get(&lease) else { return false };
+        let next = holder.next(Instant::now(), |process| preflight::present(process).is_ok());
+        if only_quick && !next.is_quick() {
+            return false;
+        }
+        match next {
+            Next::Nothing => return false,
+            Next::Ask(process) => self.ask_where(lease, process),
+            Next::Examine => self.examine(lease),
+            Next::Lock(process) => self.lock(lease, process),
+            Next::Checkpoint(process) => self.checkpoint(lease, process),
+            Next::Bring(processes) => self.bring(lease, &processes),
+            Next::Unlock(process) => self.unlock(lease, process),
+            Next::Settle => self.settle(lease),
+            Next::Refuse(why) => self.refuse(lease, why),
+            Next::Drop => drop(self.holders.remove(&lease)),
+        }
+        true
+    }
+
+    /// Who has ended has left. Who works and is no longer named is nobody's business.
+    fn bury(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let mut left = Vec::new();
+        holder.members.retain(|process, member| {
+            let alive = member.is_alive(*process);
+            if !alive {
+                left.push(*process);
+            }
+            alive && (member.listed || member.at != At::Running)
+        });
+        for process in left {
+            self.say(lease, process, Said::Left);
+        }
+    }
+
+    /// Asks the worker about a process; `None` when there was no answer about it, and all that follows from
+    /// that is done.
+    fn ask(&mut self, lease: LeaseId, process: ProcKey, request: &Request, patience: Duration) -> Option<Answer> {
+        match self.hands.ask(request, patience) {
+            Ok(Answer::Gone) => {
+                if let Some(holder) = self.holders.get_mut(&lease) {
+                    holder.members.remove(&process);
+                }
+                self.say(lease, process, Said::Left);
+                None
+            }
+            Ok(Answer::Stopped) => {
+                self.fail(lease, format!("process {} is stopped", process.pid));
+                None
+            }
+            Ok(answer) => {
+                if let Some(member) = self.member(lease, process) {
+                    member.hung = 0;
+                }
+                Some(answer)
+            }
+            // Nothing more is done, and the worker lets go what is locked.
+            Err(Fault::Stopping) => None,
+            Err(fault) => {
+                self.set(lease, process, At::Unknown);
+                self.pause(lease, process, TICK);
+                if matches!(fault, Fault::Lost(_)) {
+                    self.doubt(lease, process);
+                }
+                self.fail(lease, fault.text());
+                None
+            }
+        }
+    }
+
+    fn member(&mut self, lease: LeaseId, process: ProcKey) -> Option<&mut Member> {
+        self.holders.get_mut(&lease)?.members.get_mut(&process)
+    }
+
+    /// The worker was lost in a call about a process. Another will be asked where all of them are; about one
+    /// with whom that happens again and again less and less often, so that the others get their turn.
+    fn doubt(&mut self, lease: LeaseId, process: ProcKey) {
+        self.holders.values_mut().for_each(Holder::doubt);
+        if let Some(member) = self.member(lease, process) {
+            let pause = TICK * 2_u32.pow(member.hung.min(HUNG_MAX));
+            (member.again, member.hung) = (Some(Instant::now() + pause), member.hung + 1);
+        }
+    }
+
+    fn set(&mut self, lease: LeaseId, process: ProcKey, at: At) {
+        if let Some(member) = self.member(lease, process).filter(|member| member.at != At::Lost) {
+            member.at = at;
+        }
+    }
+
+    fn pause(&mut self, lease: LeaseId, process: ProcKey, pause: Duration) {
+        if let Some(member) = self.member(lease, process) {
+            member.again = Some(Instant::now() + pause);
+        }
+    }
+
+    /// The attempt to leave is over: all go back. Nothing else is ever given up.
+    fn fail(&mut self, lease: LeaseId, why: String) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        if !matches!(holder.place, Some(DrivenPlace::Away { .. })) {
+            return;
+        }
+        let by = match holder.attempt {
+            // Nothing was begun, so nothing need go back before it is said.
+            Attempt::Armed => Instant::now(),
+            Attempt::Trying { .. } => Instant::now() + BACK_WITHIN,
+            Attempt::Back { .. } | Attempt::Over => return,
+        };
+        holder.attempt = Attempt::Back { why, by, brought: false };
+    }
+
+    fn ask_where(&mut self, lease: LeaseId, process: ProcKey) {
+        let patience = self.hands.patience(0);
+        let Some(answer) = self.ask(lease, process, &Request::State { process }, patience) else { return };
+        let at = match answer {
+            Answer::State(Place::Running) => At::Running,
+            Answer::State(Place::Locked) => At::Locked,
+            Answer::State(Place::Checkpointed) => At::Checkpointed,
+            // It has nothing that could be moved.
+            Answer::Failed(Failure { code: Failure::NOT_INITIALISED, .. }) => At::Running,
+            Answer::State(Place::Failed) => return self.lose(lease, process, "the driver says that it failed"),
+            Answer::Failed(failure) => {
+                self.pause(lease, process, AGAIN);
+                return self.unknown(lease, process, &failure);
+            }
+            _ => return self.pause(lease, process, AGAIN),
+        };
+        self.set(lease, process, at);
+        self.tell_where(lease, process, at == At::Checkpointed);
+    }
+
+    /// Says where a process is, if that is news.
+    fn tell_where(&mut self, lease: LeaseId, process: ProcKey, is_parked: bool) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let booked = match &holder.place {
+            Some(DrivenPlace::Away { booked, .. }) => *booked,
+            _ => u64::MAX,
+        };
+        let Some(member) = holder.members.get_mut(&process) else { return };
+        if is_parked && member.parked == 0 {
+            // It left before we came: no more than it has now, and than was booked for it.
+            let has = process::anonymous_bytes(process.pid).unwrap_or(booked);
+            member.parked = if member.had.is_empty() { has.min(booked) } else { member.had_bytes() };
+        }
+        if member.told != Some(is_parked) {
+            member.told = Some(is_parked);
+            let parked = is_parked.then_some(Bytes(member.parked));
+            self.say(lease, process, Said::Here { parked });
+        }
+    }
+
+    /// The driver does not say where a living process is.
+    fn unknown(&mut self, lease: LeaseId, process: ProcKey, failure: &Failure) {
+        let why = format!("the driver does not say where process {} is: {failure}", process.pid);
+        let is_on_cards =
+            self.holders.get(&lease).is_some_and(|it| matches!(it.place, Some(DrivenPlace::OnCards { .. })));
+        if is_on_cards {
+            self.say(lease, process, Said::Refused(why));
+        } else {
+            self.fail(lease, why);
+        }
+    }
+
+    /// Looks at all who shall leave, from outside.
+    fn examine(&mut self, lease: LeaseId) {
+        let facts = match self.hands.facts() {
+            Ok(facts) => facts.clone(),
+            Err(Fault::Stopping) => return,
+            Err(fault) => return self.fail(lease, fault.text()),
+        };
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let Some(DrivenPlace::Away { within, booked }) = holder.place else { return };
+        let ground = Ground { facts: &facts, accepted: &self.settings.accepted };
+        let here = holder.members.iter().filter(|(_, member)| !matches!(member.at, At::Checkpointed | At::Lost));
+        let judged = here.map(|(process, member)| {
+            preflight::examine(*process, booked, &ground)?;
+            let known = member.at != At::Unknown;
+            known.then_some(()).ok_or_else(|| format!("the driver does not say where process {} is", process.pid))
+        });
+        match judged.collect::<Result<(), String>>() {
+            Ok(()) => holder.attempt = Attempt::Trying { until: Instant::now() + within },
+            Err(why) => self.fail(lease, why),
+        }
+    }
+
+    fn lock(&mut self, lease: LeaseId, process: ProcKey) {
+        let Some(holder) = self.holders.get(&lease) else { return };
+        let Attempt::Trying { until } = holder.attempt else { return };
+        if let Err(why) = preflight::present(process) {
+            return self.fail(lease, why);
+        }
+        if holder.members.get(&process).is_some_and(|member| member.had.is_empty()) {
+            let had = self.weigh(lease, process);
+            // Gone meanwhile, or the worker with it: then there is nothing to lock.
+            let (Some(member), Some(had)) = (self.member(lease, process), had) else { return };
+            member.had = had;
+        }
+        let left = until.saturating_duration_since(Instant::now()).min(self.settings.lock);
+        // Zero would wait for ever.
+        let timeout_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+        if timeout_ms == 0 {
+            return self.fail(lease, "its processes could not all be locked in time".to_owned());
+        }
+        let patience = left + self.hands.patience(0);
+        match self.ask(lease, process, &Request::Lock { process, timeout_ms }, patience) {
+            Some(Answer::Done) => self.set(lease, process, At::Locked),
+            Some(answer) => self.refused(lease, process, "lock", &answer),
+            None => {}
+        }
+    }
+
+    /// What a process has on each card; nothing where NVML does not tell.
+    fn weigh(&mut self, lease: LeaseId, process: ProcKey) -> Option<BTreeMap<String, u64>> {
+        let patience = self.hands.patience(0);
+        match self.ask(lease, process, &Request::Weigh { process }, patience)? {
+            Answer::Weight(bytes) => Some(bytes),
+            _ => Some(BTreeMap::new()),
+        }
+    }
+
+    /// The driver said no to a step of an attempt.
+    fn refused(&mut self, lease: LeaseId, process: ProcKey, step: &str, answer: &Answer) {
+        // Wherever it is now, the driver is asked before anything else is done with it.
+        self.set(lease, process, At::Unknown);
+        let pid = process.pid;
+        let why = match answer {
+            Answer::Failed(failure) if failure.code == Failure::NOT_READY => {
+                format!("process {pid} had work under way that did not end in time")
+            }
+            Answer::Failed(failure) if failure.code == Failure::NOT_SUPPORTED => {
+                format!("process {pid} has memory that cannot leave a card this way (managed, or shared)")
+            }
+            Answer::Failed(failure) => format!("the driver does not {step} process {pid}: {failure}"),
+            Answer::Unusable(why) => why.clone(),
+            _ => format!("the worker gave no sensible answer about process {pid}"),
+        };
+        self.fail(lease, why);
+    }
+
+    fn checkpoint(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Err(why) = preflight::present(process) {
+            return self.fail(lease, why);
+        }
+        let Some(holder) = self.holders.get(&lease) else { return };
+        let booked = if let Some(DrivenPlace::Away { booked, .. }) = holder.place { booked } else { 0 };
+        let had = holder.members.get(&process).map_or(0, |member| member.had_bytes());
+        let before = process::anonymous_bytes(process.pid).unwrap_or(0);
+        let patience = self.hands.patience(booked.max(had));
+        match self.ask(lease, process, &Request::Checkpoint { process }, patience) {
+            Some(Answer::Done) => {
+                let after = process::anonymous_bytes(process.pid).unwrap_or(0);
+                self.set(lease, process, At::Checkpointed);
+                if let Some(member) = self.member(lease, process) {
+                    member.just_left = true;
+                    member.parked = had.max(after.saturating_sub(before));
+                }
+            }
+            Some(answer) => self.refused(lease, process, "take from its cards", &answer),
+            None => {}
+        }
+    }
+
+    /// All have left, by the driver's word.
+    fn settle(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        holder.attempt = Attempt::Over;
+        let mut news = Vec::new();
+        for (process, member) in holder.members.iter_mut().filter(|(_, member)| member.at == At::Checkpointed) {
+            member.just_left = false;
+            if member.told != Some(true) {
+                member.told = Some(true);
+                news.push((*process, Said::Parked(Bytes(member.parked))));
+            }
+        }
+        self.tell_found(lease, news);
+    }
+
+    fn refuse(&mut self, lease: LeaseId, why: String) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        holder.attempt = Attempt::Over;
+        if let Some(process) = holder.members.keys().next().copied() {
+            self.say(lease, process, Said::Refused(why));
+        }
+    }
+
+    /// Proves the room of those who shall come back, and restores them at once. They stay locked until
+    /// all are there: whoever went on could take the room of the next.
+    fn bring(&mut self, lease: LeaseId, processes: &[ProcKey]) {
+        let Some(needs) = self.needs(lease, processes) else { return };
+        let total = needs.iter().map(|need| need.bytes).sum();
+        let patience = self.hands.patience(total);
+        let proven = match self.hands.ask(&Request::Prove { needs }, patience) {
+            Ok(Answer::Room { lacking: None }) => Ok(()),
+            Ok(Answer::Room { lacking: Some(card) }) => Err(format!("there is no room for it on card {card}")),
+            Ok(Answer::Failed(failure)) => Err(format!("the driver does not prove its room: {failure}")),
+            Ok(Answer::Unusable(why)) => Err(why),
+            Ok(_) => Err("the worker gave no sensible answer about its room".to_owned()),
+            Err(Fault::Stopping) => return,
+            Err(fault) => {
+                if matches!(fault, Fault::Lost(_)) {
+                    self.holders.values_mut().for_each(Holder::doubt);
+                }
+                Err(fault.text())
+            }
+        };
+        match proven {
+            Ok(()) => self.restore(lease, processes, patience),
+            Err(why) => self.stay_away(lease, processes, why),
+        }
+    }
+
+    /// Nothing is restored now.
+    fn stay_away(&mut self, lease: LeaseId, processes: &[ProcKey], why: String) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        holder.again = Instant::now() + TICK;
+        match &mut holder.attempt {
+            // What it was refused for is said when the others are back.
+            Attempt::Back { brought, .. } => *brought = true,
+            _ => {
+                if let Some(process) = processes.first() {
+                    self.say(lease, *process, Said::Refused(why));
+                }
+            }
+        }
+    }
+
+    /// What must fit on each card for these to come back; nothing if that cannot be known now.
+    fn needs(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<Need>> {
+        let holder = self.holders.get_mut(&lease)?;
+        let mut by_card: BTreeMap<String, u64> = BTreeMap::new();
+        let Some(DrivenPlace::OnCards { needs }) = &holder.place else {
+            // They just left: what they had.
+            let known =
+                processes.iter().all(|process| holder.members.get(process).is_some_and(|it| !it.had.is_empty()));
+            if !known {
+                self.stay_away(lease, processes, String::new());
+                return None;
+            }
+            for (card, bytes) in processes.iter().flat_map(|process| &holder.members[process].had) {
+                *by_card.entry(card.clone()).or_default() += bytes;
+            }
+            return Some(list(by_card));
+        };
+        by_card.extend(needs.iter().cloned());
+        // Who is on the cards already has its share of it.
+        let there = holder.members.iter().filter(|(_, member)| matches!(member.at, At::Running | At::Locked));
+        for process in there.map(|(process, _)| *process).collect::<Vec<_>>() {
+            for (card, bytes) in self.weigh(lease, process)? {
+                if let Some(need) = by_card.get_mut(&card) {
+                    *need = need.saturating_sub(bytes);
+                }
+            }
+        }
+        Some(list(by_card))
+    }
+
+    fn restore(&mut self, lease: LeaseId, processes: &[ProcKey], patience: Duration) {
+        for process in processes {
+            // Stopped since: it stays away, and its room is proven anew.
+            if preflight::present(*process).is_err() {
+                continue;
+            }
+            match self.ask(lease, *process, &Request::Restore { process: *process }, patience) {
+                Some(Answer::Done) => self.set(lease, *process, At::Locked),
+                // Somebody else did it, or it never left.
+                Some(Answer::Failed(Failure { code: Failure::ILLEGAL_STATE, .. })) => {
+                    self.set(lease, *process, At::Unknown);
+                }
+                Some(Answer::Failed(failure)) => self.lose(lease, *process, &failure.to_string()),
+                Some(_) => self.set(lease, *process, At::Unknown),
+                // Time has passed, and perhaps a worker: what was proven is not any more.
+                None => break,
+            }
+        }
+        if let Some(holder) = self.holders.get_mut(&lease) {
+            holder.again = Instant::now() + TICK;
+            if let Attempt::Back { brought, .. } = &mut holder.attempt {
+                *brought = true;
+            }
+        }
+    }
+
+    /// It will not come back. Nothing is ever tried with it again.
+    fn lose(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
+        self.set(lease, process, At::Lost);
+        let why = format!("lost: process {} could not be brought back to its cards: {what}", process.pid);
+        self.say(lease, process, Said::Refused(why));
+    }
+
+    fn unlock(&mut self, lease: LeaseId, process: ProcKey) {
+        let patience = self.hands.patience(0);
+        match self.ask(lease, process, &Request::Unlock { process }, patience) {
+            Some(Answer::Done) => {
+                self.set(lease, process, At::Running);
+                let Some(member) = self.member(lease, process) else { return };
+                (member.parked, member.had, member.just_left) = (0, BTreeMap::new(), false);
+                if member.told.replace(false) == Some(true) {
+                    self.say(lease, process, Said::Resumed);
+                }
+            }
+            Some(_) => {
+                self.set(lease, process, At::Unknown);
+                self.pause(lease, process, TICK);
+            }
+            None => {}
+        }
+    }
+}
+
+fn list(by_card: BTreeMap<String, u64>) -> Vec<Need> {
+    let needs = by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes });
+    needs.filter(|need| need.bytes > 0).collect()
+}
