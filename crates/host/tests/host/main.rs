@@ -5,6 +5,7 @@
 
 mod activity;
 mod cards;
+mod driven;
 mod driver_worker;
 mod holders;
 mod program;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
             std::hint::spin_loop();
         },
         _ => {
-            let tests = [cards::TESTS, holders::TESTS, activity::TESTS, driver_worker::TESTS].concat();
+            let tests = [cards::TESTS, holders::TESTS, activity::TESTS, driver_worker::TESTS, driven::TESTS].concat();
             let trial = |(name, test): (&'static str, fn())| {
                 Trial::test(name, move || {
                     test();

@@ -1,6 +1,7 @@
 //! Soft cards for a test, programs on them, and a worker that is asked by hand.
 
 use crate::support::{exe, key};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
@@ -8,6 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
+use sublet_host::process;
+use sublet_host::soft::SoftPlace;
 use sublet_softgpu::State;
 use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
 
@@ -29,6 +32,22 @@ impl Soft {
         }
         let state = State::create(&dir.path().join("cards"), &spec.parse().unwrap()).unwrap();
         Soft { dir, state }
+    }
+
+    pub fn place(&self) -> SoftPlace {
+        SoftPlace { state: self.path().join("cards"), libraries: self.path().to_owned() }
+    }
+
+    /// The worker that a host of this test has to move processes with.
+    pub fn hosts_worker(&self) -> Option<Pid> {
+        let cards = self.path().join("cards");
+        let is_it = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let on_cards = process::environ(*pid, ENV).ok().flatten().is_some_and(|it| Path::new(&it) == cards);
+            on_cards && line.ends_with(b"worker\0driver\0") && line.starts_with(b"sublet\0")
+        };
+        let children = process::children(std::process::id()).unwrap();
+        children.into_iter().find(is_it).and_then(|pid| Pid::from_raw(pid as i32))
     }
 
     fn path(&self) -> &Path {
@@ -148,14 +167,13 @@ impl Program {
         self.line.ask("check") == "intact"
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.line.child);
-        rustix::process::kill_process(pid, signal).unwrap();
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.line.child), signal).unwrap();
     }
 
     /// Stops it, and waits until it is.
     pub fn stop(&self) {
-        self.signal(rustix::process::Signal::STOP);
+        self.signal(Signal::STOP);
         wait_until("a stop", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.key.pid)).unwrap();
             stat.rsplit_once(") ").unwrap().1.starts_with('T')

@@ -1,0 +1,463 @@
+//! Holders that the driver moves: a host, its worker and real processes on soft cards, and each hazard.
+
+use crate::soft::{MIB, Program, Soft, wait_until};
+use crate::support::{NEVER, Rig, Tree, fresh_lease};
+use rustix::process::{Signal, kill_process};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
+use sublet_core::units::Bytes;
+use sublet_host::Sight;
+use sublet_host::driver::{Driven, DrivenPlace, DriverSettings};
+use sublet_softgpu::fault::{CardFault, CheckpointFault};
+use sublet_softgpu::state::{CONTEXT_BYTES, Checkpoint};
+
+crate::tests![
+    a_holder_is_parked_and_comes_back_with_its_memory_as_it_was,
+    a_program_with_a_long_kernel_is_refused_and_goes_on,
+    a_checkpoint_that_frees_nothing_is_only_a_word,
+    without_room_nothing_is_restored_until_there_is,
+    a_restore_that_fails_is_said_to_be_lost_and_never_tried_again,
+    a_killed_worker_is_replaced_and_what_was_locked_goes_on,
+    a_hung_worker_is_killed_at_its_deadline_and_replaced,
+    the_end_of_the_host_lets_go_what_is_locked,
+    a_stopped_process_is_refused_and_not_touched,
+    a_process_stopped_while_parked_comes_back_when_it_goes_on,
+    two_processes_leave_together,
+    if_the_second_refuses_the_first_comes_back,
+    if_the_second_dies_the_first_has_left,
+    managed_memory_is_refused_and_unharmed,
+    a_reused_pid_is_not_touched,
+    a_new_host_goes_on_where_the_old_one_left,
+    a_process_that_somebody_left_locked_goes_on,
+    a_change_of_mind_brings_everything_back,
+    a_process_that_is_killed_while_parked_has_left,
+    an_inspection_says_who_can_be_moved_and_touches_nobody,
+    where_there_is_no_driver_nobody_can_be_moved,
+];
+
+struct Stage {
+    soft: Soft,
+    rig: Option<Rig>,
+    lease: LeaseId,
+    processes: Vec<ProcKey>,
+    /// Sights before this one were dealt with.
+    from: usize,
+}
+
+impl Stage {
+    fn new(programs: &[&Program], soft: Soft) -> Stage {
+        Stage::with(programs, soft, Duration::from_millis(500))
+    }
+
+    fn with(programs: &[&Program], soft: Soft, lock: Duration) -> Stage {
+        let rig = Some(open(&soft, lock));
+        let processes = programs.iter().map(|program| program.key).collect();
+        Stage { soft, rig, lease: fresh_lease(), processes, from: 0 }
+    }
+
+    fn rig(&self) -> &Rig {
+        self.rig.as_ref().unwrap()
+    }
+
+    fn drive(&self, place: DrivenPlace) {
+        let (lease, processes) = (self.lease, self.processes.clone());
+        self.rig().host.drive(Driven { lease, place, processes });
+    }
+
+    fn away(&self) {
+        self.drive(DrivenPlace::Away { within: Duration::from_secs(30), booked: 900 * MIB });
+    }
+
+    fn on_cards(&self, mib: u64) {
+        self.drive(DrivenPlace::OnCards { needs: vec![(self.soft.uuid(), mib * MIB)] });
+    }
+
+    /// Waits for the next word about the holder, and says about whom.
+    fn word(&mut self, wanted: &str) -> (ProcKey, Said) {
+        let lease = self.lease;
+        let of_lease = |sight: &Sight| match sight {
+            Sight::Driven { lease: told, process, said } if *told == lease => Some((*process, said.clone())),
+            _ => None,
+        };
+        let (word, from) = self.rig().after(self.from, wanted, of_lease);
+        self.from = from;
+        word
+    }
+
+    fn expect(&mut self, process: ProcKey, said: Said) {
+        assert_eq!(self.word(&format!("{said:?}")), (process, said));
+    }
+
+    /// Waits for a refusal, and for its reason.
+    fn refusal(&mut self) -> String {
+        match self.word("a refusal").1 {
+            Said::Refused(why) => why,
+            other => panic!("{other:?} instead of a refusal"),
+        }
+    }
+
+    fn here(&mut self, parked: Option<Bytes>) {
+        for process in self.processes.clone() {
+            self.expect(process, Said::Here { parked });
+        }
+    }
+
+    fn at(&self, which: usize) -> Checkpoint {
+        self.soft.at(self.processes[which])
+    }
+}
+
+fn open(soft: &Soft, lock: Duration) -> Rig {
+    Rig::with("soft:1x1GiB", |settings, _| {
+        settings.soft = Some(soft.place());
+        settings.period = NEVER;
+        settings.driver = Some(DriverSettings { lock, patience: Duration::from_secs(3), ..DriverSettings::default() });
+    })
+}
+
+/// What a program has on its card: memory comes in pieces of 2 MiB there.
+fn held(mib: u64) -> u64 {
+    mib.next_multiple_of(2) * MIB + CONTEXT_BYTES
+}
+
+fn a_holder_is_parked_and_comes_back_with_its_memory_as_it_was() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(64);
+    let key = program.key;
+    let mut stage = Stage::new(&[&program], soft);
+    stage.on_cards(256);
+    stage.here(None);
+    for _ in 0..3 {
+        stage.away();
+        stage.expect(key, Said::Parked(Bytes(held(64))));
+        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Checkpointed, 0));
+        // It waits in the driver from here on.
+        program.line.tell("check");
+        stage.on_cards(256);
+        stage.expect(key, Said::Resumed);
+        assert_eq!(program.line.hear(), "intact");
+        assert_eq!((stage.at(0), stage.soft.taken()), (Checkpoint::Running, held(64)));
+    }
+}
+
+fn a_program_with_a_long_kernel_is_refused_and_goes_on() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    assert_eq!(program.line.ask("spin"), "spins");
+    stage.away();
+    stage.here(None);
+    let why = stage.refusal();
+    assert!(why.contains("work under way"), "{why}");
+    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_eq!(program.line.ask("release"), "released");
+    assert!(program.is_intact());
+    // Whoever wishes it again gets it.
+    stage.away();
+    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+}
+
+fn a_checkpoint_that_frees_nothing_is_only_a_word() {
+    let soft = Soft::new("1x1GiB");
+    let program = soft.program(64);
+    soft.state.fault(0, CardFault::Checkpoint(CheckpointFault::FreesNothing));
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(64))));
+    assert_eq!(stage.soft.taken(), held(64));
+}
+
+fn without_room_nothing_is_restored_until_there_is() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(400);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(400))));
+    let other = stage.soft.program(400);
+    stage.on_cards(528);
+    let why = stage.refusal();
+    assert!(why.contains("no room"), "{why}");
+    // A restore would have lost it.
+    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    drop(other);
+    while stage.word("its return").1 != Said::Resumed {}
+    assert!(program.is_intact());
+}
+
+fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
+    let soft = Soft::new("1x1GiB");
+    let program = soft.program(400);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(400))));
+    let other = stage.soft.program(400);
+    // Somebody reckons that it needs less than it does.
+    stage.on_cards(1);
+    let why = stage.refusal();
+    assert!(why.starts_with("lost: ") && why.contains("OUT_OF_MEMORY (2)"), "{why}");
+    assert_eq!(stage.at(0), Checkpoint::Failed);
+    drop(other);
+    let count = stage.rig().count();
+    stage.on_cards(1);
+    stage.away();
+    stage.on_cards(1);
+    // Others are moved meanwhile, so the wishes were read.
+    let witness = stage.soft.program(1);
+    stage.lease = fresh_lease();
+    stage.processes = vec![witness.key];
+    stage.away();
+    stage.here(None);
+    stage.expect(witness.key, Said::Parked(Bytes(held(1))));
+    let about = |sight: &&Sight| matches!(sight, Sight::Driven { process, .. } if *process == program.key);
+    assert_eq!(stage.rig().sights()[count..].iter().filter(about).count(), 0);
+}
+
+fn a_killed_worker_is_replaced_and_what_was_locked_goes_on() {
+    let soft = Soft::new("1x1GiB");
+    let (mut first, mut second) = (soft.program(1), soft.program(1));
+    let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
+    let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
+    assert_eq!(upper.line.ask("spin"), "spins");
+    stage.away();
+    stage.here(None);
+    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    let worker = stage.soft.hosts_worker().unwrap();
+    kill_process(worker, Signal::KILL).unwrap();
+    let why = stage.refusal();
+    assert!(why.contains("it ended"), "{why}");
+    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert_ne!(stage.soft.hosts_worker(), Some(worker));
+    assert_eq!(upper.line.ask("release"), "released");
+    assert!(lower.is_intact() && upper.is_intact());
+}
+
+fn a_hung_worker_is_killed_at_its_deadline_and_replaced() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.on_cards(256);
+    stage.here(None);
+    let worker = stage.soft.hosts_worker().unwrap();
+    kill_process(worker, Signal::STOP).unwrap();
+    let began = Instant::now();
+    stage.away();
+    let why = stage.refusal();
+    assert!(why.contains("did not answer within") && began.elapsed() >= Duration::from_secs(3), "{why}");
+    assert!(program.is_intact());
+    stage.away();
+    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+}
+
+fn the_end_of_the_host_lets_go_what_is_locked() {
+    let soft = Soft::new("1x1GiB");
+    let (mut first, mut second) = (soft.program(1), soft.program(1));
+    let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
+    let mut stage = Stage::with(&[lower, upper], soft, Duration::from_secs(25));
+    assert_eq!(upper.line.ask("spin"), "spins");
+    stage.away();
+    stage.here(None);
+    wait_until("the first lock", || stage.at(0) == Checkpoint::Locked && stage.at(1) == Checkpoint::Locking);
+    let began = Instant::now();
+    drop(stage.rig.take());
+    // It does not wait for the call that is under way, nor does it interrupt it.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(upper.line.ask("release"), "released");
+    assert!(lower.is_intact() && upper.is_intact());
+    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+}
+
+fn a_stopped_process_is_refused_and_not_touched() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.on_cards(256);
+    stage.here(None);
+    program.stop();
+    stage.away();
+    let why = stage.refusal();
+    assert!(why.contains("is stopped"), "{why}");
+    program.signal(Signal::CONT);
+    assert!(program.is_intact());
+    assert_eq!(stage.at(0), Checkpoint::Running);
+}
+
+fn a_process_stopped_while_parked_comes_back_when_it_goes_on() {
+    let soft = Soft::new("1x1GiB");
+    let (mut program, other) = (soft.program(1), soft.program(2));
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    program.stop();
+    stage.on_cards(256);
+    // The worker does not hang with it: another holder is moved meanwhile.
+    let mut beside = Stage { lease: fresh_lease(), processes: vec![other.key], from: stage.from, ..stage };
+    beside.away();
+    beside.here(None);
+    beside.expect(other.key, Said::Parked(Bytes(held(2))));
+    assert_eq!(beside.soft.at(program.key), Checkpoint::Checkpointed);
+    program.signal(Signal::CONT);
+    assert!(program.is_intact());
+}
+
+fn two_processes_leave_together() {
+    let soft = Soft::new("1x1GiB");
+    let (mut first, mut second) = (soft.program(32), soft.program(64));
+    let (lower, upper) = if first.key < second.key { (&mut first, &mut second) } else { (&mut second, &mut first) };
+    let mut stage = Stage::new(&[lower, upper], soft);
+    stage.away();
+    stage.here(None);
+    let said = [stage.word("the first"), stage.word("the second")];
+    assert_eq!(said.each_ref().map(|word| word.0), [lower.key, upper.key]);
+    assert_eq!(stage.soft.taken(), 0);
+    stage.on_cards(400);
+    stage.expect(lower.key, Said::Resumed);
+    stage.expect(upper.key, Said::Resumed);
+    assert!(lower.is_intact() && upper.is_intact());
+    assert_eq!(stage.soft.taken(), held(32) + held(64));
+}
+
+fn if_the_second_refuses_the_first_comes_back() {
+    let soft = Soft::new("1x1GiB");
+    let (mut plain, mut managed) = (soft.program(32), soft.program_with(32, &["managed"]));
+    // By number, which is the order in which they leave.
+    let keys = if plain.key < managed.key { [&plain, &managed] } else { [&managed, &plain] };
+    let mut stage = Stage::new(&keys, soft);
+    let taken = stage.soft.taken();
+    stage.away();
+    stage.here(None);
+    let why = stage.refusal();
+    assert!(why.contains(&format!("process {} has memory", managed.key.pid)), "{why}");
+    assert_eq!((stage.at(0), stage.at(1)), (Checkpoint::Running, Checkpoint::Running));
+    assert_eq!(stage.soft.taken(), taken);
+    assert!(plain.is_intact() && managed.is_intact());
+}
+
+fn if_the_second_dies_the_first_has_left() {
+    let soft = Soft::new("2x1GiB");
+    let (first, second) = (soft.program(1), soft.program(1));
+    let (lower, upper) = if first.key < second.key { (first, second) } else { (second, first) };
+    let mut stage = Stage::new(&[&lower, &upper], soft);
+    stage.on_cards(600);
+    stage.here(None);
+    drop(upper);
+    stage.away();
+    let words = [stage.word("one"), stage.word("the other")];
+    assert!(words.contains(&(stage.processes[1], Said::Left)), "{words:?}");
+    assert!(words.contains(&(lower.key, Said::Parked(Bytes(held(1))))), "{words:?}");
+}
+
+fn managed_memory_is_refused_and_unharmed() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program_with(1, &["managed"]);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    let why = stage.refusal();
+    assert!(why.contains("cannot leave a card"), "{why}");
+    assert_eq!(stage.at(0), Checkpoint::Running);
+    assert!(program.is_intact());
+}
+
+fn a_reused_pid_is_not_touched() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    let before = ProcKey { start: program.key.start - 1, ..program.key };
+    stage.processes = vec![before];
+    stage.away();
+    stage.expect(before, Said::Left);
+    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+    assert!(program.is_intact());
+}
+
+fn a_new_host_goes_on_where_the_old_one_left() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(64);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(64))));
+    drop(stage.rig.take());
+    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    (stage.rig, stage.from) = (Some(open(&stage.soft, Duration::from_secs(1))), 0);
+    stage.away();
+    assert!(matches!(stage.word("where it is"), (_, Said::Here { parked: Some(_) })));
+    stage.on_cards(256);
+    stage.expect(program.key, Said::Resumed);
+    assert!(program.is_intact());
+}
+
+fn a_process_that_somebody_left_locked_goes_on() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut worker = soft.worker();
+    assert_eq!(worker.lock(program.key, 1000), "done");
+    worker.child.kill().unwrap();
+    worker.child.wait().unwrap();
+    let mut stage = Stage::new(&[&program], soft);
+    assert_eq!(stage.at(0), Checkpoint::Locked);
+    stage.on_cards(256);
+    stage.here(None);
+    assert!(program.is_intact());
+}
+
+fn a_change_of_mind_brings_everything_back() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(16);
+    let stage = Stage::new(&[&program], soft);
+    for _ in 0..20 {
+        stage.away();
+        stage.on_cards(256);
+    }
+    assert!(program.is_intact());
+    wait_until("its return", || stage.at(0) == Checkpoint::Running && stage.soft.taken() == held(16));
+}
+
+fn a_process_that_is_killed_while_parked_has_left() {
+    let soft = Soft::new("1x1GiB");
+    let program = soft.program(1);
+    let key = program.key;
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(key, Said::Parked(Bytes(held(1))));
+    drop(program);
+    stage.expect(key, Said::Left);
+}
+
+fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
+    let soft = Soft::new("1x1GiB");
+    let program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    let client = Tree::of(Command::new("sleep").arg("600").env("CUDA_MPS_PIPE_DIRECTORY", "/tmp/pipes"), 0);
+    let gone = ProcKey { start: program.key.start - 1, ..program.key };
+    let all = vec![program.key, client.root(), gone];
+    for _ in 0..2 {
+        stage.rig().host.inspect(stage.lease, all.clone(), MIB);
+        stage.expect(program.key, Said::Cannot(None));
+        let (process, said) = stage.word("why not");
+        assert_eq!(process, client.root());
+        assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("MPS")), "{said:?}");
+        stage.expect(gone, Said::Left);
+    }
+    assert_eq!(stage.soft.at(program.key), Checkpoint::Running);
+}
+
+fn where_there_is_no_driver_nobody_can_be_moved() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    std::fs::remove_file(stage.soft.place().libraries.join("libcuda.so.1")).unwrap();
+    stage.rig().host.inspect(stage.lease, stage.processes.clone(), MIB);
+    let said = stage.word("why not").1;
+    assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("libcuda")), "{said:?}");
+    stage.away();
+    assert!(stage.refusal().contains("libcuda"));
+    assert!(program.is_intact());
+}
