@@ -126,13 +126,15 @@ pub(super) struct Holder {
     pub(super) place: Option<DrivenPlace>,
     pub(super) members: BTreeMap<ProcKey, Member>,
     pub(super) attempt: Attempt,
-    /// Bringing it back is not tried again before then.
+    /// When somebody last wished for another place, or again.
+    pub(super) armed: Instant,
+    /// Bringing it back, or beginning to take it away, is not tried again before then.
     pub(super) again: Instant,
 }
 
 impl Holder {
     pub(super) fn new(now: Instant) -> Holder {
-        Holder { place: None, members: BTreeMap::new(), attempt: Attempt::Over, again: now }
+        Holder { place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
     }
 
     /// Takes a wish: whatever was refused may be tried again, what is under way goes on.
@@ -141,7 +143,7 @@ impl Holder {
         let was_away = is_away(&self.place);
         self.place = Some(place);
         if was_away != is_away(&self.place) || self.attempt == Attempt::Over {
-            self.attempt = Attempt::Armed;
+            (self.attempt, self.armed) = (Attempt::Armed, now);
         }
         self.again = now;
         for (process, member) in &mut self.members {
@@ -194,7 +196,11 @@ impl Holder {
             (Some(DrivenPlace::Away { .. }), Attempt::Over) => unlock().unwrap_or(Next::Nothing),
             (Some(DrivenPlace::Away { .. }), Attempt::Armed) => {
                 let left = self.members.values().any(|member| !matches!(member.at, At::Checkpointed | At::Lost));
-                if left { Next::Examine } else { Next::Settle }
+                match left {
+                    true if self.again > now => Next::Nothing,
+                    true => Next::Examine,
+                    false => Next::Settle,
+                }
             }
             (Some(DrivenPlace::Away { .. }), Attempt::Trying { .. }) => {
                 let running = self.any(At::Running).or(self.any(At::Unknown)).map(Next::Lock);

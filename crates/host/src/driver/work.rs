@@ -237,6 +237,10 @@ impl Work {
             }
             // Nothing more is done, and the worker lets go what is locked.
             Err(Fault::Stopping) => None,
+            Err(Fault::Resting) if self.can_wait(lease) => {
+                self.pause(lease, process, TICK);
+                None
+            }
             Err(fault) => {
                 self.set(lease, process, At::Unknown);
                 self.pause(lease, process, TICK);
@@ -247,6 +251,13 @@ impl Work {
                 None
             }
         }
+    }
+
+    /// Nothing was begun yet: a new worker is worth waiting for.
+    fn can_wait(&mut self, lease: LeaseId) -> bool {
+        let holder = self.holders.get_mut(&lease);
+        let holder = holder.filter(|it| it.attempt == Attempt::Armed && it.armed.elapsed() < BACK_WITHIN);
+        holder.map(|it| it.again = Instant::now() + TICK).is_some()
     }
 
     fn member(&mut self, lease: LeaseId, process: ProcKey) -> Option<&mut Member> {
@@ -344,9 +355,10 @@ impl Work {
 
     /// Looks at all who shall leave, from outside.
     fn examine(&mut self, lease: LeaseId) {
-        let facts = match self.hands.facts() {
-            Ok(facts) => facts.clone(),
+        let facts = match self.hands.facts().cloned() {
+            Ok(facts) => facts,
             Err(Fault::Stopping) => return,
+            Err(Fault::Resting) if self.can_wait(lease) => return,
             Err(fault) => return self.fail(lease, fault.text()),
         };
         let Some(holder) = self.holders.get_mut(&lease) else { return };
@@ -505,34 +517,40 @@ impl Work {
         }
     }
 
-    /// What must fit on each card for these to come back; nothing if that cannot be known now.
+    /// What must fit on each card for these to come back: what the wish says, less what the others of the
+    /// holder have there, and in any case what these had. Nothing if nobody knows.
     fn needs(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<Need>> {
-        let holder = self.holders.get_mut(&lease)?;
+        let holder = self.holders.get(&lease)?;
         let mut by_card: BTreeMap<String, u64> = BTreeMap::new();
-        let Some(DrivenPlace::OnCards { needs }) = &holder.place else {
-            // They just left: what they had.
-            let known =
-                processes.iter().all(|process| holder.members.get(process).is_some_and(|it| !it.had.is_empty()));
-            if !known {
-                self.stay_away(lease, processes, String::new());
-                return None;
-            }
-            for (card, bytes) in processes.iter().flat_map(|process| &holder.members[process].had) {
-                *by_card.entry(card.clone()).or_default() += bytes;
-            }
-            return Some(list(by_card));
-        };
-        by_card.extend(needs.iter().cloned());
-        // Who is on the cards already has its share of it.
-        let there = holder.members.iter().filter(|(_, member)| matches!(member.at, At::Running | At::Locked));
-        for process in there.map(|(process, _)| *process).collect::<Vec<_>>() {
-            for (card, bytes) in self.weigh(lease, process)? {
-                if let Some(need) = by_card.get_mut(&card) {
-                    *need = need.saturating_sub(bytes);
+        if let Some(DrivenPlace::OnCards { needs }) = &holder.place {
+            by_card.extend(needs.iter().cloned());
+            let there = holder.members.iter().filter(|(_, member)| matches!(member.at, At::Running | At::Locked));
+            for process in there.map(|(process, _)| *process).collect::<Vec<_>>() {
+                for (card, bytes) in self.weigh(lease, process)? {
+                    if let Some(need) = by_card.get_mut(&card) {
+                        *need = need.saturating_sub(bytes);
+                    }
                 }
             }
         }
-        Some(list(by_card))
+        let holder = self.holders.get(&lease)?;
+        let is_away = matches!(holder.place, Some(DrivenPlace::Away { .. }));
+        let members = || processes.iter().filter_map(|process| holder.members.get(process));
+        let mut had: BTreeMap<&str, u64> = BTreeMap::new();
+        for (card, bytes) in members().flat_map(|member| &member.had) {
+            *had.entry(card).or_default() += bytes;
+        }
+        for (card, bytes) in had {
+            let need = by_card.entry(card.to_owned()).or_default();
+            *need = bytes.max(*need);
+        }
+        let unknown = is_away && members().any(|member| member.had.is_empty());
+        let list: Vec<Need> = by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes }).collect();
+        if unknown || list.iter().all(|need| need.bytes == 0) {
+            self.stay_away(lease, processes, "nobody knows how much room it needs".to_owned());
+            return None;
+        }
+        Some(list)
     }
 
     fn restore(&mut self, lease: LeaseId, processes: &[ProcKey], patience: Duration) {
@@ -586,9 +604,4 @@ impl Work {
             None => {}
         }
     }
-}
-
-fn list(by_card: BTreeMap<String, u64>) -> Vec<Need> {
-    let needs = by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes });
-    needs.filter(|need| need.bytes > 0).collect()
 }

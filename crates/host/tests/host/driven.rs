@@ -18,6 +18,7 @@ crate::tests![
     a_program_with_a_long_kernel_is_refused_and_goes_on,
     a_checkpoint_that_frees_nothing_is_only_a_word,
     without_room_nothing_is_restored_until_there_is,
+    without_a_figure_nothing_is_restored,
     a_restore_that_fails_is_said_to_be_lost_and_never_tried_again,
     a_killed_worker_is_replaced_and_what_was_locked_goes_on,
     a_hung_worker_is_killed_at_its_deadline_and_replaced,
@@ -104,6 +105,12 @@ impl Stage {
         }
     }
 
+    /// Another host, as after a restart.
+    fn reopen(&mut self) {
+        drop(self.rig.take());
+        (self.rig, self.from) = (Some(open(&self.soft, Duration::from_millis(500))), 0);
+    }
+
     fn at(&self, which: usize) -> Checkpoint {
         self.soft.at(self.processes[which])
     }
@@ -188,6 +195,27 @@ fn without_room_nothing_is_restored_until_there_is() {
     assert!(program.is_intact());
 }
 
+fn without_a_figure_nothing_is_restored() {
+    let soft = Soft::new("1x1GiB");
+    let program = soft.program(1);
+    let mut stage = Stage::new(&[&program], soft);
+    stage.away();
+    stage.here(None);
+    stage.expect(program.key, Said::Parked(Bytes(held(1))));
+    stage.reopen();
+    for needs in [vec![], vec![(stage.soft.uuid(), 0)]] {
+        stage.drive(DrivenPlace::OnCards { needs });
+        loop {
+            match stage.word("a refusal").1 {
+                Said::Here { .. } => {}
+                Said::Refused(why) if why.contains("nobody knows") => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    }
+}
+
 fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     let soft = Soft::new("1x1GiB");
     let program = soft.program(400);
@@ -196,8 +224,14 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.here(None);
     stage.expect(program.key, Said::Parked(Bytes(held(400))));
     let other = stage.soft.program(400);
-    // Somebody reckons that it needs less than it does.
+    // Somebody reckons that it needs less than it does. Who saw it leave knows better.
     stage.on_cards(1);
+    let why = stage.refusal();
+    assert!(why.contains("no room"), "{why}");
+    assert_eq!(stage.at(0), Checkpoint::Checkpointed);
+    stage.reopen();
+    stage.on_cards(1);
+    assert!(matches!(stage.word("where it is").1, Said::Here { parked: Some(_) }));
     let why = stage.refusal();
     assert!(why.starts_with("lost: ") && why.contains("OUT_OF_MEMORY (2)"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Failed);
@@ -383,9 +417,8 @@ fn a_new_host_goes_on_where_the_old_one_left() {
     stage.away();
     stage.here(None);
     stage.expect(program.key, Said::Parked(Bytes(held(64))));
-    drop(stage.rig.take());
+    stage.reopen();
     assert_eq!(stage.at(0), Checkpoint::Checkpointed);
-    (stage.rig, stage.from) = (Some(open(&stage.soft, Duration::from_secs(1))), 0);
     stage.away();
     assert!(matches!(stage.word("where it is"), (_, Said::Here { parked: Some(_) })));
     stage.on_cards(256);
