@@ -11,7 +11,7 @@
 
 use crate::engine::{Engine, Taken};
 use crate::keys::{Keys, Seen};
-use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Watch};
+use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
 use crate::names::{Names, uid_of};
 use crate::plans::Plans;
 use crate::tokens::Tokens;
@@ -410,10 +410,11 @@ impl Loop {
 
     fn watch(&mut self, watch: Watch) {
         let found = find(self.engine.state(), &watch.by, watch.lease).ok();
-        let reached = found.is_none_or(|lease| match lease.phase {
-            Phase::Waiting { .. } => false,
-            Phase::Ending(..) => true,
-            _ => !watch.for_end,
+        let reached = found.is_none_or(|lease| match (&lease.phase, watch.until) {
+            (Phase::Ending(..), _) => true,
+            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(lease)),
+            (Phase::Waiting { .. }, _) | (_, Until::Ended) => false,
+            (_, Until::Granted) => true,
         });
         if reached {
             let shown = found.map(|lease| self.view().lease(lease));
@@ -429,19 +430,26 @@ impl Loop {
             return;
         }
         for action in actions {
-            let (id, ends) = match action {
-                Action::Grant { lease, .. } => (*lease, false),
-                Action::End { lease, .. } => (*lease, true),
-                _ => continue,
-            };
+            let Some(id) = action.lease() else { continue };
+            let ends = matches!(action, Action::End { .. });
+            let starts = ends || matches!(action, Action::Grant { .. });
+            let concerns = |watch: &Watch| starts || matches!(watch.until, Until::Changed { .. });
             let Some(watches) = self.watches.remove(&id) else { continue };
+            if !watches.iter().any(concerns) {
+                self.watches.insert(id, watches);
+                continue;
+            }
             let view = self.view();
             let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
                 (Some(lease), _) => Some(view.lease(lease)),
                 (None, Some(ended)) => Some(view::past(ended, &view)),
                 (None, None) => None,
             };
-            let (reached, still): (Vec<Watch>, Vec<Watch>) = watches.into_iter().partition(|w| ends || !w.for_end);
+            let (reached, still): (Vec<Watch>, Vec<Watch>) = watches.into_iter().partition(|watch| match watch.until {
+                Until::Granted => starts,
+                Until::Ended => ends,
+                Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
+            });
             if !still.is_empty() {
                 self.watches.insert(id, still);
             }

@@ -9,7 +9,7 @@ use sublet_host::hands;
 use sublet_host::shims::Wish;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
-use sublet_wire::{Lease, Problem};
+use sublet_wire::{Lease, LeaseState, Problem};
 use tokio::sync::oneshot;
 
 /// Something for the loop to deal with.
@@ -62,10 +62,36 @@ pub struct Watch {
     pub by: Caller,
     /// Which.
     pub lease: LeaseId,
-    /// Until it ends; otherwise until it no longer waits.
-    pub for_end: bool,
+    /// Until when.
+    pub until: Until,
     /// The lease afterwards; `None` if there is none that the caller may see.
     pub reply: oneshot::Sender<Option<Lease>>,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// It no longer waits.
+    Granted,
+    /// It ends.
+    Ended,
+    /// It is not as its wrapper knows it any more.
+    Changed {
+        /// The state it knows.
+        known: LeaseState,
+        /// It knows that the lease ends soon.
+        told: bool,
+    },
+}
+
+impl Until {
+    /// Whether somebody who sees this has waited for it.
+    pub fn is_changed(self, shown: &Lease) -> bool {
+        match self {
+            Until::Changed { known, told } => shown.state != known || shown.ends_soon.is_some() != told,
+            Until::Granted | Until::Ended => false,
+        }
+    }
 }
 
 /// An answer, ready to be sent.

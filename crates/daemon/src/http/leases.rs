@@ -3,7 +3,7 @@
 use super::body::{self, Name, lease_id};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::{Mail, Reply, Watch};
+use crate::mail::{Mail, Reply, Until, Watch};
 use crate::signals;
 use crate::view;
 use crate::words;
@@ -138,13 +138,19 @@ pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire
 struct ShowQuery {
     wait: Option<String>,
     r#for: Option<String>,
+    known: Option<wire::LeaseState>,
+    #[serde(default)]
+    told: bool,
 }
 
-/// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended).
+/// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended; `for=change`: when it is
+/// not as the caller knows it).
 #[utoipa::path(get, operation_id = "show_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
-    ("for" = Option<String>, Query, description = "`end`: wait until it ended", pattern = "^end$"),
+    ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known` and `told` say", pattern = "^(end|change)$"),
+    ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that is known [default: active]"),
+    ("told" = Option<bool>, Query, description = "with `for=change`: that it ends soon is known"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     OnRead,
@@ -153,16 +159,17 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
     let by = body::peer(&request)?.caller.clone();
     let query: ShowQuery = body::query(&request)?;
     let id = lease_id(&id)?;
-    let for_end = match query.r#for.as_deref() {
-        None => false,
-        Some("end") => true,
-        Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end`").into()),
+    let until = match query.r#for.as_deref() {
+        None => Until::Granted,
+        Some("end") => Until::Ended,
+        Some("change") => Until::Changed { known: query.known.unwrap_or(wire::LeaseState::Active), told: query.told },
+        Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end` or `change`").into()),
     };
     if let Some(text) = &query.wait {
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
         let wait = Duration::from_secs(wait).min(app.house().poll_max);
-        if let Some(lease) = await_change(&app, &by, id, for_end, wait).await? {
+        if let Some(lease) = await_change(&app, &by, id, until, wait).await? {
             return Ok(Json(lease));
         }
     }
@@ -174,11 +181,11 @@ async fn await_change(
     app: &App,
     by: &Caller,
     lease: LeaseId,
-    for_end: bool,
+    until: Until,
     wait: Duration,
 ) -> Result<Option<wire::Lease>, Refused> {
     let (reply, answer) = oneshot::channel();
-    let watch = Watch { by: by.clone(), lease, for_end, reply };
+    let watch = Watch { by: by.clone(), lease, until, reply };
     app.post.0.send(Mail::Watch(watch)).map_err(|_| crate::looper::LoopGone::Stopping)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
