@@ -15,7 +15,7 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 8] = ["top", "session", "attach", "enforce", "--signal", "--requeue", "--may-lose", "renew"];
+const LATER: [&str; 5] = ["top", "session", "attach", "enforce", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -258,7 +258,7 @@ mod tests {
             `attach` is not in this release
             hint: `sublet help` lists what is"#]]
         .assert_eq(&not_yet(&error("sublet attach ollama")).unwrap().to_string());
-        for line in ["sublet top", "sublet run --signal USR1@60 -- true", "sublet run --requeue=3 -- true"] {
+        for line in ["sublet top", "sublet enforce preview", "sublet session list"] {
             assert!(not_yet(&error(line)).is_some(), "{line}");
         }
         for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {
@@ -291,6 +291,9 @@ mod tests {
             "sublet run --time 4h --ttl 5m -- true",
             "sublet run --wait 4h --no-wait -- true",
             "sublet run --tier fast -- true",
+            "sublet run --signal KILL@60 -- true",
+            "sublet run --on-resume true -- true",
+            "sublet run --requeue=x -- true",
             "sublet end L+7",
             "sublet end",
         ] {

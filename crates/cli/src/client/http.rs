@@ -21,8 +21,10 @@ pub struct Request<'a> {
     pub method: &'a str,
     /// Path and query.
     pub target: &'a str,
-    /// The host as it is called, and the token, beyond the socket.
-    pub remote: Option<(&'a str, &'a str)>,
+    /// The host as it is called, beyond the socket.
+    pub host: Option<&'a str>,
+    /// Says who calls, where the kernel does not.
+    pub token: Option<&'a str>,
     /// Makes it safe to send again.
     pub key: Option<&'a str>,
     /// JSON.
@@ -54,10 +56,23 @@ pub fn exchange(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::
     }
 }
 
+/// Sends a request, reads the whole answer and keeps its status: however much it is, nothing is stored.
+pub fn status(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::Result<u16> {
+    stream.write_all(&encode(request))?;
+    let mut input = Input { stream, buffer: Vec::new() };
+    loop {
+        let head = input.head()?;
+        if head.status >= 200 {
+            input.skip_body(&head.length)?;
+            return Ok(head.status);
+        }
+    }
+}
+
 fn encode(request: &Request<'_>) -> Vec<u8> {
-    let host = request.remote.map_or("sublet", |(host, _)| host);
+    let host = request.host.unwrap_or("sublet");
     let mut head = format!("{} {} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n", request.method, request.target);
-    if let Some((_, token)) = request.remote {
+    if let Some(token) = request.token {
         // Writing to a string cannot fail.
         let _ = write!(head, "authorization: Bearer {token}\r\n");
     }
@@ -66,6 +81,10 @@ fn encode(request: &Request<'_>) -> Vec<u8> {
     }
     if let Some(body) = request.body {
         let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    }
+    if request.body.is_none() && matches!(request.method, "POST" | "PUT") {
+        // Some servers refuse one of unknown length.
+        head.push_str("content-length: 0\r\n");
     }
     head.push_str("\r\n");
     let mut bytes = head.into_bytes();
@@ -158,9 +177,45 @@ impl<S: Read> Input<'_, S> {
                 return Ok(body);
             }
             body.append(&mut self.exactly(size)?);
-            if self.exactly(2)? != b"\r\n" {
-                return Err(invalid("a chunk of the answer does not end where it should"));
+            self.line_end()?;
+        }
+    }
+
+    fn skip_body(&mut self, length: &Length) -> io::Result<()> {
+        match length {
+            Length::Known(n) => self.skip(*n),
+            Length::Chunked => loop {
+                match self.chunk_size()? {
+                    0 => return Ok(()),
+                    size => self.skip(size)?,
+                }
+                self.line_end()?;
+            },
+            Length::UntilClosed => loop {
+                self.buffer.clear();
+                if self.fill()? == 0 {
+                    return Ok(());
+                }
+            },
+        }
+    }
+
+    fn skip(&mut self, mut n: usize) -> io::Result<()> {
+        loop {
+            let here = n.min(self.buffer.len());
+            self.buffer.drain(..here);
+            n -= here;
+            if n == 0 {
+                return Ok(());
             }
+            self.more()?;
+        }
+    }
+
+    fn line_end(&mut self) -> io::Result<()> {
+        match self.exactly(2)?.as_slice() {
+            b"\r\n" => Ok(()),
+            _ => Err(invalid("a chunk of the answer does not end where it should")),
         }
     }
 
@@ -242,20 +297,33 @@ mod tests {
         // However the bytes arrive, the answer is the same.
         for piece in [1, 7, 4096] {
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
-            let request = Request { method: "GET", target: "/v1/cards", remote: None, key: None, body: None };
+            let request =
+                Request { method: "GET", target: "/v1/cards", host: None, token: None, key: None, body: None };
             let got = match exchange(&mut stream, &request) {
                 Ok(r) => format!("{} problem={} {:?}", r.status, r.is_problem, String::from_utf8_lossy(&r.body)),
                 Err(error) => format!("{error}"),
             };
             expected.assert_eq(&got);
+            // Whoever wants the status only finds the same end.
+            let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
+            match status(&mut stream, &request) {
+                Ok(status) => assert!(got.starts_with(&format!("{status} ")), "{status} is not {got}"),
+                Err(error) => assert_eq!(error.to_string(), got),
+            }
         }
     }
 
     #[test]
     fn a_request_is_written_as_http() {
         let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
-        let request =
-            Request { method: "POST", target: "/v1/leases", remote: None, key: Some("k1"), body: Some(b"{}") };
+        let request = Request {
+            method: "POST",
+            target: "/v1/leases",
+            host: None,
+            token: None,
+            key: Some("k1"),
+            body: Some(b"{}"),
+        };
         exchange(&mut stream, &request).unwrap();
         expect![[r#""POST /v1/leases HTTP/1.1\r\nhost: sublet\r\nconnection: close\r\nidempotency-key: k1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}""#]]
         .assert_eq(&format!("{:?}", String::from_utf8(stream.sent).unwrap()));
@@ -264,8 +332,9 @@ mod tests {
     #[test]
     fn beyond_the_socket_the_token_goes_with_every_request() {
         let mut stream = Script { answer: b"HTTP/1.1 204 x\r\n\r\n".into(), sent: Vec::new(), piece: 99 };
-        let remote = Some(("gpu1:7474", "sbl_x"));
-        exchange(&mut stream, &Request { method: "GET", target: "/v1/cards", remote, key: None, body: None }).unwrap();
+        let (host, token) = (Some("gpu1:7474"), Some("sbl_x"));
+        exchange(&mut stream, &Request { method: "GET", target: "/v1/cards", host, token, key: None, body: None })
+            .unwrap();
         expect![[
             r#""GET /v1/cards HTTP/1.1\r\nhost: gpu1:7474\r\nconnection: close\r\nauthorization: Bearer sbl_x\r\n\r\n""#
         ]]

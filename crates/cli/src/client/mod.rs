@@ -4,12 +4,13 @@
 //! one connection for each call. Every POST carries an Idempotency-Key and can be
 //! sent again when the daemon restarts under it.
 
-mod http;
+pub mod http;
 mod remote;
 
 use crate::args::Globals;
 use crate::failure::Failure;
 use crate::place::{self, Candidates};
+use crate::text;
 use http::{Request, Response};
 use remote::Remote;
 use serde::Serialize;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Accept, Ask, Bind, Code, Lease, Problem, Token, TokenAsk, exit};
+use sublet_wire::{Accept, Ask, Bind, Code, Hooked, Lease, LeaseState, Problem, Token, TokenAsk, exit};
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -63,8 +64,13 @@ pub enum CallError {
 pub enum Until {
     /// Not waiting any more.
     Granted,
-    /// Ending or ended.
-    Ended,
+    /// Not as it is known any more, or ending.
+    Changed {
+        /// The state that is known.
+        known: LeaseState,
+        /// That it ends soon is known.
+        told: bool,
+    },
 }
 
 impl Client {
@@ -157,6 +163,11 @@ impl Client {
         self.post(&format!("/v1/leases/{lease}/bind"), Some(bind), patience).map(drop)
     }
 
+    /// Says what came of a hook.
+    pub fn hooked(&self, lease: &str, hooked: &Hooked, patience: Duration) -> Result<(), CallError> {
+        self.post(&format!("/v1/leases/{lease}/hook"), Some(hooked), patience).map(drop)
+    }
+
     /// Takes a smaller lease instead of waiting.
     pub fn accept(&self, lease: &str, accept: &Accept) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/accept");
@@ -190,8 +201,8 @@ impl Client {
     /// The lease when it got there, or as it is after `wait`.
     pub fn poll(&self, lease: &str, wait: Duration, until: Until) -> Result<Lease, CallError> {
         let until = match until {
-            Until::Granted => "",
-            Until::Ended => "&for=end",
+            Until::Granted => String::new(),
+            Until::Changed { known, told } => format!("&for=change&known={}&told={told}", text::lease_state(known)),
         };
         let target = format!("/v1/leases/{lease}?wait={}s{until}", wait.as_secs());
         let request = self.request("GET", &target, None, None);
@@ -225,11 +236,14 @@ impl Client {
         key: Option<&'a str>,
         body: Option<&'a [u8]>,
     ) -> Request<'a> {
-        let remote = match &self.0 {
-            Where::Here { .. } => None,
-            Where::Elsewhere(remote) => Some(remote.header()),
+        let (host, token) = match &self.0 {
+            Where::Here { .. } => (None, None),
+            Where::Elsewhere(remote) => {
+                let (host, token) = remote.header();
+                (Some(host), Some(token))
+            }
         };
-        Request { method, target, remote, key, body }
+        Request { method, target, host, token, key, body }
     }
 
     fn call(&self, request: &Request<'_>, within: Duration) -> Result<Response, CallError> {

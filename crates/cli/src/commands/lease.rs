@@ -55,6 +55,10 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
             "`--detach` asks for one that no process holds",
         )?;
     }
+    if let Some(flag) = args.ask.needs_wrapper() {
+        return Err(Failure::usage(format!("`{flag}` takes a program that stays, and `sublet lease` ends at once"))
+            .hint(format!("`sublet run {flag} … -- COMMAND` stays as long as the command")));
+    }
     let client = Client::open(globals)?;
     let shell = (!args.detach).then(shell::pid);
     let lease = match obtain(&client, &args.ask, shell)? {

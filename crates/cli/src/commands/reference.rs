@@ -85,8 +85,12 @@ fn spelling(arg: &Arg) -> String {
         (Some(short), None) => format!("-{short}"),
         (None, None) => return value,
     };
-    if arg.get_action().takes_values() {
-        let _ = write!(text, " {value}");
+    let may_be_left_out = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
+    match arg.get_action().takes_values() {
+        // Writing to a string cannot fail.
+        true if may_be_left_out => drop(write!(text, "[={value}]")),
+        true => drop(write!(text, " {value}")),
+        false => {}
     }
     text
 }

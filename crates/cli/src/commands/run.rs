@@ -12,12 +12,12 @@ use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
 use crate::hold::{shim, soft};
 use clap::Args;
-use signal_hook::consts::{SIGCHLD, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::ffi::OsString;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use sublet_softgpu::NOTICE;
-use sublet_wire::{Bind, Lease, exit, size};
+use sublet_wire::{Bind, Lease, Reason, exit, size};
 
 /// Longer than a pipeline takes to come down after its first process.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(100);
@@ -42,14 +42,25 @@ The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EP
 SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
 libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
 
-Exit codes: the command's own, or 128+n if signal n ended it; 124 the wait was over; 75 no room
-with --no-wait, or the lease was lost before the command started; 126 and 127 the command cannot
-be run or was not found; 64 usage; 69 no daemon; 77 not allowed.
+A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and SUBLET_HOOK (yield or resume)
+in its environment. Its word frees nothing: the cards are looked at, and who did not yield is made to
+leave by the next means. docs/recipes has hooks for known servers.
+
+With --requeue a command that was ended for others (--preempt end, --tier spot) is started again on a
+new lease, as in Slurm: each time, or at most N times, with SUBLET_RESTARTS in its environment. Not one
+that you stopped, nor one that was given notice and left with 0: that one was done.
+
+Exit codes: the command's own (the last one's with --requeue), or 128+n if signal n ended it; 124 the
+wait was over; 75 no room with --no-wait, or the lease was lost before the command started; 126 and
+127 the command cannot be run or was not found; 64 usage; 69 no daemon; 77 not allowed.
 
 Examples:
   sublet run -- python train.py                 one whole card
   sublet run --vram 10G -- python train.py      10 GiB of a card
-  sublet run --gpus 2 --time 4h -- torchrun …   two cards for four hours";
+  sublet run --gpus 2 --time 4h -- torchrun …   two cards for four hours
+  sublet run --preempt end --signal USR1@60 --requeue -- ./train.sh
+  sublet run --on-yield 'POST http://localhost:8000/sleep' \\
+             --on-resume 'POST http://localhost:8000/wake_up' -- vllm serve …";
 
 /// Runs it; the exit code is the command's.
 pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
@@ -61,43 +72,94 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let (sender, receiver) = events::listen()?;
     let ask = args.ask.ask(Some(std::process::id()));
-    let lease = match wait::obtain(&client, &ask, &sender, &receiver)? {
-        Outcome::Granted(lease) => *lease,
-        Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
-    };
-    let started = match start(&client, args, &lease) {
-        Ok(started) => started,
-        Err(failure) => {
-            release(&client, &lease);
-            return Err(failure);
+    let mut restarts = 0;
+    loop {
+        let lease = match wait::obtain(&client, &ask, &sender, &receiver)? {
+            Outcome::Granted(lease) => *lease,
+            Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
+        };
+        let turn = Turn { client: &client, args, lease: &lease, restarts };
+        let (code, preempted) = turn.run(&sender, &receiver)?;
+        if !preempted || restarts == args.ask.requeue.unwrap_or(0) {
+            return Ok(code);
         }
-    };
-    let mut watch = None;
-    let end = supervise(started, &receiver, || {
-        watch = Some(Watch::begin(&client, &lease, started.pid(), &sender));
-    });
-    let others = end.others && !leave_behind(started, &receiver);
-    if let Some(watch) = watch {
-        watch.end();
+        restarts += 1;
+        eprintln!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
     }
-    let last = if others { hand_over(&client, &lease) } else { end.lost.or_else(|| release(&client, &lease)) };
-    if let Some(advice) = last.as_ref().and_then(|lease| advice(lease, args.ask.vram)) {
-        eprintln!("{advice}");
-    }
-    Ok(end.code)
 }
 
-fn start(client: &Client, args: &RunArgs, lease: &Lease) -> Result<Started, Failure> {
-    let before = environment::seen_before();
-    let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
-    if let Some(soft) = soft::of_lease(client, lease)? {
-        eprintln!("{NOTICE}");
-        variables.extend(soft);
+/// The command on one lease.
+struct Turn<'a> {
+    client: &'a Client,
+    args: &'a RunArgs,
+    lease: &'a Lease,
+    /// How often it was started before.
+    restarts: u32,
+}
+
+impl Turn<'_> {
+    /// From its start to its end: its exit code, and whether it ended for others.
+    fn run(&self, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<(u8, bool), Failure> {
+        let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
+        let started = self.start().inspect_err(|_| drop(release(client, lease)))?;
+        let mut watch = None;
+        let mut end = supervise(started, lease, receiver, || {
+            watch = Some(Watch::begin(client, lease, started.pid(), ask.hooks(), sender));
+        });
+        if let Some(watch) = &watch {
+            watch.stop_hooks();
+        }
+        let others = end.others && !leave_behind(started, receiver);
+        if let Some(watch) = watch {
+            watch.end();
+        }
+        let preempted = ask.requeue.is_some() && self.was_preempted(&mut end);
+        let last = match others && !preempted {
+            true => hand_over(client, lease),
+            false => end.lost.or_else(|| release(client, lease)),
+        };
+        if let Some(advice) = last.as_ref().and_then(|lease| advice(lease, ask.vram)) {
+            eprintln!("{advice}");
+        }
+        Ok((end.code, preempted))
     }
-    if !args.ask.no_shim {
-        variables.extend(shim::variables(client));
+
+    fn start(&self) -> Result<Started, Failure> {
+        let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
+        let before = environment::seen_before();
+        let mut variables = environment::variables(lease, ask.visible, &client.variable(), before.as_deref())?;
+        if let Some(soft) = soft::of_lease(client, lease)? {
+            eprintln!("{NOTICE}");
+            variables.extend(soft);
+        }
+        if !ask.no_shim {
+            variables.extend(shim::variables(client));
+        }
+        if ask.requeue.is_some() {
+            variables.push(("SUBLET_RESTARTS", self.restarts.to_string()));
+        }
+        Started::start(&self.args.command, &variables)
     }
-    Started::start(&args.command, &variables)
+
+    /// The command may be over before anybody heard that its lease is: then the daemon is asked.
+    fn was_preempted(&self, end: &mut End) -> bool {
+        if end.lost.is_none() {
+            let now: Option<Lease> = self.client.get(&format!("/v1/leases/{}", self.lease.id)).ok();
+            end.lost = now.filter(|lease| lease.ended.is_some() || lease.ends_soon.is_some());
+        }
+        let again = end.lost.as_ref().is_some_and(|lease| goes_again(lease, end.code, end.stopped));
+        // Told that it ends is not ended: then it is given back.
+        end.lost.take_if(|lease| lease.ended.is_none());
+        again
+    }
+}
+
+/// Whether a command whose lease became this is to be started again: it was ended for others, or left with
+/// work undone when it was told that it would be. Not if somebody told the wrapper to stop.
+fn goes_again(lease: &Lease, code: u8, stopped: bool) -> bool {
+    let ended = lease.ended.as_ref().is_some_and(|ended| ended.reason == Reason::Preempted);
+    let warned = lease.ends_soon.as_ref().is_some_and(|soon| soon.reason == Reason::Preempted);
+    !stopped && (ended || (lease.ended.is_none() && warned && code != exit::OK))
 }
 
 /// How the command ended.
@@ -107,11 +169,13 @@ struct End {
     others: bool,
     /// The lease, if it ended first.
     lost: Option<Lease>,
+    /// Somebody told the wrapper to stop.
+    stopped: bool,
 }
 
 /// Handles events until the command ends; says once that it is not a matter of an instant.
-fn supervise(started: Started, receiver: &Receiver<Event>, mut settled: impl FnMut()) -> End {
-    let mut lost = None;
+fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut settled: impl FnMut()) -> End {
+    let (mut lost, mut stopped) = (None, false);
     let mut settles = Some(Instant::now() + SETTLE);
     loop {
         let patience = settles.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
@@ -119,21 +183,26 @@ fn supervise(started: Started, receiver: &Receiver<Event>, mut settled: impl FnM
             Ok(Event::Signal(Signal { number: SIGCHLD, .. })) => {
                 let reaped = started.reap();
                 if let Some(code) = reaped.command {
-                    return End { code, others: reaped.others, lost };
+                    return End { code, others: reaped.others, lost, stopped };
                 }
             }
-            Ok(Event::Signal(signal)) => pass_on(started, signal),
-            Ok(Event::Told(lease)) => {
-                wait::say_lost(&lease);
-                lost = Some(*lease);
+            Ok(Event::Signal(signal)) => {
+                stopped |= matches!(signal.number, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
+                pass_on(started, signal);
             }
-            Ok(Event::Silent | Event::Refused(_)) => {}
+            Ok(Event::Told(told)) if told.id == lease.id && told.ended.is_some() => {
+                wait::say_lost(&told);
+                lost = Some(*told);
+            }
+            Ok(Event::Told(told)) if told.id == lease.id => wait::say_ends_soon(&told),
+            // Of a lease that this command had before it was started again.
+            Ok(Event::Told(_) | Event::Silent | Event::Refused(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
                 settles = None;
                 settled();
             }
             // The sender's other end lives as long as this call; without it nothing is known.
-            Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost },
+            Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost, stopped },
         }
     }
 }
@@ -212,6 +281,7 @@ pub fn by_signal(signal: Signal) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sublet_wire::{Ended, EndsSoon};
 
     #[test]
     fn whoever_asked_for_too_much_or_too_little_is_told() {
@@ -235,6 +305,24 @@ mod tests {
         assert_eq!(advice(3 << 30), "3584M");
         assert_eq!(advice(1), "256M");
         assert_eq!(advice(20 << 30), "22G");
+    }
+
+    #[test]
+    fn what_was_ended_for_others_is_started_again_and_nothing_else() {
+        let ended = |reason| Lease {
+            ended: Some(Ended { reason, sentence: String::new(), at_unix_s: 0.0 }),
+            ..crate::sample::lease()
+        };
+        assert!(goes_again(&ended(Reason::Preempted), 143, false));
+        assert!(goes_again(&ended(Reason::Preempted), 0, false), "its lease was over before it was");
+        assert!(!goes_again(&ended(Reason::Preempted), 143, true), "somebody pressed Ctrl-C");
+        assert!(!goes_again(&ended(Reason::TermOver), 143, false));
+        assert!(!goes_again(&crate::sample::lease(), 1, false));
+        let warned =
+            |reason| Lease { ends_soon: Some(EndsSoon { reason, unix_s: 0.0, in_s: 30.0 }), ..crate::sample::lease() };
+        assert!(goes_again(&warned(Reason::Preempted), 1, false), "it left before it was made to");
+        assert!(!goes_again(&warned(Reason::Preempted), 0, false), "it was done");
+        assert!(!goes_again(&warned(Reason::TermOver), 1, false));
     }
 
     #[test]

@@ -1,7 +1,16 @@
 //! The flags that describe a wish for a lease.
 
+use super::hook::{Hook, WITHIN_S};
+use super::notice;
+use super::watch::Hooks;
 use clap::{Args, ValueEnum};
-use sublet_wire::{Ask, Exclusivity, Preempt, Tier, Vram, size, span};
+use std::time::Duration;
+use sublet_wire::{Ask, Exclusivity, Notice, Preempt, Tier, Vram, size, span};
+
+/// Of `--requeue` without a number: as often as it takes.
+const ALWAYS: u32 = u32::MAX;
+/// Keeps what is said about leaving the cards together.
+const ROOM: &str = "When others need the cards";
 
 /// What is wished for.
 #[derive(Args, Clone, Debug)]
@@ -35,8 +44,29 @@ pub struct AskArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub accept_smaller: Option<u64>,
     /// What others who need the cards may do to it
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PreemptArg::Park)]
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PreemptArg::Park, help_heading = ROOM)]
     pub preempt: PreemptArg,
+    /// What makes the program give its memory on the cards back: `POST http://HOST:PORT/PATH [JSON]`,
+    /// `unix:/PATH MESSAGE`, or a command line for sh
+    #[arg(long, value_name = "HOOK", help_heading = ROOM)]
+    pub on_yield: Option<Hook>,
+    /// What makes it take it again, when the cards are there again
+    #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM)]
+    pub on_resume: Option<Hook>,
+    /// How long a hook may take; then it failed, and a command is killed [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM)]
+    pub hook_timeout: Option<u64>,
+    /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
+    /// such as USR1@120; then SIGTERM, then SIGKILL
+    #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM)]
+    pub signal: Option<Notice>,
+    /// Ask and start the command again when it was ended for others: each time, or at most N times
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "always",
+          value_parser = parse_times, help_heading = ROOM)]
+    pub requeue: Option<u32>,
+    /// Let the driver take it off the cards although a restore could fail, which ends its programs
+    #[arg(long, help_heading = ROOM)]
+    pub may_lose: bool,
     /// How long to stay in the queue [default: a day]
     #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "no_wait")]
     pub wait: Option<u64>,
@@ -70,6 +100,8 @@ pub enum TierArg {
 pub enum PreemptArg {
     /// Whatever loses nothing: the cards are not kept beyond the hold cap while others wait
     Park,
+    /// Also end it: a notice, SIGTERM, SIGKILL
+    End,
     /// Nothing, as long as they are used; takes a quota
     Never,
 }
@@ -107,6 +139,12 @@ impl AskArgs {
             priority,
             accept_smaller,
             preempt,
+            on_yield,
+            on_resume,
+            hook_timeout,
+            signal,
+            requeue,
+            may_lose,
             wait,
             no_wait,
             exclusive,
@@ -124,6 +162,17 @@ impl AskArgs {
         words.add("priority", (*priority != 0).then(|| priority.to_string()));
         words.add("accept-smaller", accept_smaller.map(typed_size));
         words.add("preempt", (*preempt != PreemptArg::Park).then(|| choice(preempt)));
+        words.add("on-yield", on_yield.as_ref().map(Hook::to_string));
+        words.add("on-resume", on_resume.as_ref().map(Hook::to_string));
+        words.add("hook-timeout", hook_timeout.map(typed_span));
+        words.add("signal", signal.as_ref().map(notice::typed));
+        words.0.extend(requeue.map(|times| match times {
+            ALWAYS => "--requeue".to_owned(),
+            times => format!("--requeue={times}"),
+        }));
+        if *may_lose {
+            words.0.push("--may-lose".to_owned());
+        }
         words.add("wait", wait.map(typed_span));
         if *no_wait {
             words.0.push("--no-wait".to_owned());
@@ -156,16 +205,37 @@ impl AskArgs {
             },
             preempt: match self.preempt {
                 PreemptArg::Park => Preempt::Park,
+                PreemptArg::End => Preempt::End,
                 PreemptArg::Never => Preempt::Never,
             },
-            yields: false,
-            may_lose: false,
-            notice: None,
+            yields: self.on_yield.is_some(),
+            may_lose: self.may_lose,
+            notice: self.signal.clone(),
             at_least_bytes: self.accept_smaller,
             on: self.on.clone(),
             name: self.name.clone(),
             wait_s: if self.no_wait { Some(0) } else { self.wait },
             pid,
+        }
+    }
+}
+
+impl AskArgs {
+    /// What the wrapper does when the cards are needed.
+    pub fn hooks(&self) -> Option<Hooks> {
+        Some(Hooks {
+            on_yield: self.on_yield.clone()?,
+            on_resume: self.on_resume.clone(),
+            within: Duration::from_secs(self.hook_timeout.unwrap_or(WITHIN_S)),
+        })
+    }
+
+    /// A flag that takes a wrapper which lives as long as the lease, if one was given.
+    pub fn needs_wrapper(&self) -> Option<&'static str> {
+        match (&self.on_yield, self.requeue) {
+            (Some(_), _) => Some("--on-yield"),
+            (None, Some(_)) => Some("--requeue"),
+            (None, None) => None,
         }
     }
 }
@@ -214,6 +284,23 @@ pub fn parse_span(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 
+/// The bound of a hook in seconds: whoever needs the cards waits for it.
+fn parse_bound(text: &str) -> Result<u64, String> {
+    match parse_span(text)? {
+        seconds @ 1..=600 => Ok(seconds),
+        _ => Err("a hook may take from 1s to 10m\nhint: others wait for the cards meanwhile".to_owned()),
+    }
+}
+
+/// How often.
+fn parse_times(text: &str) -> Result<u32, String> {
+    match (text, text.parse()) {
+        ("always", _) => Ok(ALWAYS),
+        (_, Ok(times @ 1..=1000)) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(times),
+        _ => Err(format!("`{text}` is not a number from 1 to 1000\nhint: without a number it is each time")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,8 +324,38 @@ mod tests {
         let all = "--vram 1536M --gpus 2 --on H200 --time 90m --name train --tier spot --priority 3 \
                    --accept-smaller 1000B --preempt never --wait 1d --exclusive device --visible uuid";
         assert_eq!(words(all), all);
+        let room = "--preempt end --signal USR2@90 --requeue=3 --may-lose";
+        assert_eq!(words(room), room);
+        assert_eq!(words("--signal SIGUSR1@60 --requeue"), "--signal USR1 --requeue");
         let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session";
         assert_eq!(words(others), others);
         assert_eq!(words("--wait 0s --time 36h --vram 1.5G"), "--vram 1536M --time 36h --wait 0s");
+    }
+    #[test]
+    fn hooks_stay_as_they_were_typed() {
+        let typed =
+            ["--on-yield", "curl -X POST 'http://x/y z'", "--on-resume", "unix:/s wake", "--hook-timeout", "5s"];
+        let line = Line::try_parse_from(["x"].into_iter().chain(typed)).unwrap();
+        assert_eq!(line.ask.words(), typed);
+        assert_eq!(line.ask.hooks().map(|hooks| hooks.within), Some(Duration::from_secs(5)));
+        assert!(line.ask.ask(None).yields);
+        assert_eq!(line.ask.needs_wrapper(), Some("--on-yield"));
+    }
+
+    #[test]
+    fn hooks_that_make_no_sense_are_refused_before_anybody_asks() {
+        for line in [
+            &["--on-resume", "true"][..],
+            &["--hook-timeout", "5s"],
+            &["--on-yield", ""],
+            &["--on-yield", "true", "--hook-timeout", "0s"],
+            &["--on-yield", "true", "--hook-timeout", "1h"],
+            &["--on-yield", "POST https://x/"],
+            &["--requeue=0"],
+            &["--requeue=many"],
+            &["--signal", "KILL"],
+        ] {
+            assert!(Line::try_parse_from(["x"].iter().chain(line)).is_err(), "{line:?}");
+        }
     }
 }

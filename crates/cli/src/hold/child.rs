@@ -5,6 +5,7 @@
 //! reaches it without help.
 
 use super::environment::Variables;
+use super::hook;
 use crate::failure::Failure;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, kill_process, set_child_subreaper, wait};
@@ -121,7 +122,8 @@ impl Started {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.pid => command = exit_code(status).or(command),
-                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(Some((pid, status))) => hook::adopt(pid, status),
+                Err(Errno::INTR) => {}
                 Ok(None) => return Reaped { command, others: true },
                 Err(_) => return Reaped { command, others: false },
             }

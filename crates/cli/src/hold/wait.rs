@@ -65,6 +65,8 @@ pub fn obtain(
 fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>) -> Result<Outcome, Failure> {
     for event in receiver {
         match event {
+            // Of a lease that was there before.
+            Event::Told(lease) if lease.id != id => {}
             Event::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
             Event::Told(lease) => return settled(*lease),
             Event::Silent => line.set(&format!("{id} waits; no daemon answers now, still trying"), "silent"),
@@ -150,4 +152,25 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
 pub fn say_lost(lease: &Lease) {
     eprintln!("{}", sentence(lease));
     tell_hint("the command goes on, but its room on the card may be given to others");
+}
+
+/// Tells whose lease will end while its command runs, when and why.
+pub fn say_ends_soon(lease: &Lease) {
+    if let Some(soon) = &lease.ends_soon {
+        eprintln!("lease {} ends in {}: {}", lease.id, span::show(soon.in_s), why_soon(soon.reason));
+    }
+}
+
+fn why_soon(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Preempted => "others need its cards, and you said that it may be ended for them",
+        Reason::TermOver => "its term is over then",
+        Reason::Expired => "it is not used, and others wait",
+        Reason::HoldCap => "it had its cards as long as others must wait",
+        Reason::Revoked => "an operator ends it",
+        Reason::Budget => "the GPU time of the day is used up",
+        Reason::ParkExpired => "it was parked as long as anything may be",
+        Reason::DeviceLost => "its card is lost",
+        Reason::Released | Reason::HolderExited | Reason::HostRebooted | Reason::WaitOver => "it is over",
+    }
 }

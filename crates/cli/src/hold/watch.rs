@@ -1,66 +1,335 @@
 //! Keeps an eye on the lease while a command runs on it.
 //!
 //! On a thread of its own: gives the command a cgroup, makes it a holder in its own
-//! right (so that it stays one if the wrapper is killed), then waits to hear that the
-//! lease ended. A daemon that is away is waited for; nothing here disturbs the command.
+//! right (so that it stays one if the wrapper is killed), then waits to hear of the lease: that its cards
+//! are needed (then a hook runs, on a thread of its own too), that it ends soon, that it ended. A daemon
+//! that is away is waited for; nothing here disturbs the command.
 
 use super::events::Event;
+use super::hook::{self, Hook, Moment};
 use super::scope::Scope;
 use crate::client::{Client, RESTART, Until};
-use std::sync::mpsc::Sender;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use sublet_wire::{Bind, Lease, LeaseState};
+use sublet_wire::{Bind, Done, Hooked, Lease, LeaseState, Rung};
 
 /// One long poll.
 const POLL: Duration = Duration::from_secs(30);
 /// Between two tries while no daemon answers.
 const SILENT_PAUSE: Duration = Duration::from_secs(1);
 
+/// What the wrapper does when the cards are needed, and when they are there again.
+#[derive(Clone, Debug)]
+pub struct Hooks {
+    /// Gives them back.
+    pub on_yield: Hook,
+    /// Takes them again; without one, the program does so by itself.
+    pub on_resume: Option<Hook>,
+    /// How long either may take.
+    pub within: Duration,
+}
+
 /// The watch over one command.
 #[derive(Debug)]
 pub struct Watch {
     enclosed: JoinHandle<Option<Scope>>,
+    over: Arc<AtomicBool>,
+}
+
+/// What a watch looks at.
+#[derive(Clone)]
+struct Watched {
+    client: Client,
+    id: String,
+    epoch: u64,
+    /// The command has ended.
+    over: Arc<AtomicBool>,
 }
 
 impl Watch {
     /// Begins to watch a lease that `pid` runs on.
-    pub fn begin(client: &Client, lease: &Lease, pid: u32, sender: &Sender<Event>) -> Watch {
-        let bind = Bind { epoch: lease.epoch.unwrap_or(0), pid };
-        let (client, id, sender) = (client.clone(), lease.id.clone(), sender.clone());
+    pub fn begin(client: &Client, lease: &Lease, pid: u32, hooks: Option<Hooks>, sender: &Sender<Event>) -> Watch {
+        let over = Arc::new(AtomicBool::new(false));
+        let epoch = lease.epoch.unwrap_or(0);
+        let watched = Watched { client: client.clone(), id: lease.id.clone(), epoch, over: Arc::clone(&over) };
+        let sender = sender.clone();
         let enclosed = thread::spawn(move || {
             // Before the bind: the daemon looks then whether the command has a cgroup of its own.
-            let scope = Scope::enclose(&id, pid);
+            let scope = Scope::enclose(&watched.id, pid);
             thread::spawn(move || {
                 // Refused: the command just ended, or the lease did, which the first poll tells.
-                let _ = client.bind(&id, &bind, RESTART);
-                follow(&client, &id, &sender);
+                let _ = watched.client.bind(&watched.id, &Bind { epoch, pid }, RESTART);
+                let moments = hooks.map(|hooks| watched.begin_hooks(hooks));
+                watched.follow(moments.as_ref(), &sender);
             });
             scope
         });
-        Watch { enclosed }
+        Watch { enclosed, over }
     }
 
-    /// The command ended: its cgroup is removed. The polls end with the program.
+    /// The command ended: no hook is run any more, and nothing is said of one that was running.
+    pub fn stop_hooks(&self) {
+        self.over.store(true, SeqCst);
+        hook::stop_all();
+    }
+
+    /// Removes the command's cgroup. The polls end with the program.
     pub fn end(self) {
+        self.stop_hooks();
         drop(self.enclosed.join());
     }
 }
 
-fn follow(client: &Client, id: &str, sender: &Sender<Event>) {
-    loop {
-        let begun = Instant::now();
-        match client.poll(id, POLL, Until::Ended) {
-            Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
-                // Nobody listens any more: the command is over too.
-                let _ = sender.send(Event::Told(Box::new(lease)));
+impl Watched {
+    fn follow(&self, moments: Option<&Sender<Moment>>, sender: &Sender<Event>) {
+        let (mut known, mut told, mut due) = (LeaseState::Active, false, None);
+        while !self.over.load(SeqCst) {
+            let begun = Instant::now();
+            match self.client.poll(&self.id, POLL, Until::Changed { known, told }) {
+                Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
+                    // Nobody listens any more: the command is over too.
+                    let _ = sender.send(Event::Told(Box::new(lease)));
+                    return;
+                }
+                Ok(lease) => {
+                    let (soon, moment) = (lease.ends_soon.is_some(), due_hook(&lease));
+                    let (news, notice) = (lease.state != known || soon != told, soon && !told);
+                    if let (Some(moment), Some(moments), true) = (moment, moments, moment != due) {
+                        // The other end lives as long as this.
+                        let _ = moments.send(moment);
+                    }
+                    (known, told, due) = (lease.state, soon, moment);
+                    if notice {
+                        let _ = sender.send(Event::Told(Box::new(lease)));
+                    }
+                    // A daemon that is stopping answers early: never ask in a tight circle.
+                    if !news && begun.elapsed() < SILENT_PAUSE {
+                        thread::sleep(SILENT_PAUSE);
+                    }
+                }
+                Err(error) if error.may_pass() => thread::sleep(SILENT_PAUSE),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Hooks run one after the other, and the lease is watched meanwhile.
+    fn begin_hooks(&self, hooks: Hooks) -> Sender<Moment> {
+        let (sender, receiver) = channel();
+        let watched = self.clone();
+        thread::spawn(move || watched.run_hooks(&hooks, &receiver));
+        sender
+    }
+
+    fn run_hooks(&self, hooks: &Hooks, moments: &Receiver<Moment>) {
+        for moment in moments {
+            let (began, hook) = (Instant::now(), hooks.of(moment));
+            let came = hook.map_or(Ok(()), |hook| hook.run(&self.variables(moment), hooks.within));
+            if self.over.load(SeqCst) {
                 return;
             }
-            // A daemon that is stopping answers early: never ask in a tight circle.
-            Ok(_) if begun.elapsed() < SILENT_PAUSE => thread::sleep(SILENT_PAUSE),
-            Ok(_) => {}
-            Err(error) if error.may_pass() => thread::sleep(SILENT_PAUSE),
-            Err(_) => return,
+            self.say(moment, &came, began.elapsed());
+            let done = match (&came, moment) {
+                (Err(_), _) => Done::Failed,
+                (Ok(()), Moment::Yield) => Done::Yielded,
+                (Ok(()), Moment::Resume) => Done::Resumed,
+            };
+            let hooked = Hooked { epoch: self.epoch, done, why: came.err().map(|why| bounded(&why)) };
+            // Refused: the daemon would not wait so long, and goes on without it.
+            let _ = self.client.hooked(&self.id, &hooked, RESTART);
         }
+    }
+
+    fn variables(&self, moment: Moment) -> Vec<(&'static str, String)> {
+        vec![
+            ("SUBLET_LEASE", self.id.clone()),
+            ("SUBLET_EPOCH", self.epoch.to_string()),
+            ("SUBLET_HOOK", moment.to_string()),
+            self.client.variable(),
+        ]
+    }
+
+    fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
+        let (id, took) = (&self.id, format!("{:.1} s", took.as_secs_f64()));
+        match (came, moment) {
+            (Ok(()), Moment::Yield) => eprintln!("{id} yields its cards to others: its hook took {took}"),
+            (Ok(()), Moment::Resume) => eprintln!("{id} has its cards again, after {took}"),
+            (Err(why), _) => eprintln!("the {moment} hook of {id} failed: {why}"),
+        }
+    }
+}
+
+impl Hooks {
+    fn of(&self, moment: Moment) -> Option<&Hook> {
+        match moment {
+            Moment::Yield => Some(&self.on_yield),
+            Moment::Resume => self.on_resume.as_ref(),
+        }
+    }
+}
+
+/// The hook that a lease's wrapper is to run now.
+fn due_hook(lease: &Lease) -> Option<Moment> {
+    match (lease.state, lease.rung) {
+        (LeaseState::Parking, Some(Rung::Yield)) => Some(Moment::Yield),
+        (LeaseState::Resuming, Some(Rung::Yield)) => Some(Moment::Resume),
+        _ => None,
+    }
+}
+
+/// The API takes so much of a sentence.
+fn bounded(why: &str) -> String {
+    why.chars().take(256).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Globals;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use sublet_wire::{Ended, EndsSoon, Reason};
+
+    fn lease(state: LeaseState, rung: Option<Rung>) -> Lease {
+        let over = state == LeaseState::Ended;
+        let ended = over.then(|| Ended { reason: Reason::Preempted, sentence: "over".into(), at_unix_s: 0.0 });
+        Lease { state, rung, ended, ..crate::sample::lease() }
+    }
+
+    /// A daemon that tells one lease after the other, and goes when it was told so much of hooks. What was
+    /// posted, and what was asked.
+    fn daemon(leases: Vec<Lease>, hooked: usize, listener: UnixListener) -> JoinHandle<(Vec<String>, Vec<String>)> {
+        thread::spawn(move || {
+            let (mut posts, mut asked, mut leases) = (Vec::new(), Vec::new(), leases.into_iter().peekable());
+            while leases.peek().is_some() || posts.len() < hooked {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = vec![0; 4096];
+                let n = stream.read(&mut request).unwrap();
+                let request = String::from_utf8_lossy(&request[..n]).into_owned();
+                let (head, body) = request.split_once("\r\n\r\n").unwrap();
+                let target = head.split(' ').nth(1).unwrap_or_default();
+                let answer = match head.starts_with("POST ") {
+                    true => {
+                        posts.push(format!("{target} {body}"));
+                        "{}".to_owned()
+                    }
+                    false => {
+                        asked.push(target.to_owned());
+                        serde_json::to_string(&leases.next()).unwrap()
+                    }
+                };
+                let head = format!("HTTP/1.1 200 x\r\ncontent-length: {}\r\n\r\n", answer.len());
+                stream.write_all(format!("{head}{answer}").as_bytes()).unwrap();
+            }
+            (posts, asked)
+        })
+    }
+
+    /// Follows a lease through these states to its end: what was posted, what was asked, what was told.
+    fn follow(
+        on_yield: &str,
+        on_resume: Option<&str>,
+        hooked: usize,
+        leases: Vec<Lease>,
+    ) -> (Vec<String>, Vec<String>, Vec<Lease>) {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let daemon = daemon(leases, hooked, UnixListener::bind(&socket).unwrap());
+        let client = Client::open(&Globals::at(&socket)).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let watched = Watched { client, id: "L7".into(), epoch: 12, over };
+        let hooks = Hooks {
+            on_yield: on_yield.parse().unwrap(),
+            on_resume: on_resume.map(|hook| hook.parse().unwrap()),
+            within: Duration::from_secs(5),
+        };
+        let (sender, receiver) = channel();
+        let moments = watched.begin_hooks(hooks);
+        watched.follow(Some(&moments), &sender);
+        drop((moments, sender));
+        let (posts, asked) = daemon.join().unwrap();
+        let told = receiver.iter().filter_map(|event| if let Event::Told(lease) = event { Some(*lease) } else { None });
+        (posts, asked, told.collect())
+    }
+
+    #[test]
+    fn hooks_run_when_the_lease_says_so_and_what_came_of_them_is_said_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let line = format!("echo $SUBLET_LEASE $SUBLET_EPOCH $SUBLET_HOOK >> {}", log.display());
+        let by_yield = Some(Rung::Yield);
+        let (posts, asked, told) = follow(
+            &line,
+            Some(&line),
+            2,
+            vec![
+                lease(LeaseState::Parking, by_yield),
+                lease(LeaseState::Parking, by_yield),
+                lease(LeaseState::Parked, by_yield),
+                lease(LeaseState::Resuming, by_yield),
+                lease(LeaseState::Active, None),
+                lease(LeaseState::Ended, None),
+            ],
+        );
+        assert_eq!(std::fs::read_to_string(log).unwrap(), "L7 12 yield\nL7 12 resume\n");
+        assert_eq!(
+            posts,
+            [
+                r#"/v1/leases/L7/hook {"epoch":12,"done":"yielded"}"#,
+                r#"/v1/leases/L7/hook {"epoch":12,"done":"resumed"}"#
+            ]
+        );
+        let known: Vec<&str> =
+            asked.iter().filter_map(|path| path.split_once("&known=")).map(|(_, known)| known).collect();
+        assert_eq!(
+            known,
+            ["active", "parking", "parking", "parked", "resuming", "active"].map(|state| format!("{state}&told=false"))
+        );
+        assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Ended]);
+    }
+
+    #[test]
+    fn a_hook_that_fails_is_said_with_why_and_one_that_is_not_there_has_nothing_to_do() {
+        let by_yield = Some(Rung::Yield);
+        let (posts, ..) = follow(
+            "exit 7",
+            None,
+            2,
+            vec![
+                lease(LeaseState::Parking, by_yield),
+                lease(LeaseState::Resuming, by_yield),
+                lease(LeaseState::Ended, None),
+            ],
+        );
+        assert_eq!(
+            posts,
+            [
+                r#"/v1/leases/L7/hook {"epoch":12,"done":"failed","why":"its exit code was 7"}"#,
+                r#"/v1/leases/L7/hook {"epoch":12,"done":"resumed"}"#
+            ]
+        );
+    }
+
+    #[test]
+    fn other_rungs_are_none_of_the_wrappers_business_and_a_notice_is_told_once() {
+        let warned = || Lease {
+            ends_soon: Some(EndsSoon { reason: Reason::Preempted, unix_s: 0.0, in_s: 60.0 }),
+            ..lease(LeaseState::Active, None)
+        };
+        let states = [
+            lease(LeaseState::Parking, Some(Rung::Park)),
+            lease(LeaseState::Resuming, Some(Rung::Driver)),
+            warned(),
+            warned(),
+            lease(LeaseState::Ended, None),
+        ];
+        let (posts, asked, told) = follow("exit 7", None, 0, states.into());
+        assert_eq!(posts, [""; 0]);
+        assert!(asked.last().is_some_and(|path| path.ends_with("&known=active&told=true")), "{asked:?}");
+        assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Active, LeaseState::Ended]);
     }
 }

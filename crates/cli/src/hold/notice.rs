@@ -1,0 +1,84 @@
+//! `--signal USR1@60`: which signal tells a program that its lease ends, and how long before.
+
+use signal_hook::low_level::signal_name;
+use sublet_wire::Notice;
+
+/// How long before, if nothing is said.
+const BEFORE_S: u64 = 60;
+/// A day: nobody knows longer before that a lease will end.
+const BEFORE_MAX_S: u64 = 86_400;
+/// The last real-time signal.
+const NUMBER_MAX: i32 = 64;
+
+/// Reads `USR1@60`, `SIGUSR1` or `10@30`.
+pub fn parse(text: &str) -> Result<Notice, String> {
+    let hint = "write a signal and the seconds before the end, such as USR1@60";
+    let (signal, before) = text.split_once('@').map_or((text, None), |(signal, before)| (signal, Some(before)));
+    let before_s = match before {
+        None => BEFORE_S,
+        Some(digits) => {
+            let seconds = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+            seconds
+                .filter(|seconds| *seconds <= BEFORE_MAX_S)
+                .ok_or_else(|| format!("`{digits}` is not a number of seconds up to a day\nhint: {hint}"))?
+        }
+    };
+    let number = number_of(signal).ok_or_else(|| format!("`{signal}` is not a signal\nhint: {hint}"))?;
+    match name_of(number) {
+        Some(name @ ("KILL" | "STOP")) => Err(format!("no program can be told anything by {name}\nhint: {hint}")),
+        Some(name) => Ok(Notice { signal: name.to_owned(), before_s }),
+        None => Ok(Notice { signal: number.to_string(), before_s }),
+    }
+}
+
+/// As it would be typed.
+pub fn typed(notice: &Notice) -> String {
+    match notice.before_s {
+        BEFORE_S => notice.signal.clone(),
+        before_s => format!("{}@{before_s}", notice.signal),
+    }
+}
+
+fn number_of(signal: &str) -> Option<i32> {
+    if !signal.is_empty() && signal.bytes().all(|byte| byte.is_ascii_digit()) {
+        return signal.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number));
+    }
+    let upper = signal.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    (1..=NUMBER_MAX).find(|number| name_of(*number) == Some(name))
+}
+
+fn name_of(number: i32) -> Option<&'static str> {
+    signal_name(number).and_then(|name| name.strip_prefix("SIG"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_may_be_a_name_or_a_number() {
+        for text in ["USR1@60", "SIGUSR1", "usr1", "sigusr1@60", "10", "10@60"] {
+            assert_eq!(parse(text), Ok(Notice { signal: "USR1".into(), before_s: 60 }), "{text}");
+        }
+        assert_eq!(parse("TERM@0"), Ok(Notice { signal: "TERM".into(), before_s: 0 }));
+        assert_eq!(parse("40@5"), Ok(Notice { signal: "40".into(), before_s: 5 }));
+    }
+
+    #[test]
+    fn what_is_no_signal_or_no_time_is_refused() {
+        for text in ["", "@60", "USR9@60", "0", "65", "USR1@", "USR1@-1", "USR1@+1", "USR1@99999", "USR1@1m", "-10"] {
+            assert!(parse(text).is_err_and(|error| error.contains("hint: ")), "{text}");
+        }
+        for text in ["KILL@60", "9", "SIGSTOP"] {
+            assert!(parse(text).is_err_and(|error| error.contains("no program can be told")), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_was_read_can_be_typed_again() {
+        for text in ["USR1", "USR2@120", "40@5"] {
+            assert_eq!(parse(text).map(|notice| typed(&notice)).as_deref(), Ok(text));
+        }
+    }
+}
