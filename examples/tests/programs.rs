@@ -3,6 +3,7 @@
 #[path = "../../crates/softgpu-nvml/tests/python/venv.rs"]
 mod venv;
 
+mod serve;
 mod soft;
 
 use soft::{Child, Soft, succeeded, wait_until};

@@ -1,0 +1,82 @@
+//! Just enough of HTTP/1.1 for a stand-in: one request of a connection, bodies of known length.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// More than any request to it.
+const REQUEST_MAX: usize = 64 << 10;
+/// Whoever does not finish its request by then is hung up on.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// What was asked.
+#[derive(Debug)]
+pub struct Request {
+    /// `POST`.
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+    /// What comes behind the question mark.
+    pub query: String,
+    /// The body without spaces and line ends, for whoever looks for a word in it.
+    pub body: String,
+}
+
+/// What is answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// 200, 404, …
+    pub status: u16,
+    /// JSON.
+    pub body: String,
+    /// The memory is given back only so long after the answer.
+    pub later: Option<Duration>,
+}
+
+impl Answer {
+    /// An answer that says all.
+    pub fn new(status: u16, body: impl Into<String>) -> Answer {
+        Answer { status, body: body.into(), later: None }
+    }
+}
+
+/// Reads a request.
+pub fn receive(mut stream: TcpStream) -> io::Result<(TcpStream, Request)> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(WITHIN))?;
+    stream.set_write_timeout(Some(WITHIN))?;
+    let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
+    loop {
+        if let Some(request) = whole(&bytes) {
+            return Ok((stream, request));
+        }
+        let n = stream.read(&mut piece)?;
+        bytes.extend_from_slice(&piece[..n]);
+        if n == 0 || bytes.len() > REQUEST_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+fn whole(bytes: &[u8]) -> Option<Request> {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+    });
+    if body.len() < length.unwrap_or(0) {
+        return None;
+    }
+    let mut words = head.lines().next()?.split(' ');
+    let (method, target) = (words.next()?, words.next()?);
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let body = body.chars().filter(|c| !c.is_whitespace()).collect();
+    Some(Request { method: method.into(), path: path.into(), query: query.into(), body })
+}
+
+/// Writes an answer.
+pub fn answer(stream: &mut TcpStream, answer: &Answer) -> io::Result<()> {
+    let head = format!("HTTP/1.1 {} x\r\ncontent-type: application/json\r\nconnection: close", answer.status);
+    stream.write_all(format!("{head}\r\ncontent-length: {}\r\n\r\n{}", answer.body.len(), answer.body).as_bytes())
+}

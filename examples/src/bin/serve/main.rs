@@ -1,0 +1,110 @@
+//! A stand-in for servers of models: a few of their routes, and real memory of a card behind them.
+//!
+//! Like vLLM, Ollama, ComfyUI or llama.cpp's router it has a model on the card, gives the memory back when
+//! it is told to by that server's own request, and takes it again. Like them it also misbehaves: with
+//! `--fault` it says that it gave all back and did not, gives back half, or never answers.
+//!
+//! Absent: models. One request is served at a time.
+
+mod http;
+mod like;
+mod model;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, ValueEnum};
+use like::Like;
+use model::Model;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use sublet_examples::cuda::{Context, Device};
+use sublet_examples::size::Size;
+
+/// Serves some routes of a server of models, with real memory of a card behind them.
+#[derive(Parser)]
+struct Options {
+    /// Whose routes.
+    #[arg(long, value_enum)]
+    like: Like,
+    /// How much the model takes, such as 8GiB.
+    size: Size,
+    /// Where to listen; 0: anywhere free, and it is printed.
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+    /// What it does wrong when its memory is wanted.
+    #[arg(long, value_enum)]
+    fault: Option<Fault>,
+    /// On this card.
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+}
+
+/// What can be wrong with a server that is told to give its memory back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Fault {
+    /// It says that it did, and keeps all.
+    Lies,
+    /// It keeps half.
+    Half,
+    /// It never answers.
+    Hangs,
+}
+
+/// How often it is looked whether the end has come.
+const LOOK: Duration = Duration::from_millis(10);
+
+fn run(options: &Options) -> Result<()> {
+    let end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&end)).context("signals cannot be listened for")?;
+    }
+    let device = Device::get(options.device)?;
+    let context = Context::primary(device)?;
+    context.make_current()?;
+    let mut model = Model::load(options.size.0)?;
+    let listener = TcpListener::bind(("127.0.0.1", options.port)).context("nobody can listen there")?;
+    listener.set_nonblocking(true)?;
+    println!("serves {} at http://{}", options.size, listener.local_addr()?);
+    std::io::stdout().flush()?;
+    // Who is never answered must not be hung up on.
+    let mut unanswered = Vec::new();
+    while !end.load(SeqCst) {
+        let Ok((stream, _)) = listener.accept() else {
+            std::thread::sleep(LOOK);
+            continue;
+        };
+        let Ok((mut stream, request)) = http::receive(stream) else { continue };
+        let wants = options.like.wants(&request);
+        if wants == like::Wants::Leave && options.fault == Some(Fault::Hangs) {
+            unanswered.push(stream);
+            continue;
+        }
+        let answer = options.like.serve(&request, wants, &mut model, options.fault)?;
+        // Whoever asked may be gone.
+        let _ = http::answer(&mut stream, &answer);
+        drop(stream);
+        if let Some(later) = answer.later {
+            std::thread::sleep(later);
+            model.leave(options.fault, options.like.keeps())?;
+        }
+    }
+    model.come_back()?;
+    model.verify()?;
+    println!("all {} bytes as written", options.size.0);
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("serve: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
