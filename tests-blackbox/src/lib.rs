@@ -6,9 +6,9 @@
 //! linked in, and nothing here reads the service's files except to cut them.
 
 pub mod binary;
-pub mod job;
 pub mod http;
 pub mod image;
+pub mod job;
 pub mod log;
 pub mod process;
 pub mod service;

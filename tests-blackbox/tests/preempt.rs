@@ -121,8 +121,10 @@ fn who_chose_to_be_ended_gets_its_signals_and_nobody_else_does() {
     let job = Job::start(&service, &words);
     await_state(&client, "L1", LeaseState::Active);
     let beside = Job::holds(&service, "256M", "64MiB", &["--idle"]);
-    let mut guest =
-        Job::start(&service, &["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "1"]);
+    let mut guest = Job::start(
+        &service,
+        &["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "1"],
+    );
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     let (code, rest) = job.end();
     assert_eq!((code, rest.as_str()), (Some(0), "told\nasked to go\n"));

@@ -157,6 +157,13 @@ pub enum Action {
         /// For whom.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         room_for: Option<LeaseId>,
+        /// It was not at work, and nobody would hear it ask: it comes back when there is room, and makes
+        /// nobody leave for it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        quiet: bool,
+        /// The processes that the driver moves, where it does.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        processes: Vec<ProcKey>,
         /// It was at work, and asks for its cards again from then on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         again: Option<Time>,

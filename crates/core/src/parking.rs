@@ -238,6 +238,12 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
     Ok(())
 }
 
+/// Whether a parked holder must stay so, because the driver could lose it on its way back.
+pub fn is_unsafe(state: &State, lease: &Lease) -> bool {
+    let Phase::Parked(hold, away) = &lease.phase else { return false };
+    away.rung == Rung::Driver && !lease.first_ask().may_lose && sure_of_room(state, lease, hold).is_err()
+}
+
 /// Whether every program of a holder that is on a card has Sublet's library in it, and there is one.
 fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
     let Some(live) = state.live(lease) else { return false };
@@ -245,7 +251,7 @@ fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
 }
 
 /// A lease's processes on a card, as of the last look.
-fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = ProcKey> + '_ {
+pub fn residents(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = ProcKey> + '_ {
     let used = match &state.room(card).observed().reading {
         Reading::Used(used) => Some(used),
         Reading::Unreadable(_) => None,

@@ -252,6 +252,12 @@ pub struct Away {
     /// What it runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
+    /// It comes back when there is room, and makes nobody leave for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quiet: bool,
+    /// The processes that the driver moves, where it does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<ProcKey>,
     /// While it is on its way: once parked, it asks for its cards again, and as of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Time>,
@@ -277,8 +283,20 @@ impl Away {
 
     /// It leaves, or comes back, from then on.
     pub fn new(since: Time) -> Away {
-        let (rung, had, program) = (Rung::Park, Bytes::ZERO, String::new());
-        Away { since, rung, had, program, again: None, back: false, wants: None, ask: None, left: None }
+        let (rung, had, program, processes) = (Rung::Park, Bytes::ZERO, String::new(), Vec::new());
+        Away {
+            since,
+            rung,
+            had,
+            program,
+            processes,
+            quiet: false,
+            again: None,
+            back: false,
+            wants: None,
+            ask: None,
+            left: None,
+        }
     }
 }
 
@@ -640,12 +658,14 @@ impl Rows {
     }
 
     fn park(&mut self, lease: LeaseId, action: &Action) {
-        let Action::Park { at, booked, again, rung, had, program, .. } = action else { return };
+        let Action::Park { at, booked, again, rung, had, program, processes, quiet, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Active(hold) = &row.phase {
             let mut hold = hold.clone();
             hold.turns().booked = *booked;
-            let away = Away { again: *again, rung: *rung, had: *had, program: program.clone(), ..Away::new(*at) };
+            let (program, processes) = (program.clone(), processes.clone());
+            let away =
+                Away { again: *again, rung: *rung, had: *had, program, processes, quiet: *quiet, ..Away::new(*at) };
             row.phase = Phase::Parking(hold, away);
         }
     }
@@ -725,9 +745,9 @@ impl Rows {
         (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);
         let turns = hold.turns();
         (turns.began, turns.stopped) = (*at, None);
-        let (rung, had, program) = (away.rung, away.had, away.program.clone());
+        let (rung, had, program, processes) = (away.rung, away.had, away.program.clone(), away.processes.clone());
         row.ask = row.first_ask().clone();
-        let away = Away { again: wanted, back: true, rung, had, program, ..Away::new(*at) };
+        let away = Away { again: wanted, back: true, rung, had, program, processes, ..Away::new(*at) };
         row.phase = Phase::Resuming(hold, away);
     }
 }

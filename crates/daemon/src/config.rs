@@ -92,6 +92,8 @@ struct PreemptionConfig {
     turn: Option<String>,
     /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
     idle: Option<String>,
+    /// `"off"`: the driver's own way of parking is not used; read by a start only.
+    driver: Option<String>,
     /// Those who chose to be ended for others have so long between SIGTERM and SIGKILL (`"30s"`).
     end_grace: Option<String>,
 }
@@ -263,6 +265,8 @@ pub struct Settled {
     pub stock: Bytes,
     /// Programs are started with the library that caps and parks them.
     pub shim: bool,
+    /// The driver's own way of parking may be used.
+    pub driver: bool,
 }
 
 impl Settled {
@@ -365,15 +369,21 @@ impl Config {
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
             stock,
-            shim: match self.shim.as_deref() {
-                None | Some("on") => true,
-                Some("off") => false,
-                Some(other) => {
-                    let why = "write \"on\" or \"off\"".to_owned();
-                    return Err(ConfigError::Value { key: "shim", value: other.to_owned(), why });
-                }
-            },
+            shim: on("shim", self.shim.as_deref())?,
+            driver: on("preemption.driver", self.preemption.driver.as_deref())?,
         })
+    }
+}
+
+/// Whether something is on, which it is unless it is said to be off.
+fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
+    match said {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => {
+            let why = "write \"on\" or \"off\"".to_owned();
+            Err(ConfigError::Value { key, value: other.to_owned(), why })
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::view::View;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
+use sublet_host::driver::Driven;
 use sublet_host::hands;
 use sublet_host::shims::Wish;
 use sublet_host::{Host, Sight};
@@ -188,6 +189,17 @@ pub enum Errand {
     Look,
     /// Where a holder's bytes shall be.
     Wish(Wish),
+    /// Where the bytes of a holder shall be that the driver moves.
+    Drive(Driven),
+    /// Whether the driver could move a holder is looked at.
+    Inspect {
+        /// Whose.
+        lease: LeaseId,
+        /// Its processes on cards.
+        processes: Vec<ProcKey>,
+        /// What they have there.
+        bytes: u64,
+    },
     /// These processes get a signal: each is the one that was meant, or none does.
     Signal {
         /// Which.
@@ -222,9 +234,12 @@ impl Errand {
             Errand::Forget { lease } => {
                 host.forget(lease);
                 host.unwish(lease);
+                host.undrive(lease);
             }
             Errand::Look => host.look(),
             Errand::Wish(wish) => host.wish(wish),
+            Errand::Drive(driven) => host.drive(driven),
+            Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::Signal { processes, signal } => {
                 for process in processes {

@@ -23,8 +23,9 @@ use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
 use sublet_core::policy::Parking;
-use sublet_core::units::Span;
+use sublet_core::units::{Bytes, Span};
 use sublet_host::clock::{self, Clock};
+use sublet_host::driver::DriverSettings;
 use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
@@ -274,6 +275,7 @@ fn run(
         ram: parking.ram.0,
         leave: parking.leave.0,
     });
+    eyes.driver = (settled.driver && parking.ram > Bytes::ZERO).then(DriverSettings::default);
     announce_parking(settled.shim, parking);
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);

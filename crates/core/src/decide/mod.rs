@@ -140,8 +140,19 @@ impl Turn<'_> {
             let active: Vec<LeaseId> = self.state.rows().leases.values().filter(active).map(|l| l.id).collect();
             for lease in active {
                 let (booked, had, rung) = (Bytes::ZERO, Bytes::ZERO, Rung::Park);
-                let (again, program, room_for) = (None, String::new(), None);
-                self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
+                let (again, program, room_for, processes, quiet) = (None, String::new(), None, Vec::new(), false);
+                self.emit(Action::Park {
+                    lease,
+                    at: self.now,
+                    booked,
+                    again,
+                    rung,
+                    had,
+                    program,
+                    room_for,
+                    processes,
+                    quiet,
+                });
             }
         }
         if rebooted || self.state.planted(Mutant::RestartEnds) {

@@ -46,8 +46,19 @@ impl Turn<'_> {
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
                 let (booked, rung, had) = (hold.booked(), Rung::Park, Bytes::ZERO);
-                let (again, program, room_for) = (None, String::new(), None);
-                self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
+                let (again, program, room_for, processes, quiet) = (None, String::new(), None, Vec::new(), false);
+                self.emit(Action::Park {
+                    lease,
+                    at: self.now,
+                    booked,
+                    again,
+                    rung,
+                    had,
+                    program,
+                    room_for,
+                    processes,
+                    quiet,
+                });
                 return Answer::Lease(lease);
             }
             Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),
@@ -58,7 +69,7 @@ impl Turn<'_> {
         if let Some(live) = self.state.live_mut(lease) {
             live.rests.clear();
         }
-        match self.park(lease, None) {
+        match self.park(lease, None, true) {
             Ok(()) => Answer::Lease(lease),
             Err(why) => Answer::Refused(Refusal::NotParkable(why)),
         }
@@ -99,10 +110,10 @@ impl Turn<'_> {
     }
 
     /// Puts a holder on its way off its cards, in the cheapest way that it can be.
-    pub(super) fn park(&mut self, lease: LeaseId, again: Option<Time>) -> Result<(), NotParkable> {
+    pub(super) fn park(&mut self, lease: LeaseId, again: Option<Time>, by_hand: bool) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         let rung = way_out(self.state, row, self.now)?;
-        self.park_by(lease, rung, again, None)
+        self.park_by(lease, rung, again, None, by_hand)
     }
 
     /// Puts a holder on its way off its cards in this way.
@@ -112,6 +123,7 @@ impl Turn<'_> {
         rung: Rung,
         again: Option<Time>,
         room_for: Option<LeaseId>,
+        by_hand: bool,
     ) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         if self.state.disk_full {
@@ -119,8 +131,14 @@ impl Turn<'_> {
         }
         let booked = parking::parkable(self.state, row, rung, self.now)?;
         let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(self.state, lease, hold));
-        let program = self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default();
-        self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for });
+        let live = self.state.live(lease);
+        let program = live.map(|live| live.program.clone()).unwrap_or_default();
+        let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
+        let processes = moved.unwrap_or_default();
+        // Only the library in a program says when it is used.
+        let quiet = again.is_none() && rung != Rung::Park && !by_hand;
+        let again = again.or(quiet.then_some(self.now));
+        self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for, processes, quiet });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
             live.wants = false;

@@ -342,7 +342,7 @@ fn may_ask(state: &State, waiter: &Lease, now: Time) -> bool {
         Phase::Parked(_, away) => {
             let live = state.live(waiter.id);
             let rests = live.and_then(|live| live.rests.get(&away.rung)).is_some_and(|rest| rest.until > now);
-            away.since + state.policy().parking.pause <= now && !rests
+            away.since + state.policy().parking.pause <= now && !rests && !away.quiet
         }
         _ => true,
     }
@@ -386,7 +386,7 @@ impl Turn<'_> {
         }
         let again = (!prospect.idle).then_some(self.now);
         // What stood in the way meanwhile is seen with the next plan.
-        let _ = self.park_by(lease, prospect.rung, again, Some(waiter));
+        let _ = self.park_by(lease, prospect.rung, again, Some(waiter), false);
     }
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.

@@ -89,7 +89,7 @@ impl Turn<'_> {
     /// its cards again at once; the others' lease is over.
     fn part(&mut self, lease: LeaseId, idle: bool, reason: Reason) {
         let again = (!idle).then_some(self.now);
-        if self.park(lease, again).is_err() {
+        if self.park(lease, again, false).is_err() {
             self.end(lease, reason);
         }
     }

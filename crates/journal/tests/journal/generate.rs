@@ -190,7 +190,18 @@ impl World {
                 let again = (booked.0 % 2 == 0).then_some(at);
                 let rung = Rung::REVERSIBLE[(booked.0 % 3) as usize];
                 let (had, program) = (booked, format!("p{}", booked.0 % 5));
-                self.act(Action::Park { lease, at, booked, again, rung, had, program, room_for: None });
+                self.act(Action::Park {
+                    lease,
+                    at,
+                    booked,
+                    again,
+                    rung,
+                    had,
+                    program,
+                    room_for: None,
+                    processes: vec![],
+                    quiet: false,
+                });
             }
             (9, Some(lease), Some(Phase::Active(hold))) => {
                 let (at, until) = (self.now, self.now + Span::secs(60));

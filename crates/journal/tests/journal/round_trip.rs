@@ -79,6 +79,8 @@ fn extreme_away() -> Away {
         rung: Rung::Driver,
         had: Bytes(u64::MAX),
         program: "é'\"".to_owned(),
+        quiet: true,
+        processes: vec![ProcKey { pid: u32::MAX, start: u64::MAX }],
         again: Some(Time(1 << 63)),
         back: true,
         wants: Some(Time(u64::MAX)),

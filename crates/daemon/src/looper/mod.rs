@@ -9,10 +9,12 @@
 //! While one batch syncs, the next is decided. Nothing here waits for anything
 //! but mail and the clock.
 
+mod hands;
+
 use crate::engine::{Engine, Taken};
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
-use crate::names::{Names, uid_of};
+use crate::names::Names;
 use crate::plans::Plans;
 use crate::tokens::Tokens;
 use crate::view::{self, View};
@@ -24,18 +26,14 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
-use sublet_core::decide::preempt;
 use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::parking;
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
-use sublet_core::rows::{Ended, Lease, Phase};
+use sublet_core::rows::{Ended, Phase};
 use sublet_core::rung::Rung;
-use sublet_core::state::State;
 use sublet_host::clock::{self, Clock};
-use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 use sublet_host::{Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
 use sublet_wire::{Code, Problem};
@@ -115,6 +113,8 @@ pub struct Loop {
     boot: String,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
+    /// When it is looked again whom the driver could move.
+    inspect_at: Instant,
 }
 
 /// The disk is full.
@@ -152,6 +152,7 @@ impl Loop {
             next: None,
             boot: parts.boot,
             listed: Vec::new(),
+            inspect_at: Instant::now(),
         };
         this.tokens.fill(&parts.loaded.rows);
         this.load_keys(&parts.loaded);
@@ -481,91 +482,6 @@ impl Loop {
         taken
     }
 
-    /// What the hands must do once an action is durable.
-    fn send_hands(&mut self, action: &Action) {
-        match action {
-            Action::Grant { lease, .. }
-            | Action::Park { lease, .. }
-            | Action::Unpark { lease, .. }
-            | Action::Resume { lease, .. }
-            | Action::Retreat { lease, .. } => self.send_wish(*lease),
-            // Who was never parked has nothing that would be over with its lease.
-            Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
-            _ => {}
-        }
-        match action {
-            Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
-            // Its bytes count until the card is seen again: the sooner, the better.
-            Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
-                self.engine.hold(Held::Errand(Errand::Look));
-            }
-            // Before the answer to whoever wanted it, which is held after this.
-            Action::Signal { processes, signal, .. } => {
-                let (processes, signal) = (processes.clone(), *signal);
-                self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
-            }
-            Action::Notice { lease, .. } => self.send_notice(*lease),
-            Action::IssueToken { token } => {
-                let (tokens, token) = (self.tokens.clone(), token.clone());
-                self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
-            }
-            Action::RevokeToken { token, .. } => {
-                let (tokens, token) = (self.tokens.clone(), *token);
-                self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
-            }
-            _ => {}
-        }
-    }
-
-    /// Whoever is to be ended for others gets the signal that it asked for.
-    fn send_notice(&mut self, lease: LeaseId) {
-        let state = self.engine.state();
-        let Some(row) = state.lease(lease) else { return };
-        if let Some(notice) = row.ask.notice {
-            let (processes, signal) = (preempt::targets(state, row), notice.signal);
-            self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
-        }
-    }
-
-    fn was_parked(&self, lease: LeaseId) -> bool {
-        let row = self.engine.state().lease(lease);
-        row.and_then(Lease::hold).is_some_and(|hold| hold.turns.is_some())
-    }
-
-    /// Where a holder's bytes shall be follows from its phase.
-    fn send_wish(&mut self, lease: LeaseId) {
-        let state = self.engine.state();
-        let wish = state.lease(lease).and_then(|row| wish(state, row));
-        if let Some(wish) = wish {
-            self.bound.insert(lease);
-            self.engine.hold(Held::Errand(Errand::Wish(wish)));
-        }
-    }
-
-    /// Whoever could be parked for somebody who waits makes ready for it.
-    fn send_ahead(&mut self) {
-        let (state, now) = (self.engine.state(), self.clock.now());
-        if state.queue().is_empty() {
-            return;
-        }
-        let could = |lease: &&Lease| parking::parkable(state, lease, Rung::Park, now).is_ok();
-        let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
-        for lease in leases {
-            self.engine.hold(Held::Errand(Errand::Ahead { lease }));
-        }
-    }
-
-    fn watch_roots(&mut self, lease: LeaseId) {
-        let state = self.engine.state();
-        if let Some(row) = state.lease(lease)
-            && let Some(uid) = uid_of(state.tenant_name(row.tenant))
-        {
-            let roots = row.roots.clone();
-            self.bound.insert(lease);
-            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots }));
-        }
-    }
-
     fn see(&mut self, sight: Sight) {
         match sight {
             Sight::Cards(cards) => {
@@ -579,17 +495,18 @@ impl Loop {
             Sight::Observed { uuid, observation } => {
                 self.take(Event::Observed { card: uuid, observation });
                 self.look_again();
+                self.send_inspect();
             }
             Sight::Said { lease, process, said } => {
-                if matches!(said, Said::Here { .. })
-                    && let Some(program) = process::program(process.pid)
-                {
-                    self.take(Event::Runs { lease, program });
-                }
+                self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });
                 self.look_again();
             }
-            Sight::Driven { .. } => {}
+            Sight::Driven { lease, process, said } => {
+                self.learn_program(lease, process, &said);
+                self.take(Event::Said { lease, rung: Rung::Driver, process, said });
+                self.look_again();
+            }
             Sight::Ram { available } => {
                 self.take(Event::Ram { available });
                 self.send_ahead();
@@ -597,6 +514,17 @@ impl Loop {
             Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
             Sight::Gone { lease } => self.see_gone(lease),
+        }
+    }
+
+    /// What a holder runs is known when somebody first speaks for it.
+    fn learn_program(&mut self, lease: LeaseId, process: ProcKey, said: &Said) {
+        let unknown = self.engine.state().live(lease).is_some_and(|live| live.program.is_empty());
+        if unknown
+            && matches!(said, Said::Here { .. })
+            && let Some(program) = process::program(process.pid)
+        {
+            self.take(Event::Runs { lease, program });
         }
     }
 
@@ -681,23 +609,6 @@ impl Loop {
         }
         self.engine.hold(Held::Errand(Errand::Look));
     }
-}
-
-/// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
-fn wish(state: &State, row: &Lease) -> Option<Wish> {
-    let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
-    let place = match &row.phase {
-        Phase::Waiting { .. } => return None,
-        Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
-        Phase::Parking(..) | Phase::Parked(..) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN },
-        Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
-    };
-    let cap = |card: &CardId| {
-        let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
-        let context = facts.context.map_or(0, |bytes| bytes.0);
-        Some(CardCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
-    };
-    Some(Wish { lease: row.id, uid, place, cards: hold.cards.iter().filter_map(cap).collect() })
 }
 
 fn day_again_us() -> u64 {

@@ -1,0 +1,175 @@
+//! What the hands are told once an action is durable: where bytes shall be, who is watched, who gets a signal.
+
+use super::{AHEAD, Loop, PARK_WITHIN};
+use crate::mail::{Errand, Held};
+use crate::names::uid_of;
+use crate::words;
+use std::time::{Duration, Instant};
+use sublet_core::action::Action;
+use sublet_core::decide::preempt;
+use sublet_core::ids::{CardId, LeaseId, ProcKey};
+use sublet_core::parking;
+use sublet_core::rows::{Lease, Phase};
+use sublet_core::rung::Rung;
+use sublet_core::state::State;
+use sublet_host::driver::{Driven, DrivenPlace};
+use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
+
+/// How often it is looked whether the driver could move those whom nothing else can.
+const INSPECT_AGAIN: Duration = Duration::from_secs(5);
+/// Of so many at a time.
+const INSPECTED: usize = 64;
+
+impl Loop {
+    /// What the hands must do once an action is durable.
+    pub(super) fn send_hands(&mut self, action: &Action) {
+        match action {
+            Action::Grant { lease, .. }
+            | Action::Park { lease, .. }
+            | Action::Unpark { lease, .. }
+            | Action::Resume { lease, .. }
+            | Action::Retreat { lease, .. } => self.send_wish(*lease),
+            // Who was never parked has nothing that would be over with its lease.
+            Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
+            _ => {}
+        }
+        match action {
+            Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
+            // Its bytes count until the card is seen again: the sooner, the better.
+            Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
+                self.engine.hold(Held::Errand(Errand::Look));
+            }
+            // Before the answer to whoever wanted it, which is held after this.
+            Action::Signal { processes, signal, .. } => {
+                let (processes, signal) = (processes.clone(), *signal);
+                self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+            }
+            Action::Notice { lease, .. } => self.send_notice(*lease),
+            Action::IssueToken { token } => {
+                let (tokens, token) = (self.tokens.clone(), token.clone());
+                self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
+            }
+            Action::RevokeToken { token, .. } => {
+                let (tokens, token) = (self.tokens.clone(), *token);
+                self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whoever is to be ended for others gets the signal that it asked for.
+    fn send_notice(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        let Some(row) = state.lease(lease) else { return };
+        if let Some(notice) = row.ask.notice {
+            let (processes, signal) = (preempt::targets(state, row), notice.signal);
+            self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+        }
+    }
+
+    fn was_parked(&self, lease: LeaseId) -> bool {
+        let row = self.engine.state().lease(lease);
+        row.and_then(Lease::hold).is_some_and(|hold| hold.turns.is_some())
+    }
+
+    /// Where a holder's bytes shall be follows from its phase.
+    pub(super) fn send_wish(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        let Some(row) = state.lease(lease) else { return };
+        let (wish, driven) = (wish(state, row), driven(state, row));
+        if let Some(wish) = wish {
+            self.bound.insert(lease);
+            self.engine.hold(Held::Errand(Errand::Wish(wish)));
+        }
+        if let Some(driven) = driven {
+            self.engine.hold(Held::Errand(Errand::Drive(driven)));
+        }
+    }
+
+    /// Whether the driver could move a holder is looked at ahead, where the library in its programs, or
+    /// its hook, could not.
+    pub(super) fn send_inspect(&mut self) {
+        if self.inspect_at > Instant::now() {
+            return;
+        }
+        self.inspect_at = Instant::now() + INSPECT_AGAIN;
+        let (state, now) = (self.engine.state(), self.clock.now());
+        let stuck = |row: &&Lease| {
+            let stuck = |rung: &Rung| parking::parkable(state, row, *rung, now).is_err();
+            matches!(row.phase, Phase::Active(_)) && [Rung::Yield, Rung::Park].iter().all(stuck)
+        };
+        let found = |row: &Lease| {
+            let (processes, bytes) = on_cards(state, row);
+            (!processes.is_empty()).then_some(Errand::Inspect { lease: row.id, processes, bytes })
+        };
+        let errands: Vec<Errand> =
+            state.rows().leases.values().filter(stuck).filter_map(found).take(INSPECTED).collect();
+        errands.into_iter().for_each(|errand| self.engine.hold(Held::Errand(errand)));
+    }
+
+    /// Whoever could be parked for somebody who waits makes ready for it.
+    pub(super) fn send_ahead(&mut self) {
+        let (state, now) = (self.engine.state(), self.clock.now());
+        if state.queue().is_empty() {
+            return;
+        }
+        let could = |lease: &&Lease| parking::parkable(state, lease, Rung::Park, now).is_ok();
+        let leases: Vec<LeaseId> = state.rows().leases.values().filter(could).take(AHEAD).map(|row| row.id).collect();
+        for lease in leases {
+            self.engine.hold(Held::Errand(Errand::Ahead { lease }));
+        }
+    }
+
+    pub(super) fn watch_roots(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        if let Some(row) = state.lease(lease)
+            && let Some(uid) = uid_of(state.tenant_name(row.tenant))
+        {
+            let roots = row.roots.clone();
+            self.bound.insert(lease);
+            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots }));
+        }
+    }
+}
+
+/// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
+fn wish(state: &State, row: &Lease) -> Option<Wish> {
+    let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
+    let place = match &row.phase {
+        Phase::Waiting { .. } => return None,
+        Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
+        Phase::Parking(_, away) | Phase::Parked(_, away) if away.rung != Rung::Park => Place::OnCards,
+        Phase::Parking(..) | Phase::Parked(..) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN },
+        Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
+    };
+    let cap = |card: &CardId| {
+        let facts = &state.rows().cards.get(usize::from(card.0))?.facts;
+        let context = facts.context.map_or(0, |bytes| bytes.0);
+        Some(CardCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
+    };
+    Some(Wish { lease: row.id, uid, place, cards: hold.cards.iter().filter_map(cap).collect() })
+}
+
+/// The same of a holder whose processes the driver moves.
+fn driven(state: &State, row: &Lease) -> Option<Driven> {
+    let (hold, away) = (row.hold()?, row.away().filter(|away| away.rung == Rung::Driver)?);
+    let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
+    let place = match &row.phase {
+        Phase::Parking(..) | Phase::Parked(..) => DrivenPlace::Away { within: PARK_WITHIN, booked: hold.booked().0 },
+        Phase::Resuming(..) => DrivenPlace::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
+        _ => return None,
+    };
+    Some(Driven { lease: row.id, place, processes: away.processes.clone() })
+}
+
+/// A holder's processes on its cards as of the last look, and what they have there.
+fn on_cards(state: &State, row: &Lease) -> (Vec<ProcKey>, u64) {
+    let (mut processes, mut bytes) = (Vec::new(), 0);
+    for card in row.hold().into_iter().flat_map(|hold| &hold.cards) {
+        bytes += state.room(*card).seen_of(row.id).0;
+        processes.extend(parking::residents(state, row.id, *card));
+    }
+    processes.sort();
+    processes.dedup();
+    (processes, bytes)
+}
