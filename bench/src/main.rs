@@ -21,6 +21,7 @@ mod idle;
 mod load;
 mod machine;
 mod peer;
+mod plan;
 mod proc;
 mod ptx;
 mod queue;
@@ -51,6 +52,7 @@ const BENCHES: &[(&str, Run)] = &[
     ("loop", turn::run),
     ("queue", queue::run),
     ("fair", fair::run),
+    ("plan", plan::run),
     ("restart", restart::run),
     ("idle", idle::run),
     ("cli", cli::run),
@@ -83,6 +85,8 @@ enum What {
     Queue,
     /// A large house, and the speed of a replay.
     Fair,
+    /// Which of a thousand holders leave for a waiter, beside greedy and brute force.
+    Plan,
     /// Events a second of the simulation with its checker on.
     Sim,
     /// kill -9 to first correct answer with many leases, beside raw SQLite reading the rows.
@@ -167,6 +171,7 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::Loop => vec!["loop"],
         What::Queue => vec!["queue"],
         What::Fair => vec!["fair"],
+        What::Plan => vec!["plan"],
         What::Sim => vec!["sim"],
         What::Restart => vec!["restart"],
         What::Idle => vec!["idle"],
