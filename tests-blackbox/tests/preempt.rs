@@ -183,3 +183,56 @@ fn a_daemon_killed_while_room_is_made_goes_on_where_it_was() {
     }
     job.finish("after six daemons");
 }
+
+#[test]
+fn a_program_without_the_library_is_parked_by_the_driver_and_finds_all_again() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let hold = example("hold");
+    let words = ["--vram", "3G", "--no-shim", "--", &hold, "512MiB", "--idle"];
+    let mut job = Job::start(&service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    await_bytes(&client, "L1", 512);
+    let words = ["--vram", "3G", "--tier", "interactive", "--", &hold, "256MiB", "--seconds", "1"];
+    let mut guest = Job::start(&service, &words);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    let parked = client.lease("L1");
+    assert_eq!((parked.state, parked.rung, parked.seen_bytes), (LeaseState::Parked, Some(Rung::Driver), Some(0)));
+    assert_eq!(guest.end().0, Some(0));
+    // Nobody would hear it ask, so it has its card again as soon as there is room.
+    await_bytes(&client, "L1", 512);
+    await_state(&client, "L1", LeaseState::Active);
+    job.finish("after the driver parked it");
+}
+
+#[test]
+fn the_driver_parks_nobody_beside_a_stranger_unless_it_takes_the_risk() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let hold = example("hold");
+    let mut stranger = service.command(&["soft", "env", "--", &hold, "64MiB", "--idle"]).spawn().expect("a program");
+    let mut job = Job::start(&service, &["--vram", "2G", "--no-shim", "--", &hold, "512MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    await_bytes(&client, "L1", 512);
+    let refused = until("it was looked at", LONG, || {
+        let output = service.cli(&["park", "L1"]);
+        let words = text(&output);
+        if output.status.success() || words.contains("library") { Err(words) } else { Ok(words) }
+    });
+    assert!(refused.contains("a restore would not be sure to have room"), "{refused}");
+    assert_eq!(client.lease("L1").state, LeaseState::Active);
+    job.finish("nobody touched it");
+    let words = ["--vram", "2G", "--no-shim", "--may-lose", "--", &hold, "512MiB", "--idle"];
+    let mut job = Job::start(&service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    await_bytes(&client, "L2", 512);
+    until("it was parked", LONG, || {
+        let output = service.cli(&["park", "L2"]);
+        if output.status.success() { Ok(()) } else { Err(text(&output)) }
+    });
+    assert!(service.cli(&["resume", "L2"]).status.success());
+    await_bytes(&client, "L2", 512);
+    job.finish("its owner took the risk, and nothing happened");
+    stranger.kill().expect("an own child");
+    stranger.wait().expect("an own child");
+}

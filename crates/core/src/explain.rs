@@ -5,6 +5,7 @@
 
 use crate::ask::{Preempt, Term, Vram};
 use crate::decide::board::could_hold;
+use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
@@ -16,6 +17,9 @@ use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+/// For so many of the first waiters it is reckoned whether room is made.
+const MADE: usize = 2;
 
 /// Counting a waiter's place stops here.
 pub const PLACE_MAX: usize = 256;
@@ -220,7 +224,11 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
     let mut starts = BTreeMap::new();
     for waiter in free_to_start(state) {
         match plan.place(state, waiter) {
-            Some(at) => drop(starts.insert(waiter.id, at)),
+            // Room may be made sooner than it comes by itself.
+            Some(at) => {
+                let made = if starts.len() < MADE { preempt::comes(state, waiter, now) } else { None };
+                starts.insert(waiter.id, made.map_or(at, |made| made.min(at)));
+            }
             // Nobody can say when this one starts, nor what is left for those behind it.
             None => break,
         }

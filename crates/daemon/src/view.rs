@@ -7,6 +7,8 @@ use crate::words;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
+use sublet_core::decide::preempt::{self, Alternative, Making};
+use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, TenantId};
@@ -132,7 +134,7 @@ impl View<'_> {
     /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
     fn not_parkable(&self, lease: &Lease, hold: &Hold) -> Option<String> {
         let has = hold.cards.iter().any(|card| self.state.room(*card).present().contains_key(&lease.id));
-        let why = if has { parking::parkable(self.state, lease, Rung::Park, self.now).err()? } else { return None };
+        let why = if has { way_out(self.state, lease, self.now).err()? } else { return None };
         Some(words::not_parkable(&why))
     }
 
@@ -257,12 +259,51 @@ impl View<'_> {
         let waits = lease.queued().is_some();
         let ahead = if waits { explain::ahead(self.state, lease.id) } else { Vec::new() };
         let cards = if waits { self.state.cards().collect() } else { Vec::new() };
+        let making = if waits { preempt::making(self.state, lease, self.now) } else { None };
         wire::Explanation {
             summary,
+            room: waits.then(|| {
+                let making = making.as_ref().map(|(making, _)| making);
+                words::room_made(self.state, making, self.now, |id| self.name_for(by, id, see_all))
+            }),
             ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other, see_all)).collect(),
-            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all)).collect(),
+            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all, making.as_ref())).collect(),
             lease: shown,
         }
+    }
+
+    /// How a holder could be made to leave for a waiter and at what price, or why it is not.
+    fn could_leave(
+        &self,
+        waiter: &Lease,
+        holder: &Lease,
+        making: Option<&(Making, Vec<Alternative>)>,
+    ) -> (Option<wire::Leaves>, Option<String>) {
+        let chosen = match making {
+            Some((Making::Plan { victims, .. }, _)) => victims.iter().any(|(id, _)| *id == holder.id),
+            Some(_) => false,
+            None => return (None, None),
+        };
+        match preempt::prospect(self.state, waiter, holder, self.now) {
+            Ok(prospect) => {
+                let leaves = wire::Leaves {
+                    rung: prospect.rung.name().to_owned(),
+                    out_s: prospect.out.as_secs_f64(),
+                    loss_s: prospect.loss.as_secs_f64(),
+                    back_s: prospect.back.as_secs_f64(),
+                    price_s: prospect.price().as_secs_f64(),
+                    chosen,
+                };
+                (Some(leaves), None)
+            }
+            Err(spared) => (None, Some(words::spared(&spared, self.now))),
+        }
+    }
+
+    /// A lease by its id for whoever may know it, or else by its user.
+    fn name_for(&self, by: &Caller, lease: LeaseId, see_all: bool) -> String {
+        let row = self.state.lease(lease);
+        row.map_or_else(String::new, |row| self.id_for(by, row).unwrap_or_else(|| self.user_for(by, row, see_all)))
     }
 
     fn user_for(&self, by: &Caller, lease: &Lease, see_all: bool) -> String {
@@ -281,7 +322,14 @@ impl View<'_> {
         }
     }
 
-    fn card_why(&self, by: &Caller, lease: &Lease, card: CardId, see_all: bool) -> wire::CardWhy {
+    fn card_why(
+        &self,
+        by: &Caller,
+        lease: &Lease,
+        card: CardId,
+        see_all: bool,
+        making: Option<&(Making, Vec<Alternative>)>,
+    ) -> wire::CardWhy {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
         let blockers = explain::blockers(self.state, card, self.now);
@@ -291,14 +339,23 @@ impl View<'_> {
             promisable_bytes: self.state.promisable(card, self.now).0,
             loose_bytes: self.state.room(card).loose().map(|b| b.0),
             obstacle: words::obstacle(self.state, facts.index, card, &obstacle),
+            price_s: making.and_then(|(_, all)| {
+                let here = all.iter().find(|one| one.card == card)?;
+                Some(here.price.as_secs_f64())
+            }),
             blockers: blockers
                 .into_iter()
                 .take(64)
-                .map(|(at, other, counted)| wire::Blocker {
-                    id: self.id_for(by, other),
-                    user: self.user_for(by, other, see_all),
-                    counted_bytes: counted.0,
-                    ends_by_s: at.since(self.now).as_secs_f64(),
+                .map(|(at, other, counted)| {
+                    let (leaves, stays) = self.could_leave(lease, other, making);
+                    wire::Blocker {
+                        id: self.id_for(by, other),
+                        user: self.user_for(by, other, see_all),
+                        counted_bytes: counted.0,
+                        ends_by_s: at.since(self.now).as_secs_f64(),
+                        leaves,
+                        stays,
+                    }
                 })
                 .collect(),
         }

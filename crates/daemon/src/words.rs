@@ -3,8 +3,10 @@
 use crate::signals;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::Vram;
+use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
+use sublet_core::ids::LeaseId;
 use sublet_core::parking::NotParkable;
 use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
@@ -192,6 +194,48 @@ pub fn not_parkable(why: &NotParkable) -> String {
         }
         NotParkable::Quota { cap } => format!("its user may have {} parked at a time", show(cap.0)),
         other => other.to_string(),
+    }
+}
+
+/// Why a holder is not made to leave its cards.
+pub fn spared(spared: &Spared, now: Time) -> String {
+    match spared {
+        Spared::Turn { until } => {
+            format!("it is at work, and its turn is over in {}", span::show(until.since(now).as_secs_f64()))
+        }
+        Spared::Stays(whys) => {
+            let said = |rung: Rung| whys.iter().find(|(of, _)| *of == rung).map(|(_, why)| why);
+            match (said(Rung::Park), said(Rung::Driver)) {
+                (Some(NotParkable::NoShim), Some(why)) if *why != NotParkable::NotInspected => not_parkable(why),
+                (Some(why), _) | (None, Some(why)) => not_parkable(why),
+                (None, None) => spared.to_string(),
+            }
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whether room is made for a waiter, who leaves, at what price, and why.
+pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl Fn(LeaseId) -> String) -> String {
+    let seconds = |span: sublet_core::units::Span| span::show(span.as_secs_f64());
+    match making {
+        None if !state.policy().parking.preempt => "room is not made here: `make_room` is off".to_owned(),
+        None => "room is made for those ahead first".to_owned(),
+        Some(Making::Coming(_)) => "its room is on its way: whoever had it is leaving".to_owned(),
+        Some(Making::Plan { victims, price, .. }) => {
+            let each: Vec<String> =
+                victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
+            format!("{} should leave, which costs {} in all", each.join(", "), seconds(*price))
+        }
+        Some(Making::Wait { until, price }) => format!(
+            "its room comes by itself in {}, and making it would cost {}",
+            seconds(until.since(now)),
+            seconds(*price)
+        ),
+        Some(Making::Ram { need }) => {
+            format!("the parking RAM has no room for the {} that would have to leave", show(need.0))
+        }
+        Some(Making::Nothing) => "nobody who is in the way can be made to leave now".to_owned(),
     }
 }
 

@@ -50,6 +50,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::units::Bytes;
 use thiserror::Error;
 
 /// How to look.
@@ -222,6 +223,11 @@ impl Host {
     pub fn inspect(&self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
         if let Some(driver) = &self.driver {
             driver.inspect(lease, processes, bytes);
+            // Whoever could be moved needs memory to be moved to.
+            match &self.hub {
+                Some(hub) => hub.ram(),
+                None => self.eyes.send(Message::Tell(Sight::Ram { available: shims::available().map(Bytes) })),
+            }
         }
     }
 

@@ -255,6 +255,9 @@ pub struct Explanation {
     pub ahead: Vec<Ahead>,
     /// What each card could give it, and what would have to end.
     pub cards: Vec<CardWhy>,
+    /// Whether room is made for it, who leaves, at what price and why; null if it does not wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<String>,
 }
 
 /// Somebody who is served first.
@@ -293,6 +296,9 @@ pub struct CardWhy {
     pub obstacle: Option<String>,
     /// Leases that hold this card, first to end first.
     pub blockers: Vec<Blocker>,
+    /// What making the room here would cost, in seconds of everybody's time; null if it cannot be made here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_s: Option<f64>,
 }
 
 /// A lease that stands in the way.
@@ -307,4 +313,28 @@ pub struct Blocker {
     pub counted_bytes: u64,
     /// Seconds until it ends at the latest while somebody waits.
     pub ends_by_s: f64,
+    /// How it could be made to leave, and at what price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaves: Option<Leaves>,
+    /// Why it is not made to leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays: Option<String>,
+}
+
+/// How a holder could be made to leave its cards, and what that costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Leaves {
+    /// In which way: `yield`, `park`, `driver` or `end`.
+    pub rung: String,
+    /// Seconds until its cards are free.
+    pub out_s: f64,
+    /// Seconds of work it loses.
+    pub loss_s: f64,
+    /// Seconds to bring it back.
+    pub back_s: f64,
+    /// All of that together.
+    pub price_s: f64,
+    /// It would be one of those who leave now.
+    pub chosen: bool,
 }

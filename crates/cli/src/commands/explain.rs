@@ -9,7 +9,7 @@ use crate::table::Table;
 use crate::text;
 use clap::Args;
 use std::fmt::Write as _;
-use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Vram, Waiting, exit, size, span};
+use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Leaves, Vram, Waiting, exit, size, span};
 
 /// Say why a lease waits: who is ahead, what would have to end
 #[derive(Args, Clone, Debug)]
@@ -34,7 +34,8 @@ pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
 fn render(explanation: &Explanation) -> String {
     let mut sections = vec![format!("{}\n{}\n", heading(explanation), asked(&explanation.lease))];
     if let Some(waiting) = &explanation.lease.waiting {
-        sections.push(outlook(&explanation.lease, waiting));
+        let room = explanation.room.as_ref().map_or_else(String::new, |room| format!("room: {room}\n"));
+        sections.push(room + &outlook(&explanation.lease, waiting));
     }
     if !explanation.ahead.is_empty() {
         sections.push(ahead(&explanation.ahead));
@@ -131,6 +132,9 @@ fn card(card: &CardWhy) -> String {
         Some(loose) => _ = writeln!(text, ", {} used without a lease", size::show(loose)),
         None => text.push_str("; what is used without a lease is unknown\n"),
     }
+    if let Some(price) = card.price_s {
+        _ = writeln!(text, "  making room here costs {}", short(price));
+    }
     if !card.blockers.is_empty() {
         text.push_str(&blockers(&card.blockers));
     }
@@ -138,16 +142,36 @@ fn card(card: &CardWhy) -> String {
 }
 
 fn blockers(blockers: &[Blocker]) -> String {
-    let mut table = Table::new(&["LEASE", "USER", ">HOLDS", ">ENDS WITHIN"]);
+    let mut table = Table::new(&["LEASE", "USER", ">HOLDS", ">ENDS WITHIN", "COULD LEAVE"]);
     for blocker in blockers {
         table.row([
             text::or_none(blocker.id.as_deref()),
             blocker.user.clone(),
             size::show(blocker.counted_bytes),
             span::show(blocker.ends_by_s),
+            could_leave(blocker),
         ]);
     }
     table.show("  ")
+}
+
+/// How somebody could be made to leave, and at what price, or why it is not.
+fn could_leave(blocker: &Blocker) -> String {
+    match (&blocker.leaves, &blocker.stays) {
+        (Some(leaves), _) => {
+            let Leaves { out_s, loss_s, back_s, price_s, .. } = leaves;
+            let parts = format!("{} out + {} lost + {} back", short(*out_s), short(*loss_s), short(*back_s));
+            let chosen = if leaves.chosen { ", and should" } else { "" };
+            format!("{}: {parts} = {}{chosen}", leaves.rung, short(*price_s))
+        }
+        (None, Some(why)) => format!("no: {why}"),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// A time in which tenths of a second matter.
+fn short(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{seconds:.1} s") } else { span::show(seconds) }
 }
 
 #[cfg(test)]
@@ -178,14 +202,26 @@ mod tests {
                 user: "ana".into(),
                 counted_bytes: 10 << 30,
                 ends_by_s: 1500.0,
+                leaves: Some(Leaves {
+                    rung: "park".into(),
+                    out_s: 0.7,
+                    loss_s: 1.3,
+                    back_s: 0.6,
+                    price_s: 2.6,
+                    chosen: true,
+                }),
+                stays: None,
             }],
+            price_s: Some(2.6),
         };
-        let second = CardWhy { index: 1, loose_bytes: None, obstacle: None, blockers: vec![], ..first.clone() };
+        let second =
+            CardWhy { index: 1, loose_bytes: None, obstacle: None, blockers: vec![], price_s: None, ..first.clone() };
         Explanation {
             lease: sample::waiting(),
             summary: "card 0 is not empty".into(),
             ahead: vec![ahead],
             cards: vec![first, second],
+            room: Some("L7 (park) should leave, which costs 2 s in all".into()),
         }
     }
 
@@ -195,6 +231,7 @@ mod tests {
             L8 waits, place 2, starts within 25 min: card 0 is not empty
             asked: a whole card, interactive
 
+            room: L7 (park) should leave, which costs 2 s in all
             offered now: 6 GiB, if it is over within 15 min   sublet accept L8
             at the latest: within 2 h 0 min; who comes within 10 min and is more urgent may still pass
 
@@ -204,8 +241,9 @@ mod tests {
 
             card 0 has leases on it, and this ask is for a whole card
               26 GiB free to lease, 3 GiB used without a lease
-              LEASE  USER   HOLDS  ENDS WITHIN
-              L7     ana   10 GiB       25 min
+              making room here costs 2.6 s
+              LEASE  USER   HOLDS  ENDS WITHIN  COULD LEAVE
+              L7     ana   10 GiB       25 min  park: 0.7 s out + 1.3 s lost + 0.6 s back = 2.6 s, and should
 
             card 1 would do; others are served first
               26 GiB free to lease; what is used without a lease is unknown
@@ -215,8 +253,13 @@ mod tests {
 
     #[test]
     fn who_does_not_wait_is_told_so() {
-        let explanation =
-            Explanation { lease: sample::lease(), summary: "it is active".into(), ahead: vec![], cards: vec![] };
+        let explanation = Explanation {
+            lease: sample::lease(),
+            summary: "it is active".into(),
+            ahead: vec![],
+            cards: vec![],
+            room: None,
+        };
         expect![[r#"
             L7: it is active
             has: 10 GiB on card 0, 4 min left

@@ -151,7 +151,9 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
 /// Tells whose lease ended under a running command what that means.
 pub fn say_lost(lease: &Lease) {
     eprintln!("{}", sentence(lease));
-    tell_hint("the command goes on, but its room on the card may be given to others");
+    if lease.ended.as_ref().is_none_or(|ended| ended.reason != Reason::Preempted) {
+        tell_hint("the command goes on, but its room on the card may be given to others");
+    }
 }
 
 /// Tells whose lease will end while its command runs, when and why.

@@ -26,6 +26,7 @@ use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 
 pub(crate) use park::HOOK;
+pub use park::way_out;
 pub use tokens::may_know;
 
 /// A gap between two events longer than this is a stall: the loop ticks far more often.

@@ -408,13 +408,14 @@ impl Turn<'_> {
 }
 
 /// The cheapest way in which a holder can leave its cards now, without being ended.
-pub(crate) fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParkable> {
+pub fn way_out(state: &State, lease: &Lease, now: Time) -> Result<Rung, NotParkable> {
     let possible = Rung::REVERSIBLE.map(|rung| (rung, parking::parkable(state, lease, rung, now)));
     let able = possible.iter().filter(|(_, can)| can.is_ok()).map(|(rung, _)| *rung);
     let best = able.min_by_key(|rung| (price_of_leaving(state, lease, *rung), *rung));
     match (best, possible) {
         (Some(rung), _) => Ok(rung),
-        // What is said of the library is what most people can do something about.
+        // Where there is no library, the driver's reason says more, if it was asked.
+        (None, [_, (_, Err(NotParkable::NoShim)), (_, Err(why))]) if why != NotParkable::NotInspected => Err(why),
         (None, [_, (_, Err(why)), _]) => Err(why),
         (None, _) => Err(NotParkable::NotActive),
     }

@@ -188,6 +188,26 @@ fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
     worked.max(hold.began()).max(state.rows().meta.grace_from)
 }
 
+/// What making room on one card would cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alternative {
+    /// Which card.
+    pub card: CardId,
+    /// Who would leave it, and how.
+    pub leave: Vec<(LeaseId, Prospect)>,
+    /// What all of it costs.
+    pub price: Span,
+}
+
+/// Whom a waiter could be let in for, on which cards.
+struct Question<'a> {
+    /// Cards that would do.
+    cards: Vec<CardId>,
+    found: Vec<(&'a Lease, Prospect)>,
+    victims: Vec<Victim>,
+    sites: Vec<Site>,
+}
+
 /// What cards will have, of what is free and what is leaving, while room is made for one after another.
 pub struct Outlook {
     rooms: Vec<Bytes>,
@@ -211,10 +231,8 @@ impl Outlook {
         Outlook { closed: vec![false; rooms.len()], rooms, ram: parking::room(state) }
     }
 
-    /// What could be done for a waiter, after all those who were looked at before it.
-    pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> Making {
-        let waiter = &*as_of_now(state, waiter);
-        let wanted = usize::from(waiter.ask.gpus);
+    /// Whom a waiter could be let in for, on which cards.
+    fn question<'a>(&self, state: &'a State, waiter: &Lease, now: Time) -> Question<'a> {
         let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
         let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
         let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
@@ -225,6 +243,31 @@ impl Outlook {
         let found: Vec<(&Lease, Prospect)> = found.collect();
         let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
         let sites: Vec<Site> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();
+        Question { cards, found, victims, sites }
+    }
+
+    /// On each card by itself, what it would cost to make a waiter's room there, the cheapest first.
+    pub fn alternatives(&self, state: &State, waiter: &Lease, now: Time) -> Vec<Alternative> {
+        let waiter = &*as_of_now(state, waiter);
+        let Question { found, victims, sites, .. } = self.question(state, waiter, now);
+        let each = sites.iter().filter_map(|site| {
+            let choice = plan::cheapest(std::slice::from_ref(site), 1, &victims)?;
+            let leave = choice.victims.iter().map(|at| (found[*at].0.id, found[*at].1.clone())).collect();
+            Some(Alternative { card: site.card, leave, price: choice.price })
+        });
+        let mut all: Vec<Alternative> = each.collect();
+        all.sort_by_key(|one| {
+            let rank = one.leave.iter().map(|(_, prospect)| prospect.rank).max();
+            (rank, one.price, one.card)
+        });
+        all
+    }
+
+    /// What could be done for a waiter, after all those who were looked at before it.
+    pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> Making {
+        let waiter = &*as_of_now(state, waiter);
+        let wanted = usize::from(waiter.ask.gpus);
+        let Question { cards, found, victims, sites } = self.question(state, waiter, now);
         let Some(choice) = plan::cheapest(&sites, wanted, &victims) else {
             cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
             return Making::Nothing;
@@ -353,6 +396,40 @@ pub fn makings(state: &State, now: Time) -> Vec<(LeaseId, Making)> {
     let mut outlook = Outlook::new(state, now);
     let waiters = free_to_start(state).filter(|waiter| may_ask(state, waiter, now)).take(AT_A_TIME);
     waiters.map(|waiter| (waiter.id, outlook.make(state, waiter, now))).collect()
+}
+
+/// What can be done for one waiter, and at what price elsewhere; nothing for one that is not among the first.
+pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(Making, Vec<Alternative>)> {
+    if !state.policy().parking.preempt {
+        return None;
+    }
+    let mut outlook = Outlook::new(state, now);
+    for ahead in free_to_start(state).take(AT_A_TIME) {
+        if ahead.id == waiter.id {
+            let alternatives = outlook.alternatives(state, ahead, now);
+            return Some((outlook.make(state, ahead, now), alternatives));
+        }
+        outlook.make(state, ahead, now);
+    }
+    None
+}
+
+/// When a waiter should have its room, if it is being made or will be.
+pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
+    match making(state, waiter, now)?.0 {
+        Making::Plan { victims, .. } => victims.iter().map(|(_, prospect)| now + prospect.out).max(),
+        Making::Wait { until, .. } => Some(until),
+        Making::Coming(cards) => {
+            let leaving = state.moving().filter_map(|lease| state.lease(lease));
+            let on = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| cards.contains(card)));
+            let gone = |row: &Lease| {
+                let away = row.away()?;
+                Some((away.since + takes(state, row, away.rung, Way::Out)).max(now + state.policy().period))
+            };
+            leaving.filter(on).filter_map(gone).max()
+        }
+        Making::Ram { .. } | Making::Nothing => None,
+    }
 }
 
 impl Turn<'_> {

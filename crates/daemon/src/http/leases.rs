@@ -242,7 +242,7 @@ pub async fn explain(
     }
     let lease = live_or_past(&app, by, id).await?;
     let summary = lease.ended.as_ref().map_or_else(String::new, |ended| ended.sentence.clone());
-    Ok(Json(wire::Explanation { lease, summary, ahead: Vec::new(), cards: Vec::new() }))
+    Ok(Json(wire::Explanation { lease, summary, ahead: Vec::new(), cards: Vec::new(), room: None }))
 }
 
 /// Goes on with a lease that no process is bound to. Of one with processes it is

@@ -105,6 +105,7 @@ enum Note {
     Forget(LeaseId),
     Ahead(LeaseId),
     Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
+    Ram,
     Stop,
 }
 
@@ -164,7 +165,7 @@ impl Hub {
     /// Leaves a note. Where no program is there whom it could concern, nobody is called for it: whoever
     /// comes is counted before the notes are read, and they are read before it is listened to.
     fn note(&self, note: Note) {
-        let urgent = matches!(note, Note::Stop);
+        let urgent = matches!(note, Note::Stop | Note::Ram);
         // Refused only when the thread is gone, and then nobody wants to know.
         let _ = self.notes.send(note);
         let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
@@ -188,6 +189,11 @@ impl Hub {
 
     pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
         self.note(Note::Looked { uuid, residents });
+    }
+
+    /// Says how much host memory there is, also while no program of its own is there.
+    pub(crate) fn ram(&self) {
+        self.note(Note::Ram);
     }
 
     pub(crate) fn stop(&self) {
@@ -289,6 +295,7 @@ impl Work {
                 Note::Forget(lease) => drop(self.holders.remove(&lease)),
                 Note::Ahead(lease) => self.prepare(lease),
                 Note::Looked { uuid, residents } => self.measure(uuid, &residents),
+                Note::Ram => self.tell_ram(),
                 Note::Stop => return false,
             }
         }

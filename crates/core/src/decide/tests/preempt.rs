@@ -421,7 +421,7 @@ fn a_hook_that_lies_is_not_believed_again_and_the_next_rung_is_tried() {
             6s park L2 for L3 (2.1 GiB booked, and asks again)
             6.5s unpark L2 (Refused("a capture is open"))
             8s resumed L2
-            14s park L2 by yield for L3 (0 B booked)
+            14s park L2 by yield for L3 (0 B booked, and asks again)
             44s unpark L2 (NotSeen)
             50s resumed L2
             50s renew L2 until 110s
