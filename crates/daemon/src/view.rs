@@ -11,7 +11,7 @@ use sublet_core::decide::preempt::{self, Alternative, Making};
 use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
-use sublet_core::ids::{CardId, TenantId};
+use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::parking;
 use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
