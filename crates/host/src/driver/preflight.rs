@@ -243,7 +243,13 @@ mod tests {
 
     impl Sleeper {
         fn new(environment: &[(&str, &str)]) -> Sleeper {
-            Sleeper(Command::new("sleep").arg("600").envs(environment.iter().copied()).spawn().unwrap())
+            let child =
+                Command::new("sleep").arg("600").env("LANG", "C").envs(environment.iter().copied()).spawn().unwrap();
+            // A program that has just begun has no environment yet.
+            while fs::read(format!("/proc/{}/environ", child.id())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            Sleeper(child)
         }
 
         fn key(&self) -> ProcKey {

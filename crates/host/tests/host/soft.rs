@@ -1,6 +1,7 @@
 //! Soft cards for a test, programs on them, and a worker that is asked by hand.
 
 use crate::support::{exe, key};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -113,8 +114,14 @@ impl Talk {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
+    /// The next line it says. One that says nothing fails its test, and does not hold it up for ever.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
+        if self.stdout.buffer().is_empty() {
+            let mut fds = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
+            let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+            assert!(poll(&mut fds, Some(&patience)).unwrap() > 0, "process {} says nothing", self.child.id());
+        }
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
@@ -136,6 +143,18 @@ impl Talk {
 
     pub fn lock(&mut self, process: ProcKey, timeout_ms: u32) -> Value {
         self.request(&lock(process, timeout_ms))
+    }
+
+    /// Waits until it has ended by itself, and says whether all was well.
+    pub fn has_ended_well(&mut self) -> bool {
+        let began = Instant::now();
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status.success(),
+                None => assert!(began.elapsed() < Duration::from_secs(30), "process {} goes on", self.child.id()),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Nobody asks it any more.
