@@ -53,6 +53,8 @@ enum Fault {
     Half,
     /// It never answers.
     Hangs,
+    /// It does not go when it is told to.
+    Stays,
 }
 
 /// How often it is looked whether the end has come.
@@ -73,7 +75,7 @@ fn run(options: &Options) -> Result<()> {
     std::io::stdout().flush()?;
     // Who is never answered must not be hung up on.
     let mut unanswered = Vec::new();
-    while !end.load(SeqCst) {
+    while !end.load(SeqCst) || options.fault == Some(Fault::Stays) {
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(LOOK);
             continue;
