@@ -197,6 +197,13 @@ pub enum Event {
         /// Whose.
         lease: LeaseId,
     },
+    /// It was just looked at, and has not worked for so long.
+    Rested {
+        /// Who.
+        lease: LeaseId,
+        /// How long.
+        idle: Span,
+    },
     /// The last process of a holder exited.
     Gone {
         /// Whose.

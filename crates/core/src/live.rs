@@ -31,6 +31,8 @@ pub struct Live {
     pub program: String,
     /// When it was last seen to work.
     pub worked_at: Option<Time>,
+    /// When it was last looked at closely whether it does.
+    pub looked_at: Option<Time>,
     /// How a park or a resume goes.
     pub(crate) watch: Watch,
     /// It submitted work while its bytes were leaving.

@@ -620,6 +620,13 @@ impl State {
         }
     }
 
+    pub(crate) fn set_rested(&mut self, lease: LeaseId, idle: Span, now: Time) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.worked_at = live.worked_at.max(Some(now - idle));
+            live.looked_at = Some(now);
+        }
+    }
+
     pub(crate) fn set_worked(&mut self, lease: LeaseId, now: Time) {
         if let Some(live) = self.lives.get_mut(&lease) {
             (live.worked, live.worked_at) = (true, Some(now));

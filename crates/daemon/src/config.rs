@@ -90,6 +90,8 @@ struct PreemptionConfig {
     make_room: Option<bool>,
     /// Whoever came back to its cards has them for so long at least (`"10s"`).
     turn: Option<String>,
+    /// No more of the time goes into moving (`"10%"`).
+    switching: Option<String>,
     /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
     idle: Option<String>,
     /// `"off"`: the driver's own way of parking is not used; read by a start only.
@@ -418,6 +420,12 @@ impl PreemptionConfig {
         let parking = &mut policy.parking;
         parking.preempt = self.make_room.unwrap_or(parking.preempt);
         set(&mut parking.turn, "preemption.turn", &self.turn, read_span)?;
+        set(&mut parking.worth, "preemption.switching", &self.switching, |text| {
+            match text.strip_suffix('%').map(|number| number.trim().parse::<u32>()) {
+                Some(Ok(percent @ 1..=50)) => Ok((100 - percent) / percent),
+                _ => Err("write a share from \"1%\" to \"50%\"".to_owned()),
+            }
+        })?;
         set(&mut parking.idle, "preemption.idle", &self.idle, read_span)?;
         set(&mut parking.grace, "preemption.end_grace", &self.end_grace, read_span)
     }
@@ -673,10 +681,13 @@ mod tests {
         assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.ram, Bytes::ZERO);
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
         assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
-        let settled =
-            settle("[preemption]\nmake_room = false\nturn = \"1m\"\nidle = \"5m\"\nend_grace = \"2s\"").unwrap();
+        let settled = settle(
+            "[preemption]\nmake_room = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nend_grace = \"2s\"",
+        )
+        .unwrap();
         let parking = &settled.policy.parking;
         assert_eq!((parking.turn, parking.idle, parking.grace), (Span::secs(60), Span::secs(300), Span::secs(2)));
+        assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
         for wrong in [
             "[parking]\nram = \"95%\"",

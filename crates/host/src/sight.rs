@@ -3,6 +3,7 @@
 //! Facts only: what to make of them is decided elsewhere.
 
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::reading::{CardFacts, Observation};
@@ -36,6 +37,14 @@ pub enum Sight {
     Worked {
         /// Whose.
         lease: LeaseId,
+    },
+    /// For so long a holder has not worked, by the word of the library in its programs; told while
+    /// somebody waits.
+    Idle {
+        /// Whose.
+        lease: LeaseId,
+        /// How long.
+        idle: Duration,
     },
     /// A program of a holder said something through Sublet's library.
     Said {

@@ -95,6 +95,7 @@ impl Turn<'_> {
             Event::Observed { card, observation } => self.observe(&card, observation),
             Event::Members { lease, processes } => self.state.set_members(lease, processes),
             Event::Worked { lease } => self.worked(lease),
+            Event::Rested { lease, idle } => self.state.set_rested(lease, idle, self.now),
             Event::Gone { lease } => self.gone(lease),
             Event::Accepted { by, lease, vram, gpus } => return self.accept(&by, lease, vram, gpus),
             Event::Day { number } => self.begin_day(number),

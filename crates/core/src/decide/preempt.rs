@@ -152,9 +152,12 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     }
     let Some((moves, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
     let (own, other) = (holder.ask.tier, waiter.first_ask().tier);
-    // Waiting longer for it than a move costs would be as dear as the move; work is told once a period.
-    let unseen = Span(2 * state.policy().period.0);
-    let patience = unseen + if other <= own { moves } else { parking.idle.max(moves) };
+    // Work is told once a period, unless it is looked at closely.
+    let period = state.policy().period;
+    let looked = state.live(holder.id).and_then(|live| live.looked_at).is_some_and(|at| now.since(at) <= period);
+    let unseen = if looked { Span::ZERO } else { Span(2 * period.0) };
+    // Its card stands idle meanwhile: waiting as long as a move takes would be as dear as the move.
+    let patience = unseen + if other <= own { Span(moves.0 / 2) } else { parking.idle.max(moves) };
     let idle = rung != Rung::End && now.since(since) >= patience;
     let came_back = hold.turns.is_some();
     let turn = hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));

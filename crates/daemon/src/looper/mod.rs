@@ -33,6 +33,7 @@ use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::rows::{Ended, Phase};
 use sublet_core::rung::Rung;
+use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::{Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
@@ -513,6 +514,10 @@ impl Loop {
             }
             Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
+            Sight::Idle { lease, idle } => {
+                let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
+                self.take(Event::Rested { lease, idle });
+            }
             Sight::Gone { lease } => self.see_gone(lease),
         }
     }

@@ -25,6 +25,7 @@ use line::{Door, Heard, Line};
 use memory::Stock;
 use page::PageFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
@@ -39,6 +40,10 @@ use sublet_shim_wire::{Order, Word};
 
 /// How often pages and host memory are looked at, and what failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
+/// The same of when programs last worked, while somebody waits for their cards.
+const FINE: Duration = Duration::from_millis(200);
+/// Somebody waits who was told of so lately.
+const WAITED_FOR: Duration = Duration::from_secs(3);
 /// Whoever comes says who it is within this.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Lines at a time, and of one user.
@@ -152,6 +157,8 @@ impl Hub {
             next_line: 0,
             next_order: 1,
             tick_at: Instant::now() + TICK,
+            fine_at: Instant::now(),
+            fine_until: Instant::now(),
             told_ram: None,
         };
         let socket = settings.socket.clone();
@@ -243,6 +250,9 @@ struct Work {
     next_line: u64,
     next_order: u64,
     tick_at: Instant,
+    /// When pages are looked at next, and how long still so often: somebody waits.
+    fine_at: Instant,
+    fine_until: Instant,
     told_ram: Option<Option<u64>>,
 }
 
@@ -258,6 +268,10 @@ impl Work {
             for number in ready {
                 self.hear(number);
             }
+            if self.is_waited_for() && Instant::now() >= self.fine_at {
+                self.fine_at = Instant::now() + FINE;
+                self.tell_idle();
+            }
             if Instant::now() >= self.tick_at {
                 self.tick_at = Instant::now() + TICK;
                 self.tick();
@@ -272,7 +286,8 @@ impl Work {
 
     /// Waits for anything; returns lines on which something came.
     fn wait(&self) -> Vec<u64> {
-        let pause = self.tick_at.saturating_duration_since(Instant::now());
+        let next = if self.is_waited_for() { self.tick_at.min(self.fine_at) } else { self.tick_at };
+        let pause = next.saturating_duration_since(Instant::now());
         // With nobody there, nothing needs to be looked at.
         let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
         let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, PollFlags::IN)];
@@ -293,7 +308,10 @@ impl Work {
             match note {
                 Note::Wish(wish) => self.take_wish(wish),
                 Note::Forget(lease) => drop(self.holders.remove(&lease)),
-                Note::Ahead(lease) => self.prepare(lease),
+                Note::Ahead(lease) => {
+                    self.fine_until = Instant::now() + WAITED_FOR;
+                    self.prepare(lease);
+                }
                 Note::Looked { uuid, residents } => self.measure(uuid, &residents),
                 Note::Ram => self.tell_ram(),
                 Note::Stop => return false,
@@ -650,6 +668,23 @@ impl Work {
         }
     }
 
+    fn is_waited_for(&self) -> bool {
+        self.fine_until > Instant::now()
+    }
+
+    /// Says for how long each holder has not worked, to within the time between two looks.
+    fn tell_idle(&mut self) {
+        self.read_pages();
+        let now_ns = process_clock_ns();
+        let on_cards: BTreeSet<LeaseId> =
+            self.lines.values().filter(|it| !it.parked).filter_map(|it| it.lease).collect();
+        for lease in on_cards {
+            let Some(holder) = self.holders.get(&lease).filter(|it| it.active_ns > 0) else { continue };
+            let idle = Duration::from_nanos(now_ns.saturating_sub(holder.active_ns));
+            self.eyes.send(Message::Tell(Sight::Idle { lease, idle }));
+        }
+    }
+
     fn read_pages(&mut self) {
         let mut worked: BTreeSet<LeaseId> = BTreeSet::new();
         let mut news = Vec::new();
@@ -674,6 +709,12 @@ impl Work {
             self.eyes.send(Message::Tell(Sight::Worked { lease }));
         }
     }
+}
+
+/// The clock by which programs say when they worked.
+fn process_clock_ns() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 /// A holder's own words are not taken for longer than a line.

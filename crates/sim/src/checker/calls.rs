@@ -105,7 +105,7 @@ impl Books {
                 self.read_ram(*available);
                 Cause::Other
             }
-            Event::Hooked { .. } | Event::Runs { .. } => Cause::Other,
+            Event::Hooked { .. } | Event::Runs { .. } | Event::Rested { .. } => Cause::Other,
             Event::Drained { by, card } => Cause::Service(self.service(by, card)),
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);
