@@ -2,7 +2,7 @@
 
 use crate::soft::{MIB, Soft, Talk, lock, wait_until};
 use crate::support::{exe, key};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::process::Command;
 use sublet_core::ids::ProcKey;
@@ -19,6 +19,7 @@ crate::tests![
     room_is_proven_by_taking_it,
     what_was_locked_goes_on_when_nobody_asks_any_more,
     what_is_off_its_card_stays_so_when_nobody_asks_any_more,
+    a_request_whose_asker_is_gone_is_not_begun,
     a_call_under_way_ends_before_the_worker_does,
     a_stopped_process_is_let_go_when_it_goes_on,
     a_worker_is_not_ended_by_a_service_managers_signals,
@@ -147,6 +148,21 @@ fn what_is_off_its_card_stays_so_when_nobody_asks_any_more() {
     assert!(program.is_intact());
 }
 
+fn a_request_whose_asker_is_gone_is_not_begun() {
+    let soft = Soft::new("1x1GiB");
+    let mut program = soft.program(1);
+    let mut worker = soft.worker();
+    assert_eq!(worker.lock(program.key, 1000), "done");
+    let pid = Pid::from_child(&worker.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    worker.tell(&json!({"checkpoint": {"process": program.key}}).to_string());
+    worker.hang_up();
+    kill_process(pid, Signal::CONT).unwrap();
+    // Off its card it would wait for somebody to bring it back.
+    assert!(program.is_intact());
+    assert!(worker.has_ended_well());
+}
+
 fn a_call_under_way_ends_before_the_worker_does() {
     let soft = Soft::new("1x1GiB");
     let mut program = soft.program(1);
@@ -180,7 +196,7 @@ fn a_worker_is_not_ended_by_a_service_managers_signals() {
     let mut worker = soft.worker();
     assert_eq!(worker.lock(program.key, 1000), "done");
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&worker.child), signal).unwrap();
+        kill_process(Pid::from_child(&worker.child), signal).unwrap();
     }
     assert_eq!(worker.step("state", program.key), json!({"state": "locked"}));
     worker.hang_up();
