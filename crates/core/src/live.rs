@@ -11,6 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What was seen of one lease.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
+    /// Its processes were sent the last signal they were to get: what an earlier daemon meant to send may
+    /// not have arrived.
+    pub(crate) signalled: bool,
     /// It was heard which those are.
     pub(crate) counted: bool,
     /// Its live processes.

@@ -661,7 +661,8 @@ impl Rows {
         let Action::Park { at, booked, again, rung, had, program, processes, quiet, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Active(hold) = &row.phase {
-            let mut hold = hold.clone();
+            // Who leaves in another way need not end.
+            let mut hold = Hold { notice: None, ..hold.clone() };
             hold.turns().booked = *booked;
             let (program, processes) = (program.clone(), processes.clone());
             let away =

@@ -425,6 +425,9 @@ impl State {
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
             Action::Signal { lease, .. } => {
+                if let Some(live) = self.lives.get_mut(lease) {
+                    live.signalled = true;
+                }
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
             Action::Start { .. }
@@ -535,7 +538,10 @@ impl State {
         let cap = hold.began() + self.policy.hold_cap;
         match lease.ask.term {
             Term::Fixed(_) => hold.until,
-            Term::Renewed(_) if lease.ask.preempt == Preempt::Never => Time::NEVER,
+            // Who was let past somebody leaves in time, whatever it chose.
+            Term::Renewed(_) if lease.ask.preempt == Preempt::Never => {
+                hold.before.map_or(Time::NEVER, |before| hold.until.max(before))
+            }
             Term::Renewed(_) if hold.idle => hold.until,
             Term::Renewed(_) => hold.until.max(hold.before.map_or(cap, |before| before.min(cap))),
         }
@@ -686,9 +692,10 @@ impl State {
     fn first_due(&self, lease: &Lease) -> Option<Time> {
         match &lease.phase {
             Phase::Waiting { give_up } => Some(*give_up),
-            Phase::Active(hold) if hold.notice.is_some() => hold.notice,
-            Phase::Active(hold) if lease.fixed() => Some(hold.until),
-            Phase::Active(hold) => Some(self.renewal_point(lease, hold)),
+            Phase::Active(hold) => {
+                let due = if lease.fixed() { hold.until } else { self.renewal_point(lease, hold) };
+                Some(hold.notice.map_or(due, |notice| notice.min(due)))
+            }
             Phase::Parking(hold, away) | Phase::Resuming(hold, away) => {
                 let over = if lease.fixed() { hold.until } else { Time::NEVER };
                 Some(over.min(away.since + self.policy.parking.limit_of(away)))

@@ -390,11 +390,16 @@ impl Turn<'_> {
         self.end(lease.id, Reason::ParkExpired);
     }
 
-    /// Whether a waiter must rest before it is tried again.
+    /// Whether a waiter is not tried now: it could not come back a moment ago, or the driver would bring
+    /// it back to cards on which somebody could take its room meanwhile.
     pub(super) fn rests(&self, lease: &Lease) -> bool {
-        let Phase::Parked(_, away) = &lease.phase else { return false };
+        let Phase::Parked(hold, away) = &lease.phase else { return false };
         let rest = self.state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
-        rest.is_some_and(|rest| rest.until > self.now)
+        let unsure = || {
+            let is_safe = away.rung != Rung::Driver || lease.first_ask().may_lose;
+            !is_safe && parking::sure_of_room(self.state, lease, hold).is_err()
+        };
+        rest.is_some_and(|rest| rest.until > self.now) || unsure()
     }
 
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is

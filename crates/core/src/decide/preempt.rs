@@ -20,6 +20,7 @@ use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
 use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Waiters for whom room is made at a time.
@@ -165,6 +166,10 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     let turn = if idle { least } else { turn };
     let rank = match () {
         () if came_back && turn > now => return Err(Spared::Turn { until: turn }),
+        // Between this one and who waited already when it came the queue has decided, for a turn.
+        () if least > now && waiter.queued().is_some_and(|since| since <= hold.began()) => {
+            return Err(Spared::Turn { until: least });
+        }
         () if idle => 0,
         () if own > other && own == Tier::Spot => 0,
         () if own > other => 1,
@@ -217,6 +222,8 @@ pub struct Outlook {
     /// Somebody ahead waits for this card, and nothing can be done for it.
     closed: Vec<bool>,
     ram: Option<Bytes>,
+    /// Those who are to leave for somebody ahead.
+    asked: BTreeSet<LeaseId>,
 }
 
 impl Outlook {
@@ -231,7 +238,7 @@ impl Outlook {
             _ => Bytes::ZERO,
         };
         let rooms: Vec<Bytes> = state.cards().map(room).collect();
-        Outlook { closed: vec![false; rooms.len()], rooms, ram: parking::room(state) }
+        Outlook { closed: vec![false; rooms.len()], rooms, ram: parking::room(state), asked: BTreeSet::new() }
     }
 
     /// Whom a waiter could be let in for, on which cards.
@@ -240,7 +247,7 @@ impl Outlook {
         let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
         let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
         let able: Vec<CardId> = cards.iter().copied().filter(open).filter(readable).collect();
-        let holders = state.movable().filter(|row| row.id != waiter.id);
+        let holders = state.movable().filter(|row| row.id != waiter.id && !self.asked.contains(&row.id));
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
         let found = holders.filter(on_able).filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
         let found: Vec<(&Lease, Prospect)> = found.collect();
@@ -298,6 +305,7 @@ impl Outlook {
             return Making::Ram { need };
         }
         self.ram = self.ram.map(|ram| ram.less(need));
+        self.asked.extend(chosen.iter().map(|(lease, _)| *lease));
         for at in &choice.victims {
             for (card, bytes) in &victims[*at].gains {
                 let room = &mut self.rooms[card.0 as usize];
@@ -470,10 +478,7 @@ impl Turn<'_> {
     }
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.
-    pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold, notice: Time) {
-        if let Some(later) = self.not_before(notice, notice) {
-            return self.state.set_due(row.id, Some(later));
-        }
+    pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold) {
         if !wanted(self.state, row, &hold.cards) {
             return self.emit(Action::Spare { lease: row.id });
         }
@@ -497,8 +502,11 @@ impl Turn<'_> {
             let unknown = !row.roots.is_empty() && self.state.live(lease).is_some_and(|live| !live.counted);
             return self.state.set_due(lease, unknown.then_some(self.now + Span::secs(1)));
         }
+        let sent = self.state.live(lease).is_some_and(|live| live.signalled);
         let signal = match signal {
             None => TERM,
+            // A daemon that is gone may not have come to send it.
+            Some((last, _)) if !sent => *last,
             Some((TERM, _)) => KILL,
             // It survived: what it has may stay there for ever.
             Some(_) => {

@@ -53,8 +53,9 @@ impl Turn<'_> {
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
-        if let Some(notice) = hold.notice {
-            return self.notice_over(lease, hold, notice);
+        let notice = hold.notice.map(|notice| self.state.rows().meta.due(notice, notice));
+        if notice.is_some_and(|notice| notice <= self.now) {
+            return self.notice_over(lease, hold);
         }
         let early = self.state.planted(Mutant::ExpireEarly);
         let worked = self.state.live(lease.id).is_some_and(|live| live.worked);
@@ -64,7 +65,10 @@ impl Turn<'_> {
             return;
         }
         match self.not_before(hold.renewed, hold.until) {
-            Some(later) if !early => self.state.set_due(lease.id, Some(later)),
+            Some(later) if !early => {
+                let due = notice.map_or(later, |notice| notice.min(later));
+                self.state.set_due(lease.id, Some(due));
+            }
             _ => self.expire(lease, hold),
         }
     }

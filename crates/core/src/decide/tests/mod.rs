@@ -92,6 +92,9 @@ impl Teller {
         }
         self.now = now;
         let words: Vec<&str> = text.split_whitespace().collect();
+        if words == ["restart"] {
+            self.state = State::new(self.state.rows().clone(), self.state.policy().clone());
+        }
         let event = self.event(now, &words);
         if let Event::Observed { card, observation } = &event {
             self.looks.insert(card.clone(), observation.reading.clone());
@@ -210,6 +213,10 @@ impl Teller {
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
             ["start", boot] => Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1) },
+            ["restart"] => {
+                let boot = self.state.rows().meta.boot.clone();
+                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1) }
+            }
             ["awoke"] => Event::Awoke,
             ["disk", "full"] => Event::DiskFilled,
             ["disk", "freed"] => Event::DiskFreed,
