@@ -206,7 +206,7 @@ impl Sim<'_> {
             Fate::Synced => {
                 self.write(&batch)?;
                 self.tell(told)?;
-                self.proclaim(&batch);
+                self.proclaim(&batch)?;
                 self.flush()
             }
             Fate::Full => self.rebuild(),
@@ -273,7 +273,7 @@ impl Sim<'_> {
     }
 
     /// What became durable is known to the world: holders by long-poll, the host by errand.
-    fn proclaim(&mut self, batch: &Batch) {
+    fn proclaim(&mut self, batch: &Batch) -> Result<(), Violation> {
         for entry in &batch.entries {
             if let Some(lease) = entry.action.lease().filter(|_| moves(&entry.action)) {
                 self.mind_all(lease);
@@ -287,6 +287,7 @@ impl Sim<'_> {
                 Action::End { lease, .. } => self.told_ended(*lease),
                 Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
                 Action::Bind { lease, process } => self.watch(*lease, *process),
+                Action::Signal { lease, signal, processes, .. } => self.deliver(*lease, *signal, processes)?,
                 Action::Retire { lease } => {
                     if let Some(daemon) = &mut self.daemon {
                         daemon.watch.remove(lease);
@@ -295,6 +296,7 @@ impl Sim<'_> {
                 _ => {}
             }
         }
+        Ok(())
     }
 
     // ---- the host's errands ------------------------------------------------

@@ -6,7 +6,7 @@
 //! short one.
 
 use std::collections::BTreeMap;
-use sublet_core::rows::{Phase, Rows};
+use sublet_core::rows::{Hold, Phase, Rows};
 use sublet_core::units::Time;
 use sublet_journal::Batch;
 
@@ -58,7 +58,7 @@ impl Disk {
             if let Some(lease) = self.rows.leases.get_mut(id)
                 && let Phase::Active(hold) = &lease.phase
             {
-                lease.phase = Phase::Ending(hold.clone(), finish.clone());
+                lease.phase = Phase::Ending(Hold { notice: None, ..hold.clone() }, finish.clone());
             }
         }
         for ended in &batch.past {

@@ -116,7 +116,7 @@ impl Sim<'_> {
         let old = &self.shape.policy;
         let (period, queue_max, places) = (old.period, old.queue_max, old.caps.places);
         let mut new = policy(&mut self.rng, false);
-        new = in_which_parks(new, self.shape.habits, &mut self.luck);
+        new = in_which_parks(new, self.shape.habits, &mut self.luck, &mut self.whim);
         (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);

@@ -155,6 +155,7 @@ impl Sim<'_> {
 
     fn ask(&mut self, number: u32) -> Result<(), Violation> {
         let ask = draw_ask(&mut self.rng, self.shape.ttl_max_s, self.world.cards.len());
+        let ask = self.choose(ask);
         let wait = match self.rng.below(10) {
             0 => Some(Span::ZERO),
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),

@@ -20,6 +20,7 @@
 pub mod checker;
 pub mod daemon;
 pub mod disk;
+pub mod ends;
 pub mod eyes;
 pub mod faults;
 pub mod jobs;

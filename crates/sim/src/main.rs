@@ -25,6 +25,9 @@ struct Args {
     /// Go on with further seeds for so many minutes.
     #[arg(long)]
     minutes: Option<u64>,
+    /// Worlds in which nobody is made to leave for whoever waits.
+    #[arg(long)]
+    still: bool,
     /// Plant every bug in turn; each must be caught.
     #[arg(long)]
     mutants: bool,
@@ -39,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn seeds(args: &Args) -> ExitCode {
-    let options = Options { steps: args.steps, ..Options::default() };
+    let options = Options { steps: args.steps, still: args.still, ..Options::default() };
     let begun = Instant::now();
     let enough = |done: u64| match args.minutes {
         Some(minutes) => begun.elapsed() >= Duration::from_secs(60 * minutes),
@@ -58,9 +61,9 @@ fn seeds(args: &Args) -> ExitCode {
         }
         done += 1;
     }
-    let Passed { events, commits, lives, next_lease, entries, kept, parked, resumed } = sum;
+    let Passed { events, commits, lives, next_lease, entries, kept, parked, resumed, preempted } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {parked} parked, {resumed} brought back, {kept} bounds met: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {parked} parked ({preempted} made to leave for others), {resumed} brought back, {kept} bounds met: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -78,6 +81,7 @@ fn add(a: Passed, b: Passed) -> Passed {
         kept: a.kept + b.kept,
         parked: a.parked + b.parked,
         resumed: a.resumed + b.resumed,
+        preempted: a.preempted + b.preempted,
     }
 }
 

@@ -17,11 +17,13 @@ pub struct Options {
     pub planted: Option<Planted>,
     /// A commit to die in, and how.
     pub kill_at: Option<(u64, Fate)>,
+    /// Nobody is made to leave for whoever waits, whatever the seed says.
+    pub still: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { steps: 2_000, planted: None, kill_at: None }
+        Options { steps: 2_000, planted: None, kill_at: None, still: false }
     }
 }
 
@@ -44,6 +46,8 @@ pub struct Passed {
     pub parked: u64,
     /// How often one had its cards again.
     pub resumed: u64,
+    /// How often one was made to leave for somebody who waits.
+    pub preempted: u64,
 }
 
 /// A run that broke a rule.
@@ -78,7 +82,7 @@ pub fn tell(seed: u64, options: Options) -> Vec<String> {
 
 fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failure> {
     let verdict = catch_unwind(AssertUnwindSafe(|| {
-        let mut sim = Sim::new(seed, story, options.planted, options.kill_at);
+        let mut sim = Sim::new(seed, story, options);
         sim.run(options.steps).map(|()| Passed {
             events: story.step.get(),
             commits: sim.commits,
@@ -88,6 +92,7 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             kept: sim.checker.promises.kept,
             parked: sim.checker.parked,
             resumed: sim.checker.resumed,
+            preempted: sim.checker.preempted,
         })
     }));
     let failed = |violation| Failure { seed, step: story.step.get(), violation };

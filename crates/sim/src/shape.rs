@@ -47,18 +47,20 @@ pub struct Rates {
 
 impl Shape {
     /// The world of a seed. What has to do with parking has its own luck: a world in which nobody is
-    /// parked is the same with it and without.
-    pub fn draw(rng: &mut Rng, luck: &mut Rng) -> Shape {
+    /// parked is the same with it and without. So has what has to do with making room, which nobody does
+    /// in a still world.
+    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, still: bool) -> Shape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
         let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
         let crowded = rng.chance(30);
         let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * cards.len() as u64 + 10) };
         let tenants = rng.within(1, 6) as usize;
         let habits = Habits::draw(luck);
+        let habits = if still { habits } else { habits.pressed(whim) };
         Shape {
             tenants,
             jobs: jobs as usize,
-            policy: in_which_parks(policy(rng, crowded), habits, luck),
+            policy: in_which_parks(policy(rng, crowded), habits, luck, whim),
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
             // Nobody can say when whoever stands behind a longer term than may be held is served.
             ttl_max_s: rng.pick(if habits.orderly { &[10] } else { &[10, 30, 60, 120] }),
@@ -113,9 +115,9 @@ pub fn policy(rng: &mut Rng, crowded: bool) -> Policy {
 }
 
 /// The same rules, with a place for what leaves a card.
-pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng) -> Policy {
+pub fn in_which_parks(policy: Policy, habits: Habits, luck: &mut Rng, whim: &mut Rng) -> Policy {
     let parked = (habits.library > 0 && luck.chance(200)).then(|| Bytes::gib(luck.within(1, 40)));
-    let policy = Policy { parking: habits.parking(luck), caps: Caps { parked, ..policy.caps }, ..policy };
+    let policy = Policy { parking: habits.parking(luck, whim), caps: Caps { parked, ..policy.caps }, ..policy };
     if !habits.orderly {
         return policy;
     }

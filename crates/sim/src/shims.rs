@@ -38,6 +38,8 @@ pub struct Habits {
     pub orderly: bool,
     /// Host memory, without what programs other than parked ones take of it.
     pub ram: Bytes,
+    /// Room is made for whoever waits.
+    pub preempts: bool,
 }
 
 impl Habits {
@@ -49,15 +51,22 @@ impl Habits {
             honest: luck.pick(&[300, 700, 1000]),
             orderly: !none && luck.chance(200),
             ram: Bytes::gib(luck.pick(&[16, 64, 256])),
+            preempts: false,
         }
     }
 
+    /// The same in a world in which room is made for whoever waits; in most it is.
+    pub fn pressed(self, whim: &mut Rng) -> Habits {
+        let preempts = self.library > 0 && whim.chance(800);
+        Habits { preempts, ..self }
+    }
+
     /// Where bytes go in this house.
-    pub fn parking(&self, luck: &mut Rng) -> Parking {
+    pub fn parking(&self, luck: &mut Rng, whim: &mut Rng) -> Parking {
         if self.library == 0 {
             return Parking { preempt: false, ..Parking::default() };
         }
-        Parking {
+        let parking = Parking {
             ram: Bytes::gib(luck.pick(&[0, 6, 20, 60, 200, 200])),
             leave: Bytes::gib(luck.pick(&[0, 2, 8])),
             term: Span::secs(luck.pick(&[20, 120, 1_000, 43_200])),
@@ -65,6 +74,18 @@ impl Habits {
             rest: Span::secs(luck.pick(&[2, 10, 60])),
             preempt: false,
             ..Parking::default()
+        };
+        if !self.preempts {
+            return parking;
+        }
+        Parking {
+            preempt: true,
+            turn: Span::secs(whim.pick(&[1, 5, 10, 30])),
+            worth: whim.pick(&[1, 3, 9]),
+            idle: Span::secs(whim.pick(&[3, 10, 30])),
+            pause: Span::secs(whim.pick(&[0, 2, 10])),
+            grace: Span::secs(whim.pick(&[2, 10, 30])),
+            ..parking
         }
     }
 }

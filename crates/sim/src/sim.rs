@@ -7,11 +7,12 @@ use crate::eyes;
 use crate::jobs::{Job, Stage};
 use crate::mutants::{Planted, Sabotage};
 use crate::rng::Rng;
+use crate::run::Options;
 use crate::shape::{S, Shape};
 use crate::story::Story;
 use crate::timers::{Timer, Timers};
 use crate::world::{Ail, World};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::LeaseId;
@@ -24,6 +25,8 @@ const CALM_WAITERS: usize = 120;
 
 /// Tells the luck of parking from that of everything else.
 const LUCK: u64 = 0x7061_721D;
+/// And that of making room.
+const WHIM: u64 = 0x726F_6F6D;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub struct Sim<'a> {
     pub(crate) rng: Rng,
     /// Of what has to do with parking.
     pub(crate) luck: Rng,
+    /// Of what has to do with making room.
+    pub(crate) whim: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -56,6 +61,8 @@ pub struct Sim<'a> {
     pub(crate) mutant: Option<Mutant>,
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) kill_at: Option<(u64, Fate)>,
+    /// Leases whose processes got SIGTERM.
+    pub(crate) termed: BTreeSet<LeaseId>,
     looks: Vec<Option<Look>>,
 }
 
@@ -70,10 +77,12 @@ struct Look {
 
 impl<'a> Sim<'a> {
     /// The world of a seed, with a bug planted or not, and a commit to die in or not.
-    pub fn new(seed: u64, story: &'a Story, planted: Option<Planted>, kill_at: Option<(u64, Fate)>) -> Sim<'a> {
+    pub fn new(seed: u64, story: &'a Story, options: Options) -> Sim<'a> {
+        let Options { planted, kill_at, still, .. } = options;
         let mut rng = Rng::new(seed);
         let mut luck = Rng::new(seed ^ LUCK);
-        let shape = Shape::draw(&mut rng, &mut luck);
+        let mut whim = Rng::new(seed ^ WHIM);
+        let shape = Shape::draw(&mut rng, &mut luck, &mut whim, still);
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -99,11 +108,13 @@ impl<'a> Sim<'a> {
             mutant: planted.and_then(Planted::mutant),
             sabotage: planted.and_then(Planted::sabotage),
             kill_at,
+            termed: BTreeSet::new(),
             looks: Vec::new(),
             world,
             story,
             rng,
             luck,
+            whim,
             shape,
         }
     }
@@ -171,6 +182,7 @@ impl<'a> Sim<'a> {
             Timer::Done(process, turn) => self.done(process, turn),
             Timer::Ram(life) if life == self.life => self.read_ram(),
             Timer::Hand => self.hand(),
+            Timer::Die(process) => self.perish(process),
             _ => Ok(()),
         }
     }

@@ -54,6 +54,8 @@ pub enum Timer {
     Ram(u32),
     /// Somebody wants a holder parked, or resumed.
     Hand,
+    /// A process exits, for a signal it got.
+    Die(ProcKey),
 }
 
 /// The agenda, the earliest first, ties in the order they were made.

@@ -1,13 +1,15 @@
 //! The checker's own books: leases, cards, tenants, from events and actions alone.
 
-use super::park::{Shim, Trip, Way};
+use super::ends::Doom;
+use super::park::{HOOK, Rests, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Reading, Used};
-use sublet_core::rows::{Phase, Rows, Service};
+use sublet_core::rows::{Phase, Reason, Rows, Service};
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// A gap between events that counts as an absence.
@@ -28,8 +30,16 @@ pub struct Book {
     pub bound: bool,
     /// Whether it was seen to work since it was last renewed.
     pub worked: bool,
-    /// After something went wrong it is not parked, nor brought back, before then.
-    pub rest: Time,
+    /// When it last was, as far as was heard.
+    pub worked_at: Time,
+    /// After something went wrong it is not parked, nor brought back, in that way before then.
+    pub rests: Rests,
+    /// The first process that was bound to it.
+    pub root: Option<ProcKey>,
+    /// It was heard which its processes are.
+    pub counted: bool,
+    /// It ended for others.
+    pub doom: Option<Doom>,
     /// Where it is.
     pub at: At,
 }
@@ -76,6 +86,10 @@ pub struct Held {
     pub spent: (u64, u128),
     /// Host memory booked for its bytes.
     pub booked: Bytes,
+    /// It was told to leave at least once.
+    pub moved: bool,
+    /// It was told that it ends then, for others.
+    pub notice: Option<Time>,
 }
 
 impl Held {
@@ -251,9 +265,11 @@ pub struct Books {
     /// Leases that are parked, or on their way there or back.
     pub trips: BTreeSet<LeaseId>,
     /// Programs of each lease that spoke to this daemon.
-    pub shims: BTreeMap<LeaseId, BTreeMap<ProcKey, Shim>>,
+    pub voices: BTreeMap<(LeaseId, Rung), Voices>,
+    /// Leases that were told that they end, for others.
+    pub noticed: BTreeSet<LeaseId>,
     /// Programs whose bytes are in host memory, by their own word to this daemon or an earlier one.
-    pub stowed: BTreeMap<ProcKey, LeaseId>,
+    pub stowed: BTreeMap<(ProcKey, Rung), LeaseId>,
     /// Host memory that was available at the last look.
     pub ram: Option<Bytes>,
     /// What was booked by those who were parked since then: the look may not have it.
@@ -292,7 +308,8 @@ impl Books {
             disk_full: false,
             gone: Vec::new(),
             trips: BTreeSet::new(),
-            shims: BTreeMap::new(),
+            voices: BTreeMap::new(),
+            noticed: BTreeSet::new(),
             stowed: BTreeMap::new(),
             ram: None,
             unread: Bytes::ZERO,
@@ -332,6 +349,8 @@ impl Books {
                 stopped: hold.turns.as_ref().and_then(|turns| turns.stopped),
                 spent: hold.turns.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
                 booked: hold.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
+                moved: hold.turns.is_some(),
+                notice: hold.notice,
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
@@ -344,7 +363,26 @@ impl Books {
             let bound = !row.roots.is_empty();
             let (tenant, ask, asked) = (row.tenant.0 as usize, row.ask.clone(), row.asked);
             // What is not known counts as work.
-            books.insert(row.id, Book { id: row.id, tenant, ask, asked, bound, worked: bound, rest: Time::ZERO, at });
+            let (worked, worked_at, rests) = (bound, Time::ZERO, Rests::default());
+            let doom = match &row.phase {
+                Phase::Ending(_, finish) if finish.reason == Reason::Preempted => {
+                    let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
+                    Some(Doom { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
+                }
+                _ => None,
+            };
+            let (id, root, counted) = (row.id, row.roots.first().copied(), false);
+            let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, root, counted, doom, at };
+            if book.held().is_some_and(|held| held.notice.is_some()) {
+                books.noticed.insert(id);
+            }
+            books.insert(id, book);
+            if row.ask.yields && row.is_held() {
+                // Who was on its way back has not come.
+                let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
+                let voice = Voice { parked: away.then_some(Bytes::ZERO), word: Time::ZERO, cannot: false };
+                books.voices.entry((row.id, Rung::Yield)).or_default().insert(HOOK, voice);
+            }
         }
         books
     }
@@ -434,6 +472,7 @@ impl Books {
             }
         }
         self.trips.remove(&lease);
+        self.noticed.remove(&lease);
         Some(book)
     }
 
@@ -501,16 +540,18 @@ impl Books {
     /// A process was bound to a lease, and what it did so far counts as work.
     pub fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(book) = self.leases.get_mut(&lease) {
-            (book.bound, book.worked) = (true, true);
+            (book.bound, book.worked, book.counted) = (true, true, true);
+            book.root.get_or_insert(process);
             self.own(lease, process);
         }
     }
 
     /// These are a lease's processes; each belongs to whom it was last seen with.
     pub fn set_members(&mut self, lease: LeaseId, processes: &[ProcKey]) {
-        if self.leases.contains_key(&lease) {
+        if let Some(book) = self.leases.get_mut(&lease) {
+            book.counted = true;
             self.disown(lease);
-            self.stowed.retain(|process, of| *of != lease || processes.contains(process));
+            self.stowed.retain(|(process, _), of| *of != lease || processes.contains(process));
             processes.iter().for_each(|process| self.own(lease, *process));
         }
     }
@@ -573,6 +614,10 @@ impl Books {
     /// What ended before then does not count on this card any more.
     pub fn seen_again(&mut self, number: usize, begun: Time) {
         for lease in self.cards[number].ending.clone() {
+            // Who ended for others has its processes until they are gone.
+            if self.leases.get(&lease).is_some_and(|book| self.is_haunted(book)) {
+                continue;
+            }
             if let Some(Book { at: At::Ending(_, ended, unseen), .. }) = self.leases.get_mut(&lease)
                 && *ended < begun
             {

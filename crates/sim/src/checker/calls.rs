@@ -1,11 +1,15 @@
 //! What an event is, and what must be answered to it: rules 7, 18 and 19.
 
 use super::books::{At, Book, Books, Held};
+use super::make::nothing_but_room;
+use super::park::{HOOK, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::parking::Said;
 use sublet_core::policy::Renewal;
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// An event, as far as the checker needs it once core has it.
@@ -42,6 +46,8 @@ pub enum Cause {
     Resume(LeaseId, Expect),
     /// A program of a lease's said something.
     Said(LeaseId, Word),
+    /// The wrapper of a lease did.
+    Hooked(LeaseId, Word),
     /// Time passed.
     Ticked,
     /// Something else.
@@ -100,12 +106,15 @@ impl Books {
             }
             Event::ParkAsked { by, lease } => Cause::Park(*lease, self.park_asked(now, by, *lease)),
             Event::ResumeAsked { by, lease } => Cause::Resume(*lease, self.resume_asked(by, *lease)),
-            Event::Said { lease, process, said, .. } => Cause::Said(*lease, self.heard(now, *lease, *process, said)),
+            Event::Said { lease, rung, process, said } => {
+                Cause::Said(*lease, self.heard(now, *lease, *rung, *process, said))
+            }
+            Event::Hooked { by, lease, epoch, said } => self.hooked(now, by, *lease, *epoch, said),
             Event::Ram { available } => {
                 self.read_ram(*available);
                 Cause::Other
             }
-            Event::Hooked { .. } | Event::Runs { .. } | Event::Rested { .. } => Cause::Other,
+            Event::Runs { .. } | Event::Rested { .. } => Cause::Other,
             Event::Drained { by, card } => Cause::Service(self.service(by, card)),
             Event::Cleared { by, card } => {
                 let answer = self.service(by, card);
@@ -202,6 +211,24 @@ impl Books {
         Cause::Call(word, lease, expect)
     }
 
+    /// The wrapper of a holder says how its hook went. What it says too late, or twice, changes nothing.
+    fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Epoch, said: &Said) -> Cause {
+        let call = self.call(now, by, Word::Tell, lease, Some(epoch));
+        if !matches!(call, Cause::Call(_, _, Expect::Yes(_))) {
+            return call;
+        }
+        let due = match self.leases.get(&lease).map(|book| &book.at) {
+            Some(At::Away(_, trip)) => match (trip.way, said) {
+                (Way::Out, Said::Parked(_) | Said::Refused(_)) => trip.rung == Rung::Yield,
+                (Way::Back, Said::Resumed | Said::Refused(_)) => trip.rung == Rung::Yield,
+                (Way::Gone, Said::Wants) => true,
+                _ => false,
+            },
+            _ => false,
+        };
+        if due { Cause::Hooked(lease, self.heard(now, lease, Rung::Yield, HOOK, said)) } else { call }
+    }
+
     /// Why nobody could take less, whatever is free.
     fn unacceptable(&self, by: &Caller, lease: LeaseId) -> Option<Refusal> {
         let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
@@ -231,7 +258,7 @@ impl Books {
         let nobody_waits = self.queue.is_empty() && !drains;
         let (_, surely) = self.renewal_window(lease);
         let Some(book) = self.leases.get_mut(&lease) else { return Cause::Worked(lease, false) };
-        book.worked = true;
+        (book.worked, book.worked_at) = (true, now);
         let due = match &book.at {
             At::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
             _ => false,
@@ -261,7 +288,7 @@ impl Books {
 
     /// Whether the answer is what the books say.
     pub fn answered(&self, cause: &Cause, answer: &Answer, actions: &[Action]) -> Verdict {
-        let idle = || actions.iter().all(|action| matches!(action, Action::Grace { .. }));
+        let idle = || nothing_but_room(actions);
         match cause {
             Cause::Call(word, lease, Expect::Refusal(refusal)) => {
                 let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
@@ -287,6 +314,9 @@ impl Books {
                     format!("{lease} takes {vram} of {gpus} cards and is granted nothing: {actions:?}")
                 })?;
                 must(18, refusal.is_none() || idle(), || format!("{lease} is refused less, and yet {actions:?}"))
+            }
+            Cause::Hooked(lease, _) => {
+                must(0, *answer == Answer::Lease(*lease), || format!("the hook of {lease} is answered {answer:?}"))
             }
             Cause::Park(lease, expect) => self.answered_park(*lease, expect, answer, actions),
             Cause::Resume(lease, Expect::Refusal(refusal)) => {

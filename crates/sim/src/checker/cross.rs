@@ -103,7 +103,7 @@ fn same(row: &Lease, book: &Book) -> bool {
 
 fn same_hold(hold: &Hold, held: &Held) -> bool {
     (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
-        && (hold.booked(), hold.began()) == (held.booked, held.began)
+        && (hold.booked(), hold.began(), hold.notice) == (held.booked, held.began, held.notice)
 }
 
 /// Asking why must work at any time.

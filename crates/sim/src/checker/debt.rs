@@ -3,7 +3,7 @@
 use super::books::{At, Book, Books, Held, TenantBook};
 use super::park::Way;
 use super::{Verdict, must};
-use sublet_core::ask::{Exclusivity, Vram};
+use sublet_core::ask::{Exclusivity, Preempt, Vram};
 use sublet_core::ids::LeaseId;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -109,7 +109,7 @@ impl Books {
         let mut room = self.promisable(card, now);
         if let Some((held, other)) = with.filter(|(held, _)| held.cards.contains(&number)) {
             room = room.less(held.vram);
-            add(self.holds_until(now, held, other.fixed()), held.vram, other);
+            add(self.holds_until(now, held, other), held.vram, other);
         }
         ends.sort();
         let last = ends.last().map_or(now, |(at, _)| *at);
@@ -131,17 +131,21 @@ impl Books {
         match &book.at {
             At::Waiting(_) | At::Ending(..) => now,
             At::Away(_, trip) if trip.way == Way::Out => now,
-            At::Held(held) | At::Away(held, _) => self.holds_until(now, held, book.fixed()),
+            At::Held(held) | At::Away(held, _) => self.holds_until(now, held, book),
         }
     }
 
-    fn holds_until(&self, now: Time, held: &Held, fixed: bool) -> Time {
+    fn holds_until(&self, now: Time, held: &Held, book: &Book) -> Time {
         let cap = held.began + self.policy.hold_cap;
         let end = match () {
-            () if fixed || held.idle => held.until,
+            () if book.fixed() => held.until,
+            () if book.ask.preempt == Preempt::Never => {
+                held.before.map_or(Time::NEVER, |before| held.until.max(before))
+            }
+            () if held.idle => held.until,
             () => held.until.max(held.before.map_or(cap, |before| before.min(cap))),
         };
-        end.max(now).max(self.grace_until)
+        end.min(held.notice.unwrap_or(Time::NEVER)).max(now).max(self.grace_until)
     }
 }
 

@@ -1,15 +1,17 @@
 //! One action after the other: whether it may happen now, and then the books have it.
 //!
-//! Every kind of action is matched here. None of them reaches a process: this
-//! release signals nobody (rule 20).
+//! Every kind of action is matched here.
 
 use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Expect, Word};
+use super::ends::Doom;
+use super::park::{HOOK, Rests, Voice};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Vram};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Reason;
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 impl Books {
@@ -39,10 +41,10 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
-            Action::Notice { .. } | Action::Spare { .. } | Action::Signal { .. } => {
-                must(20, false, || format!("{action:?}: nobody here chose to be ended"))
-            }
-            Action::Park { lease, at, booked, again, .. } => self.park(now, cause, *lease, *at, *booked, *again),
+            Action::Notice { lease, .. } => self.notice(now, cause, *lease, action),
+            Action::Spare { lease } => self.spare(now, cause, *lease),
+            Action::Signal { lease, .. } => self.signal(now, cause, *lease, action),
+            Action::Park { lease, .. } => self.park(now, cause, *lease, action),
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
             Action::Want { lease, at, vram, at_least } => self.want(now, cause, *lease, *at, *vram, *at_least),
@@ -59,6 +61,7 @@ impl Books {
             }
             Action::Serve { card, service } => {
                 let fits = match cause {
+                    _ if self.is_survived(now, cause, usize::from(card.0), service) => true,
                     Cause::Service(_) => true,
                     Cause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
                     _ => false,
@@ -72,8 +75,23 @@ impl Books {
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
-                let (id, asked, rest) = (*lease, now, Time::ZERO);
-                self.insert(*lease, Book { id, tenant, ask: ask.clone(), asked, bound, worked: false, rest, at });
+                let (id, asked, wish, rests) = (*lease, now, ask.clone(), Rests::default());
+                let (worked, worked_at, counted, doom) = (false, Time::ZERO, false, None);
+                let book = Book {
+                    id,
+                    tenant,
+                    ask: wish,
+                    asked,
+                    bound,
+                    worked,
+                    worked_at,
+                    rests,
+                    root: None,
+                    counted,
+                    doom,
+                    at,
+                };
+                self.insert(*lease, book);
                 if let Some(root) = root {
                     self.add_member(*lease, *root);
                 }
@@ -96,6 +114,8 @@ impl Books {
                     stopped: None,
                     spent: (0, 0),
                     booked: Bytes::ZERO,
+                    moved: false,
+                    notice: None,
                 };
                 self.grant(now, cause, *lease, held, (*mark, *turn))
             }
@@ -123,7 +143,7 @@ impl Books {
                 self.check_end(now, cause, *lease, *reason)?;
                 self.give_back(now, *lease, *mark)?;
                 self.take_turn(now, *lease, *turn)?;
-                self.end(now, *lease);
+                self.end(now, *lease, *reason);
                 Ok(())
             }
             Action::Retire { lease } => self.retire(*lease, matches!(cause, Cause::Started(true, _))),
@@ -175,19 +195,27 @@ impl Books {
         self.take_turn(now, lease, turn)?;
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
+            if book.ask.yields {
+                let voice = Voice { parked: None, word: now, cannot: false };
+                self.voices.entry((lease, Rung::Yield)).or_default().insert(HOOK, voice);
+            }
             self.insert(lease, Book { at: At::Held(held), ..book });
         }
         Ok(())
     }
 
-    fn end(&mut self, now: Time, lease: LeaseId) {
+    fn end(&mut self, now: Time, lease: LeaseId, reason: Reason) {
         let Some(mut book) = self.remove(lease) else { return };
+        if reason == Reason::Preempted {
+            book.doom = Some(Doom { signal: None, from: now, sent: false });
+        }
         if let At::Away(_, trip) = &mut book.at {
             book.ask = trip.first.take().unwrap_or(book.ask);
         }
         match book.at {
             At::Waiting(_) => self.forget(lease),
             At::Held(held) | At::Away(held, _) => {
+                let held = Held { notice: None, ..held };
                 let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
                 self.insert(lease, Book { at: At::Ending(held, now, unseen), ..book });
             }
@@ -228,7 +256,8 @@ impl Books {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
-            Reason::Budget | Reason::Preempted => false,
+            Reason::Budget => false,
+            Reason::Preempted => return self.check_preemption(now, cause, lease, book),
             Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);

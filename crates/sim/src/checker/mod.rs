@@ -11,6 +11,7 @@
 //! | 1 | each grant against the readings delivered and the leases on the books | [`room`] |
 //! | 2 | a parked holder comes back only where its bytes fit beside what is left of it there | [`park`] |
 //! | 3 | host memory is booked before anything moves, and no more than there is | [`park`] |
+//! | 5 | nobody is told twice to leave, nor room made twice for one waiter | [`park`], [`make`] |
 //! | 4 | an ended lease is retired only after a later look at each of its cards; a holder is parked when its programs said so and two looks at each card after that agree | [`life`], [`park`] |
 //! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
 //! | 8 | nothing expires early or late; grace after every absence | [`term`] |
@@ -22,14 +23,17 @@
 //! | 17 | a restart ends nobody; a new boot ends holders and keeps waiters | [`life`] |
 //! | 18 | another tenant's lease is answered like none | [`calls`] |
 //! | 19 | the queue keeps its bounds; what ended leaves nothing behind | [`calls`], [`cross`] |
-//! | 20 | no process is signalled: this release has no action that could | [`life`] matches every kind of action |
+//! | 16 | signals go to processes of that lease, SIGKILL after SIGTERM and the grace; a survivor counts, and its card goes out of service | [`ends`] |
+//! | 20 | only who chose it is told to end and ended; who may stay stays | [`ends`], [`make`] |
 
 pub mod books;
 pub mod calls;
 pub mod cross;
 pub mod debt;
 pub mod durable;
+pub mod ends;
 pub mod life;
+pub mod make;
 pub mod order;
 pub mod park;
 pub mod promises;
@@ -73,10 +77,12 @@ impl Violation {
             10 => "what was answered survives a crash; what was not is whole or absent",
             11 => "after a failed sync nothing is told; on a full disk only grants stop",
             14 => "charged time is granted, unparked time: never negative, never twice",
+            16 => "a signal reaches nobody but whom it is for, and SIGTERM comes before SIGKILL",
             15 => "every change has its entry in the same batch, in order, and the log folds to the rows",
             17 => "a restart ends nobody; a new boot ends holders and keeps waiters",
             18 => "another tenant's lease answers exactly like one that does not exist",
             19 => "nothing grows without bound",
+            20 => "nobody is ended, or made to leave, who did not choose it",
             _ => "the books agree",
         }
     }
@@ -108,6 +114,8 @@ pub struct Checker {
     pub parked: u64,
     /// How often one came back after that.
     pub resumed: u64,
+    /// How often one was made to leave for somebody who waits.
+    pub preempted: u64,
 }
 
 impl Checker {
@@ -120,6 +128,7 @@ impl Checker {
             promises: Promises::default(),
             parked: 0,
             resumed: 0,
+            preempted: 0,
         }
     }
 
@@ -142,6 +151,8 @@ impl Checker {
             self.ledger.decided(action, &self.books, parked);
             self.parked += u64::from(matches!(action, Action::Parked { .. }));
             self.resumed += u64::from(matches!(action, Action::Resume { .. }));
+            self.preempted +=
+                u64::from(matches!(action, Action::Park { room_for: Some(_), .. } | Action::Notice { .. }));
         }
         self.promises.after(now, state, actions)?;
         self.books.settle(now, &cause, actions)

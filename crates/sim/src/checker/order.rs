@@ -61,6 +61,11 @@ impl Books {
         }
     }
 
+    /// Whether its tenant's caps surely keep a waiter from starting now.
+    pub fn is_held_back(&self, book: &Book) -> bool {
+        matches!(self.capped(book), Capped::Now | Capped::Always)
+    }
+
     /// Nobody ahead of this waiter could have used one of the cards it gets, and the first who cannot
     /// start yet does not start later for it.
     pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
@@ -76,7 +81,7 @@ impl Books {
                 Capped::Perhaps => return Ok(()),
                 Capped::Always => {}
                 // It could not come back a moment ago, and meanwhile nobody waits for it.
-                Capped::Not if book.is_parked() && book.rest > now => {}
+                Capped::Not if self.cannot_try(now, book) => {}
                 Capped::Not if looked[book.tenant] >= OF_TENANT => {}
                 Capped::Not => {
                     looked[book.tenant] += 1;

@@ -10,6 +10,7 @@
 
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
+use super::make::nothing_but_room;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
 use sublet_core::action::{Action, Unparked};
@@ -19,6 +20,7 @@ use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::{NotParkable, Said};
 use sublet_core::policy::Parking;
 use sublet_core::rows::{Away, Reason};
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Looks that must agree.
@@ -67,16 +69,45 @@ pub struct Trip {
     since_then: BTreeMap<usize, u32>,
     /// How long it may take, by the rules when it began or any since.
     span: Span,
+    /// In which way it leaves and comes back.
+    pub rung: Rung,
+    /// What it had on its cards when it began to leave.
+    pub had: Bytes,
 }
 
-/// A program with the library in it, by its own word.
+/// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
+/// the wrapper for all of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Shim {
+pub struct Voice {
     /// So many of its bytes are in host memory.
-    parked: Option<Bytes>,
+    pub parked: Option<Bytes>,
     /// When it said so.
-    word: Time,
-    cannot: bool,
+    pub word: Time,
+    /// It cannot be parked now.
+    pub cannot: bool,
+}
+
+/// All who speak for a holder on one rung.
+pub type Voices = BTreeMap<ProcKey, Voice>;
+
+/// The wrapper of a holder with a hook.
+pub const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
+
+static NOBODY: Voices = BTreeMap::new();
+
+/// Until when a holder is left alone, rung by rung.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rests([Time; 4]);
+
+impl Rests {
+    /// On one rung.
+    pub fn on(&self, rung: Rung) -> Time {
+        self.0[rung as usize]
+    }
+
+    fn set(&mut self, rung: Rung, until: Time) {
+        self.0[rung as usize] = until;
+    }
 }
 
 impl Trip {
@@ -94,27 +125,45 @@ impl Trip {
             arrived: None,
             since_then: BTreeMap::new(),
             span,
+            rung: Rung::Park,
+            had: Bytes::ZERO,
         }
     }
 
     /// As the disk has it.
     pub fn read(way: Way, away: &Away, parking: &Parking) -> Trip {
-        let span = if way == Way::Gone { parking.term } else { parking.limit };
         let (again, back, wants) = (away.again, away.back, away.wants);
-        let (first, left) = (away.ask.clone(), away.left);
-        Trip { again, back, wants, first, left, ..Trip::new(way, away.since, span) }
+        let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
+        let trip = Trip { again, back, wants, first, left, rung, had, ..Trip::new(way, away.since, Span::ZERO) };
+        Trip { span: trip.allowed(parking), ..trip }
     }
 
     /// Whether a row says the same.
     pub fn is(&self, away: &Away) -> bool {
         let moving = self.way == Way::Gone || (away.again, away.back) == (self.again, self.back);
-        moving && (away.since, away.wants, away.left) == (self.since, self.wants, self.left)
+        let same = (away.since, away.wants, away.left) == (self.since, self.wants, self.left);
+        moving && same && (away.rung, away.had) == (self.rung, self.had)
+    }
+
+    /// How long this part of it may take, by these rules: the driver has a second more for each half GiB.
+    fn allowed(&self, parking: &Parking) -> Span {
+        match (self.way, self.rung) {
+            (Way::Gone, _) => parking.term,
+            (_, Rung::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
+            _ => parking.limit,
+        }
+    }
+
+    /// The driver brings it back: nothing else may come to its cards.
+    pub fn restores(&self) -> bool {
+        self.way == Way::Back && self.rung == Rung::Driver && self.back
     }
 
     /// It goes another way from now on.
-    fn turned(&self, way: Way, since: Time, span: Span) -> Trip {
+    fn turned(&self, way: Way, since: Time, parking: &Parking) -> Trip {
         let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
-        Trip { way, since, span, looks, arrived: None, since_then, ..self.clone() }
+        let trip = Trip { way, since, looks, arrived: None, since_then, ..self.clone() };
+        Trip { span: trip.allowed(parking), ..trip }
     }
 
     fn seen_on(&self, held: &Held, looks: u32) -> bool {
@@ -139,26 +188,31 @@ impl Trip {
 impl Books {
     // ---- what is heard -----------------------------------------------------
 
-    /// A program of a lease's said something.
-    pub fn heard(&mut self, now: Time, lease: LeaseId, process: ProcKey, said: &Said) -> Word {
-        if !self.leases.contains_key(&lease) {
-            return Word::Tell;
-        }
-        let shims = self.shims.entry(lease).or_default();
+    /// Who speaks for a lease on a rung.
+    pub fn voices(&self, lease: LeaseId, rung: Rung) -> &Voices {
+        self.voices.get(&(lease, rung)).unwrap_or(&NOBODY)
+    }
+
+    /// Somebody who speaks for a lease said something.
+    pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Rung, process: ProcKey, said: &Said) -> Word {
+        let Some(book) = self.leases.get(&lease) else { return Word::Tell };
+        let concerned = !matches!(&book.at, At::Away(_, trip) if trip.rung != rung);
+        let shims = self.voices.entry((lease, rung)).or_default();
         let before = shims.get(&process).copied();
         let cannot = before.is_some_and(|shim| shim.cannot);
         match said {
             Said::Here { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
-                shims.insert(process, Shim { parked: *parked, word, cannot });
+                shims.insert(process, Voice { parked: *parked, word, cannot });
             }
-            Said::Parked(bytes) => drop(shims.insert(process, Shim { parked: Some(*bytes), word: now, cannot })),
-            Said::Resumed => drop(shims.insert(process, Shim { parked: None, word: now, cannot })),
+            Said::Parked(bytes) => drop(shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot })),
+            Said::Resumed => drop(shims.insert(process, Voice { parked: None, word: now, cannot })),
             Said::Cannot(why) => {
-                let shim = before.unwrap_or(Shim { parked: None, word: now, cannot: false });
-                shims.insert(process, Shim { cannot: why.is_some(), ..shim });
+                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false });
+                shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
             Said::Left => drop(shims.remove(&process)),
+            Said::Refused(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
             Said::Wants => {
                 self.ask_for(lease);
@@ -166,8 +220,13 @@ impl Books {
             }
         }
         match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO => drop(self.stowed.insert(process, lease)),
-            _ => drop(self.stowed.remove(&process)),
+            Some(bytes) if bytes > Bytes::ZERO && rung != Rung::Yield => {
+                drop(self.stowed.insert((process, rung), lease))
+            }
+            _ => drop(self.stowed.remove(&(process, rung))),
+        }
+        if !concerned {
+            return Word::Tell;
         }
         // What was seen before its last word proves nothing.
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
@@ -184,13 +243,13 @@ impl Books {
         }
     }
 
-    /// What a lease's programs say they have in host memory.
-    fn said(&self, lease: LeaseId) -> Bytes {
-        self.shims.get(&lease).into_iter().flat_map(BTreeMap::values).filter_map(|shim| shim.parked).sum()
+    /// What those who speak for a lease on a rung say it has in host memory.
+    fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
+        self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
     }
 
-    fn none_parked(&self, lease: LeaseId) -> bool {
-        self.shims.get(&lease).is_none_or(|shims| shims.values().all(|shim| shim.parked.is_none()))
+    fn none_parked(&self, lease: LeaseId, rung: Rung) -> bool {
+        self.voices(lease, rung).values().all(|voice| voice.parked.is_none())
     }
 
     /// The rules are others now: what is on its way may take as long as any of them allowed.
@@ -198,15 +257,14 @@ impl Books {
         let parking = &self.policy.parking;
         for lease in &self.trips {
             if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(lease) {
-                let span = if trip.way == Way::Gone { parking.term } else { parking.limit };
-                trip.span = trip.span.max(span);
+                trip.span = trip.span.max(trip.allowed(parking));
             }
         }
     }
 
     /// Nothing is known of a lease's programs any more.
     pub fn forget_programs(&mut self, lease: LeaseId) {
-        self.shims.remove(&lease);
+        Rung::REVERSIBLE.iter().for_each(|rung| drop(self.voices.remove(&(lease, *rung))));
         self.stowed.retain(|_, of| *of != lease);
     }
 
@@ -235,7 +293,7 @@ impl Books {
     }
 
     /// A lease's processes on a card, as of the last look that was answered.
-    fn own_on(&self, lease: LeaseId, number: usize) -> impl Iterator<Item = &ProcKey> {
+    pub fn own_on(&self, lease: LeaseId, number: usize) -> impl Iterator<Item = &ProcKey> {
         self.cards[number].all.iter().filter(move |process| self.owners.get(process) == Some(&lease))
     }
 
@@ -251,27 +309,32 @@ impl Books {
 
     fn shows_gone(&self, lease: LeaseId, held: &Held, trip: &Trip, number: usize, begun: Time) -> bool {
         let card = &self.cards[number];
-        let none = BTreeMap::new();
-        let shims = self.shims.get(&lease).unwrap_or(&none);
+        let voices = self.voices(lease, trip.rung);
         let each = card.facts.context.unwrap_or(CONTEXT) + BESIDE;
         let programs = self.own_on(lease, number).count() as u64;
-        let said = self.said(lease);
-        let told = |shim: &Shim| shim.parked.is_some() && shim.word < begun;
-        trip.since < begun
-            && shims.values().all(told)
-            && self.own_on(lease, number).all(|process| shims.contains_key(process))
-            && matches!(card.look, Look::Free(_))
-            && self.seen_of(lease, number).0 <= each.0 * programs
-            && (said <= LITTLE || self.seen_in_all(lease, held) <= held.booked.less(Bytes(said.0 / 2)))
+        let said = self.said(lease, trip.rung);
+        let told = |voice: &Voice| voice.parked.is_some() && voice.word < begun;
+        // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
+        let heard = trip.rung == Rung::Park || !voices.is_empty();
+        let heard = heard && trip.since < begun && voices.values().all(told) && matches!(card.look, Look::Free(_));
+        let few = self.seen_of(lease, number).0 <= each.0 * programs;
+        let all = self.seen_in_all(lease, held);
+        if trip.rung == Rung::Yield {
+            return heard && (few || all.0 <= trip.had.0 / 8);
+        }
+        heard
+            && few
+            && self.own_on(lease, number).all(|process| voices.contains_key(process))
+            && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
     }
 
     fn shows_back(&self, book: &Book, trip: &Trip, number: usize, begun: Time) -> bool {
-        let none = BTreeMap::new();
-        let shims = self.shims.get(&book.id).unwrap_or(&none);
+        let shims = self.voices(book.id, trip.rung);
         // Of whom nothing was heard nothing is known.
         let heard = !shims.is_empty() || !book.bound;
-        let told = |shim: &Shim| shim.parked.is_none() && shim.word < begun;
+        let told = |shim: &Voice| shim.parked.is_none() && shim.word < begun;
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
+        let known = known || trip.rung == Rung::Yield;
         heard && known && trip.since < begun && shims.values().all(told)
     }
 
@@ -296,9 +359,9 @@ impl Books {
         }
         // A hand that asks may try again at once.
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.rest = Time::ZERO;
+            book.rests = Rests::default();
         }
-        let can = self.leases.get(&lease).is_some_and(|book| self.parkable(now, lease, book).is_ok());
+        let can = self.leases.get(&lease).is_some_and(|book| self.could_leave(now, lease, book).is_some());
         if can { Expect::Yes(true) } else { cannot }
     }
 
@@ -317,8 +380,8 @@ impl Books {
 
     /// Whether the answer to a wish to park is what the books say.
     pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &Answer, actions: &[Action]) -> Verdict {
-        let parks = |action: &Action| matches!(action, Action::Park { lease: of, .. } if *of == lease);
-        let idle = || actions.iter().all(|action| matches!(action, Action::Grace { .. }));
+        let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, .. } if *of == lease);
+        let idle = || nothing_but_room(actions);
         match expect {
             Expect::Refusal(refusal) => {
                 let right = match refusal {
@@ -343,15 +406,23 @@ impl Books {
 
     // ---- rule 3 ------------------------------------------------------------
 
-    /// How much host memory parking a holder takes, or why it cannot be parked.
-    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book) -> Result<Bytes, &'static str> {
+    /// A way in which a holder could leave its cards now.
+    pub fn could_leave(&self, now: Time, lease: LeaseId, book: &Book) -> Option<Rung> {
+        Rung::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
+    }
+
+    /// How much host memory parking a holder in this way takes, or why it cannot be parked.
+    pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book, rung: Rung) -> Result<Bytes, &'static str> {
         let At::Held(held) = &book.at else { return Err("it is not on its cards") };
         let parking = &self.policy.parking;
-        let shims = self.shims.get(&lease).filter(|shims| !shims.is_empty()).ok_or("nobody is there to be told")?;
-        if parking.ram == Bytes::ZERO || self.disk_full {
+        let shims = self.voices(lease, rung);
+        if shims.is_empty() {
+            return Err("nobody is there to be told");
+        }
+        if (parking.ram == Bytes::ZERO && rung != Rung::Yield) || self.disk_full {
             return Err("nobody is parked now");
         }
-        if book.rest > now {
+        if book.rests.on(rung) > now {
             return Err("it was tried a moment ago");
         }
         if shims.values().any(|shim| shim.cannot) {
@@ -363,9 +434,15 @@ impl Books {
             if stale || !matches!(card.look, Look::Free(_)) {
                 return Err("nobody would see its bytes go");
             }
-            if self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
+            if rung != Rung::Yield && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
                 return Err("one of its programs does not listen");
             }
+        }
+        if rung == Rung::Driver && !book.ask.may_lose {
+            self.sure_of_room(lease, held)?;
+        }
+        if rung == Rung::Yield {
+            return Ok(Bytes::ZERO);
         }
         let need = self.seen_in_all(lease, held) + LITTLE;
         let booked = |whose: Option<usize>| -> Bytes {
@@ -389,21 +466,18 @@ impl Books {
     }
 
     /// A holder's bytes shall leave its cards.
-    pub fn park(
-        &mut self,
-        now: Time,
-        cause: &Cause,
-        lease: LeaseId,
-        at: Time,
-        booked: Bytes,
-        again: Option<Time>,
-    ) -> Verdict {
+    pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
+        let Action::Park { at, booked, again, rung, had, room_for, .. } = action else { return Ok(()) };
+        let (at, booked, again, rung) = (*at, *booked, *again, *rung);
         let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
         let At::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
+        let had_then = self.seen_in_all(lease, held);
+        must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
+            _ if room_for.is_some() => self.check_room_for(now, cause, book, again, *room_for)?,
             Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none(), || {
                 format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
             })?,
@@ -418,10 +492,14 @@ impl Books {
             }
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
-        let can = self.parkable(now, lease, book);
-        must(3, can == Ok(booked), || format!("{lease} is parked, {booked} booked, and by the books {can:?}"))?;
-        let trip = Trip { again, ..Trip::new(Way::Out, now, self.policy.parking.limit) };
-        self.set_trip(lease, trip, |held| held.booked = booked);
+        let can = self.parkable(now, lease, book, rung);
+        must(3, can == Ok(booked), || {
+            format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
+        })?;
+        let trip = Trip { again, rung, had: *had, ..Trip::new(Way::Out, now, Span::ZERO) };
+        let trip = trip.turned(Way::Out, now, &self.policy.parking);
+        self.set_trip(lease, trip, |held| (held.booked, held.moved, held.notice) = (booked, true, None));
+        self.noticed.remove(&lease);
         Ok(())
     }
 
@@ -448,8 +526,7 @@ impl Books {
 
     /// Whether a trip has taken longer than it may.
     fn is_overdue(&self, now: Time, trip: &Trip) -> bool {
-        let parking = &self.policy.parking;
-        let span = if trip.way == Way::Gone { parking.term } else { parking.limit };
+        let span = trip.allowed(&self.policy.parking);
         now >= trip.since + span && !self.in_grace(now, trip.since)
     }
 
@@ -458,22 +535,25 @@ impl Books {
         let (_, held, trip) = self.trip(lease, Way::Out)?;
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
-            Unparked::Refused(_) if self.said(lease) > held.booked => true,
-            Unparked::Refused(_) => matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease),
+            Unparked::Refused(_) if trip.rung != Rung::Yield && self.said(lease, trip.rung) > held.booked => true,
+            Unparked::Refused(_) => {
+                matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease)
+            }
             Unparked::Silent | Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
         let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
-        let trip = Trip { back: false, ..trip.turned(Way::Back, now, self.policy.parking.limit) };
+        let rung = trip.rung;
+        let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});
-        self.rest(now, lease, rests);
+        self.rest(now, lease, rung, rests);
         Ok(())
     }
 
-    fn rest(&mut self, now: Time, lease: LeaseId, times: u64) {
+    fn rest(&mut self, now: Time, lease: LeaseId, rung: Rung, times: u64) {
         let rest = Span(self.policy.parking.rest.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.rest = now + rest;
+            book.rests.set(rung, now + rest);
         }
     }
 
@@ -481,13 +561,14 @@ impl Books {
     pub fn parked(&mut self, now: Time, lease: LeaseId, at: Time, mark: Option<Time>) -> Verdict {
         let (book, held, trip) = self.trip(lease, Way::Out)?;
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
-        let none = BTreeMap::new();
-        let shims = self.shims.get(&lease).unwrap_or(&none);
+        let shims = self.voices(lease, trip.rung);
         must(4, shims.values().all(|shim| shim.parked.is_some()), || {
             format!("{lease} is parked, and one of its programs has not said so: {shims:?}")
         })?;
-        let said = self.said(lease);
-        must(3, said <= held.booked, || format!("{lease} is parked with {said}, and {} are booked", held.booked))?;
+        let said = self.said(lease, trip.rung);
+        must(3, trip.rung == Rung::Yield || said <= held.booked, || {
+            format!("{lease} is parked with {said}, and {} are booked", held.booked)
+        })?;
         must(4, trip.seen_on(held, LOOKS), || {
             format!(
                 "{lease} is parked on its word, and the looks after it are {:?} of cards {:?}",
@@ -498,12 +579,14 @@ impl Books {
         let unheard =
             |number: &usize| self.own_on(lease, *number).find(|process| !shims.contains_key(process)).copied();
         let other = held.cards.iter().filter(readable).find_map(unheard);
-        must(4, other.is_none(), || format!("{lease} is parked, and {other:?} of its is not"))?;
+        must(4, other.is_none() || trip.rung == Rung::Yield, || {
+            format!("{lease} is parked, and {other:?} of its is not")
+        })?;
         let graced = if held.renewed <= self.grace_from { self.grace_until } else { Time::ZERO };
         let left = book.fixed().then(|| held.until.max(graced).since(now));
         must(8, left != Some(Span::ZERO), || format!("{lease} is parked, and its term is over: {held:?}"))?;
         let booked = held.booked;
-        let trip = Trip { left, ..trip.turned(Way::Gone, now, self.policy.parking.term) };
+        let trip = Trip { left, ..trip.turned(Way::Gone, now, &self.policy.parking) };
         self.give_back(now, lease, mark)?;
         self.unread = self.unread + booked;
         self.set_trip(lease, trip, |held| {
@@ -526,7 +609,12 @@ impl Books {
     ) -> Verdict {
         let (book, held, trip) = self.trip(lease, Way::Gone)?;
         must(9, trip.wants.is_none(), || format!("{lease} waits for its cards twice"))?;
-        let asked = matches!(cause, Cause::Said(of, Word::Resume) | Cause::Resume(of, Expect::Yes(_)) if *of == lease);
+        let asked = match cause {
+            Cause::Said(of, Word::Resume) | Cause::Hooked(of, Word::Resume) | Cause::Resume(of, Expect::Yes(_)) => {
+                *of == lease
+            }
+            _ => false,
+        };
         let fits = asked || trip.again.is_some() || trip.asked_for;
         must(9, fits, || format!("{lease} waits for its cards, and nobody asked: {cause:?}, {trip:?}"))?;
         let since = trip.again.unwrap_or(now);
@@ -571,7 +659,12 @@ impl Books {
             return must(9, false, || format!("{lease} has its cards again and did not wait for them"));
         };
         must(11, !self.disk_full, || format!("{lease} has its cards again on a full disk"))?;
-        must(2, book.rest <= now, || format!("{lease} comes back at {now}, and rests until {}", book.rest))?;
+        let rests = book.rests.on(trip.rung);
+        must(2, rests <= now, || format!("{lease} comes back at {now}, and rests until {rests}"))?;
+        let sure = self.sure_of_room(lease, held);
+        must(2, trip.rung != Rung::Driver || book.ask.may_lose || sure.is_ok(), || {
+            format!("the driver brings {lease} back, and it may lack room: {sure:?}")
+        })?;
         let term = now + book.ask.term.span();
         must(8, *until == term, || format!("{lease} has its cards again until {until}, not {term}"))?;
         let first = trip.first.as_ref().unwrap_or(&book.ask);
@@ -603,8 +696,9 @@ impl Books {
         self.check_order(now, lease, &back, book)?;
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
         let tenant = book.tenant;
-        let span = self.policy.parking.limit;
-        let (ask, trip) = (first.clone(), Trip { again: Some(wants), back: true, ..Trip::new(Way::Back, now, span) });
+        let (rung, had) = (trip.rung, trip.had);
+        let trip = Trip { again: Some(wants), back: true, rung, had, ..Trip::new(Way::Back, now, Span::ZERO) };
+        let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
         back.vram = *vram;
         back.paid = self.charge(now, lease, *mark, due)?;
         self.take_turn(now, lease, *turn)?;
@@ -617,14 +711,15 @@ impl Books {
     /// A holder's bytes find no room after all.
     pub fn retreat(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
         let (_, _, trip) = self.trip(lease, Way::Back)?;
-        let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
+        let refused = matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease);
         let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
         must(8, at == now && trip.back && (refused || silent), || {
             format!("{lease} leaves again after {cause:?}: {trip:?}")
         })?;
-        let trip = trip.turned(Way::Out, now, self.policy.parking.limit);
+        let rung = trip.rung;
+        let trip = trip.turned(Way::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |_| {});
-        self.rest(now, lease, 1);
+        self.rest(now, lease, rung, 1);
         Ok(())
     }
 
@@ -633,12 +728,16 @@ impl Books {
         let (_, held, trip) = self.trip(lease, Way::Back)?;
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // Nobody is there that could bring anything back, or say so.
-        let given_up = self.none_parked(lease) && self.is_overdue(now, trip);
-        must(3, self.none_parked(lease), || format!("{lease} is back, and not all of its programs: {:?}", self.shims))?;
+        let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
+        let given_up = none_parked && self.is_overdue(now, trip);
+        must(3, none_parked, || {
+            format!("{lease} is back, and not all of its programs: {:?}", self.voices(lease, rung))
+        })?;
         // Of bytes that came from cards of others' nobody knows anything.
         let on_its_cards = |process: &ProcKey| held.cards.iter().any(|card| self.cards[*card].all.contains(process));
         let stowed = self.stowed.iter().filter(|_| !given_up);
-        let stowed = stowed.filter(|(_, of)| **of == lease).find(|(process, _)| on_its_cards(process));
+        let stowed = stowed.filter(|((_, on), of)| *on == rung && **of == lease);
+        let stowed = stowed.map(|((process, _), _)| process).find(|process| on_its_cards(process));
         must(3, stowed.is_none(), || format!("{lease} is back, and {stowed:?} has its bytes in host memory"))?;
         must(4, given_up || trip.seen_on(held, 1), || {
             format!("{lease} is back, and the looks at cards {:?} are {:?}", held.cards, trip.looks)
@@ -647,9 +746,11 @@ impl Books {
         let At::Away(held, trip) = book.at else { return Ok(()) };
         let until = held.until.max(now);
         // Who could not be parked is left alone from when that is over.
-        let rested = now + self.policy.parking.rest;
-        let rest = if trip.back || book.rest == Time::ZERO { book.rest } else { book.rest.max(rested) };
-        self.insert(lease, Book { rest, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
+        let (rested, mut rests) = (now + self.policy.parking.rest, book.rests);
+        if !trip.back && rests.on(rung) != Time::ZERO {
+            rests.set(rung, rests.on(rung).max(rested));
+        }
+        self.insert(lease, Book { rests, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
         Ok(())
     }
 
@@ -682,11 +783,11 @@ impl Books {
                 Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
                 Way::Back => {
                     // While it is only to be seen it may take as long as nobody can look.
-                    let silent = trip.back && !self.none_parked(*lease);
-                    let words = self.shims.get(lease).into_iter().flat_map(BTreeMap::values).map(|shim| shim.word);
+                    let silent = trip.back && !self.none_parked(*lease, trip.rung);
+                    let words = self.voices(*lease, trip.rung).values().map(|voice| voice.word);
                     let heard = words.max().unwrap_or(trip.since).max(trip.since);
                     let grace = if trip.since <= self.grace_from { self.grace_until } else { Time::ZERO };
-                    let span = Span(2 * trip.span.max(self.policy.parking.limit).0);
+                    let span = Span(2 * trip.span.max(trip.allowed(&self.policy.parking)).0);
                     silent && now >= heard.max(grace) + span
                 }
             };

@@ -112,7 +112,7 @@ impl Promises {
 
 /// Whether a holder that was to stay on its cards has programs that do not come back to them.
 fn is_silent(state: &State, now: Time) -> bool {
-    let late = |away: &Away| !away.back && now > away.since + state.policy().parking.limit;
+    let late = |away: &Away| !away.back && now > away.since + state.policy().parking.limit_of(away);
     let mut moving = state.moving().filter_map(|lease| state.lease(lease));
     moving.any(|lease| matches!(&lease.phase, Phase::Resuming(_, away) if late(away)))
 }

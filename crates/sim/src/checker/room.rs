@@ -17,7 +17,7 @@ impl Books {
     /// The same to a parked lease that has some bytes there already.
     pub fn promisable_but(&self, card: &CardBook, now: Time, own: Option<LeaseId>) -> Bytes {
         let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-        if !self.open(card) || stale {
+        if !self.open(card) || stale || self.restores_on(card) {
             return Bytes::ZERO;
         }
         let total = card.facts.total;

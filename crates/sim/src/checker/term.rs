@@ -4,6 +4,7 @@ use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Expect, Word};
 use super::{Verdict, must};
 use sublet_core::action::Action;
+use sublet_core::ask::Preempt;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Reason;
 use sublet_core::units::Time;
@@ -32,7 +33,8 @@ impl Books {
             format!("{lease} is renewed at {at} until {until}; it is {now}, and it had until {}", held.until)
         })?;
         let wanted = self.wanted(*tenant, &held.cards);
-        let capped = held.began + self.policy.hold_cap;
+        let never = ask.preempt == Preempt::Never;
+        let capped = if never { Time::NEVER } else { held.began + self.policy.hold_cap };
         let limited = until == capped || Some(until) == held.before;
         let let_past = held.before.is_some() && !self.queue.is_empty();
         must(8, until == full || ((wanted.at_all || let_past) && limited), || {
@@ -73,7 +75,11 @@ impl Books {
         })?;
         let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);
         let capped = || {
-            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(held.began + self.policy.hold_cap);
+            let cap = |held: &Held| match book.ask.preempt {
+                Preempt::Never => Time::NEVER,
+                _ => held.began + self.policy.hold_cap,
+            };
+            let limit = |held: &Held| held.before.unwrap_or(Time::NEVER).min(cap(held));
             book.held().is_some_and(|held| now >= limit(held))
         };
         let fits = match reason {
@@ -85,7 +91,7 @@ impl Books {
         };
         must(8, fits, || format!("{lease} ends as {reason:?}, which it is not: {book:?}"))?;
         let ends_its_turn = matches!(reason, Reason::HoldCap | Reason::Expired);
-        let keeps = if ends_its_turn { self.parkable(now, lease, book).ok() } else { None };
+        let keeps = if ends_its_turn { self.could_leave(now, lease, book) } else { None };
         must(8, keeps.is_none(), || format!("{lease} ends as {reason:?}, and it could be parked: {keeps:?}"))
     }
 
@@ -104,6 +110,9 @@ impl Books {
                     format!("at {now} {over:?} should be over: {book:?}")
                 })?;
                 self.check_trips(now, actions.len() < DUE_MAX)?;
+                if actions.len() < DUE_MAX {
+                    self.check_notices(now)?;
+                }
             }
             Cause::Worked(lease, true) => {
                 let renewed = |action: &Action| matches!(action, Action::Renew { lease: of, .. } if of == lease);
@@ -113,7 +122,7 @@ impl Books {
                 self.check_seen(*card, *lost)?;
                 self.check_arrived()?;
             }
-            Cause::Said(lease, said) => self.check_heard(*lease, *said)?,
+            Cause::Said(lease, said) | Cause::Hooked(lease, said) => self.check_heard(*lease, *said)?,
             Cause::Resume(lease, Expect::Yes(_)) => self.check_heard(*lease, Word::Resume)?,
             Cause::Started(rebooted, floor) => {
                 must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;

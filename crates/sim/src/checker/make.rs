@@ -1,0 +1,180 @@
+//! Room that is made for who waits: who may be made to leave, for whom, and when.
+//!
+//! What a plan costs, and whether another would be cheaper, is core's to reckon. Here is only what no
+//! plan may do: touch who has the right to stay, who stands higher and works, or whose turn is not
+//! over; ask for a waiter that does not wait, or cannot use the room, or has it coming already.
+
+use super::books::{At, Book, Books, CardBook, Held, Look};
+use super::calls::Cause;
+use super::park::Way;
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::ask::{Exclusivity, Preempt, Vram};
+use sublet_core::ids::LeaseId;
+use sublet_core::rung::Rung;
+use sublet_core::units::{Bytes, Span, Time};
+
+/// What stays of a holder that leaves, where nobody measured a context.
+const CONTEXT: Bytes = Bytes::mib(512);
+
+/// Whether nothing was done but to make room, which may come with any event.
+pub fn nothing_but_room(actions: &[Action]) -> bool {
+    let makes_room =
+        |action: &&Action| matches!(action, Action::Park { room_for: Some(_), .. } | Action::Notice { .. });
+    let before = actions.iter().take_while(|action| !makes_room(action));
+    before.into_iter().all(|action| matches!(action, Action::Grace { .. }))
+}
+
+impl Books {
+    /// A holder is parked for somebody.
+    pub fn check_room_for(
+        &self,
+        now: Time,
+        cause: &Cause,
+        book: &Book,
+        again: Option<Time>,
+        waiter: Option<LeaseId>,
+    ) -> Verdict {
+        let idle = again.is_none();
+        must(9, idle || again == Some(now), || format!("{} asks again as of {again:?}, and it is {now}", book.id))?;
+        self.check_preempted(now, cause, book, waiter, idle)
+    }
+
+    /// A holder has to leave for a waiter, because it is idle or though it is not.
+    pub fn check_preempted(
+        &self,
+        now: Time,
+        cause: &Cause,
+        book: &Book,
+        waiter: Option<LeaseId>,
+        idle: bool,
+    ) -> Verdict {
+        let lease = book.id;
+        let restart = matches!(cause, Cause::Started(..));
+        must(17, !restart, || format!("{lease} has to leave at a start"))?;
+        must(9, self.policy.parking.preempt, || format!("{lease} has to leave, and nobody has to in this house"))?;
+        let At::Held(held) = &book.at else {
+            return must(5, false, || format!("{lease} has to leave, and it is {:?}", book.at));
+        };
+        must(20, book.ask.preempt != Preempt::Never, || format!("{lease} has to leave, and may stay: {:?}", book.ask))?;
+        let other = waiter.and_then(|waiter| self.leases.get(&waiter)).filter(|other| other.queued().is_some());
+        let Some(other) = other else {
+            return must(9, false, || format!("{lease} has to leave for {waiter:?}, which does not wait"));
+        };
+        self.check_its_turn(now, book, held, other, idle)?;
+        self.check_asker(now, held, other)
+    }
+
+    /// It was idle for long, stands lower, or had its turn.
+    fn check_its_turn(&self, now: Time, book: &Book, held: &Held, other: &Book, idle: bool) -> Verdict {
+        let (lease, parking) = (book.id, &self.policy.parking);
+        let turn = held.began + parking.turn;
+        must(9, !held.moved || turn <= now, || {
+            format!("{lease} has to leave again at {now}, and came at {}", held.began)
+        })?;
+        let (own, theirs) = (book.ask.tier, other.ask.tier);
+        if idle {
+            let since = book.worked_at.max(held.began).max(self.grace_from);
+            let least = Span(2 * self.policy.period.0) + if theirs <= own { Span::ZERO } else { parking.idle };
+            return must(9, now.since(since) >= least, || {
+                format!(
+                    "{lease} has to leave at {now} as if it were idle, and worked at {since}; {least:?} is the least"
+                )
+            });
+        }
+        let equal = own == theirs && other.ask.priority >= book.ask.priority && turn <= now;
+        // Between those who waited when it came the queue has decided.
+        let urgent = own > theirs && (turn <= now || other.queued().is_some_and(|since| since > held.began));
+        must(9, urgent || equal, || {
+            format!("{lease} ({own:?}) has to leave at {now} for {} ({theirs:?}): {held:?}", other.id)
+        })
+    }
+
+    /// A waiter may ask for room, could use it, and has not enough of it coming.
+    fn check_asker(&self, now: Time, held: &Held, other: &Book) -> Verdict {
+        let waiter = other.id;
+        must(9, !self.is_held_back(other), || format!("room is made for {waiter}, which its quota holds back"))?;
+        if let At::Away(_, trip) = &other.at {
+            let from = (trip.since + self.policy.parking.pause).max(other.rests.on(trip.rung));
+            must(9, from <= now, || format!("room is made for {waiter} at {now}, which rests until {from}"))?;
+        }
+        let useful = held.cards.iter().any(|card| self.could_hold(other, &self.cards[*card]));
+        must(9, useful, || format!("room is made for {waiter} on cards {:?}, where it cannot be", held.cards))?;
+        let first = self.in_order().next() == Some(waiter);
+        let coming = self.cards.iter().filter(|card| self.comes_to(now, other, card)).count();
+        must(5, !first || coming < usize::from(other.ask.gpus), || {
+            format!("room is made for {waiter}, the first, and it has {coming} cards coming: {other:?}")
+        })
+    }
+
+    /// Whether a waiter fits on a card once all who are leaving it have left.
+    fn comes_to(&self, now: Time, waiter: &Book, card: &CardBook) -> bool {
+        let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
+        if !self.could_hold(waiter, card) || !fresh || matches!(card.look, Look::Blind | Look::Lost) {
+            return false;
+        }
+        let mut room = self.promisable(card, now);
+        for (lease, reserved) in &card.claims {
+            let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
+            let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
+            let keeps = match &other.at {
+                At::Ending(..) => Bytes::ZERO,
+                At::Away(_, trip) if trip.way == Way::Out && trip.rung == Rung::Driver => Bytes::ZERO,
+                At::Away(_, trip) if trip.way == Way::Out => card.facts.context.unwrap_or(CONTEXT),
+                _ if stays_in_the_way(waiter, other) => return false,
+                _ => continue,
+            };
+            room = room + seen.max(*reserved).less(keeps);
+        }
+        !self.restores_on(card) && room >= self.need(waiter, card)
+    }
+
+    // ---- rule 2 on the driver's rung ------------------------------------------
+
+    /// Whether the driver brings somebody back to a card.
+    pub fn restores_on(&self, card: &CardBook) -> bool {
+        let restores = |lease: &LeaseId| match self.leases.get(lease).map(|book| &book.at) {
+            Some(At::Away(_, trip)) => trip.restores(),
+            _ => false,
+        };
+        self.trips.iter().filter(|lease| card.claims.contains_key(lease)).any(restores)
+    }
+
+    /// Whether nobody on its cards could take what a restore needs: all of them are holders with the
+    /// library in every program.
+    pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+        for number in &held.cards {
+            let card = &self.cards[*number];
+            if self.strangers(card) > 0 {
+                return Err("strangers are there");
+            }
+            let at_work = |other: &&LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
+            for other in card.claims.keys().filter(|other| **other != lease).filter(at_work) {
+                let capped = self.voices(*other, Rung::Park);
+                let all = self.own_on(*other, *number).all(|process| capped.contains_key(process));
+                if capped.is_empty() || !all {
+                    return Err("nothing keeps somebody there to its lease");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a parked holder cannot come back now, room or not: it could not a moment ago, or the
+    /// driver might lose it.
+    pub fn cannot_try(&self, now: Time, book: &Book) -> bool {
+        let At::Away(held, trip) = &book.at else { return false };
+        let unsure = trip.rung == Rung::Driver && !book.ask.may_lose && self.sure_of_room(book.id, held).is_err();
+        trip.way == Way::Gone && (book.rests.on(trip.rung) > now || unsure)
+    }
+}
+
+/// Whether a waiter cannot be on a card with another that stays there.
+fn stays_in_the_way(waiter: &Book, other: &Book) -> bool {
+    match (waiter.ask.exclusivity, other.ask.exclusivity) {
+        _ if waiter.ask.vram == Vram::Whole => true,
+        (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
+        (Exclusivity::Session, _) | (_, Exclusivity::Session) => waiter.tenant != other.tenant,
+        (Exclusivity::Shared, Exclusivity::Shared) => false,
+    }
+}
