@@ -220,14 +220,18 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
     }
 }
 
-/// Whether nobody could take the room that a restore needs: everybody on its cards is a holder whose
-/// every program has Sublet's library in it, which keeps it to its lease.
+/// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody
+/// else on its cards is a holder whose every program has Sublet's library in it, which keeps it to its own.
 pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
     for card in &hold.cards {
-        let strangers = state.strangers(*card);
+        // What draws on a screen takes room like anybody.
+        let strangers = state.unowned_on(*card);
         if strangers > 0 {
             let why = format!("processes without a lease are on card {}: {strangers}", card.0);
             return Err(NotParkable::NotSure(why));
+        }
+        if state.room(*card).seen_of(lease.id) > hold.vram {
+            return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
         }
         let others = state.room(*card).claims().iter();
         let mut others = others.filter(|(id, claim)| **id != lease.id && !claim.parked);

@@ -9,7 +9,7 @@
 
 use crate::ask::Exclusivity;
 use crate::ids::{LeaseId, ProcKey, TenantId};
-use crate::reading::{Observation, Reading, Unreadable};
+use crate::reading::{Observation, Reading, Resident, Unreadable};
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
@@ -237,9 +237,20 @@ impl Room {
     }
     /// Compute processes of the last look that belong to no lease on the books here, as far as is known now.
     pub fn strangers(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
-        let Reading::Used(used) = &self.observed.reading else { return 0 };
-        let ours = |process| owner(process).is_some_and(|lease| self.claims.contains_key(&lease));
-        used.processes.iter().filter(|resident| !resident.graphics && !ours(&resident.process)).count()
+        self.not_ours(owner).filter(|resident| !resident.graphics).count()
+    }
+    /// All such processes, whatever they do there.
+    pub fn unowned(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> usize {
+        self.not_ours(owner).count()
+    }
+
+    fn not_ours(&self, owner: impl Fn(&ProcKey) -> Option<LeaseId>) -> impl Iterator<Item = &Resident> {
+        let all = match &self.observed.reading {
+            Reading::Used(used) => used.processes.as_slice(),
+            Reading::Unreadable(_) => &[],
+        };
+        let ours = move |process| owner(process).is_some_and(|lease| self.claims.contains_key(&lease));
+        all.iter().filter(move |resident| !ours(&resident.process))
     }
 
     /// Whether the last look still counts.

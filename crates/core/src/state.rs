@@ -807,6 +807,10 @@ impl State {
     pub fn strangers(&self, card: CardId) -> usize {
         self.room(card).strangers(|process| self.owner(process))
     }
+    /// All processes on a card that belong to no lease there.
+    pub(crate) fn unowned_on(&self, card: CardId) -> usize {
+        self.room(card).unowned(|process| self.owner(process))
+    }
     /// Whether the driver lists the card now.
     pub fn is_listed(&self, card: CardId) -> bool {
         self.listed.contains(&card)

@@ -824,3 +824,28 @@ fn a_signal_that_an_earlier_daemon_may_not_have_sent_is_sent_again() {
         "#]],
     );
 }
+
+#[test]
+fn the_driver_parks_nobody_who_has_more_than_its_lease() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=13G
+         6s  ask bob 16G interactive
+         8s  card 0 L2=11G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+        "#]],
+    );
+}
