@@ -277,12 +277,14 @@ impl Sim<'_> {
         for entry in &batch.entries {
             if let Some(lease) = entry.action.lease().filter(|_| moves(&entry.action)) {
                 self.mind_all(lease);
+                self.heed_soon(lease);
             }
             match &entry.action {
                 Action::Grant { lease, cards, vram, epoch, .. } => {
                     let index = |card: &sublet_core::ids::CardId| self.disk.rows.cards[card.0 as usize].facts.index;
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.told_granted(*lease, *epoch, cards, *vram);
+                    self.wrap(*lease);
                 }
                 Action::End { lease, .. } => self.told_ended(*lease),
                 Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
@@ -409,6 +411,7 @@ impl Sim<'_> {
         if self.parks() {
             self.timers.set(self.t + S / 10, Timer::Ram(self.life));
         }
+        self.wrappers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|lease| self.heed_soon(lease));
         self.timers.set(self.t, Timer::Tick(self.life));
         self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
         self.flush()

@@ -26,7 +26,9 @@ impl Sim<'_> {
             signal: self.whim.within(0, 32) as u8,
             before: Span::secs(self.whim.pick(&[0, 1, 5, 20, 60, 700])),
         });
-        Ask { preempt, notice, ..ask }
+        let yields = self.whim.chance(self.shape.habits.hooks);
+        let may_lose = self.shape.habits.driver > 0 && self.whim.chance(200);
+        Ask { preempt, notice, yields, may_lose, ..ask }
     }
 
     /// Processes of a lease get a signal.

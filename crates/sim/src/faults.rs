@@ -32,6 +32,7 @@ impl Sim<'_> {
         let graphics = self.rng.chance(200);
         let process = self.world.trees[&tree].live[0];
         self.world.allocate(card, process, bytes, graphics);
+        self.world.cards[card].intruded_us = self.t;
         let stay = self.rng.within(S, 60 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
         Ok(())

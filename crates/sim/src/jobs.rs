@@ -17,6 +17,7 @@ use sublet_core::decide::offer::offers;
 use sublet_core::event::{Answer, Event, Refusal};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
 use sublet_core::rows::Phase;
+use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
 /// Where a job is.
@@ -310,6 +311,7 @@ impl Sim<'_> {
             (Style::Words, _) if busy => {
                 self.call(Call { by, event: Event::Renewed { by: caller, lease, epoch }, job: Some(number) })
             }
+            (Style::Bound | Style::Rooted, _) if busy && self.is_asleep(lease) => self.want_back(lease),
             (Style::Bound | Style::Rooted, _) if busy && self.submits(number) => Ok(()),
             (Style::Bound | Style::Rooted, _) if busy => self.report(Event::Worked { lease }),
             _ => Ok(()),
@@ -334,7 +336,10 @@ impl Sim<'_> {
         let process = if self.rng.chance(700) { process } else { tree.live[tree.live.len() - 1] };
         let most = if job.greedy { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
         let (tree, cards) = (job.tree, job.cards.clone());
-        let gated = self.is_gated(process);
+        let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
+        // The library keeps a program to its lease.
+        let capped = self.world.programs.contains_key(&(process, Rung::Park));
+        let most = if capped { job.vram.0 } else { most };
         for card in cards {
             let here: u64 = self.world.cards[card]
                 .residents
@@ -347,6 +352,9 @@ impl Sim<'_> {
                 0 => self.world.vacate(card, process),
                 1..=6 if here < most => {
                     let bytes = Bytes(self.rng.within(1, most - here));
+                    if !capped && self.world.cards[card].bytes_of(process) == Bytes::ZERO {
+                        self.world.cards[card].intruded_us = self.t;
+                    }
                     self.world.allocate(card, process, bytes, false);
                 }
                 _ => {}
@@ -434,10 +442,10 @@ impl Sim<'_> {
 
     /// The host will notice that the processes of these leases changed.
     pub(crate) fn noticed(&mut self, leases: &[LeaseId]) {
-        for (process, program) in std::mem::take(&mut self.world.left) {
+        for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);
-                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process));
+                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung));
             }
         }
         for lease in leases {

@@ -23,6 +23,7 @@ pub mod disk;
 pub mod ends;
 pub mod eyes;
 pub mod faults;
+pub mod hooks;
 pub mod jobs;
 pub mod mutants;
 pub mod rng;

@@ -61,9 +61,23 @@ fn seeds(args: &Args) -> ExitCode {
         }
         done += 1;
     }
-    let Passed { events, commits, lives, next_lease, entries, kept, parked, resumed, preempted } = sum;
+    let Passed {
+        events,
+        commits,
+        lives,
+        next_lease,
+        entries,
+        kept,
+        parked,
+        resumed,
+        preempted,
+        yielded,
+        driven,
+        ended,
+        lost,
+    } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {parked} parked ({preempted} made to leave for others), {resumed} brought back, {kept} bounds met: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by those who took the risk, {kept} bounds met: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -82,6 +96,10 @@ fn add(a: Passed, b: Passed) -> Passed {
         parked: a.parked + b.parked,
         resumed: a.resumed + b.resumed,
         preempted: a.preempted + b.preempted,
+        yielded: a.yielded + b.yielded,
+        driven: a.driven + b.driven,
+        ended: a.ended + b.ended,
+        lost: a.lost + b.lost,
     }
 }
 

@@ -48,6 +48,14 @@ pub struct Passed {
     pub resumed: u64,
     /// How often one was made to leave for somebody who waits.
     pub preempted: u64,
+    /// How often one was parked by its hook.
+    pub yielded: u64,
+    /// How often one was parked by the driver.
+    pub driven: u64,
+    /// How often a lease was ended for others.
+    pub ended: u64,
+    /// Processes that a restore lost, of owners who took the risk or to who came from nowhere.
+    pub lost: u64,
 }
 
 /// A run that broke a rule.
@@ -93,6 +101,10 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             parked: sim.checker.parked,
             resumed: sim.checker.resumed,
             preempted: sim.checker.preempted,
+            yielded: sim.checker.by_rung.0,
+            driven: sim.checker.by_rung.1,
+            ended: sim.checker.ended,
+            lost: sim.lost,
         })
     }));
     let failed = |violation| Failure { seed, step: story.step.get(), violation };

@@ -1,4 +1,4 @@
-//! Programs with Sublet's library in them: they speak to the daemon, leave their cards when they are
+//! Programs with Sublet's library in them, and processes that the driver parks: they speak to the daemon, leave their cards when they are
 //! told to and come back, and not all of them do as they say.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! where it should not be is told so, again and again. What a program does it does by itself, also
 //! while no daemon lives; whoever comes after is told how it stands.
 
-use crate::checker::Violation;
+use crate::checker::{Violation, must};
 use crate::daemon::Call;
 use crate::rng::Rng;
 use crate::shape::S;
@@ -40,6 +40,10 @@ pub struct Habits {
     pub ram: Bytes,
     /// Room is made for whoever waits.
     pub preempts: bool,
+    /// Thousandths of asks whose wrapper has a hook.
+    pub hooks: u64,
+    /// Thousandths of processes that the driver can park; none: it parks nobody.
+    pub driver: u64,
 }
 
 impl Habits {
@@ -52,13 +56,19 @@ impl Habits {
             orderly: !none && luck.chance(200),
             ram: Bytes::gib(luck.pick(&[16, 64, 256])),
             preempts: false,
+            hooks: 0,
+            driver: 0,
         }
     }
 
     /// The same in a world in which room is made for whoever waits; in most it is.
     pub fn pressed(self, whim: &mut Rng) -> Habits {
         let preempts = self.library > 0 && whim.chance(800);
-        Habits { preempts, ..self }
+        let plain = !preempts || self.orderly;
+        let hooks = whim.pick(&[0, 0, 300, 800]);
+        let driver = whim.pick(&[0, 0, 500, 1000]);
+        let (hooks, driver) = if plain { (0, 0) } else { (hooks, driver) };
+        Habits { preempts, hooks, driver, ..self }
     }
 
     /// Where bytes go in this house.
@@ -120,7 +130,10 @@ enum Order {
     Resume,
 }
 
-/// A program with the library in it.
+/// A process, by who speaks for it: the library in it, or the driver.
+pub type Spoken = (ProcKey, Rung);
+
+/// A program with the library in it, or a process as the driver has it.
 #[derive(Debug)]
 pub struct Program {
     temper: Temper,
@@ -139,6 +152,8 @@ pub struct Program {
     /// It submitted work and waits for its bytes.
     at_gate: bool,
     outbox: Vec<(LeaseId, Said)>,
+    /// When the room for a restore was last proven.
+    proven_us: u64,
 }
 
 impl Program {
@@ -167,13 +182,18 @@ impl World {
 
     /// A program's bytes leave its cards, as many hundredths of them as it likes, but for its contexts.
     /// Says how many they were, and how many they should have been.
-    fn leave_cards(&mut self, process: ProcKey, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
+    pub(crate) fn leave_cards(&mut self, (process, rung): Spoken, percent: u64) -> (Vec<(usize, Bytes)>, Bytes) {
         let (mut gone, mut all) = (Vec::new(), Bytes::ZERO);
         for card in 0..self.cards.len() {
-            let context = self.cards[card].facts.context.unwrap_or(CONTEXT);
-            let has = self.cards[card].bytes_of(process).less(context);
-            let bytes = Bytes(has.0 / 100 * percent);
+            // The driver takes contexts too.
+            let context =
+                if rung == Rung::Driver { None } else { Some(self.cards[card].facts.context.unwrap_or(CONTEXT)) };
+            let has = self.cards[card].bytes_of(process).less(context.unwrap_or_default());
+            let bytes = if percent == 100 { has } else { Bytes(has.0 / 100 * percent) };
             self.shrink(card, process, bytes);
+            if rung == Rung::Driver && percent == 100 {
+                self.vacate(card, process);
+            }
             all = all + has;
             if bytes > Bytes::ZERO {
                 gone.push((card, bytes));
@@ -182,9 +202,18 @@ impl World {
         (gone, all)
     }
 
+    /// Whether there is room for these.
+    fn fit(&self, bytes: &[(usize, Bytes)]) -> bool {
+        bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes)
+    }
+
+    fn is_on_card(&self, process: ProcKey) -> bool {
+        self.cards.iter().any(|card| card.residents.iter().any(|resident| resident.process == process))
+    }
+
     /// They come back, all of them or none.
-    fn come_back(&mut self, process: ProcKey, bytes: &[(usize, Bytes)]) -> bool {
-        let fit = bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes);
+    pub(crate) fn come_back(&mut self, process: ProcKey, bytes: &[(usize, Bytes)]) -> bool {
+        let fit = self.fit(bytes);
         if fit {
             bytes.iter().for_each(|(card, bytes)| self.allocate(*card, process, *bytes, false));
         }
@@ -200,9 +229,15 @@ impl Sim<'_> {
 
     /// A process of a job's begins; it may have the library in it.
     pub(crate) fn install(&mut self, process: ProcKey) {
-        if !self.parks() || !self.luck.chance(self.shape.habits.library) {
-            return;
+        if self.parks() && self.luck.chance(self.shape.habits.library) {
+            self.install_on((process, Rung::Park));
         }
+        if self.whim.chance(self.shape.habits.driver) {
+            self.install_on((process, Rung::Driver));
+        }
+    }
+
+    fn install_on(&mut self, (process, rung): Spoken) {
         let odd =
             [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
         let honest = self.calm || self.luck.chance(self.shape.habits.honest);
@@ -218,33 +253,56 @@ impl Sim<'_> {
             cannot: false,
             at_gate: false,
             outbox: Vec::new(),
+            proven_us: 0,
         };
-        self.world.programs.insert(process, program);
+        self.world.programs.insert((process, rung), program);
     }
 
     /// Whether a process' work does not get through now.
     pub(crate) fn is_gated(&self, process: ProcKey) -> bool {
-        self.world.programs.get(&process).is_some_and(Program::is_gated)
+        [Rung::Park, Rung::Driver]
+            .iter()
+            .any(|rung| self.world.programs.get(&(process, *rung)).is_some_and(Program::is_gated))
     }
 
     // ---- words -------------------------------------------------------------
 
     /// The daemon knows whose these processes are: those with the library get through to it.
     pub(crate) fn greet(&mut self, lease: LeaseId, processes: &[ProcKey]) {
-        for process in processes {
-            let Some(program) = self.world.programs.get(process) else { continue };
-            if program.heard_as(self.life) != Some(lease) {
+        let both = processes.iter().flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        for (process, rung) in both {
+            let Some(program) = self.world.programs.get(&(process, rung)) else { continue };
+            // Of a process that uses no card the driver has nothing to say.
+            let is_there = rung == Rung::Park || program.away.is_some() || self.world.is_on_card(process);
+            if program.heard_as(self.life) != Some(lease) && is_there {
                 let late = self.luck.chance(50);
                 let delay = if late { self.luck.within(S, 40 * S) } else { self.luck.within(0, 2 * S) };
-                self.timers.set(self.t + delay, Timer::Connect(self.life, *process));
+                self.timers.set(self.t + delay, Timer::Connect(self.life, process, rung));
             }
         }
     }
 
+    /// The driver is asked about processes that came to a card since.
+    fn inspect(&mut self) {
+        if self.shape.habits.driver == 0 {
+            return;
+        }
+        let Some(state) = self.daemon.as_ref().map(|daemon| daemon.engine.state()) else { return };
+        let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Rung::Driver);
+        let new = driven.filter_map(|((process, _), program)| {
+            let lease = state.owner(process)?;
+            let is_there = program.away.is_some() || self.world.is_on_card(*process);
+            (is_there && program.heard_as(self.life) != Some(lease)).then_some(*process)
+        });
+        for process in new.collect::<Vec<_>>() {
+            self.timers.set(self.t, Timer::Connect(self.life, process, Rung::Driver));
+        }
+    }
+
     /// A program says who it is and how it stands.
-    pub(crate) fn connect(&mut self, process: ProcKey) -> Result<(), Violation> {
+    pub(crate) fn connect(&mut self, process: Spoken) -> Result<(), Violation> {
         let life = self.life;
-        let owner = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(&process));
+        let owner = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(&process.0));
         let (Some(lease), Some(program)) = (owner, self.world.programs.get_mut(&process)) else { return Ok(()) };
         let before = program.heard_as(life);
         if before == Some(lease) {
@@ -264,32 +322,34 @@ impl Sim<'_> {
         self.mind(process)
     }
 
-    fn say(&mut self, process: ProcKey, said: Said) {
+    fn say(&mut self, process: Spoken, said: Said) {
         let life = self.life;
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
             program.outbox.push((lease, said));
             let delay = self.luck.within(0, S / 20);
-            self.timers.set(self.t + delay, Timer::Hear(life, process));
+            self.timers.set(self.t + delay, Timer::Hear(life, process.0, process.1));
         }
     }
 
     /// The daemon hears what a program said.
-    pub(crate) fn hear(&mut self, process: ProcKey) -> Result<(), Violation> {
+    pub(crate) fn hear(&mut self, process: Spoken) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, said) in std::mem::take(&mut program.outbox) {
-            self.report(Event::Said { lease, rung: Rung::Park, process, said })?;
+            self.report(Event::Said { lease, rung: process.1, process: process.0, said })?;
         }
         Ok(())
     }
 
     /// A program is not there any more.
-    pub(crate) fn left(&mut self, lease: LeaseId, process: ProcKey) -> Result<(), Violation> {
-        self.report(Event::Said { lease, rung: Rung::Park, process, said: Said::Left })
+    pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken) -> Result<(), Violation> {
+        self.report(Event::Said { lease, rung, process, said: Said::Left })
     }
 
     /// Somebody's program submits work: if its bytes are away, it waits for them.
     pub(crate) fn submit(&mut self, process: ProcKey) {
+        // A process that the driver has stopped says nothing.
+        let process = (process, Rung::Park);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if program.is_gated() && !program.at_gate {
             program.at_gate = true;
@@ -310,18 +370,20 @@ impl Sim<'_> {
         }
     }
 
-    fn mind_after(&mut self, process: ProcKey, at_most_us: u64) {
+    fn mind_after(&mut self, process: Spoken, at_most_us: u64) {
         let delay = self.luck.within(0, at_most_us);
-        self.timers.set(self.t + delay, Timer::Mind(self.life, process));
+        self.timers.set(self.t + delay, Timer::Mind(self.life, process.0, process.1));
     }
 
     /// Whoever is where it should not be is told so.
-    pub(crate) fn mind(&mut self, process: ProcKey) -> Result<(), Violation> {
-        let life = self.life;
+    pub(crate) fn mind(&mut self, process: Spoken) -> Result<(), Violation> {
+        let (life, rung) = (self.life, process.1);
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         let Some(lease) = program.heard_as(life).filter(|_| program.doing.is_none()) else { return Ok(()) };
         let order = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
-            Some(Phase::Parking(..) | Phase::Parked(..)) if program.away.is_none() => Order::Park,
+            Some(Phase::Parking(_, away) | Phase::Parked(_, away)) if program.away.is_none() && away.rung == rung => {
+                Order::Park
+            }
             Some(Phase::Active(_) | Phase::Resuming(..)) if program.away.is_some() => Order::Resume,
             Some(Phase::Ending(..)) | None => {
                 // Nobody wants these bytes any more.
@@ -330,6 +392,10 @@ impl Sim<'_> {
             }
             _ => return Ok(()),
         };
+        if order == Order::Resume && rung == Rung::Driver && !self.prove(process) {
+            return Ok(());
+        }
+        let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
         program.turn += 1;
         let turn = program.turn;
@@ -339,7 +405,7 @@ impl Sim<'_> {
             _ => self.luck.pick(&[S / 10, S, 3 * S, 3 * S]),
         };
         let delay = self.luck.within(longest / 10, longest);
-        self.timers.set(self.t + delay, Timer::Done(process, turn));
+        self.timers.set(self.t + delay, Timer::Done(process.0, process.1, turn));
         if order == Order::Resume && !self.calm && !self.shape.habits.orderly && self.luck.chance(80) {
             self.intrude(process);
         }
@@ -347,13 +413,13 @@ impl Sim<'_> {
     }
 
     /// A program has done what it was told, or what it will do of it.
-    pub(crate) fn done(&mut self, process: ProcKey, turn: u32) -> Result<(), Violation> {
+    pub(crate) fn done(&mut self, process: Spoken, turn: u32) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         let Some(order) = program.doing.take_if(|_| program.turn == turn) else { return Ok(()) };
         let (temper, odd) = (program.temper, self.luck.chance(400));
         match order {
             _ if temper == Temper::Dies && odd => {
-                let leases = self.world.exit_process(process);
+                let leases = self.world.exit_process(process.0);
                 self.noticed(&leases);
                 return Ok(());
             }
@@ -364,17 +430,18 @@ impl Sim<'_> {
                 self.refuse(process, "it uses managed memory");
             }
             Order::Park => self.park_program(process, temper),
+            Order::Resume if process.1 == Rung::Driver => return self.restore(process),
             Order::Resume => self.resume_program(process),
         }
         Ok(())
     }
 
-    fn refuse(&mut self, process: ProcKey, why: &str) {
+    fn refuse(&mut self, process: Spoken, why: &str) {
         self.say(process, Said::Refused(why.to_owned()));
         self.mind_after(process, 3 * S);
     }
 
-    fn park_program(&mut self, process: ProcKey, temper: Temper) {
+    fn park_program(&mut self, process: Spoken, temper: Temper) {
         let percent = match temper {
             Temper::Liar => 0,
             Temper::Half => 50,
@@ -388,9 +455,9 @@ impl Sim<'_> {
         self.mind_after(process, S / 5);
     }
 
-    fn resume_program(&mut self, process: ProcKey) {
+    fn resume_program(&mut self, process: Spoken) {
         let Some(gone) = self.world.programs.get_mut(&process).and_then(|program| program.away.take()) else { return };
-        let back = self.world.come_back(process, &gone);
+        let back = self.world.come_back(process.0, &gone);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if back {
             program.at_gate = false;
@@ -402,14 +469,52 @@ impl Sim<'_> {
         }
     }
 
+    // ---- the driver --------------------------------------------------------
+
+    /// Whether there is room for a restore: a placeholder is put there and taken away.
+    fn prove(&mut self, process: Spoken) -> bool {
+        let gone = self.world.programs.get(&process).and_then(|program| program.away.clone()).unwrap_or_default();
+        if !self.world.fit(&gone) {
+            self.refuse(process, "there is no room for it");
+            return false;
+        }
+        if let Some(program) = self.world.programs.get_mut(&process) {
+            program.proven_us = self.t;
+        }
+        true
+    }
+
+    /// The driver restores a process. One that lacks room is lost for ever.
+    fn restore(&mut self, process: Spoken) -> Result<(), Violation> {
+        let Some(program) = self.world.programs.get(&process) else { return Ok(()) };
+        let (gone, proven, lease) = (program.away.clone().unwrap_or_default(), program.proven_us, program.lease);
+        if self.world.fit(&gone) {
+            self.resume_program(process);
+            return Ok(());
+        }
+        let ask = lease.and_then(|lease| self.disk.rows.leases.get(&lease)).map(|row| (row.first_ask().may_lose, row));
+        let vram = ask.and_then(|(_, row)| row.hold()).map(|hold| hold.vram);
+        // Who came just before, or has more than its lease, nobody could have reckoned with.
+        let since = proven.saturating_sub(10 * self.shape.policy.period.0 + 20 * S);
+        let intruded = gone.iter().any(|(card, _)| self.world.cards[*card].intruded_us >= since);
+        let beyond = gone.iter().any(|(_, bytes)| vram.is_none_or(|vram| *bytes > vram));
+        let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond;
+        must(2, excused, || format!("the driver loses {process:?} of {lease:?}, which lacked room: {gone:?}"))?;
+        self.lost += 1;
+        let leases = self.world.exit_process(process.0);
+        self.noticed(&leases);
+        Ok(())
+    }
+
     /// Where somebody's bytes shall come back, somebody else comes first.
-    fn intrude(&mut self, process: ProcKey) {
+    fn intrude(&mut self, process: Spoken) {
         let gone = self.world.programs.get(&process).and_then(|program| program.away.as_ref());
         let Some((card, _)) = gone.and_then(|gone| gone.first()).copied() else { return };
         let tree = self.world.spawn();
         let stranger = self.world.trees[&tree].live[0];
         let bytes = self.world.cards[card].free();
         self.world.allocate(card, stranger, bytes, false);
+        self.world.cards[card].intruded_us = self.t;
         let stay = self.luck.within(S, 20 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
     }
@@ -428,6 +533,7 @@ impl Sim<'_> {
             self.world.cards[card].coarse ^= true;
         }
         self.recover()?;
+        self.inspect();
         let known = self.calm || !self.luck.chance(50);
         let available = known.then(|| self.world.available());
         self.report(Event::Ram { available })

@@ -4,6 +4,7 @@ use crate::checker::{Checker, Violation};
 use crate::daemon::{Daemon, Fate, actors, tenant_name};
 use crate::disk::Disk;
 use crate::eyes;
+use crate::hooks::Wrapper;
 use crate::jobs::{Job, Stage};
 use crate::mutants::{Planted, Sabotage};
 use crate::rng::Rng;
@@ -61,6 +62,10 @@ pub struct Sim<'a> {
     pub(crate) mutant: Option<Mutant>,
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) kill_at: Option<(u64, Fate)>,
+    /// Processes that a restore lost.
+    pub(crate) lost: u64,
+    /// Wrappers with a hook, by lease.
+    pub(crate) wrappers: BTreeMap<LeaseId, Wrapper>,
     /// Leases whose processes got SIGTERM.
     pub(crate) termed: BTreeSet<LeaseId>,
     looks: Vec<Option<Look>>,
@@ -108,6 +113,8 @@ impl<'a> Sim<'a> {
             mutant: planted.and_then(Planted::mutant),
             sabotage: planted.and_then(Planted::sabotage),
             kill_at,
+            lost: 0,
+            wrappers: BTreeMap::new(),
             termed: BTreeSet::new(),
             looks: Vec::new(),
             world,
@@ -175,11 +182,13 @@ impl<'a> Sim<'a> {
             Timer::Mischief => self.mischief(),
             Timer::Operator => self.operate(),
             Timer::DiskFreed => self.disk_freed(),
-            Timer::Connect(life, process) if life == self.life => self.connect(process),
-            Timer::Hear(life, process) if life == self.life => self.hear(process),
-            Timer::Mind(life, process) if life == self.life => self.mind(process),
-            Timer::Left(life, lease, process) if life == self.life => self.left(LeaseId(lease), process),
-            Timer::Done(process, turn) => self.done(process, turn),
+            Timer::Connect(life, process, rung) if life == self.life => self.connect((process, rung)),
+            Timer::Hear(life, process, rung) if life == self.life => self.hear((process, rung)),
+            Timer::Mind(life, process, rung) if life == self.life => self.mind((process, rung)),
+            Timer::Left(life, lease, process, rung) if life == self.life => self.left(LeaseId(lease), (process, rung)),
+            Timer::Done(process, rung, turn) => self.done((process, rung), turn),
+            Timer::Heed(life, lease) if life == self.life => self.heed(LeaseId(lease)),
+            Timer::Hooked(lease, turn) => self.hook_done(LeaseId(lease), turn),
             Timer::Ram(life) if life == self.life => self.read_ram(),
             Timer::Hand => self.hand(),
             Timer::Die(process) => self.perish(process),
@@ -247,6 +256,7 @@ impl<'a> Sim<'a> {
         self.calm = true;
         self.disk.full = false;
         self.calm_programs();
+        self.calm_hooks();
         for card in 0..self.world.cards.len() {
             self.world.cards[card].ail = Ail::Well;
             self.world.cards[card].facts.unusable = None;
@@ -322,7 +332,9 @@ impl<'a> Sim<'a> {
 fn waits_for_loop(timer: Timer) -> bool {
     let loops =
         matches!(timer, Timer::Tick(_) | Timer::Seen(..) | Timer::Synced(_) | Timer::Says(..) | Timer::Relist(_));
-    let words =
-        matches!(timer, Timer::Connect(..) | Timer::Hear(..) | Timer::Mind(..) | Timer::Left(..) | Timer::Ram(_));
+    let words = matches!(
+        timer,
+        Timer::Connect(..) | Timer::Hear(..) | Timer::Mind(..) | Timer::Left(..) | Timer::Ram(_) | Timer::Heed(..)
+    );
     loops || words
 }

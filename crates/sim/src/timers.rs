@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use sublet_core::ids::ProcKey;
+use sublet_core::rung::Rung;
 
 /// Something due. A `u32` first is the life of the daemon it belongs to: timers
 /// of a dead daemon do nothing.
@@ -41,15 +42,19 @@ pub enum Timer {
     /// The disk has room again.
     DiskFreed,
     /// A program gets through to the daemon.
-    Connect(u32, ProcKey),
+    Connect(u32, ProcKey, Rung),
     /// The daemon hears what a program said.
-    Hear(u32, ProcKey),
+    Hear(u32, ProcKey, Rung),
     /// The daemon looks whether a program is where it should be.
-    Mind(u32, ProcKey),
+    Mind(u32, ProcKey, Rung),
     /// The daemon notices that a program of a lease's is not there any more.
-    Left(u32, u64, ProcKey),
+    Left(u32, u64, ProcKey, Rung),
     /// A program has done what it was told; the number tells old orders from new ones.
-    Done(ProcKey, u32),
+    Done(ProcKey, Rung, u32),
+    /// A wrapper hears where its lease is.
+    Heed(u32, u64),
+    /// A wrapper's hook is done; the number tells old runs from new ones.
+    Hooked(u64, u32),
     /// The host's memory is looked at.
     Ram(u32),
     /// Somebody wants a holder parked, or resumed.

@@ -5,10 +5,11 @@
 
 use crate::rng::Rng;
 use crate::shape::Shape;
-use crate::shims::Program;
+use crate::shims::{Program, Spoken};
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{CardFacts, Resident};
+use sublet_core::rung::Rung;
 use sublet_core::units::Bytes;
 
 /// What ails a card.
@@ -35,6 +36,8 @@ pub struct Gpu {
     pub ail: Ail,
     /// Who is on it.
     pub residents: Vec<Resident>,
+    /// When somebody came to it whom nothing keeps to a lease.
+    pub intruded_us: u64,
     used: u64,
 }
 
@@ -69,10 +72,10 @@ pub struct World {
     pub trees: BTreeMap<u32, Tree>,
     /// Whose root a process is.
     pub roots: BTreeMap<ProcKey, u32>,
-    /// Programs with the library in them.
-    pub programs: BTreeMap<ProcKey, Program>,
+    /// Programs with the library in them, and processes as the driver has them.
+    pub programs: BTreeMap<Spoken, Program>,
     /// Those of them that exited, and nobody has noticed.
-    pub left: Vec<(ProcKey, Program)>,
+    pub left: Vec<(Spoken, Program)>,
     /// Host memory that nobody takes but parked programs.
     pub ram: Bytes,
     next_tree: u32,
@@ -88,6 +91,7 @@ impl World {
             coarse: *coarse,
             ail: Ail::Well,
             residents: Vec::new(),
+            intruded_us: 0,
             used,
         };
         let cards = shape.cards.iter().map(|card| gpu(card, rng.within(0, 500) << 20)).collect();
@@ -174,7 +178,9 @@ impl World {
     /// Nothing of a process is left.
     fn is_gone(&mut self, process: ProcKey) {
         (0..self.cards.len()).for_each(|card| self.vacate(card, process));
-        self.left.extend(self.programs.remove(&process).map(|program| (process, program)));
+        for spoken in [(process, Rung::Park), (process, Rung::Driver)] {
+            self.left.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
+        }
     }
 
     /// One process exits. Returns the leases it was watched for.

@@ -79,9 +79,9 @@ impl Books {
             return must(20, false, || format!("{lease} ends for others, and it is {:?}", book.at));
         };
         must(20, chose_it(&book.ask), || format!("{lease} ends for others, and did not choose it: {:?}", book.ask))?;
-        let told = held.notice.filter(|notice| *notice <= now && !self.in_grace(now, *notice));
-        must(20, told.is_some(), || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
-        let at_once = told == Some(now) && book.ask.notice.is_none();
+        let at_once = held.notice == Some(now) && book.ask.notice.is_none();
+        let told = held.notice.is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
+        must(20, at_once || told, || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
         must(17, at_once || matches!(cause, Cause::Ticked), || format!("{lease} ends for others after {cause:?}"))?;
         let wanted = self.wanted(book.tenant, &held.cards);
         must(20, wanted.at_all, || format!("{lease} ends for others, and nobody wants its cards"))

@@ -41,10 +41,18 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
-            Action::Notice { lease, .. } => self.notice(now, cause, *lease, action),
+            Action::Notice { lease, room_for, .. } => {
+                self.notice(now, cause, *lease, action)?;
+                self.made_for.get_or_insert(*room_for);
+                Ok(())
+            }
             Action::Spare { lease } => self.spare(now, cause, *lease),
             Action::Signal { lease, .. } => self.signal(now, cause, *lease, action),
-            Action::Park { lease, .. } => self.park(now, cause, *lease, action),
+            Action::Park { lease, room_for, .. } => {
+                self.park(now, cause, *lease, action)?;
+                self.made_for = self.made_for.or(*room_for);
+                Ok(())
+            }
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
             Action::Want { lease, at, vram, at_least } => self.want(now, cause, *lease, *at, *vram, *at_least),

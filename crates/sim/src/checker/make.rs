@@ -10,7 +10,7 @@ use super::park::Way;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Exclusivity, Preempt, Vram};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -100,7 +100,8 @@ impl Books {
         }
         let useful = held.cards.iter().any(|card| self.could_hold(other, &self.cards[*card]));
         must(9, useful, || format!("room is made for {waiter} on cards {:?}, where it cannot be", held.cards))?;
-        let first = self.in_order().next() == Some(waiter);
+        // What is done for one may bring another to the front.
+        let first = self.made_for.is_none_or(|other| other == waiter) && self.in_order().next() == Some(waiter);
         let coming = self.cards.iter().filter(|card| self.comes_to(now, other, card)).count();
         must(5, !first || coming < usize::from(other.ask.gpus), || {
             format!("room is made for {waiter}, the first, and it has {coming} cards coming: {other:?}")
@@ -145,8 +146,12 @@ impl Books {
     pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
         for number in &held.cards {
             let card = &self.cards[*number];
-            if self.strangers(card) > 0 {
+            let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
+            if !card.all.iter().all(|process| ours(&process)) {
                 return Err("strangers are there");
+            }
+            if self.seen_of(lease, *number) > held.vram {
+                return Err("it has more there than its lease");
             }
             let at_work = |other: &&LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
             for other in card.claims.keys().filter(|other| **other != lease).filter(at_work) {

@@ -50,6 +50,8 @@ use sublet_core::action::Action;
 use sublet_core::event::{Answer, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::policy::Policy;
+use sublet_core::rows::Reason;
+use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::units::Time;
 
@@ -116,6 +118,10 @@ pub struct Checker {
     pub resumed: u64,
     /// How often one was made to leave for somebody who waits.
     pub preempted: u64,
+    /// How often one was parked by its hook, and by the driver.
+    pub by_rung: (u64, u64),
+    /// How often a lease was ended for others.
+    pub ended: u64,
 }
 
 impl Checker {
@@ -129,6 +135,8 @@ impl Checker {
             parked: 0,
             resumed: 0,
             preempted: 0,
+            by_rung: (0, 0),
+            ended: 0,
         }
     }
 
@@ -147,15 +155,29 @@ impl Checker {
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
             let parked = self.books.parked_until(now, action);
+            self.count(action);
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books, parked);
-            self.parked += u64::from(matches!(action, Action::Parked { .. }));
-            self.resumed += u64::from(matches!(action, Action::Resume { .. }));
-            self.preempted +=
-                u64::from(matches!(action, Action::Park { room_for: Some(_), .. } | Action::Notice { .. }));
         }
         self.promises.after(now, state, actions)?;
         self.books.settle(now, &cause, actions)
+    }
+
+    fn count(&mut self, action: &Action) {
+        match action {
+            Action::Parked { lease, .. } => {
+                self.parked += 1;
+                match self.books.rung_of(*lease) {
+                    Some(Rung::Yield) => self.by_rung.0 += 1,
+                    Some(Rung::Driver) => self.by_rung.1 += 1,
+                    _ => {}
+                }
+            }
+            Action::Resume { .. } => self.resumed += 1,
+            Action::Park { room_for: Some(_), .. } | Action::Notice { .. } => self.preempted += 1,
+            Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
+            _ => {}
+        }
     }
 
     /// How many wait and must be served once the world is calm.

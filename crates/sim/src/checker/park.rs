@@ -220,11 +220,9 @@ impl Books {
             }
         }
         match shims.get(&process).and_then(|shim| shim.parked) {
-            Some(bytes) if bytes > Bytes::ZERO && rung != Rung::Yield => {
-                drop(self.stowed.insert((process, rung), lease))
-            }
-            _ => drop(self.stowed.remove(&(process, rung))),
-        }
+            Some(bytes) if bytes > Bytes::ZERO && rung != Rung::Yield => self.stowed.insert((process, rung), lease),
+            _ => self.stowed.remove(&(process, rung)),
+        };
         if !concerned {
             return Word::Tell;
         }
@@ -501,6 +499,14 @@ impl Books {
         self.set_trip(lease, trip, |held| (held.booked, held.moved, held.notice) = (booked, true, None));
         self.noticed.remove(&lease);
         Ok(())
+    }
+
+    /// In which way a holder left its cards, or leaves them.
+    pub fn rung_of(&self, lease: LeaseId) -> Option<Rung> {
+        match &self.leases.get(&lease)?.at {
+            At::Away(_, trip) => Some(trip.rung),
+            _ => None,
+        }
     }
 
     /// Moves a lease to another part of its trip.

@@ -1,0 +1,196 @@
+//! Wrappers with a hook: they hear where their lease is, run what makes their programs leave their cards
+//! or come back, and say how it went. Some lie, some do half of it, some are silent, and some die of it.
+
+use crate::checker::Violation;
+use crate::daemon::Call;
+use crate::shape::S;
+use crate::sim::Sim;
+use crate::timers::Timer;
+use sublet_core::event::Event;
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
+use sublet_core::rows::Phase;
+use sublet_core::rung::Rung;
+use sublet_core::units::Bytes;
+
+/// What a hook does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Temper {
+    /// What it says.
+    Honest,
+    /// Nothing, and says that it did it.
+    Liar,
+    /// Half of it.
+    Half,
+    /// It takes longer than anybody waits.
+    Silent,
+    /// It fails, now and then.
+    Fails,
+    /// Its holder dies of it, now and then.
+    Dies,
+}
+
+/// A wrapper with a hook.
+#[derive(Debug)]
+pub struct Wrapper {
+    temper: Temper,
+    /// Its programs' bytes are away: so many of each card.
+    away: Option<Vec<(ProcKey, usize, Bytes)>>,
+    /// Its hook runs: off the cards, or back.
+    runs: Option<bool>,
+    /// Tells an old run from a new one.
+    turn: u32,
+    /// The daemon of this life was told how it stands.
+    told: Option<u32>,
+}
+
+impl Sim<'_> {
+    /// A lease was granted: it may have a hook.
+    pub(crate) fn wrap(&mut self, lease: LeaseId) {
+        if self.disk.rows.leases.get(&lease).is_some_and(|row| row.ask.yields) {
+            let odd = [Temper::Liar, Temper::Half, Temper::Silent, Temper::Fails, Temper::Dies];
+            let honest = self.calm || self.whim.chance(self.shape.habits.honest);
+            let temper = if honest { Temper::Honest } else { self.whim.pick(&odd) };
+            self.wrappers.insert(lease, Wrapper { temper, away: None, runs: None, turn: 0, told: None });
+        }
+    }
+
+    /// Whether the programs of a lease do nothing because of its hook.
+    pub(crate) fn is_asleep(&self, lease: LeaseId) -> bool {
+        self.wrappers.get(&lease).is_some_and(|wrapper| wrapper.away.is_some() || wrapper.runs.is_some())
+    }
+
+    /// A wrapper hears where its lease is, in a moment.
+    pub(crate) fn heed_soon(&mut self, lease: LeaseId) {
+        if self.wrappers.contains_key(&lease) {
+            let delay = self.whim.within(0, S / 5);
+            self.timers.set(self.t + delay, Timer::Heed(self.life, lease.0));
+        }
+    }
+
+    /// A wrapper does what follows from where its lease is.
+    pub(crate) fn heed(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        let life = self.life;
+        let Some(wrapper) = self.wrappers.get_mut(&lease).filter(|wrapper| wrapper.runs.is_none()) else {
+            return Ok(());
+        };
+        let is_told = wrapper.told == Some(life);
+        let by_hook = |rung: Rung| rung == Rung::Yield;
+        let out = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
+            Some(Phase::Parking(_, away)) if by_hook(away.rung) => match &wrapper.away {
+                Some(_) if is_told => return Ok(()),
+                Some(gone) => {
+                    let said = Said::Parked(gone.iter().map(|(_, _, bytes)| *bytes).sum());
+                    return self.tell_hook(lease, said);
+                }
+                None => true,
+            },
+            Some(Phase::Active(_) | Phase::Resuming(..)) if wrapper.away.is_some() => false,
+            Some(Phase::Resuming(_, away)) if by_hook(away.rung) && !is_told => {
+                return self.tell_hook(lease, Said::Resumed);
+            }
+            Some(Phase::Ending(..)) | None => {
+                self.wrappers.remove(&lease);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        wrapper.runs = Some(out);
+        wrapper.turn += 1;
+        let turn = wrapper.turn;
+        let longest =
+            if wrapper.temper == Temper::Silent && out { 100 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
+        let delay = self.whim.within(longest / 10, longest);
+        self.timers.set(self.t + delay, Timer::Hooked(lease.0, turn));
+        Ok(())
+    }
+
+    /// A hook is done.
+    pub(crate) fn hook_done(&mut self, lease: LeaseId, turn: u32) -> Result<(), Violation> {
+        let Some(wrapper) = self.wrappers.get_mut(&lease).filter(|wrapper| wrapper.turn == turn) else { return Ok(()) };
+        let Some(out) = wrapper.runs.take() else { return Ok(()) };
+        let (temper, odd) = (wrapper.temper, self.whim.chance(400));
+        self.heed_later(lease);
+        match temper {
+            Temper::Dies if odd => {
+                let tree = self.by_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
+                let leases = tree.map(|tree| self.world.exit(tree)).unwrap_or_default();
+                self.noticed(&leases);
+                Ok(())
+            }
+            Temper::Fails if odd => self.tell_hook(lease, Said::Refused("the hook exited with status 1".to_owned())),
+            _ if out => self.fall_asleep(lease, temper),
+            _ => self.wake_up(lease),
+        }
+    }
+
+    fn heed_later(&mut self, lease: LeaseId) {
+        let delay = self.whim.within(S, 4 * S);
+        self.timers.set(self.t + delay, Timer::Heed(self.life, lease.0));
+    }
+
+    fn fall_asleep(&mut self, lease: LeaseId, temper: Temper) -> Result<(), Violation> {
+        let percent = match temper {
+            Temper::Liar => 0,
+            Temper::Half => 50,
+            _ => 100,
+        };
+        let mut gone = Vec::new();
+        for process in self.programs_of(lease) {
+            let (bytes, _) = self.world.leave_cards((process, Rung::Yield), percent);
+            gone.extend(bytes.into_iter().map(|(card, bytes)| (process, card, bytes)));
+        }
+        let sum = gone.iter().map(|(_, _, bytes)| *bytes).sum();
+        if let Some(wrapper) = self.wrappers.get_mut(&lease) {
+            wrapper.away = Some(gone);
+        }
+        self.tell_hook(lease, Said::Parked(sum))
+    }
+
+    fn wake_up(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        let Some(gone) = self.wrappers.get_mut(&lease).and_then(|wrapper| wrapper.away.take()) else { return Ok(()) };
+        let live = self.programs_of(lease);
+        let (mut back, mut left) = (Vec::new(), Vec::new());
+        for (process, card, bytes) in gone {
+            let is_there = !live.contains(&process) || self.world.come_back(process, &[(card, bytes)]);
+            if is_there { back.push(card) } else { left.push((process, card, bytes)) }
+        }
+        if left.is_empty() {
+            return self.tell_hook(lease, Said::Resumed);
+        }
+        if let Some(wrapper) = self.wrappers.get_mut(&lease) {
+            wrapper.away = Some(left);
+        }
+        self.tell_hook(lease, Said::Refused("out of memory".to_owned()))
+    }
+
+    /// Its programs are needed, and asleep.
+    pub(crate) fn want_back(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        self.tell_hook(lease, Said::Wants)
+    }
+
+    fn programs_of(&self, lease: LeaseId) -> Vec<ProcKey> {
+        let tree = self.by_lease.get(&lease).and_then(|job| self.jobs[*job as usize].tree);
+        tree.and_then(|tree| self.world.trees.get(&tree)).map(|tree| tree.live.clone()).unwrap_or_default()
+    }
+
+    /// A wrapper says how it stands, now and then under an old epoch or another's name.
+    fn tell_hook(&mut self, lease: LeaseId, said: Said) -> Result<(), Violation> {
+        let Some(row) = self.disk.rows.leases.get(&lease) else { return Ok(()) };
+        let (Some(epoch), tenant) = (row.hold().map(|hold| hold.epoch), row.tenant.0 as usize) else { return Ok(()) };
+        let name = &self.disk.rows.tenants[tenant].name;
+        let Some(by) = self.callers.iter().position(|caller| caller.tenant == *name) else { return Ok(()) };
+        let odd = !self.calm && self.whim.chance(30);
+        let by = if odd { self.whim.below(self.callers.len() as u64) as usize } else { by };
+        let caller = self.callers[by].clone();
+        if let (Some(_), false, Some(wrapper)) = (&self.daemon, odd, self.wrappers.get_mut(&lease)) {
+            wrapper.told = Some(self.life);
+        }
+        self.call(Call { by, event: Event::Hooked { by: caller, lease, epoch, said }, job: None })
+    }
+
+    /// From now on hooks do as they say.
+    pub(crate) fn calm_hooks(&mut self) {
+        self.wrappers.values_mut().for_each(|wrapper| wrapper.temper = Temper::Honest);
+    }
+}
