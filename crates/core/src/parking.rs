@@ -242,12 +242,6 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
     Ok(())
 }
 
-/// Whether a parked holder must stay so, because the driver could lose it on its way back.
-pub fn is_unsafe(state: &State, lease: &Lease) -> bool {
-    let Phase::Parked(hold, away) = &lease.phase else { return false };
-    away.rung == Rung::Driver && !lease.first_ask().may_lose && sure_of_room(state, lease, hold).is_err()
-}
-
 /// Whether every program of a holder that is on a card has Sublet's library in it, and there is one.
 fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
     let Some(live) = state.live(lease) else { return false };

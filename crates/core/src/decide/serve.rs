@@ -8,7 +8,6 @@ use crate::action::Action;
 use crate::ask::{Ask, On, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
 use crate::mutant::Mutant;
-use crate::parking;
 use crate::queue::{Cursor, Place};
 use crate::quota::{self, Held};
 use crate::rows::{Lease, Phase, Service};
@@ -53,8 +52,6 @@ impl Turn<'_> {
                 None if round.has_enough_of(tenant) => continue,
                 // It could not come back a moment ago.
                 None if self.rests(lease) => round.pass(tenant),
-                // The driver would lose it if somebody took its room meanwhile.
-                None if parking::is_unsafe(self.state, lease) => round.pass(tenant),
                 None => match round.fit(self.state, &as_of_now(self.state, lease)) {
                     Some(fit) => {
                         let unowned = unowned(self.state, &fit.cards);
