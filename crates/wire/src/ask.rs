@@ -85,7 +85,7 @@ pub struct Notice {
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 16, example = "USR1"))]
     pub signal: String,
     /// So many seconds before the end.
-    #[cfg_attr(feature = "openapi", schema(maximum = 86_400))]
+    #[cfg_attr(feature = "openapi", schema(maximum = 600))]
     pub before_s: u64,
 }
 

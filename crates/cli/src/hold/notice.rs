@@ -5,10 +5,10 @@ use sublet_wire::Notice;
 
 /// How long before, if nothing is said.
 const BEFORE_S: u64 = 60;
-/// A day: nobody knows longer before that a lease will end.
-const BEFORE_MAX_S: u64 = 86_400;
-/// The last real-time signal.
-const NUMBER_MAX: i32 = 64;
+/// Whoever needs the cards waits no longer for somebody who chose to be ended.
+const BEFORE_MAX_S: u64 = 600;
+/// The last that has a name.
+const NUMBER_MAX: i32 = 31;
 
 /// Reads `USR1@60`, `SIGUSR1` or `10@30`.
 pub fn parse(text: &str) -> Result<Notice, String> {
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Result<Notice, String> {
             let seconds = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
             seconds
                 .filter(|seconds| *seconds <= BEFORE_MAX_S)
-                .ok_or_else(|| format!("`{digits}` is not a number of seconds up to a day\nhint: {hint}"))?
+                .ok_or_else(|| format!("`{digits}` is not a number of seconds up to 600\nhint: {hint}"))?
         }
     };
     let number = number_of(signal).ok_or_else(|| format!("`{signal}` is not a signal\nhint: {hint}"))?;
@@ -62,12 +62,12 @@ mod tests {
             assert_eq!(parse(text), Ok(Notice { signal: "USR1".into(), before_s: 60 }), "{text}");
         }
         assert_eq!(parse("TERM@0"), Ok(Notice { signal: "TERM".into(), before_s: 0 }));
-        assert_eq!(parse("40@5"), Ok(Notice { signal: "40".into(), before_s: 5 }));
+        assert_eq!(parse("16@600"), Ok(Notice { signal: "16".into(), before_s: 600 }), "it has no name");
     }
 
     #[test]
     fn what_is_no_signal_or_no_time_is_refused() {
-        for text in ["", "@60", "USR9@60", "0", "65", "USR1@", "USR1@-1", "USR1@+1", "USR1@99999", "USR1@1m", "-10"] {
+        for text in ["", "@60", "USR9@60", "0", "32", "USR1@", "USR1@-1", "USR1@+1", "USR1@601", "USR1@1m", "-10"] {
             assert!(parse(text).is_err_and(|error| error.contains("hint: ")), "{text}");
         }
         for text in ["KILL@60", "9", "SIGSTOP"] {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn what_was_read_can_be_typed_again() {
-        for text in ["USR1", "USR2@120", "40@5"] {
+        for text in ["USR1", "USR2@120", "16@5"] {
             assert_eq!(parse(text).map(|notice| typed(&notice)).as_deref(), Ok(text));
         }
     }

@@ -10,9 +10,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Runs the command line that it is given. Beside it waits a process for the wrapper's end, which it knows by
+/// the end of its input, and then kills the whole group: what is left of a hook would hold the lease on.
+const WITH_ITS_WRAPPER: &str =
+    r#"exec 3<&0 </dev/null; { read x <&3; kill -KILL 0; } >/dev/null 2>&1 & exec 3<&-; exec sh -c "$1""#;
 
 /// How long a killed hook may take to be gone: longer only in the kernel's own hands.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
@@ -68,22 +73,25 @@ struct Running {
     pid: Pid,
     /// Can be read from when it has ended, whoever reaps it.
     end: OwnedFd,
+    /// Closed when the wrapper is gone, however it went.
+    _alive: Option<ChildStdin>,
 }
 
 impl Running {
     fn start(line: &str, variables: &[(&str, String)]) -> io::Result<Running> {
         let mut command = Command::new("sh");
-        command.args(["-c", line]).process_group(0).stdin(Stdio::null());
+        command.args(["-c", WITH_ITS_WRAPPER, "sh", line]).process_group(0).stdin(Stdio::piped());
         command.envs(variables.iter().map(|(name, value)| (name, value)));
         // stdout belongs to the command that runs on the lease.
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?);
         // Held until it is entered: whoever reaps it meanwhile waits here with its end.
         let mut running = running();
-        let pid = Pid::from_child(&command.spawn()?);
+        let mut child = command.spawn()?;
+        let (pid, alive) = (Pid::from_child(&child), child.stdin.take());
         running.insert(pid.as_raw_pid(), None);
         drop(running);
         match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(end) => Ok(Running { pid, end }),
+            Ok(end) => Ok(Running { pid, end, _alive: alive }),
             Err(error) => {
                 let _ = kill_process_group(pid, Signal::KILL);
                 self::running().remove(&pid.as_raw_pid());

@@ -1,0 +1,407 @@
+//! Holders that leave their cards in their own way: hooks, run by their wrappers, and what becomes of those
+//! that lie, do half of it, hang, or lose their wrapper. And those that are ended, and begin again.
+//!
+//! The servers are stand-ins with the routes of the real ones, and real memory of soft cards; the hooks are
+//! those of docs/recipes.
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Output, Stdio};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use sublet_blackbox::binary::example;
+use sublet_blackbox::user::is_root;
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Lease, LeaseState, Reason, Rung, exit};
+
+/// What a context takes on a soft card.
+const CONTEXT: u64 = 128 * MIB;
+/// What holders have there.
+const MODEL: u64 = 768 * MIB;
+
+/// Short turns, and too little host memory for Sublet's library to move anybody: what is left are hooks.
+const CONFIG: &str = r#"
+grace = "1s"
+[preemption]
+turn = "1s"
+idle = "1s"
+end_grace = "2s"
+[parking]
+ram = "256M"
+leave = "256M"
+stock = "off"
+"#;
+
+fn serve() -> Service {
+    let gpu = Gpu::Named("soft:1x4GiB");
+    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
+}
+
+/// A port that nobody has now.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
+}
+
+/// `sublet run`; killed, with all it started, when this is dropped.
+struct Job {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    stderr: PathBuf,
+}
+
+impl Job {
+    fn start(service: &Service, arguments: &[&str]) -> Job {
+        Job::start_as(service, None, arguments)
+    }
+
+    /// The same as this user.
+    fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
+        let stderr = service.dir().join(format!("stderr-{:?}", Instant::now()));
+        let mut command = service.command(&[&["run"], arguments].concat());
+        command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
+        let mut child = command.spawn().expect("a program can be started");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        Job { child, stdout, stderr }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a line");
+        line
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    fn await_said(&self, words: &str) {
+        until(&format!("it says `{words}`"), LONG, || {
+            let said = self.said();
+            if said.contains(words) { Ok(()) } else { Err(said) }
+        });
+    }
+
+    /// Its end, and what it printed until then.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("its output");
+        let status = self.child.wait().expect("an own child");
+        (status.code(), rest)
+    }
+
+    /// Tells the program to look at its memory and go; it must be as it was written.
+    fn finish(self, what: &str) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("an own child");
+        let said = self.stderr.clone();
+        let (code, rest) = self.end();
+        let said = std::fs::read_to_string(said).unwrap_or_default();
+        assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{what}: {rest}; {said}");
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // They may have ended, which is what is wanted.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// A user whom nobody else is. Whoever is ended for others is signalled, with all processes that bear its
+/// lease's mark: they shall be those of one test.
+fn somebody() -> Option<u32> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if !is_root() {
+        eprintln!("only root can be somebody whom nobody else is: nothing was tested");
+        return None;
+    }
+    Some(100_000 + std::process::id() % 100_000 * 16 + NEXT.fetch_add(1, SeqCst))
+}
+
+/// A server and the hooks that it understands.
+struct Recipe {
+    like: &'static str,
+    on_yield: &'static str,
+    on_resume: &'static str,
+}
+
+/// As docs/recipes has them, but for the ports.
+const RECIPES: [Recipe; 4] = [
+    Recipe {
+        like: "vllm",
+        on_yield: "POST http://localhost:PORT/sleep?level=1",
+        on_resume: "POST http://localhost:PORT/wake_up",
+    },
+    Recipe {
+        like: "ollama",
+        on_yield: r#"POST http://localhost:PORT/api/generate {"model": "llama3.2", "keep_alive": 0}"#,
+        on_resume: r#"POST http://localhost:PORT/api/generate {"model": "llama3.2"}"#,
+    },
+    Recipe {
+        like: "comfyui",
+        on_yield: r#"POST http://localhost:PORT/free {"unload_models": true, "free_memory": true}"#,
+        on_resume: "true",
+    },
+    Recipe {
+        like: "llama-cpp",
+        on_yield: r#"POST http://localhost:PORT/models/unload {"model": "m"}"#,
+        on_resume: r#"POST http://localhost:PORT/models/load {"model": "m"}"#,
+    },
+];
+
+impl Recipe {
+    /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
+    fn start(&self, service: &Service, flags: &[&str], fault: &[&str]) -> (Job, u16) {
+        self.start_as(service, None, MODEL, flags, fault)
+    }
+
+    fn start_as(&self, service: &Service, uid: Option<u32>, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
+        let port = port();
+        let hook = |text: &str| text.replace("PORT", &port.to_string());
+        let (on_yield, on_resume) = (hook(self.on_yield), hook(self.on_resume));
+        let (program, number) = (example("serve"), port.to_string());
+        let hooks = ["--vram", "3G", "--on-yield", &on_yield, "--on-resume", &on_resume];
+        let size = format!("{}MiB", bytes / MIB);
+        let server = ["--", &program, &size, "--like", self.like, "--port", &number];
+        let mut job = Job::start_as(service, uid, &[&hooks[..], flags, &server, fault].concat());
+        let line = job.line();
+        assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
+        service.client().await_lease("its model is seen", "L1", |lease| lease.seen_bytes >= Some(bytes));
+        (job, port)
+    }
+}
+
+/// Somebody who needs the card too: its lease is L2.
+fn needs_the_card(service: &Service) -> Job {
+    let mut job = Job::start(service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "1"]);
+    let line = job.line();
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    job
+}
+
+fn ask(port: u16, request: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+    stream.write_all(format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// A program that holds memory on L1, with these flags.
+fn holds(service: &Service, uid: Option<u32>, flags: &[&str], more: &[&str]) -> Job {
+    let hold = example("hold");
+    let words = [&["--vram", "3G"], flags, &["--", &hold, "768MiB", "--idle"], more].concat();
+    let mut job = Job::start_as(service, uid, &words);
+    let line = job.line();
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
+    job
+}
+
+/// How L1 ended.
+fn end_of(client: &Client) -> Option<Reason> {
+    client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended).ended.map(|ended| ended.reason)
+}
+
+#[test]
+fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
+    for recipe in &RECIPES {
+        let service = serve();
+        let client = service.client();
+        let (job, port) = recipe.start(&service, &[], &[]);
+        let other = needs_the_card(&service);
+        let lease = client.lease("L1");
+        assert_eq!((lease.state, lease.rung), (LeaseState::Parked, Some(Rung::Yield)), "{}: {lease:?}", recipe.like);
+        assert!(lease.yields && lease.seen_bytes <= Some(CONTEXT), "{}: {lease:?}", recipe.like);
+        job.await_said("L1 yields its cards to others: its hook took ");
+        assert_eq!(other.end().0, Some(0));
+        let resumed = service.cli(&["resume", "L1"]);
+        assert!(resumed.status.success(), "{}: {resumed:?}", recipe.like);
+        job.await_said("L1 has its cards again");
+        if recipe.like == "comfyui" {
+            // It loads again with the next prompt.
+            assert!(ask(port, "POST /prompt").contains("42"));
+        }
+        client.await_lease("its model is there again", "L1", |lease| lease.seen_bytes >= Some(MODEL));
+        job.finish(recipe.like);
+        let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+        assert!(audit.contains("by its own hook"), "{audit}");
+    }
+}
+
+#[test]
+fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
+    for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
+        let service = serve();
+        let client = service.client();
+        let (job, _) = RECIPES[0].start_as(&service, None, bytes, &[], &["--fault", fault]);
+        let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
+        job.await_said("L1 yields its cards to others");
+        // Its word frees nothing: whoever waits has nothing until the card was seen without it.
+        until("it is known for what it is", LONG, || {
+            assert_eq!(client.lease("L2").state, LeaseState::Waiting, "{fault}");
+            let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+            if audit.contains("the cards say otherwise") { Ok(()) } else { Err(audit) }
+        });
+        let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
+        assert!(lease.seen_bytes >= Some(bytes / 2), "{fault}: {lease:?}");
+        throughout(Duration::from_secs(8), || assert_eq!(client.lease("L1").state, LeaseState::Active, "{fault}"));
+        drop(other);
+        job.finish(fault);
+    }
+}
+
+#[test]
+fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays() {
+    for (hook, fault, why) in [
+        (None, &["--fault", "hangs"][..], "the yield hook of L1 failed: "),
+        (Some("exit 3"), &[], "the yield hook of L1 failed: its exit code was 3"),
+        (Some("sleep 600"), &[], "the yield hook of L1 failed: it was not over within 1 s"),
+    ] {
+        let service = serve();
+        let client = service.client();
+        let bound = ["--hook-timeout", "1s"];
+        let job = match hook {
+            None => RECIPES[0].start(&service, &bound, fault).0,
+            Some(hook) => holds(&service, None, &[&bound[..], &["--on-yield", hook]].concat(), &[]),
+        };
+        let words = ["run", "--vram", "3G", "--wait", "12s", "--", "true"];
+        let other = service.command(&words).stderr(Stdio::null()).spawn();
+        let mut other = other.expect("a program can be started");
+        job.await_said(why);
+        let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
+        assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
+        assert_eq!(other.wait().expect("an own child").code(), Some(i32::from(exit::WAIT_OVER)));
+        job.finish(why);
+    }
+}
+
+#[test]
+fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
+    let service = serve();
+    let client = service.client();
+    let flags = ["--on-yield", "sleep 600", "--hook-timeout", "10m"];
+    let mut job = holds(&service, None, &flags, &["--seconds", "50"]);
+    let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
+    client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
+    kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
+    let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
+    assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
+    assert!(text(&service.cli(&["audit", "--lease", "L1"])).contains("did not answer in time"));
+    // Its memory is as it was, and with its end the card is the waiter's.
+    assert!(job.line().contains("bytes as written"));
+    assert_eq!(other.end().0, Some(0));
+}
+
+#[test]
+fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
+    let service = serve();
+    let client = service.client();
+    let job = holds(&service, None, &["--on-yield", "sleep 600"], &["--seconds", "4"]);
+    assert_eq!(client.send("POST", "/v1/leases/L1/park", &[], b"").status, 200);
+    client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
+    let began = Instant::now();
+    let said = job.stderr.clone();
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let said = std::fs::read_to_string(said).expect("its words");
+    assert!(!said.contains("left "), "a hook is not what a command leaves behind: {said}");
+    client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
+}
+
+#[test]
+fn who_chose_to_be_ended_is_told_ended_and_started_again() {
+    let Some(uid) = somebody() else { return };
+    let service = serve();
+    let client = service.client();
+    let script = format!(
+        "trap 'echo told; sleep 1; kill $!; exit 9' USR1; echo run $SUBLET_RESTARTS; \
+         if [ $SUBLET_RESTARTS = 1 ]; then exit 5; fi; {} 768MiB --idle & wait; wait",
+        example("hold")
+    );
+    let flags =
+        ["--vram", "3G", "--tier", "spot", "--no-shim", "--preempt", "end", "--signal", "USR1@2", "--requeue=3"];
+    let mut job = Job::start_as(&service, Some(uid), &[&flags[..], &["--", "sh", "-c", &script]].concat());
+    assert_eq!(job.line(), "run 0\n", "{}", job.said());
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
+    let other = needs_the_card(&service);
+    assert_eq!(other.end().0, Some(0));
+    job.await_said("lease L1 ends in 2 s: others need its cards, and you said that it may be ended for them");
+    job.await_said("L1 was ended for others: asking again, and starting the command anew (1)");
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.as_str()), (Some(5), "told\nrun 1\n"), "the last run's code");
+}
+
+#[test]
+fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
+    let Some(uid) = somebody() else { return };
+    let service = serve();
+    let client = service.client();
+    let flags = ["--tier", "spot", "--preempt", "end", "--signal", "USR2@1"];
+    let script = "trap '' USR2; exec \"$@\"";
+    let program = example("serve");
+    let server = ["--", "sh", "-c", script, "sh", &program, "768MiB", "--like", "vllm", "--fault", "stays"];
+    let words = [&["--vram", "3G", "--no-shim"], &flags[..], &server].concat();
+    let mut job = Job::start_as(&service, Some(uid), &words);
+    assert!(job.line().starts_with("serves "), "{}", job.said());
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
+    let other = needs_the_card(&service);
+    assert_eq!(other.end().0, Some(0));
+    assert_eq!(end_of(&client), Some(Reason::Preempted));
+    let said = job.stderr.clone();
+    let code = job.end().0;
+    assert_eq!(code, Some(137), "{}", std::fs::read_to_string(said).unwrap_or_default());
+}
+
+#[test]
+fn a_change_of_a_lease_is_told_to_whoever_waits_for_it() {
+    let service = serve();
+    let client = service.client();
+    let (job, _) = RECIPES[0].start(&service, &[], &[]);
+    let target = "/v1/leases/L1?wait=60s&for=change&known=active&told=false";
+    let waiter = std::thread::spawn({
+        let client = service.client();
+        move || (client.send("GET", target, &[], b"").read::<Lease>(), Instant::now())
+    });
+    assert!(service.cli(&["park", "L1"]).status.success());
+    let (lease, _) = waiter.join().expect("an answer");
+    assert_eq!((lease.state, lease.rung), (LeaseState::Parking, Some(Rung::Yield)));
+    let now = client.send("GET", "/v1/leases/L1?wait=60s&for=change&known=active", &[], b"").read::<Lease>();
+    assert_eq!(now.state, LeaseState::Parked, "it is not as it was known: told at once");
+    let wrong = client.send("GET", "/v1/leases/L1?wait=60s&for=tea", &[], b"");
+    assert_eq!(wrong.status, 400, "{}", wrong.text());
+    assert!(service.cli(&["resume", "L1"]).status.success());
+    job.finish("parked by hand, by its own hook");
+}
+
+#[test]
+fn a_hook_needs_a_wrapper_that_stays() {
+    let service = serve();
+    for (flags, flag) in
+        [(&["--on-yield", "true"][..], "--on-yield"), (&["--detach", "--on-yield", "true"], "--on-yield")]
+    {
+        let refused = service.cli(&[&["lease", "--vram", "1G"], flags].concat());
+        assert_eq!(refused.status.code(), Some(i32::from(exit::USAGE)), "{refused:?}");
+        let said = text(&refused);
+        assert!(
+            said.contains(&format!("`{flag}` takes a program that stays")) && said.contains("sublet run"),
+            "{said}"
+        );
+    }
+    assert!(service.client().live_ids().is_empty(), "nobody asked");
+}
