@@ -611,6 +611,11 @@ impl State {
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
         live.counted = true;
+        // A hook is gone with its wrapper.
+        let wrapper = self.rows.leases.get(&lease).and_then(|row| row.roots.first());
+        if wrapper.is_some_and(|wrapper| !processes.contains(wrapper)) {
+            live.hooks.clear();
+        }
         for process in std::mem::replace(&mut live.members, processes.clone()) {
             if self.owners.get(&process) == Some(&lease) {
                 self.owners.remove(&process);
@@ -624,6 +629,7 @@ impl State {
                 other.members.retain(|member| *member != process);
             }
         }
+        self.set_movable(lease);
     }
 
     pub(crate) fn set_rested(&mut self, lease: LeaseId, idle: Span, now: Time) {

@@ -179,6 +179,15 @@ pub enum Errand {
         uid: u32,
         /// Bound by name.
         roots: Vec<ProcKey>,
+        /// What its programs carry, once it was granted.
+        epoch: Option<Epoch>,
+    },
+    /// A lease whose processes are watched was granted.
+    Granted {
+        /// Which.
+        lease: LeaseId,
+        /// With this epoch.
+        epoch: Epoch,
     },
     /// A lease's processes matter no more.
     Forget {
@@ -230,7 +239,8 @@ impl Errand {
     /// Runs it.
     pub fn run(self, host: &Host) {
         match self {
-            Errand::Watch { lease, uid, roots } => host.watch(lease, uid, roots),
+            Errand::Watch { lease, uid, roots, epoch } => host.watch(lease, uid, roots, epoch),
+            Errand::Granted { lease, epoch } => host.granted(lease, epoch),
             Errand::Forget { lease } => {
                 host.forget(lease);
                 host.unwish(lease);

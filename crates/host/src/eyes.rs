@@ -13,7 +13,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::reading::{Observation, Reading};
 
 /// Looks that wait for a slow sink. More would only be older news and more memory.
@@ -25,6 +25,12 @@ pub(crate) enum Message {
         lease: LeaseId,
         uid: u32,
         roots: Vec<ProcKey>,
+        epoch: Option<Epoch>,
+    },
+    /// A watched lease was granted with this epoch.
+    Granted {
+        lease: LeaseId,
+        epoch: Epoch,
     },
     Forget {
         lease: LeaseId,
@@ -149,7 +155,11 @@ impl Eyes {
     fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
-                Message::Watch { lease, uid, roots } => self.begin(lease, uid, roots),
+                Message::Watch { lease, uid, roots, epoch } => self.begin(lease, uid, roots, epoch),
+                Message::Granted { lease, epoch } => {
+                    self.roster.set_epoch(lease, epoch);
+                    self.strangers.clear();
+                }
                 Message::Forget { lease } => {
                     self.roster.end(lease);
                     self.begun.remove(&lease);
@@ -168,11 +178,11 @@ impl Eyes {
         true
     }
 
-    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>) {
+    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, epoch: Option<Epoch>) {
         if self.roster.is_empty() {
             self.refresh_at = Instant::now() + self.period;
         }
-        let losers = self.roster.begin(lease, uid, roots);
+        let losers = self.roster.begin(lease, uid, roots, epoch);
         self.begun.insert(lease);
         self.begun.extend(losers);
         self.strangers.clear();

@@ -49,7 +49,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::units::Bytes;
 use thiserror::Error;
 
@@ -167,13 +167,19 @@ impl Host {
     }
 
     /// Watches a holder: `roots`, all that descends from them, and all that carries the
-    /// lease's mark (its own cgroup, or `SUBLET_LEASE` in the environment of a process of `uid`).
+    /// lease's mark (its own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and
+    /// `SUBLET_EPOCH` in the environment of a process of `uid`).
     ///
     /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its
     /// roots; processes that are members already stay so until they end. A root that is in
     /// another lease's tree leaves it, with all below it.
-    pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>) {
-        self.eyes.send(Message::Watch { lease, uid, roots });
+    pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, epoch: Option<Epoch>) {
+        self.eyes.send(Message::Watch { lease, uid, roots, epoch });
+    }
+
+    /// A watched lease was granted with this epoch: its mark is `SUBLET_LEASE` with `SUBLET_EPOCH`.
+    pub fn granted(&self, lease: LeaseId, epoch: Epoch) {
+        self.eyes.send(Message::Granted { lease, epoch });
     }
 
     /// Stops watching a holder. Of what happens from now on nothing is told; nothing happens to it.

@@ -12,16 +12,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 
 /// Names the lease in the environment of whatever was started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
+/// And the epoch it was granted with: another service on this host, or an earlier one, had leases of the
+/// same names.
+const EPOCH_VARIABLE: &str = "SUBLET_EPOCH";
 /// Cgroups below a holder's own are followed this deep.
 const CGROUP_DEPTH_MAX: usize = 16;
 
 /// The processes bound to one lease.
 pub(crate) struct Holder {
     uid: u32,
+    /// What its programs carry, once it was granted.
+    epoch: Option<Epoch>,
     roots: BTreeSet<ProcKey>,
     members: BTreeSet<ProcKey>,
     /// The holder's own, so that whatever is in them is the holder's.
@@ -61,7 +66,13 @@ impl Roster {
     }
 
     /// Begins to watch a holder, or gives it other roots. Returns the leases that lost a process by it.
-    pub(crate) fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>) -> BTreeSet<LeaseId> {
+    pub(crate) fn begin(
+        &mut self,
+        lease: LeaseId,
+        uid: u32,
+        roots: Vec<ProcKey>,
+        epoch: Option<Epoch>,
+    ) -> BTreeSet<LeaseId> {
         let cgroups =
             roots.iter().filter(|root| process::is_running(**root)).flat_map(|root| own_cgroups(*root, lease));
         let cgroups: Vec<Cgroup> = cgroups.collect();
@@ -69,6 +80,7 @@ impl Roster {
         let meter = Meter::new(Instant::now(), self.ticks_per_s);
         let holder = self.holders.entry(lease).or_insert_with(|| Holder {
             uid,
+            epoch: None,
             roots: BTreeSet::new(),
             members: BTreeSet::new(),
             cgroups: Vec::new(),
@@ -78,6 +90,7 @@ impl Roster {
             told: None,
         });
         holder.uid = uid;
+        holder.epoch = epoch.or(holder.epoch);
         holder.roots.clone_from(&roots);
         holder.told = None;
         if !cgroups.is_empty() {
@@ -86,6 +99,13 @@ impl Roster {
         let losers = roots.into_iter().flat_map(|root| self.seize(root, lease)).collect();
         self.grow(lease);
         losers
+    }
+
+    /// A holder's programs carry this epoch.
+    pub(crate) fn set_epoch(&mut self, lease: LeaseId, epoch: Epoch) {
+        if let Some(holder) = self.holders.get_mut(&lease) {
+            holder.epoch = Some(epoch);
+        }
     }
 
     /// Stops watching a holder.
@@ -199,7 +219,8 @@ impl Roster {
     fn by_environ(&self, pid: u32) -> Option<LeaseId> {
         let lease: LeaseId = process::environ(pid, LEASE_VARIABLE).ok()??.parse().ok()?;
         let holder = self.holders.get(&lease)?;
-        (process::uid(pid).ok()? == holder.uid).then_some(lease)
+        let epoch = process::environ(pid, EPOCH_VARIABLE).ok()??.parse().ok().map(Epoch);
+        (epoch.is_some() && epoch == holder.epoch && process::uid(pid).ok()? == holder.uid).then_some(lease)
     }
 
     /// Takes in whatever descends from the members or is in the holder's cgroups.

@@ -291,7 +291,11 @@ impl Turn<'_> {
         if live.watch.said.is_none() {
             live.watch.said = Some(self.now);
             live.watch.looks.clear();
+            let parking = &self.state.policy().parking;
+            let most = row.away().map_or(Time::NEVER, |away| away.since + parking.limit_of(away));
+            self.look_again(&row, most.min(self.now + parking.limit));
         }
+        let Some(live) = self.state.live(lease) else { return };
         let said: Bytes = live.voices(rung).values().filter_map(|voice| voice.parked).sum();
         if phase && rung != Rung::Yield && said > hold.booked() {
             return self.stay(lease, "its programs have more than was booked for them");
@@ -343,10 +347,13 @@ impl Turn<'_> {
         let Some((rung, limit)) = row.away().map(|away| (away.rung, self.state.policy().parking.limit_of(away))) else {
             return;
         };
-        if let Some(later) = self.not_before(since, since + limit) {
+        let said = self.state.live(lease).and_then(|live| live.watch.said);
+        // What was said to be done must be seen soon, however long it could have taken.
+        let seen_by = said.map_or(Time::NEVER, |said| said + self.state.policy().parking.limit);
+        if let Some(later) = self.not_before(since, (since + limit).min(seen_by)) {
             return self.look_again(row, later);
         }
-        let said = self.state.live(lease).is_some_and(|live| live.watch.said.is_some());
+        let said = said.is_some();
         match &row.phase {
             Phase::Parking(..) => {
                 let why = if said { Unparked::NotSeen } else { Unparked::Silent };

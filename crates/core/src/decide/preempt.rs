@@ -151,7 +151,8 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
         let lost = now.since(hold.began());
         ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
     }
-    let Some((moves, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
+    let Some((_, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
+    let moves = out + back;
     let (own, other) = (holder.ask.tier, waiter.first_ask().tier);
     // Work is told once a period, unless it is looked at closely.
     let period = state.policy().period;

@@ -34,6 +34,9 @@ impl Loop {
             _ => {}
         }
         match action {
+            Action::Grant { lease, epoch, .. } if self.bound.contains(lease) => {
+                self.engine.hold(Held::Errand(Errand::Granted { lease: *lease, epoch: *epoch }));
+            }
             Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
             // Its bytes count until the card is seen again: the sooner, the better.
             Action::End { lease, .. } if self.engine.state().lease(*lease).is_some() => {
@@ -127,7 +130,8 @@ impl Loop {
         {
             let roots = row.roots.clone();
             self.bound.insert(lease);
-            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots }));
+            let epoch = row.hold().map(|hold| hold.epoch);
+            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, epoch }));
         }
     }
 }

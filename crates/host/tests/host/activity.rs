@@ -11,8 +11,8 @@ fn a_busy_holder_worked_and_a_sleeping_one_did_not() {
     let (spinning, sleeping) = (fresh_lease(), fresh_lease());
     let rig = Rig::new(OFTEN);
     let (busy, asleep) = (Tree::of(Command::new(exe()).arg("spin"), 0), Tree::sleeper());
-    rig.host.watch(spinning, my_uid(), vec![busy.root()]);
-    rig.host.watch(sleeping, my_uid(), vec![asleep.root()]);
+    rig.host.watch(spinning, my_uid(), vec![busy.root()], None);
+    rig.host.watch(sleeping, my_uid(), vec![asleep.root()], None);
     let mut from = 0;
     for _ in 0..5 {
         from = worked(&rig, from, spinning);
@@ -24,7 +24,7 @@ fn a_holder_that_uses_the_card_worked() {
     let sleeping = fresh_lease();
     let rig = Rig::new(OFTEN);
     let tree = Tree::sleeper();
-    rig.host.watch(sleeping, my_uid(), vec![tree.root()]);
+    rig.host.watch(sleeping, my_uid(), vec![tree.root()], None);
     let pid = tree.pids[0];
     rig.script(&format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{pid},"bytes":1048576,"busy":true}}]}}]}}"#));
     worked(&rig, 0, sleeping);

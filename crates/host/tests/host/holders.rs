@@ -3,7 +3,7 @@
 use crate::support::{NEVER, OFTEN, Rig, Tree, fresh_lease, key, my_uid};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::reading::Reading;
 use sublet_host::{Sight, process};
 
@@ -15,6 +15,7 @@ crate::tests![
     a_child_that_comes_later_joins,
     a_process_that_left_its_tree_is_found_by_its_environment,
     the_environment_counts_for_its_own_user_only,
+    what_another_service_started_under_the_same_name_is_not_ours,
     a_root_with_another_start_is_another_process,
     a_root_that_is_gone_is_gone,
     an_unknown_process_on_a_card_joins_before_it_is_observed,
@@ -32,7 +33,7 @@ fn a_tree_is_told_whole() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let tree = Tree::shell(THREE, 2);
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
     rig.members(lease, &tree.pids);
 }
 
@@ -40,7 +41,7 @@ fn a_holder_lives_as_long_as_its_last_process() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let tree = Tree::shell(THREE, 2);
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
     rig.members(lease, &tree.pids);
     tree.kill(0);
     rig.members(lease, &tree.pids[1..]);
@@ -55,7 +56,7 @@ fn an_exit_is_noticed_at_once() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
     rig.members(lease, &tree.pids);
     let killed = Instant::now();
     tree.kill(0);
@@ -74,7 +75,7 @@ fn a_zombie_is_gone_before_it_is_reaped() {
         std::thread::yield_now();
     }
     assert!(Path::new(&format!("/proc/{}", root.pid)).exists());
-    rig.host.watch(lease, my_uid(), vec![root]);
+    rig.host.watch(lease, my_uid(), vec![root], None);
     rig.gone(lease);
 }
 
@@ -86,7 +87,7 @@ fn a_child_that_comes_later_joins() {
     let script =
         format!("until [ -e '{f}' ]; do sleep 0.05; done; sleep 600 & echo $! > '{f}'; wait", f = file.display());
     let mut tree = Tree::shell(&script, 0);
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
     rig.until("the first members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
     std::fs::write(&file, "").unwrap();
     let late = loop {
@@ -103,7 +104,7 @@ fn a_process_that_left_its_tree_is_found_by_its_environment() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let mut tree = daemonised(lease);
-    rig.host.watch(lease, my_uid(), vec![]);
+    rig.host.watch(lease, my_uid(), vec![], Some(Epoch(7)));
     rig.members(lease, &tree.pids[1..]);
     tree.kill(1);
     rig.gone(lease);
@@ -114,13 +115,23 @@ fn the_environment_counts_for_its_own_user_only() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let _tree = daemonised(lease);
-    rig.host.watch(lease, my_uid() + 1, vec![]);
+    rig.host.watch(lease, my_uid() + 1, vec![], Some(Epoch(7)));
     rig.gone(lease);
+}
+
+fn what_another_service_started_under_the_same_name_is_not_ours() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    let _tree = daemonised(lease);
+    for epoch in [Some(Epoch(8)), None] {
+        rig.host.watch(lease, my_uid(), vec![], epoch);
+        rig.gone(lease);
+    }
 }
 
 /// Forks twice, in a session of its own, with a lease's mark; its first process is gone.
 fn daemonised(lease: LeaseId) -> Tree {
-    let script = format!("SUBLET_LEASE={lease} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
+    let script = format!("SUBLET_LEASE={lease} SUBLET_EPOCH=7 setsid sh -c 'sleep 600 >/dev/null & echo $!'");
     let mut tree = Tree::shell(&script, 1);
     tree.wait();
     // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
@@ -138,7 +149,7 @@ fn a_root_with_another_start_is_another_process() {
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
     let root = tree.root();
-    rig.host.watch(lease, my_uid(), vec![ProcKey { start: root.start + 1, ..root }]);
+    rig.host.watch(lease, my_uid(), vec![ProcKey { start: root.start + 1, ..root }], None);
     rig.gone(lease);
 }
 
@@ -149,7 +160,7 @@ fn a_root_that_is_gone_is_gone() {
     let roots = vec![ended.root(), alive.root()];
     ended.kill(0);
     ended.wait();
-    rig.host.watch(lease, my_uid(), roots);
+    rig.host.watch(lease, my_uid(), roots, None);
     rig.members(lease, &alive.pids);
 }
 
@@ -157,7 +168,8 @@ fn an_unknown_process_on_a_card_joins_before_it_is_observed() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
+    rig.host.granted(lease, Epoch(7));
     rig.members(lease, &tree.pids);
     let joined = daemonised(lease);
     put_on_card(&rig, joined.pids[1]);
@@ -170,7 +182,7 @@ fn a_stranger_on_a_card_joins_nobody() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let (tree, stranger, other) = (Tree::sleeper(), Tree::sleeper(), daemonised(fresh_lease()));
-    rig.host.watch(lease, my_uid(), vec![tree.root()]);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
     rig.members(lease, &tree.pids);
     for pid in [stranger.pids[0], other.pids[1]] {
         put_on_card(&rig, pid);
@@ -195,14 +207,14 @@ fn a_lease_inside_a_lease_has_its_own_tree() {
     let (outer, inner) = (fresh_lease(), fresh_lease());
     let rig = Rig::new(NEVER);
     let tree = Tree::shell(THREE, 2);
-    rig.host.watch(outer, my_uid(), vec![tree.root()]);
+    rig.host.watch(outer, my_uid(), vec![tree.root()], None);
     rig.members(outer, &tree.pids);
-    rig.host.watch(inner, my_uid(), vec![key(tree.pids[1])]);
+    rig.host.watch(inner, my_uid(), vec![key(tree.pids[1])], None);
     rig.members(inner, &tree.pids[1..]);
     rig.members(outer, &tree.pids[..1]);
     // Watched again, the outer lease does not take the inner one's tree back.
     let from = rig.count();
-    rig.host.watch(outer, my_uid(), vec![tree.root()]);
+    rig.host.watch(outer, my_uid(), vec![tree.root()], None);
     let (told, _) = rig.after(from, "members", |sight| match sight {
         Sight::Members { lease, processes } if *lease == outer => Some(processes.clone()),
         _ => None,
@@ -214,9 +226,9 @@ fn members_stay_when_the_roots_are_replaced() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let (old, new) = (Tree::sleeper(), Tree::sleeper());
-    rig.host.watch(lease, my_uid(), vec![old.root()]);
+    rig.host.watch(lease, my_uid(), vec![old.root()], None);
     rig.members(lease, &old.pids);
-    rig.host.watch(lease, my_uid(), vec![new.root()]);
+    rig.host.watch(lease, my_uid(), vec![new.root()], None);
     rig.members(lease, &[old.pids[0], new.pids[0]]);
 }
 
@@ -224,8 +236,8 @@ fn nothing_is_told_of_a_forgotten_lease() {
     let (unwatched, other) = (fresh_lease(), fresh_lease());
     let rig = Rig::new(NEVER);
     let (forgotten, watched) = (Tree::sleeper(), Tree::sleeper());
-    rig.host.watch(unwatched, my_uid(), vec![forgotten.root()]);
-    rig.host.watch(other, my_uid(), vec![watched.root()]);
+    rig.host.watch(unwatched, my_uid(), vec![forgotten.root()], None);
+    rig.host.watch(other, my_uid(), vec![watched.root()], None);
     rig.members(other, &watched.pids);
     rig.host.forget(unwatched);
     forgotten.kill(0);
@@ -243,7 +255,7 @@ fn what_is_in_the_holders_cgroup_is_the_holders() {
     let rig = Rig::new(OFTEN);
     let (root, beside) = (Tree::sleeper(), Tree::sleeper());
     cgroup.put(root.pids[0]);
-    rig.host.watch(lease, my_uid(), vec![root.root()]);
+    rig.host.watch(lease, my_uid(), vec![root.root()], None);
     rig.members(lease, &root.pids);
     cgroup.put(beside.pids[0]);
     rig.members(lease, &[root.pids[0], beside.pids[0]]);

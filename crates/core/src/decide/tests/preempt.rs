@@ -399,15 +399,14 @@ fn a_hook_that_lies_is_not_believed_again_and_the_next_rung_is_tried() {
          5.1s  card 0 L2=2G
          5.2s  worked L2
          6s  ask bob 20G interactive
-         6.5s  shim L2 refused a capture is open
-         7s  shim L2 resumed
-         8s  worked L2
-         19s  hook L2 cat yielded
-         49s  hook L2 cat resumed
+         7s  hook L2 cat yielded
+         38s  hook L2 cat resumed
+         45s  worked L2
          50s  worked L2
-         52s  worked L2
+         52s  shim L2 refused a capture is open
+         53s  shim L2 resumed
          54s  worked L2
-         80s  tick",
+         140s  tick",
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
@@ -418,14 +417,15 @@ fn a_hook_that_lies_is_not_believed_again_and_the_next_rung_is_tried() {
             4s grant L2 16 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
-            6s park L2 for L3 (2.1 GiB booked, and asks again)
-            6.5s unpark L2 (Refused("a capture is open"))
-            8s resumed L2
-            14s park L2 by yield for L3 (0 B booked, and asks again)
-            44s unpark L2 (NotSeen)
-            50s resumed L2
-            50s renew L2 until 110s
-            68s park L2 for L3 (2.1 GiB booked)
+            6s park L2 by yield for L3 (0 B booked, and asks again)
+            37s unpark L2 (NotSeen)
+            39s resumed L2
+            39s park L2 for L3 (2.1 GiB booked)
+            52s unpark L2 (Refused("a capture is open"))
+            53s resumed L2
+            53s renew L2 until 113s
+            101s renew L2 until 161s
+            113s park L2 for L3 (2.1 GiB booked)
         "#]],
     );
 }
