@@ -29,6 +29,8 @@ const AT_A_TIME: usize = 4;
 const AGAIN: Span = Span(200_000);
 /// What is left of a holder whose context was never measured.
 const CONTEXT: Bytes = Bytes::mib(512);
+/// Nobody is ended so soon after its grant.
+const SETTLE: Span = Span::secs(2);
 const TERM: u8 = 15;
 const KILL: u8 = 9;
 
@@ -145,7 +147,8 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
             Err(why) => stays.push((rung, why)),
         }
     }
-    if holder.ask.may_be_ended() {
+    // Between the grant and the start of its command there is nobody who could be told.
+    if holder.ask.may_be_ended() && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let out = takes(state, holder, Rung::End, Way::Out) + notice;
         let lost = now.since(hold.began());
