@@ -70,11 +70,29 @@ pub enum Mutant {
     ForgetWant,
     /// Rule 9: an offer is made of what those ahead wait for.
     GreedyOffer,
+    /// Rule 2: others are let onto a card to which the driver brings somebody back.
+    GrantDuringRestore,
+    /// Rule 2: the driver brings holders back whoever is on their cards.
+    RestoreUnsure,
+    /// Rule 20: who has the right to stay is made to leave.
+    PreemptNever,
+    /// Rule 9: minimum turns are ignored.
+    NoTurn,
+    /// Rule 20: holders are ended for others that did not choose it.
+    EndUnchosen,
+    /// Rule 16: SIGKILL comes first.
+    KillAtOnce,
+    /// Rule 20: who was told that it ends does, though nobody needs its cards any more.
+    SpareNobody,
+    /// Rule 4: a holder is parked when its hook says so.
+    BelieveHook,
+    /// Rule 5: room is made again for who has it coming.
+    TwiceForOne,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 33] = [
+    pub const ALL: [Mutant; 42] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -108,5 +126,14 @@ impl Mutant {
         Mutant::LosePlace,
         Mutant::ForgetWant,
         Mutant::GreedyOffer,
+        Mutant::GrantDuringRestore,
+        Mutant::RestoreUnsure,
+        Mutant::PreemptNever,
+        Mutant::NoTurn,
+        Mutant::EndUnchosen,
+        Mutant::KillAtOnce,
+        Mutant::SpareNobody,
+        Mutant::BelieveHook,
+        Mutant::TwiceForOne,
     ];
 }

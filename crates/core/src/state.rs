@@ -865,7 +865,8 @@ impl State {
     /// Bytes that may be promised on a card now.
     pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
         let room = self.room(card);
-        if !self.in_service(card) || self.is_restoring_on(card) {
+        let restores = self.is_restoring_on(card) && !self.planted(Mutant::GrantDuringRestore);
+        if !self.in_service(card) || restores {
             return Bytes::ZERO;
         }
         let honest = room.promisable(now, self.policy.period);

@@ -168,7 +168,7 @@ impl Sim<'_> {
     }
 
     pub(crate) fn operate(&mut self) -> Result<(), Violation> {
-        if self.calm {
+        if self.calm || self.shape.crowd {
             return Ok(());
         }
         let delay = self.rng.within(S, 120 * S);
@@ -196,7 +196,7 @@ impl Sim<'_> {
 
     /// Somebody calls with what is not theirs, or not any more.
     pub(crate) fn mischief(&mut self) -> Result<(), Violation> {
-        if self.calm {
+        if self.calm || self.shape.crowd {
             return Ok(());
         }
         let delay = self.rng.within(S / 4, 8 * S);

@@ -156,7 +156,8 @@ impl Sim<'_> {
 
     fn ask(&mut self, number: u32) -> Result<(), Violation> {
         let ask = draw_ask(&mut self.rng, self.shape.ttl_max_s, self.world.cards.len());
-        let ask = self.choose(ask);
+        let ask =
+            if self.shape.crowd { Ask::plain(Bytes::gib(16), Term::Renewed(Span::secs(60))) } else { self.choose(ask) };
         let wait = match self.rng.below(10) {
             0 => Some(Span::ZERO),
             1..=3 => Some(Span::secs(self.rng.within(1, 200))),
@@ -174,6 +175,9 @@ impl Sim<'_> {
         job.busy = self.rng.chance(650);
         job.greedy = self.rng.chance(80);
         job.bound = false;
+        if self.shape.crowd {
+            (job.style, job.finish, job.busy) = (Style::Bound, Finish::Release, true);
+        }
         job.ttl_us = ask.term.span().0.min(600 * S);
         (job.stage, job.lease) = (Stage::Asking, None);
         let root = (style == Style::Rooted).then(|| self.process_of(number)).flatten();
@@ -221,6 +225,7 @@ impl Sim<'_> {
     pub(crate) fn told_granted(&mut self, lease: LeaseId, epoch: Epoch, cards: Vec<usize>, vram: Bytes) {
         let Some(number) = self.by_lease.get(&lease).copied() else { return };
         let stop = self.rng.within(0, 6 * self.jobs[number as usize].ttl_us);
+        let stop = if self.shape.crowd { u64::MAX / 4 } else { stop };
         let job = &mut self.jobs[number as usize];
         if job.lease == Some(lease) && job.stage == Stage::Waiting {
             (job.stage, job.epoch, job.cards, job.vram) = (Stage::Holding, epoch, cards, vram);
@@ -248,6 +253,7 @@ impl Sim<'_> {
         let rooted = self.jobs[number as usize].style == Style::Rooted;
         match self.rng.below(100) {
             _ if self.calm => {}
+            _ if self.shape.crowd => {}
             0..10 => return self.say_released(number),
             10..15 if rooted => self.exit(number),
             15..20 if rooted => self.grow(number),
@@ -296,7 +302,7 @@ impl Sim<'_> {
         }
         let (style, busy, bound) = (job.style, job.busy, job.bound);
         let delay = self.rng.within(job.ttl_us / 10, job.ttl_us * 6 / 10);
-        self.alarm(number, delay);
+        self.alarm(number, if self.shape.crowd { S } else { delay });
         let process = self.process_of(number);
         self.grow(number);
         let job = &mut self.jobs[number as usize];
@@ -361,6 +367,7 @@ impl Sim<'_> {
             }
         }
         if let Some(tree) = tree
+            && !self.shape.crowd
             && self.rng.chance(60)
         {
             match self.world.trees.get(&tree).map(|tree| (tree.live.len(), tree.leases.clone())) {

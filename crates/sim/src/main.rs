@@ -75,6 +75,7 @@ fn seeds(args: &Args) -> ExitCode {
         driven,
         ended,
         lost,
+        ..
     } = sum;
     println!(
         "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by those who took the risk, {kept} bounds met: all rules kept"
@@ -100,6 +101,8 @@ fn add(a: Passed, b: Passed) -> Passed {
         driven: a.driven + b.driven,
         ended: a.ended + b.ended,
         lost: a.lost + b.lost,
+        elapsed: a.elapsed + b.elapsed,
+        moving: a.moving + b.moving,
     }
 }
 

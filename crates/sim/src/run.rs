@@ -7,6 +7,7 @@ use crate::sim::Sim;
 use crate::story::Story;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use sublet_core::units::Span;
 
 /// How a seed is run.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +20,13 @@ pub struct Options {
     pub kill_at: Option<(u64, Fate)>,
     /// Nobody is made to leave for whoever waits, whatever the seed says.
     pub still: bool,
+    /// Thirty holders take turns on one card, all of them at work, and nothing goes wrong.
+    pub crowd: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { steps: 2_000, planted: None, kill_at: None, still: false }
+        Options { steps: 2_000, planted: None, kill_at: None, still: false, crowd: false }
     }
 }
 
@@ -56,6 +59,10 @@ pub struct Passed {
     pub ended: u64,
     /// Processes that a restore lost, of owners who took the risk or to who came from nowhere.
     pub lost: u64,
+    /// The daemon's time in all.
+    pub elapsed: Span,
+    /// How long holders were on their way off their cards, or back to them, all of them together.
+    pub moving: Span,
 }
 
 /// A run that broke a rule.
@@ -105,6 +112,8 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             driven: sim.checker.by_rung.1,
             ended: sim.checker.ended,
             lost: sim.lost,
+            elapsed: sim.elapsed,
+            moving: sim.checker.moving,
         })
     }));
     let failed = |violation| Failure { seed, step: story.step.get(), violation };

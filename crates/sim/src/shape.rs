@@ -2,7 +2,7 @@
 
 use crate::rng::Rng;
 use crate::shims::Habits;
-use sublet_core::policy::{Caps, HeadStart, Policy, Renewal};
+use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::reading::CardFacts;
 use sublet_core::units::{Bytes, Span};
 
@@ -28,6 +28,8 @@ pub struct Shape {
     pub faults: Rates,
     /// What its programs are like.
     pub habits: Habits,
+    /// Thirty holders take turns on its one card.
+    pub crowd: bool,
 }
 
 /// How often things go wrong, in thousandths where nothing else is said.
@@ -67,6 +69,24 @@ impl Shape {
             faults: if habits.orderly { gentle(rates(rng)) } else { rates(rng) },
             cards,
             habits,
+            crowd: false,
+        }
+    }
+
+    /// Thirty holders of one card, each of which takes most of it: all are at work, and nothing goes wrong.
+    pub fn crowd() -> Shape {
+        let habits = Habits::gentle();
+        let parking = Parking { ram: Bytes::gib(1_000), ..Parking::default() };
+        Shape {
+            cards: vec![(CardFacts::plain(0, Bytes::gib(24)), false)],
+            tenants: 5,
+            jobs: 30,
+            policy: Policy { parking, hold_cap: Span::secs(1_800), ..Policy::default() },
+            tick_us: S,
+            ttl_max_s: 60,
+            faults: Rates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
+            habits,
+            crowd: true,
         }
     }
 }

@@ -61,6 +61,12 @@ impl Habits {
         }
     }
 
+    /// Everybody has the library and does as it says, and there is memory for all.
+    pub fn gentle() -> Habits {
+        let (library, honest, ram) = (1000, 1000, Bytes::gib(2_000));
+        Habits { library, honest, orderly: true, ram, preempts: true, hooks: 0, driver: 0 }
+    }
+
     /// The same in a world in which room is made for whoever waits; in most it is.
     pub fn pressed(self, whim: &mut Rng) -> Habits {
         let preempts = self.library > 0 && whim.chance(800);
@@ -275,7 +281,7 @@ impl Sim<'_> {
             // Of a process that uses no card the driver has nothing to say.
             let is_there = rung == Rung::Park || program.away.is_some() || self.world.is_on_card(process);
             if program.heard_as(self.life) != Some(lease) && is_there {
-                let late = self.luck.chance(50);
+                let late = !self.shape.crowd && self.luck.chance(50);
                 let delay = if late { self.luck.within(S, 40 * S) } else { self.luck.within(0, 2 * S) };
                 self.timers.set(self.t + delay, Timer::Connect(self.life, process, rung));
             }
@@ -525,7 +531,7 @@ impl Sim<'_> {
     pub(crate) fn read_ram(&mut self) -> Result<(), Violation> {
         let delay = self.luck.within(S, 10 * S);
         self.timers.set(self.t + delay, Timer::Ram(self.life));
-        if !self.calm && self.luck.chance(100) {
+        if !self.calm && !self.shape.crowd && self.luck.chance(100) {
             self.world.ram = Bytes::mib(self.luck.within(0, self.shape.habits.ram.0 >> 20));
         }
         if !self.calm && !self.shape.habits.orderly && self.luck.chance(5) {
@@ -553,7 +559,7 @@ impl Sim<'_> {
 
     /// Somebody wants a holder parked, or resumed: its owner, an operator, or anybody.
     pub(crate) fn hand(&mut self) -> Result<(), Violation> {
-        if self.calm {
+        if self.calm || self.shape.crowd {
             return Ok(());
         }
         let delay = self.luck.within(S / 5, 5 * S);

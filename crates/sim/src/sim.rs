@@ -19,7 +19,7 @@ use sublet_core::event::{Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{Observation, Reading};
-use sublet_core::units::Time;
+use sublet_core::units::{Span, Time};
 
 /// Waiters that are served one by one when the world calms down; the others give up.
 const CALM_WAITERS: usize = 120;
@@ -62,6 +62,8 @@ pub struct Sim<'a> {
     pub(crate) mutant: Option<Mutant>,
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) kill_at: Option<(u64, Fate)>,
+    /// How long the daemon ran before the world calmed down.
+    pub(crate) elapsed: Span,
     /// Processes that a restore lost.
     pub(crate) lost: u64,
     /// Wrappers with a hook, by lease.
@@ -83,11 +85,11 @@ struct Look {
 impl<'a> Sim<'a> {
     /// The world of a seed, with a bug planted or not, and a commit to die in or not.
     pub fn new(seed: u64, story: &'a Story, options: Options) -> Sim<'a> {
-        let Options { planted, kill_at, still, .. } = options;
+        let Options { planted, kill_at, still, crowd, .. } = options;
         let mut rng = Rng::new(seed);
         let mut luck = Rng::new(seed ^ LUCK);
         let mut whim = Rng::new(seed ^ WHIM);
-        let shape = Shape::draw(&mut rng, &mut luck, &mut whim, still);
+        let shape = if crowd { Shape::crowd() } else { Shape::draw(&mut rng, &mut luck, &mut whim, still) };
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -113,6 +115,7 @@ impl<'a> Sim<'a> {
             mutant: planted.and_then(Planted::mutant),
             sabotage: planted.and_then(Planted::sabotage),
             kill_at,
+            elapsed: Span::ZERO,
             lost: 0,
             wrappers: BTreeMap::new(),
             termed: BTreeSet::new(),
@@ -145,9 +148,11 @@ impl<'a> Sim<'a> {
         }
         self.again_fault();
         self.again_stranger();
+        let begun = self.now();
         while self.story.step.get() < steps {
             self.turn()?;
         }
+        self.elapsed = self.now().since(begun);
         self.calm_down()
     }
 

@@ -73,6 +73,17 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
     }
 }
 
+/// Turns follow from what moves cost: nine tenths of the time are work.
+#[test]
+fn thirty_holders_that_take_turns_spend_a_tenth_of_the_time_moving() {
+    for seed in 1..=3 {
+        let passed = check(seed, Options { steps: 40_000, crowd: true, ..Options::default() });
+        let (moving, elapsed) = (passed.moving.0, passed.elapsed.0);
+        assert!(passed.resumed >= 30, "only {} came back in {elapsed} µs", passed.resumed);
+        assert!(moving * 100 <= elapsed * 12, "{moving} of {elapsed} µs were spent moving");
+    }
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     assert_eq!(check(11, Options::default()), check(11, Options::default()));

@@ -277,7 +277,8 @@ impl Turn<'_> {
         };
         let state = &*self.state;
         let done = if phase { all_parked(state, &row, hold, rung) } else { all_back(state, &row, hold, rung) };
-        let believed = phase && self.state.planted(Mutant::BelieveParked);
+        let hook = rung == Rung::Yield && self.state.planted(Mutant::BelieveHook);
+        let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
         let one_look = self.state.planted(Mutant::OneLook);
         let half = phase && self.state.planted(Mutant::ParkHalf);
         let half =

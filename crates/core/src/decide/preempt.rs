@@ -13,6 +13,7 @@ use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
 use crate::cost::Way;
 use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
 use crate::plan::{self, Site, Victim};
 use crate::reading::Reading;
@@ -131,7 +132,7 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     if hold.notice.is_some() {
         return Err(Spared::Leaving);
     }
-    if holder.ask.preempt == Preempt::Never {
+    if holder.ask.preempt == Preempt::Never && !state.planted(Mutant::PreemptNever) {
         return Err(Spared::Never);
     }
     let parking = &state.policy().parking;
@@ -148,7 +149,8 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
         }
     }
     // Between the grant and the start of its command there is nobody who could be told.
-    if holder.ask.may_be_ended() && hold.began() + SETTLE <= now {
+    let chose = holder.ask.may_be_ended() || state.planted(Mutant::EndUnchosen);
+    if chose && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let out = takes(state, holder, Rung::End, Way::Out) + notice;
         let lost = now.since(hold.began());
@@ -168,6 +170,7 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     let turn = hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
     let least = hold.began() + parking.turn;
     let turn = if idle { least } else { turn };
+    let (turn, least) = if state.planted(Mutant::NoTurn) { (now, now) } else { (turn, least) };
     let rank = match () {
         () if came_back && turn > now => return Err(Spared::Turn { until: turn }),
         // Between this one and who waited already when it came the queue has decided, for a turn.
@@ -234,6 +237,9 @@ impl Outlook {
     /// As it is now.
     pub fn new(state: &State, now: Time) -> Outlook {
         let coming = |card: CardId| -> Bytes {
+            if state.planted(Mutant::TwiceForOne) {
+                return Bytes::ZERO;
+            }
             let leaving = state.room(card).claims().iter().filter(|(_, claim)| claim.ends == Time::ZERO);
             leaving.filter(|(_, claim)| !claim.parked).map(|(id, claim)| gain(state, *id, card, claim.counted())).sum()
         };
@@ -483,7 +489,7 @@ impl Turn<'_> {
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.
     pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold) {
-        if !wanted(self.state, row, &hold.cards) {
+        if !wanted(self.state, row, &hold.cards) && !self.state.planted(Mutant::SpareNobody) {
             return self.emit(Action::Spare { lease: row.id });
         }
         self.end(row.id, Reason::Preempted);
@@ -508,6 +514,7 @@ impl Turn<'_> {
         }
         let sent = self.state.live(lease).is_some_and(|live| live.signalled);
         let signal = match signal {
+            None if self.state.planted(Mutant::KillAtOnce) => KILL,
             None => TERM,
             // A daemon that is gone may not have come to send it.
             Some((last, _)) if !sent => *last,

@@ -53,7 +53,7 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::Reason;
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::units::Time;
+use sublet_core::units::{Span, Time};
 
 /// A rule, broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +122,8 @@ pub struct Checker {
     pub by_rung: (u64, u64),
     /// How often a lease was ended for others.
     pub ended: u64,
+    /// How long holders were on their way, all of them together.
+    pub moving: Span,
 }
 
 impl Checker {
@@ -137,6 +139,7 @@ impl Checker {
             preempted: 0,
             by_rung: (0, 0),
             ended: 0,
+            moving: Span::ZERO,
         }
     }
 
@@ -155,7 +158,7 @@ impl Checker {
         self.books.answered(&cause, answer, actions)?;
         for action in actions {
             let parked = self.books.parked_until(now, action);
-            self.count(action);
+            self.count(now, action);
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books, parked);
         }
@@ -163,7 +166,10 @@ impl Checker {
         self.books.settle(now, &cause, actions)
     }
 
-    fn count(&mut self, action: &Action) {
+    fn count(&mut self, now: Time, action: &Action) {
+        if let Some(since) = action.lease().and_then(|lease| self.books.moves_since(lease)) {
+            self.moving = self.moving + now.since(since);
+        }
         match action {
             Action::Parked { lease, .. } => {
                 self.parked += 1;

@@ -490,6 +490,10 @@ impl Books {
             }
             _ => return must(17, false, || format!("{lease} is parked after {cause:?}")),
         }
+        let sure = self.sure_of_room(lease, held);
+        must(2, rung != Rung::Driver || book.ask.may_lose || sure.is_ok(), || {
+            format!("the driver parks {lease}, and a restore may lack room: {sure:?}")
+        })?;
         let can = self.parkable(now, lease, book, rung);
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
@@ -505,6 +509,14 @@ impl Books {
     pub fn rung_of(&self, lease: LeaseId) -> Option<Rung> {
         match &self.leases.get(&lease)?.at {
             At::Away(_, trip) => Some(trip.rung),
+            _ => None,
+        }
+    }
+
+    /// Since when a holder is on its way off its cards, or back to them.
+    pub fn moves_since(&self, lease: LeaseId) -> Option<Time> {
+        match &self.leases.get(&lease)?.at {
+            At::Away(_, trip) if trip.way != Way::Gone => Some(trip.since),
             _ => None,
         }
     }
@@ -678,6 +690,9 @@ impl Books {
         must(2, enough, || format!("{lease} had {} of each card, and has {vram} again", held.vram))?;
         for number in &held.cards {
             let (card, room) = (&self.cards[*number], self.room_for(lease, *number, now));
+            must(2, !self.restores_on(card), || {
+                format!("{lease} comes back to card {number} while another is brought back")
+            })?;
             must(2, *vram <= room && self.open(card), || {
                 format!(
                     "{lease} comes back to {vram} of card {number}, which has {room} for it (look of {}: {:?}, {} reserved, seen {:?})",

@@ -103,6 +103,9 @@ impl Books {
         must(1, asked, || format!("{lease} asked for {:?} and gets {vram}", book.ask.vram))?;
         for number in cards {
             let card = &self.cards[*number];
+            must(2, !self.restores_on(card), || {
+                format!("{lease} gets card {number}, to which somebody is brought back")
+            })?;
             let room = self.promisable(card, now);
             must(1, vram <= room && vram > Bytes::ZERO, || {
                 format!(

@@ -835,7 +835,8 @@ fn the_driver_parks_nobody_who_has_more_than_its_lease() {
          5s  driver L2 here
          5.1s  card 0 L2=13G
          6s  ask bob 16G interactive
-         8s  card 0 L2=11G",
+         8s  card 0 L2=11G
+         9s  tick",
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
@@ -846,6 +847,7 @@ fn the_driver_parks_nobody_who_has_more_than_its_lease() {
             4s grant L2 12 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
+            9s park L2 by driver for L3 (11.1 GiB booked, and asks again)
         "#]],
     );
 }
