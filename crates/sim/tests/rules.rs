@@ -15,14 +15,19 @@ fn check(seed: u64, options: Options) -> Passed {
 #[test]
 fn two_hundred_seeds_keep_the_rules() {
     let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
+    let (mut preempted, mut yielded, mut driven, mut ended) = (0, 0, 0, 0);
     for seed in 1..=200 {
         let passed = check(seed, Options::default());
         (events, kept) = (events + passed.events, kept + passed.kept);
         (parked, resumed) = (parked + passed.parked, resumed + passed.resumed);
+        (preempted, yielded) = (preempted + passed.preempted, yielded + passed.yielded);
+        (driven, ended) = (driven + passed.driven, ended + passed.ended);
     }
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
     assert!(parked >= 300 && resumed >= 150, "{parked} were parked, and {resumed} brought back");
+    assert!(preempted >= 300 && ended >= 50, "{preempted} were made to leave for others, {ended} of them ended");
+    assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
 }
 
 /// Worlds in which hours of runs once found a rule broken.
@@ -66,6 +71,22 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
         let options = Options { steps: 300, ..Options::default() };
         let commits = check(seed, options).commits;
         for commit in 1..=commits.min(60) {
+            for fate in deaths {
+                check(seed, Options { kill_at: Some((commit, fate)), ..options });
+            }
+        }
+    }
+}
+
+/// In these holders leave by their hooks, by the library and by the driver, and are ended for others.
+#[test]
+fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
+    let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut];
+    for seed in [348, 362, 399] {
+        let options = Options { steps: 700, ..Options::default() };
+        let passed = check(seed, options);
+        assert!(passed.driven > 0, "nobody is parked by the driver in {seed}");
+        for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });
             }
