@@ -8,7 +8,7 @@
 //! starved by small ones, and no card is idle for it that could do something useful meanwhile.
 
 use super::admit::would_do;
-use super::park::as_of_now;
+use super::park::{as_of_now, rests};
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
 use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::ids::{CardId, LeaseId, TenantId};
@@ -145,10 +145,12 @@ impl Board {
         let mut board = Board::new(state, now);
         let mut looked = 0;
         for (ahead, held) in in_turn(state).take_while(|(ahead, _)| ahead.id != lease) {
-            if held.is_some() {
+            // Who could not come back a moment ago keeps nobody from anything meanwhile.
+            if held.is_some() || rests(state, ahead, now) {
                 continue;
             }
             looked += 1;
+            let ahead = &*as_of_now(state, ahead);
             match board.fit(state, ahead) {
                 Some(fit) => board.take(&fit),
                 None => board.claim(state, ahead),

@@ -398,18 +398,6 @@ impl Turn<'_> {
         self.end(lease.id, Reason::ParkExpired);
     }
 
-    /// Whether a waiter is not tried now: it could not come back a moment ago, or the driver would bring
-    /// it back to cards on which somebody could take its room meanwhile.
-    pub(super) fn rests(&self, lease: &Lease) -> bool {
-        let Phase::Parked(hold, away) = &lease.phase else { return false };
-        let rest = self.state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
-        let unsure = || {
-            let is_safe = away.rung != Rung::Driver || lease.first_ask().may_lose;
-            !is_safe && parking::sure_of_room(self.state, lease, hold).is_err()
-        };
-        rest.is_some_and(|rest| rest.until > self.now) || unsure()
-    }
-
     /// What a parked holder has of each card when it comes back: what it had, or of a whole card what is
     /// left of it.
     fn vram_again(&self, lease: &Lease, hold: &Hold, fit: &Fit) -> Bytes {
@@ -418,6 +406,18 @@ impl Turn<'_> {
         }
         (fit.vram + still_has(self.state, lease.id, hold)).min(hold.vram)
     }
+}
+
+/// Whether a waiter is not tried now: it could not come back a moment ago, or the driver would bring
+/// it back to cards on which somebody could take its room meanwhile.
+pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
+    let Phase::Parked(hold, away) = &lease.phase else { return false };
+    let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
+    let unsure = || {
+        let is_safe = away.rung != Rung::Driver || lease.first_ask().may_lose;
+        !is_safe && parking::sure_of_room(state, lease, hold).is_err()
+    };
+    rest.is_some_and(|rest| rest.until > now) || unsure()
 }
 
 /// The cheapest way in which a holder can leave its cards now, without being ended.

@@ -3,7 +3,7 @@
 use super::Turn;
 use super::admit::would_do;
 use super::board::{Board, Fit, could_hold};
-use super::park::as_of_now;
+use super::park::{as_of_now, rests};
 use crate::action::Action;
 use crate::ask::{Ask, On, Vram};
 use crate::ids::{CardId, Epoch, LeaseId, TenantId};
@@ -51,7 +51,7 @@ impl Turn<'_> {
                 Some(Held { always: true, .. }) => round.pass(tenant),
                 None if round.has_enough_of(tenant) => continue,
                 // It could not come back a moment ago.
-                None if self.rests(lease) => round.pass(tenant),
+                None if rests(self.state, lease, self.now) => round.pass(tenant),
                 None => match round.fit(self.state, &as_of_now(self.state, lease)) {
                     Some(fit) => {
                         let unowned = unowned(self.state, &fit.cards);
