@@ -56,6 +56,11 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(1_016_792, usual);
     // A waiter was told when a holder is gone that was leaving its card, and stayed.
     check(2_004_916, Options { steps: 12_000, ..usual });
+    // From here on room is made. An offer was made past somebody who waited behind one of its tenant's that
+    // could not come back a moment ago.
+    check(300_070, Options { steps: 12_000, ..Options::default() });
+    // One holder was ended for three waiters at once.
+    check(7, Options::default());
 }
 
 #[test]
