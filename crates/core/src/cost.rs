@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 const PROGRAMS_MAX: usize = 64;
 /// What was measured before counts so many 256ths once more is measured.
 const KEEP: i64 = 224;
+/// A measurement counts for no more than so many times what was expected.
+const ACCIDENT: u64 = 8;
 /// The weight of one measurement.
 const ONE: i64 = 256;
 /// The weight of what is believed at first.
@@ -127,8 +129,11 @@ impl Costs {
         self.0.iter().flat_map(|(program, rungs)| rungs.iter().map(|(rung, cost)| (program.as_str(), *rung, cost)))
     }
 
-    /// So many bytes took so long.
+    /// So many bytes took so long. What is far beyond what it should have been is an accident more than a
+    /// measurement, and counts for less.
     pub fn learn(&mut self, program: &str, rung: Rung, way: Way, bytes: Bytes, took: Span, now: Time) {
+        let most = Span(self.estimate(program, rung, way, bytes).0.saturating_mul(ACCIDENT));
+        let took = took.min(most);
         if !self.0.contains_key(program) && self.0.len() >= PROGRAMS_MAX {
             let last = |rungs: &BTreeMap<Rung, Cost>| rungs.values().map(|cost| cost.at).max();
             let oldest = self.0.iter().min_by_key(|(_, rungs)| last(rungs)).map(|(name, _)| name.clone());
@@ -206,6 +211,17 @@ mod tests {
         let now = vec![(8, 3_000); 20];
         let found = estimate(&after(&[before, now].concat()), 8);
         assert!((2_600..3_100).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn one_accident_does_not_make_a_program_dear_for_ever() {
+        let mut samples = vec![(8, 500); 10];
+        samples.push((8, 600_000));
+        let found = estimate(&after(&samples), 8);
+        assert!(found < 2_000, "{found} ms");
+        // What takes that long each time is what it takes.
+        let slow = estimate(&after(&[(8, 60_000); 12]), 8);
+        assert!(slow > 50_000, "{slow} ms");
     }
 
     #[test]

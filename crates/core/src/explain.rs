@@ -9,10 +9,11 @@ use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
-use crate::policy::Parking;
+use crate::parking;
 use crate::quota::{self, Held};
 use crate::room::Closed;
-use crate::rows::{Lease, Phase, Service};
+use crate::rows::{Away, Lease, Phase, Service};
+use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 use std::cmp::Reverse;
@@ -211,9 +212,23 @@ fn returns(lease: &Lease) -> bool {
 /// How long holders may take at most to leave their cards, or to come back to them, so many times,
 /// while their programs answer.
 fn parking_takes(state: &State, times: u64) -> Span {
-    let Parking { ram, limit, .. } = state.policy().parking;
-    let once = Span(limit.0 + 2 * state.policy().period.0);
-    if ram == Bytes::ZERO { Span::ZERO } else { Span(once.0.saturating_mul(times)) }
+    let parking = &state.policy().parking;
+    if parking.ram == Bytes::ZERO && state.movable().next().is_none() {
+        return Span::ZERO;
+    }
+    // A hook and the driver may take longer, and who is ended has its notice and two signals.
+    let longest = state.movable().map(|row| {
+        let live = state.live(row.id);
+        let spoken_for = |rung: Rung| live.is_some_and(|live| !live.voices(rung).is_empty());
+        let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(state, row.id, hold));
+        let by = |rung: Rung| parking.limit_of(&Away { rung, had, ..Away::new(Time::ZERO) });
+        let moves = [Rung::Yield, Rung::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
+        let notice = row.ask.notice.map_or(Span::ZERO, |notice| notice.before);
+        let ends = row.ask.may_be_ended().then(|| notice + Span(2 * parking.grace.0));
+        moves.max(ends).unwrap_or_default()
+    });
+    let limit = longest.max().unwrap_or_default().max(parking.limit);
+    Span((limit.0 + 2 * state.policy().period.0).saturating_mul(times))
 }
 
 /// When each of the first few waiters should start, if they are served in turn, everybody holds as

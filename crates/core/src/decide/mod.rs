@@ -93,7 +93,10 @@ impl Turn<'_> {
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
-            Event::Members { lease, processes } => self.state.set_members(lease, processes),
+            Event::Members { lease, processes } => {
+                self.state.set_members(lease, processes);
+                self.without_hook(lease);
+            }
             Event::Worked { lease } => self.worked(lease),
             Event::Rested { lease, idle } => self.state.set_rested(lease, idle, self.now),
             Event::Gone { lease } => self.gone(lease),

@@ -170,6 +170,20 @@ impl Turn<'_> {
         self.settle(lease);
     }
 
+    /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
+    pub(super) fn without_hook(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease).filter(|row| row.ask.yields) else { return };
+        let gone = self.state.live(lease).is_some_and(|live| live.hooks.is_empty());
+        match &row.phase {
+            Phase::Parking(_, away) if gone && away.rung == Rung::Yield => self.stay(lease, "its wrapper is gone"),
+            _ => {}
+        }
+        let Some(row) = self.state.lease(lease) else { return };
+        if gone && matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Rung::Yield) {
+            self.back(&row.clone());
+        }
+    }
+
     /// A program could not do what it was told.
     fn refused(&mut self, lease: LeaseId, rung: Rung, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
