@@ -301,7 +301,7 @@ fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
     let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
     assert!(lease.seen_bytes >= Some(MODEL), "{lease:?}");
-    assert!(text(&service.cli(&["audit", "--lease", "L1"])).contains("did not answer in time"));
+    assert!(text(&service.cli(&["audit", "--lease", "L1"])).contains("its wrapper is gone"));
     // Its memory is as it was, and with its end the card is the waiter's.
     assert!(job.line().contains("bytes as written"));
     assert_eq!(other.end().0, Some(0));

@@ -1,0 +1,47 @@
+//! Who could be made to leave its cards, and when it is reckoned next.
+
+use super::State;
+use crate::ids::LeaseId;
+use crate::live::Live;
+use crate::rows::{Lease, Phase};
+use crate::rung::Rung;
+use crate::units::Time;
+
+impl State {
+    /// Keeps in step who could leave its cards, and whom the driver brings back.
+    pub(crate) fn set_movable(&mut self, lease: LeaseId) {
+        let row = self.rows.leases.get(&lease);
+        let spoken_for = |live: &Live| Rung::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
+        let could = |row: &&Lease| row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
+        let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();
+        let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.is_restored());
+        let restoring = row.is_some_and(restored);
+        for (is, set) in [(movable, &mut self.movable), (restoring, &mut self.restoring)] {
+            if is {
+                set.insert(lease);
+            } else if !set.is_empty() {
+                set.remove(&lease);
+            }
+        }
+    }
+
+    pub(crate) fn set_program(&mut self, lease: LeaseId, program: String) {
+        if let Some(live) = self.lives.get_mut(&lease) {
+            live.program = program;
+        }
+    }
+
+    /// Whether something happened since it was last reckoned whether room could be made, or some time passed.
+    pub(crate) fn is_plan_due(&self, now: Time) -> bool {
+        self.planned <= now
+    }
+
+    pub(crate) fn set_planned(&mut self, until: Time) {
+        self.planned = until;
+    }
+
+    /// Holders that could be made to leave their cards, as far as somebody speaks for them.
+    pub fn movable(&self) -> impl Iterator<Item = &Lease> {
+        self.movable.iter().filter_map(|lease| self.rows.leases.get(lease))
+    }
+}
