@@ -109,7 +109,7 @@ impl Record {
                 println!("programs of CUDA's driver API run on them, PyTorch and the like do not");
             }
         }
-        println!("observe: nothing will be signalled");
+        println!("observe: nobody is signalled who did not choose it");
         let bin = self.exe.parent().context("the binary is in no directory")?;
         println!("\nto use it, copy these two lines:");
         println!("  export PATH={}:$PATH", quoted(bin));

@@ -323,7 +323,7 @@ fn run(
         house: Arc::clone(&house),
         stopping: stop.clone(),
     });
-    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nothing will be signalled");
+    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nobody is signalled who did not choose it");
     let remote = doors.remote.map(|remote| {
         let gate = Arc::new(Gate::new(tokens, remote.settled.rate));
         (remote, gate)

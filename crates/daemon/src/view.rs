@@ -454,6 +454,7 @@ impl View<'_> {
             free_bytes: parking::room(self.state).map(|room| room.0),
             pages: pages.to_owned(),
             advice: advice.map(str::to_owned),
+            driver_limits: sublet_host::driver::limits(),
         })
     }
 

@@ -36,6 +36,9 @@ pub struct ParkingRam {
     pub pages: String,
     /// What would make parking faster, in words; null if nothing would.
     pub advice: Option<String>,
+    /// What the driver's own way of parking cannot do here, in words; empty if nothing is known against it.
+    #[serde(default)]
+    pub driver_limits: Vec<String>,
 }
 
 /// One card.

@@ -93,6 +93,7 @@ fn look(globals: &Globals) -> Findings {
     if let Some(cards) = &cards {
         checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
         checks.push(parking(cards.parking.as_ref(), shim::library().as_deref()));
+        checks.extend(cards.parking.as_ref().filter(|_| cards.kind != "scripted").map(driver));
         checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, cards.parking.is_some())));
     }
     let (can_grant, verdict) = verdict(cards.as_ref());
@@ -127,6 +128,18 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
     match &parking.advice {
         None => Check::new("parking", State::Ok, text),
         Some(advice) => Check::new("parking", State::Less, format!("{text}\nhint: {advice}")),
+    }
+}
+
+/// What the driver's own way of parking can do for programs without the library.
+fn driver(parking: &ParkingRam) -> Check {
+    let text = "programs without the library are parked by the driver where a restore is sure to have room".to_owned();
+    match parking.driver_limits.as_slice() {
+        [] => Check::new("driver park", State::Ok, text),
+        limits => {
+            let limits: Vec<String> = limits.iter().map(|limit| format!("\nbut: {limit}")).collect();
+            Check::new("driver park", State::Less, text + &limits.concat())
+        }
     }
 }
 
@@ -175,6 +188,7 @@ mod tests {
         let mut checks = vec![Check::new("daemon", State::Ok, "version 0.1.0 answers at /run/sublet/sublet.sock")];
         checks.push(Check::new("cards", State::Bad, "no answer\nhint: look at its log"));
         checks.push(parking(cards.parking.as_ref(), Some(Path::new("/lib"))));
+        checks.extend(cards.parking.as_ref().map(driver));
         checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, true)));
         let (can_grant, verdict) = verdict(Some(&cards));
         expect![[r#"
@@ -182,13 +196,15 @@ mod tests {
             cards           bad   no answer
                                   hint: look at its log
             parking         ok    32 GiB of host memory, 8 GiB booked; no larger lease can be parked; huge pages of shared memory
+            driver park     less  programs without the library are parked by the driver where a restore is sure to have room
+                                  but: managed memory cannot leave a card this way
             card 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
             card 0 grant    ok    26 GiB of 40 GiB free to lease
             card 0 bytes    ok    the driver tells bytes per process
             card 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
             card 0 exits    ok    the end of a holder's last process is noticed at once
             card 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
-            card 0 enforce  less  not in this release: observe only, nothing is signalled
+            card 0 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
             card 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
             card 1 grant    bad   draining: an operator lets it run empty
                                   hint: put it back with `sublet cards clear 1`
@@ -196,14 +212,14 @@ mod tests {
             card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 1 exits    ok    the end of a holder's last process is noticed at once
             card 1 park     less  nobody is parked: without bytes per process nobody could see them go
-            card 1 enforce  less  not in this release: observe only, nothing is signalled
+            card 1 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
             card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
             card 2 grant    bad   the card did not answer; no new leases there until it does
             card 2 bytes    less  unknown while the card does not answer
             card 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 2 exits    ok    the end of a holder's last process is noticed at once
             card 2 park     less  unknown while the card does not answer
-            card 2 enforce  less  not in this release: observe only, nothing is signalled
+            card 2 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
 
             leases can be granted on 1 of 3 cards
         "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }));

@@ -52,6 +52,25 @@ impl Default for DriverSettings {
     }
 }
 
+/// What moving processes by the driver cannot do on this host, as far as is known without trying.
+pub fn limits() -> Vec<String> {
+    let Ok(text) = std::fs::read_to_string("/proc/driver/nvidia/version") else { return Vec::new() };
+    let mut limits: Vec<String> = match version_in(&text).and_then(hazard::branch) {
+        Some(branch) => hazard::of(branch, &[]).map(|rule| rule.why.to_owned()).collect(),
+        None => vec!["the driver's version is not known, so nobody is moved by it".to_owned()],
+    };
+    if !rustix::process::geteuid().is_root() {
+        limits.push("only processes of the service's own user are moved: it does not run as root".to_owned());
+    }
+    limits
+}
+
+/// The version in what the kernel module says of itself.
+fn version_in(text: &str) -> Option<&str> {
+    let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.lines().next()?.split_whitespace().find(is_version)
+}
+
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrivenPlace {
@@ -130,5 +149,19 @@ impl Hub {
 
     pub(crate) fn stop(&self) {
         self.stop.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_driver_is_found_in_what_it_says() {
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 13.2.0";
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023";
+        assert_eq!((version_in(open), version_in(closed)), (Some("580.159.04"), Some("535.54.03")));
+        assert_eq!(version_in("nothing"), None);
     }
 }

@@ -13,7 +13,11 @@ pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
         context(card, name("context")),
         Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
         park(card, parking, name("park")),
-        Check::new(name("enforce"), State::Less, "not in this release: observe only, nothing is signalled"),
+        Check::new(
+            name("enforce"),
+            State::Less,
+            "not in this release: observe only, nobody is signalled who did not choose it",
+        ),
     ]
 }
 
