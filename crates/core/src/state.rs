@@ -54,8 +54,8 @@ pub struct State {
     listed: BTreeSet<CardId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
-    /// Whether room could be made is reckoned again then, or when something happens.
-    planned: Time,
+    /// Whether something happened since it was last reckoned whether room could be made, and when that was.
+    planned: (bool, Time),
     /// Host memory that was available at the last look.
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
@@ -85,7 +85,7 @@ impl State {
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
-            planned: Time::ZERO,
+            planned: (false, Time::ZERO),
             ram: None,
             day_seen: None,
             mutant: None,
@@ -161,7 +161,7 @@ impl State {
         self.reindex(action, ended.as_ref());
         if let Some(lease) = action.lease() {
             self.set_movable(lease);
-            self.planned = Time::ZERO;
+            self.planned.0 = true;
         }
         ended
     }
@@ -575,11 +575,6 @@ impl State {
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
         live.counted = true;
-        // A hook is gone with its wrapper.
-        let wrapper = self.rows.leases.get(&lease).and_then(|row| row.roots.first());
-        if wrapper.is_some_and(|wrapper| !processes.contains(wrapper)) {
-            live.hooks.clear();
-        }
         for process in std::mem::replace(&mut live.members, processes.clone()) {
             if self.owners.get(&process) == Some(&lease) {
                 self.owners.remove(&process);

@@ -9,7 +9,7 @@ use crate::mutants::Sabotage;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Event};
@@ -317,9 +317,12 @@ impl Sim<'_> {
     /// The host says who of a holder's processes lives.
     pub(crate) fn says(&mut self, lease: LeaseId) -> Result<(), Violation> {
         let Some(roots) = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(&lease)) else { return Ok(()) };
-        let trees = roots.iter().filter_map(|root| self.world.roots.get(root));
-        let processes: Vec<ProcKey> =
-            trees.filter_map(|tree| self.world.trees.get(tree)).flat_map(|tree| tree.live.iter().copied()).collect();
+        let trees: BTreeSet<&u32> = roots.iter().filter_map(|root| self.world.roots.get(root)).collect();
+        let processes: Vec<ProcKey> = trees
+            .into_iter()
+            .filter_map(|tree| self.world.trees.get(tree))
+            .flat_map(|tree| tree.live.iter().copied())
+            .collect();
         if !processes.is_empty() {
             self.greet(lease, &processes);
             return self.report(Event::Members { lease, processes });

@@ -1,5 +1,6 @@
 //! Wrappers with a hook: they hear where their lease is, run what makes their programs leave their cards
 //! or come back, and say how it went. Some lie, some do half of it, some are silent, and some die of it.
+//! A wrapper may also die alone, at any time, and its programs stay.
 
 use crate::checker::Violation;
 use crate::daemon::Call;
@@ -52,7 +53,26 @@ impl Sim<'_> {
             let honest = self.calm || self.whim.chance(self.shape.habits.honest);
             let temper = if honest { Temper::Honest } else { self.whim.pick(&odd) };
             self.wrappers.insert(lease, Wrapper { temper, away: None, runs: None, turn: 0, told: None });
+            if !self.calm && self.doom.chance(150) {
+                let delay = self.doom.within(S, 120 * S);
+                self.timers.set(self.t + delay, Timer::Orphan(lease.0));
+            }
         }
+    }
+
+    /// The wrapper of a lease dies, while its hook runs or at any other time. Its programs stay.
+    pub(crate) fn orphan(&mut self, lease: LeaseId) -> Result<(), Violation> {
+        let root = self.disk.rows.leases.get(&lease).and_then(|row| row.roots.first().copied());
+        let Some(root) = root.filter(|_| !self.calm) else { return Ok(()) };
+        let leases = self.world.exit_root(root);
+        if !leases.is_empty() {
+            self.story.say(|| format!("{} the wrapper of {lease} dies alone", self.now()));
+        }
+        let rows = &self.disk.rows.leases;
+        let its = |lease: &LeaseId| rows.get(lease).is_some_and(|row| row.roots.first() == Some(&root));
+        self.wrappers.retain(|lease, _| !its(lease));
+        self.noticed(&leases);
+        Ok(())
     }
 
     /// Whether the programs of a lease do nothing because of its hook.
@@ -99,7 +119,7 @@ impl Sim<'_> {
         wrapper.turn += 1;
         let turn = wrapper.turn;
         let longest =
-            if wrapper.temper == Temper::Silent && out { 100 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
+            if wrapper.temper == Temper::Silent && out { 300 * S } else { self.whim.pick(&[S / 5, S, 5 * S]) };
         let delay = self.whim.within(longest / 10, longest);
         self.timers.set(self.t + delay, Timer::Hooked(lease.0, turn));
         Ok(())

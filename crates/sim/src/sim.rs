@@ -28,6 +28,8 @@ const CALM_WAITERS: usize = 120;
 const LUCK: u64 = 0x7061_721D;
 /// And that of making room.
 const WHIM: u64 = 0x726F_6F6D;
+/// And that of wrappers.
+const DOOM: u64 = 0x646F_6F6D;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub struct Sim<'a> {
     pub(crate) luck: Rng,
     /// Of what has to do with making room.
     pub(crate) whim: Rng,
+    /// Of which wrappers die alone.
+    pub(crate) doom: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -125,6 +129,7 @@ impl<'a> Sim<'a> {
             rng,
             luck,
             whim,
+            doom: Rng::new(seed ^ DOOM),
             shape,
         }
     }
@@ -194,6 +199,7 @@ impl<'a> Sim<'a> {
             Timer::Done(process, rung, turn) => self.done((process, rung), turn),
             Timer::Heed(life, lease) if life == self.life => self.heed(LeaseId(lease)),
             Timer::Hooked(lease, turn) => self.hook_done(LeaseId(lease), turn),
+            Timer::Orphan(lease) => self.orphan(LeaseId(lease)),
             Timer::Ram(life) if life == self.life => self.read_ram(),
             Timer::Hand => self.hand(),
             Timer::Die(process) => self.perish(process),

@@ -55,6 +55,8 @@ pub enum Timer {
     Heed(u32, u64),
     /// A wrapper's hook is done; the number tells old runs from new ones.
     Hooked(u64, u32),
+    /// A wrapper dies, and its programs stay.
+    Orphan(u64),
     /// The host's memory is looked at.
     Ram(u32),
     /// Somebody wants a holder parked, or resumed.

@@ -163,7 +163,8 @@ impl World {
 
     /// A process exits, wherever it stands in its tree. Returns the leases it was watched for.
     pub fn exit_process(&mut self, process: ProcKey) -> Vec<LeaseId> {
-        if let Some(tree) = self.roots.get(&process) {
+        let lives = |tree: &&u32| self.trees.get(tree).is_some_and(|tree| tree.live.contains(&process));
+        if let Some(tree) = self.roots.get(&process).filter(lives) {
             return self.exit(*tree);
         }
         self.is_gone(process);
@@ -173,6 +174,25 @@ impl World {
             tree.leases.clone()
         });
         leases.unwrap_or_default()
+    }
+
+    /// The first process of a tree exits, and its children stay; one that has none leaves one behind.
+    /// Returns the leases it was watched for.
+    pub fn exit_root(&mut self, root: ProcKey) -> Vec<LeaseId> {
+        let Some(number) = self.roots.get(&root).copied() else { return Vec::new() };
+        let lives = |tree: &Tree| tree.live.contains(&root);
+        let Some(alone) = self.trees.get(&number).filter(|tree| lives(tree)).map(|tree| tree.live.len() == 1) else {
+            return Vec::new();
+        };
+        if alone {
+            self.fork(number);
+        }
+        self.is_gone(root);
+        let Some(tree) = self.trees.get_mut(&number) else { return Vec::new() };
+        tree.live.retain(|process| *process != root);
+        // The tree is found by either: leases bound to the one that is gone are about its children.
+        self.roots.extend(tree.live.first().map(|heir| (*heir, number)));
+        tree.leases.clone()
     }
 
     /// Nothing of a process is left.
@@ -201,10 +221,8 @@ impl World {
     /// A whole tree exits. Returns the leases it was watched for.
     pub fn exit(&mut self, tree: u32) -> Vec<LeaseId> {
         let Some(gone) = self.trees.remove(&tree) else { return Vec::new() };
-        for process in gone.live {
-            self.roots.remove(&process);
-            self.is_gone(process);
-        }
+        self.roots.retain(|_, of| *of != tree);
+        gone.live.into_iter().for_each(|process| self.is_gone(process));
         gone.leases
     }
 

@@ -94,8 +94,12 @@ impl Turn<'_> {
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
             Event::Members { lease, processes } => {
+                let wrapper = self.state.lease(lease).and_then(|row| row.roots.first());
+                let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
                 self.state.set_members(lease, processes);
-                self.without_hook(lease);
+                if !is_there {
+                    self.without_hook(lease);
+                }
             }
             Event::Worked { lease } => self.worked(lease),
             Event::Rested { lease, idle } => self.state.set_rested(lease, idle, self.now),

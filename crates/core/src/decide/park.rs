@@ -81,9 +81,11 @@ impl Turn<'_> {
             Ok((row, _)) => row,
             Err(refusal) => return Answer::Refused(refusal),
         };
+        // Whoever speaks for a wrapper that is gone runs no hook.
+        let has_hook = self.state.live(lease).is_some_and(|live| !live.hooks.is_empty());
         let due = match (&row.phase, &said) {
-            (Phase::Parking(_, away), Said::Parked(_) | Said::Refused(_)) => away.rung == Rung::Yield,
-            (Phase::Resuming(_, away), Said::Resumed | Said::Refused(_)) => away.rung == Rung::Yield,
+            (Phase::Parking(_, away), Said::Parked(_) | Said::Refused(_)) => has_hook && away.rung == Rung::Yield,
+            (Phase::Resuming(_, away), Said::Resumed | Said::Refused(_)) => has_hook && away.rung == Rung::Yield,
             (Phase::Parked(..), Said::Wants) => true,
             _ => false,
         };
@@ -173,13 +175,16 @@ impl Turn<'_> {
     /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
     pub(super) fn without_hook(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).filter(|row| row.ask.yields) else { return };
-        let gone = self.state.live(lease).is_some_and(|live| live.hooks.is_empty());
-        match &row.phase {
-            Phase::Parking(_, away) if gone && away.rung == Rung::Yield => self.stay(lease, "its wrapper is gone"),
-            _ => {}
+        let leaves = matches!(&row.phase, Phase::Parking(_, away) if away.rung == Rung::Yield);
+        if let Some(live) = self.state.live_mut(lease) {
+            live.hooks.clear();
+        }
+        self.state.set_movable(lease);
+        if leaves {
+            self.stay(lease, "its wrapper is gone");
         }
         let Some(row) = self.state.lease(lease) else { return };
-        if gone && matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Rung::Yield) {
+        if matches!(&row.phase, Phase::Resuming(_, away) if away.rung == Rung::Yield) {
             self.back(&row.clone());
         }
     }

@@ -26,8 +26,6 @@ use std::fmt;
 
 /// Waiters for whom room is made at a time.
 const AT_A_TIME: usize = 4;
-/// How often it is reckoned whether room could be made, while nothing else happens.
-const AGAIN: Span = Span(200_000);
 /// What is left of a holder whose context was never measured.
 const CONTEXT: Bytes = Bytes::mib(512);
 /// Nobody is ended so soon after its grant.
@@ -463,7 +461,7 @@ impl Turn<'_> {
         if !self.state.is_plan_due(self.now) {
             return;
         }
-        self.state.set_planned(self.now + AGAIN);
+        self.state.set_planned(self.now);
         for (waiter, making) in makings(self.state, self.now) {
             if let Making::Plan { victims, .. } = making {
                 victims.into_iter().for_each(|(lease, prospect)| self.make_leave(lease, &prospect, waiter));

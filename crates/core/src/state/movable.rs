@@ -5,7 +5,12 @@ use crate::ids::LeaseId;
 use crate::live::Live;
 use crate::rows::{Lease, Phase};
 use crate::rung::Rung;
-use crate::units::Time;
+use crate::units::{Span, Time};
+
+/// How often it is reckoned whether room could be made, while nothing else happens…
+const AGAIN: Span = Span::millis(200);
+/// … and at most, whatever does.
+const SOON: Span = Span::millis(20);
 
 impl State {
     /// Keeps in step who could leave its cards, and whom the driver brings back.
@@ -31,13 +36,15 @@ impl State {
         }
     }
 
-    /// Whether something happened since it was last reckoned whether room could be made, or some time passed.
+    /// Whether it is reckoned again whether room could be made: something happened since it last was, or
+    /// some time passed. A flood of asks does not make it more often than now and then.
     pub(crate) fn is_plan_due(&self, now: Time) -> bool {
-        self.planned <= now
+        let (happened, planned) = self.planned;
+        now >= planned + if happened { SOON } else { AGAIN }
     }
 
-    pub(crate) fn set_planned(&mut self, until: Time) {
-        self.planned = until;
+    pub(crate) fn set_planned(&mut self, now: Time) {
+        self.planned = (false, now);
     }
 
     /// Holders that could be made to leave their cards, as far as somebody speaks for them.

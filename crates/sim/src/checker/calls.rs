@@ -48,6 +48,8 @@ pub enum Cause {
     Said(LeaseId, Word),
     /// The wrapper of a lease did.
     Hooked(LeaseId, Word),
+    /// The wrapper of a lease with a hook is not among its processes.
+    Unwrapped(LeaseId),
     /// Time passed.
     Ticked,
     /// Something else.
@@ -138,7 +140,7 @@ impl Books {
             }
             Event::Members { lease, processes } => {
                 self.set_members(*lease, processes);
-                Cause::Other
+                if self.is_unwrapped(*lease, processes) { Cause::Unwrapped(*lease) } else { Cause::Other }
             }
             Event::Worked { lease } => self.worked(now, *lease),
             Event::Gone { lease } => {
@@ -218,10 +220,11 @@ impl Books {
         if !matches!(call, Cause::Call(_, _, Expect::Yes(_))) {
             return call;
         }
+        let has_hook = !self.voices(lease, Rung::Yield).is_empty();
         let due = match self.leases.get(&lease).map(|book| &book.at) {
             Some(At::Away(_, trip)) => match (trip.way, said) {
-                (Way::Out, Said::Parked(_) | Said::Refused(_)) => trip.rung == Rung::Yield,
-                (Way::Back, Said::Resumed | Said::Refused(_)) => trip.rung == Rung::Yield,
+                (Way::Out, Said::Parked(_) | Said::Refused(_)) => trip.rung == Rung::Yield && has_hook,
+                (Way::Back, Said::Resumed | Said::Refused(_)) => trip.rung == Rung::Yield && has_hook,
                 (Way::Gone, Said::Wants) => true,
                 _ => false,
             },

@@ -61,7 +61,7 @@ impl Books {
                 self.resume(now, *lease, action)
             }
             Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
-            Action::Resumed { lease, at } => self.resumed(now, *lease, *at),
+            Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
                 self.put_card(usize::from(card.0), facts);

@@ -14,7 +14,7 @@
 //! | 5 | nobody is told twice to leave, nor room made twice for one waiter | [`park`], [`make`] |
 //! | 4 | an ended lease is retired only after a later look at each of its cards; a holder is parked when its programs said so and two looks at each card after that agree | [`life`], [`park`] |
 //! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
-//! | 8 | nothing expires early or late; grace after every absence | [`term`] |
+//! | 8 | nothing expires early or late; grace after every absence; whose wrapper died waits for no hook | [`term`], [`wrapper`] |
 //! | 9 | order of service, bounds that were told, and all are served once the world is calm | [`order`], [`promises`] |
 //! | 10 | what was told is on the disk after every crash; the rest is whole or absent | [`durable`] |
 //! | 11 | nothing is told after a failed sync; a full disk stops grants only | [`durable`], [`life`] |
@@ -39,6 +39,7 @@ pub mod park;
 pub mod promises;
 pub mod room;
 pub mod term;
+pub mod wrapper;
 
 use books::Books;
 pub use calls::Cause;

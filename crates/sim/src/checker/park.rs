@@ -31,6 +31,8 @@ const BESIDE: Bytes = Bytes::mib(512);
 const LITTLE: Bytes = Bytes::mib(64);
 /// Whoever said what was not so is left alone for so many rests.
 const DISTRUST: u64 = 60;
+/// A hook may take so long, however little time others have.
+const HOOK_TIME: Span = Span::secs(120);
 
 /// Which way a holder's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,8 @@ pub struct Trip {
     since_then: BTreeMap<usize, u32>,
     /// How long it may take, by the rules when it began or any since.
     span: Span,
+    /// How long it may take to see what was said, likewise.
+    sight: Span,
     /// In which way it leaves and comes back.
     pub rung: Rung,
     /// What it had on its cards when it began to leave.
@@ -125,6 +129,7 @@ impl Trip {
             arrived: None,
             since_then: BTreeMap::new(),
             span,
+            sight: Span::ZERO,
             rung: Rung::Park,
             had: Bytes::ZERO,
         }
@@ -135,7 +140,7 @@ impl Trip {
         let (again, back, wants) = (away.again, away.back, away.wants);
         let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
         let trip = Trip { again, back, wants, first, left, rung, had, ..Trip::new(way, away.since, Span::ZERO) };
-        Trip { span: trip.allowed(parking), ..trip }
+        Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
     /// Whether a row says the same.
@@ -145,11 +150,13 @@ impl Trip {
         moving && same && (away.rung, away.had) == (self.rung, self.had)
     }
 
-    /// How long this part of it may take, by these rules: the driver has a second more for each half GiB.
+    /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
+    /// and a hook has two minutes.
     fn allowed(&self, parking: &Parking) -> Span {
         match (self.way, self.rung) {
             (Way::Gone, _) => parking.term,
             (_, Rung::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
+            (_, Rung::Yield) if parking.limit < HOOK_TIME => HOOK_TIME,
             _ => parking.limit,
         }
     }
@@ -163,7 +170,7 @@ impl Trip {
     fn turned(&self, way: Way, since: Time, parking: &Parking) -> Trip {
         let (looks, since_then) = (BTreeMap::new(), BTreeMap::new());
         let trip = Trip { way, since, looks, arrived: None, since_then, ..self.clone() };
-        Trip { span: trip.allowed(parking), ..trip }
+        Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
     fn seen_on(&self, held: &Held, looks: u32) -> bool {
@@ -256,6 +263,7 @@ impl Books {
         for lease in &self.trips {
             if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(lease) {
                 trip.span = trip.span.max(trip.allowed(parking));
+                trip.sight = trip.sight.max(parking.limit);
             }
         }
     }
@@ -465,18 +473,24 @@ impl Books {
 
     /// A holder's bytes shall leave its cards.
     pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, .. } = action else { return Ok(()) };
-        let (at, booked, again, rung) = (*at, *booked, *again, *rung);
+        let Action::Park { at, booked, again, rung, had, room_for, quiet, .. } = action else { return Ok(()) };
+        let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
         let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
         let At::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
+        // Only the library says when it is used: whoever leaves in another way comes back unasked.
+        let by_hand = matches!(cause, Cause::Park(of, _) if *of == lease) && room_for.is_none();
+        let unasked = rung == Rung::Park || again.is_some() || by_hand;
+        must(9, unasked && !(quiet && rung == Rung::Park), || {
+            format!("{lease} leaves ({rung}), asks again as of {again:?}, and that quietly: {quiet}")
+        })?;
         let had_then = self.seen_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
-            _ if room_for.is_some() => self.check_room_for(now, cause, book, again, *room_for)?,
-            Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none(), || {
+            _ if room_for.is_some() => self.check_room_for(now, cause, book, (again, quiet), *room_for)?,
+            Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none() && !quiet, || {
                 format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
             })?,
             Cause::Ticked => {
@@ -484,7 +498,8 @@ impl Books {
                 must(8, over, || format!("{lease} is parked at {now}, and it has until {}", held.until))?;
                 let wanted = self.wanted(book.tenant, &held.cards).at_all;
                 must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
-                must(9, again == book.worked.then_some(now), || {
+                let silent = !book.worked && rung != Rung::Park;
+                must(9, again == (book.worked || silent).then_some(now) && quiet == silent, || {
                     format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
                 })?;
             }
@@ -548,16 +563,33 @@ impl Books {
         now >= trip.since + span && !self.in_grace(now, trip.since)
     }
 
+    /// When all who speak for a holder that leaves had said that its bytes are gone.
+    fn all_said(&self, lease: LeaseId, trip: &Trip) -> Option<Time> {
+        let voices = self.voices(lease, trip.rung);
+        let said = voices.values().all(|voice| voice.parked.is_some());
+        let words = voices.values().map(|voice| voice.word).chain([trip.since]);
+        words.max().filter(|_| said)
+    }
+
+    /// Whether what was said to be gone should have been seen by now, whatever time is left to go.
+    fn is_unseen(&self, now: Time, lease: LeaseId, trip: &Trip) -> bool {
+        let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.limit);
+        let by = by.map(|by| by.min(trip.since + trip.allowed(&self.policy.parking)));
+        by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
+    }
+
     /// A holder's bytes stay after all.
     pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &Unparked) -> Verdict {
         let (_, held, trip) = self.trip(lease, Way::Out)?;
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
             Unparked::Refused(_) if trip.rung != Rung::Yield && self.said(lease, trip.rung) > held.booked => true,
+            Unparked::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => trip.rung == Rung::Yield,
             Unparked::Refused(_) => {
                 matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease)
             }
-            Unparked::Silent | Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
+            Unparked::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
+            Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip),
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
         let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
@@ -745,12 +777,13 @@ impl Books {
     }
 
     /// A holder's bytes are back, and its host memory is free.
-    pub fn resumed(&mut self, now: Time, lease: LeaseId, at: Time) -> Verdict {
+    pub fn resumed(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
         let (_, held, trip) = self.trip(lease, Way::Back)?;
         must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
         // Nobody is there that could bring anything back, or say so.
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
-        let given_up = none_parked && self.is_overdue(now, trip);
+        let unwrapped = rung == Rung::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
+        let given_up = none_parked && (unwrapped || self.is_overdue(now, trip));
         must(3, none_parked, || {
             format!("{lease} is back, and not all of its programs: {:?}", self.voices(lease, rung))
         })?;
@@ -801,6 +834,11 @@ impl Books {
         for lease in self.trips.iter().filter(|_| complete) {
             let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
             let late = match trip.way {
+                // Of a hook it is known when it said so: what it said must be seen soon.
+                Way::Out if trip.rung == Rung::Yield && self.is_unseen(now, *lease, trip) => {
+                    let said = self.all_said(*lease, trip);
+                    said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
+                }
                 Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
                 Way::Back => {
                     // While it is only to be seen it may take as long as nobody can look.

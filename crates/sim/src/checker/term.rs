@@ -123,6 +123,7 @@ impl Books {
                 self.check_arrived()?;
             }
             Cause::Said(lease, said) | Cause::Hooked(lease, said) => self.check_heard(*lease, *said)?,
+            Cause::Unwrapped(lease) => self.check_unwrapped(*lease)?,
             Cause::Resume(lease, Expect::Yes(_)) => self.check_heard(*lease, Word::Resume)?,
             Cause::Started(rebooted, floor) => {
                 must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;
