@@ -545,12 +545,19 @@ impl Work {
             *need = bytes.max(*need);
         }
         let unknown = is_away && members().any(|member| member.had.is_empty());
-        let list: Vec<Need> = by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes }).collect();
-        if unknown || list.iter().all(|need| need.bytes == 0) {
+        if unknown || by_card.values().all(|bytes| *bytes == 0) {
             self.stay_away(lease, processes, "nobody knows how much room it needs".to_owned());
             return None;
         }
-        Some(list)
+        // A checkpoint that freed nothing left its bytes there: they need no room beside themselves.
+        for process in processes {
+            for (card, bytes) in self.weigh(lease, *process)? {
+                if let Some(need) = by_card.get_mut(&card) {
+                    *need = need.saturating_sub(bytes);
+                }
+            }
+        }
+        Some(by_card.into_iter().map(|(uuid, bytes)| Need { uuid, bytes }).collect())
     }
 
     fn restore(&mut self, lease: LeaseId, processes: &[ProcKey], patience: Duration) {
