@@ -1,0 +1,665 @@
+//! What can go wrong while holders leave their cards and come back, rehearsed on soft cards with real
+//! programs: who dies, lies, hangs or takes the room meanwhile, and what users and operators then see.
+//!
+//! The programs know what must be in their memory, and say so if it is not.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::Job;
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{CardState, Lease, LeaseState, Reason, Rung};
+
+/// What the driver keeps of a soft card.
+const IDLE: u64 = 64 * MIB;
+
+/// Terms so long that nothing comes to its end by itself, and no memory kept ready.
+const CONFIG: &str = r#"
+ttl = "5m"
+[preemption]
+turn = "1s"
+idle = "2s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+"#;
+
+fn serve(gpu: &'static str) -> Service {
+    serve_with(gpu, "ram = \"4G\"")
+}
+
+/// The same with another line in place of the one that says how much may be parked.
+fn serve_with(gpu: &'static str, ram: &str) -> Service {
+    let config = Some(CONFIG.replace("ram = \"4G\"", ram));
+    Service::start_with(Setup { gpu: Gpu::Named(gpu), config, ..Setup::default() })
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn succeeds(service: &Service, words: &[&str]) -> String {
+    let output = service.cli(words);
+    assert!(output.status.success(), "{words:?}: {}", text(&output));
+    text(&output)
+}
+
+fn fault(service: &Service, words: &str) {
+    let words: Vec<&str> = ["soft", "fault"].into_iter().chain(words.split(' ')).collect();
+    succeeds(service, &words);
+}
+
+fn audit(service: &Service, id: &str) -> String {
+    text(&service.cli(&["audit", "--lease", id]))
+}
+
+fn tell(client: &Client, id: &str, verb: &str) {
+    let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// One process on the cards, as their file has it.
+#[derive(Clone, Debug)]
+struct OnCard {
+    pid: u32,
+    state: String,
+}
+
+fn on_the_cards(service: &Service) -> Vec<OnCard> {
+    let shown: Value = serde_json::from_slice(&service.cli(&["soft", "status", "--json"]).stdout).expect("JSON");
+    let one = |process: &Value| OnCard {
+        pid: process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid"),
+        state: process["state"].as_str().expect("a word").to_owned(),
+    };
+    shown["processes"].as_array().expect("a list").iter().map(one).collect()
+}
+
+/// What the driver says of a process.
+fn at(service: &Service, pid: u32) -> Option<String> {
+    on_the_cards(service).into_iter().find(|process| process.pid == pid).map(|process| process.state)
+}
+
+/// The one process of a lease that is on a card.
+fn program_of(service: &Service, id: &str) -> u32 {
+    until(&format!("{id} is seen on its card"), LONG, || {
+        let pids = service.client().lease(id).pids;
+        let found = on_the_cards(service).into_iter().find(|process| pids.contains(&process.pid));
+        found.map(|process| process.pid).ok_or(pids)
+    })
+}
+
+fn pid_of(pid: u32) -> Pid {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid")
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(pid_of(pid), signal).expect("a process of this test");
+}
+
+fn await_asked(client: &Client, id: &str) {
+    until("it asked", LONG, || {
+        let ids = client.live_ids();
+        if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
+    });
+}
+
+fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+    await_asked(client, id);
+    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
+}
+
+fn await_ended(client: &Client, id: &str) -> Lease {
+    client.await_lease("it is over", id, |lease| lease.state == LeaseState::Ended)
+}
+
+fn await_bytes(client: &Client, id: &str, mib: u64) {
+    await_asked(client, id);
+    client.await_lease("its bytes are seen", id, |lease| {
+        lease.state == LeaseState::Active && lease.seen_bytes >= Some(mib * MIB)
+    });
+}
+
+fn await_audit(service: &Service, id: &str, what: &str) -> String {
+    until(&format!("the audit of {id} has `{what}`"), LONG, || {
+        let audit = audit(service, id);
+        if audit.contains(what) { Ok(audit) } else { Err(audit) }
+    })
+}
+
+/// With Sublet's library in its programs, or without.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Library,
+    Driver,
+}
+
+const BOTH: [Way; 2] = [Way::Library, Way::Driver];
+
+/// An idle program that holds memory, once it was seen there and can be parked.
+fn holds(service: &Service, id: &str, way: Way, vram: &str, mib: u64) -> Job {
+    let (hold, size) = (example("hold"), format!("{mib}MiB"));
+    let mut words = vec!["--vram", vram];
+    words.extend((way == Way::Driver).then_some("--no-shim"));
+    words.extend(["--", &hold, &size, "--idle"]);
+    let mut job = Job::start(service, &words);
+    let line = job.line();
+    assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
+    await_bytes(&service.client(), id, mib);
+    service.client().await_lease("it can be parked", id, |lease| lease.not_parkable.is_none());
+    job
+}
+
+/// Somebody more urgent who waits for so much and does nothing with it.
+fn guest(service: &Service, vram: &str) -> Job {
+    Job::start(service, &["--vram", vram, "--tier", "interactive", "--", "sleep", "600"])
+}
+
+/// Parks by hand; it may take the service a moment to learn that a program can be.
+fn park(service: &Service, id: &str) {
+    until(&format!("{id} is parked"), LONG, || {
+        let output = service.cli(&["park", id]);
+        if output.status.success() { Ok(()) } else { Err(text(&output)) }
+    });
+    assert_eq!(service.client().lease(id).state, LeaseState::Parked);
+}
+
+/// A program on the cards without a lease; killed when this is dropped.
+struct Stranger(Child);
+
+impl Stranger {
+    fn takes(service: &Service, size: &str) -> Stranger {
+        let mut command = service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]);
+        let mut stranger = Stranger(command.stdout(Stdio::piped()).spawn().expect("a program"));
+        let mut line = String::new();
+        BufReader::new(stranger.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert!(line.starts_with("holds "), "{line:?}");
+        stranger
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The process through which the service speaks with the driver.
+fn driver_worker(service: &Service) -> u32 {
+    let children = format!("/proc/{0}/task", service.pid());
+    until("there is a worker for the driver", LONG, || {
+        let tasks = fs::read_dir(&children).into_iter().flatten().flatten();
+        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let pids: Vec<u32> =
+            lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+        let words = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_it = |pid: &&u32| words(pid).split(|byte| *byte == 0).any(|word| word == b"driver");
+        pids.iter().find(is_it).copied().ok_or(pids.clone())
+    })
+}
+
+/// Does something while the driver answers nobody.
+fn while_the_driver_hangs<T>(service: &Service, what: impl FnOnce() -> T) -> T {
+    let worker = driver_worker(service);
+    signal(worker, Signal::STOP);
+    let done = what();
+    // Where that took too long it was killed and replaced.
+    let _ = kill_process(pid_of(worker), Signal::CONT);
+    done
+}
+
+fn who_dies_while_it_leaves_frees_everything(way: Way) {
+    // Enough for one, so that whatever stayed booked would be noticed.
+    let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
+    let client = service.client();
+    let job = holds(&service, "L1", way, "3G", 512);
+    let victim = program_of(&service, "L1");
+    fault(&service, if way == Way::Library { "copy-rate 32MiB/s" } else { "checkpoint times-out" });
+    let waiter = guest(&service, "3G");
+    let leaving = await_state(&client, "L1", LeaseState::Parking);
+    assert_eq!(leaving.rung, Some(if way == Way::Library { Rung::Park } else { Rung::Driver }));
+    assert_eq!(client.lease("L2").state, LeaseState::Waiting, "its room is not there yet");
+    signal(victim, Signal::KILL);
+    await_ended(&client, "L1");
+    await_state(&client, "L2", LeaseState::Active);
+    assert_eq!(job.end().0, Some(128 + 9), "its wrapper says how it ended");
+    assert_eq!(client.card().used_bytes, Some(IDLE));
+    drop(waiter);
+    await_ended(&client, "L2");
+    fault(&service, "clear");
+    let next = holds(&service, "L3", way, "3G", 512);
+    park(&service, "L3");
+    succeeds(&service, &["resume", "L3"]);
+    next.finish("the next one moves as ever");
+}
+
+#[test]
+fn who_dies_while_it_leaves_by_the_library_frees_everything() {
+    who_dies_while_it_leaves_frees_everything(Way::Library);
+}
+
+#[test]
+fn who_dies_while_it_leaves_by_the_driver_frees_everything() {
+    who_dies_while_it_leaves_frees_everything(Way::Driver);
+}
+
+fn who_dies_while_it_comes_back_frees_everything(way: Way) {
+    let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
+    let client = service.client();
+    let job = holds(&service, "L1", way, "3G", 512);
+    let victim = program_of(&service, "L1");
+    park(&service, "L1");
+    let dies = || {
+        tell(&client, "L1", "resume");
+        await_state(&client, "L1", LeaseState::Resuming);
+        let waiter = guest(&service, "3G");
+        await_state(&client, "L2", LeaseState::Waiting);
+        assert_eq!(client.lease("L1").state, LeaseState::Resuming, "its bytes take their time");
+        signal(victim, Signal::KILL);
+        await_ended(&client, "L1");
+        await_state(&client, "L2", LeaseState::Active);
+        waiter
+    };
+    let waiter = match way {
+        Way::Library => {
+            fault(&service, "copy-rate 32MiB/s");
+            dies()
+        }
+        Way::Driver => while_the_driver_hangs(&service, dies),
+    };
+    assert_eq!(job.end().0, Some(128 + 9), "its wrapper says how it ended");
+    assert_eq!(client.card().used_bytes, Some(IDLE));
+    drop(waiter);
+    await_ended(&client, "L2");
+    fault(&service, "clear");
+    let next = holds(&service, "L3", way, "3G", 512);
+    park(&service, "L3");
+    succeeds(&service, &["resume", "L3"]);
+    next.finish("the next one moves as ever");
+}
+
+#[test]
+fn who_dies_while_it_comes_back_by_the_library_frees_everything() {
+    who_dies_while_it_comes_back_frees_everything(Way::Library);
+}
+
+#[test]
+fn who_dies_while_it_comes_back_by_the_driver_frees_everything() {
+    who_dies_while_it_comes_back_frees_everything(Way::Driver);
+}
+
+#[test]
+fn a_program_that_outlives_its_wrapper_is_parked_for_others_and_comes_back() {
+    for way in BOTH {
+        let service = serve("soft:1x4GiB");
+        let client = service.client();
+        let job = holds(&service, "L1", way, "3G", 512);
+        let program = program_of(&service, "L1");
+        signal(job.child.id(), Signal::KILL);
+        let waiter = guest(&service, "3G");
+        await_state(&client, "L2", LeaseState::Active);
+        let parked = client.lease("L1");
+        assert_eq!(parked.state, LeaseState::Parked, "it is a holder as before");
+        assert!(parked.pids.contains(&program), "{parked:?}");
+        drop(waiter);
+        await_ended(&client, "L2");
+        if way == Way::Driver {
+            await_bytes(&client, "L1", 512);
+        }
+        // It looks at its memory, which is use.
+        signal(program, Signal::TERM);
+        let (_, rest) = job.end();
+        assert!(rest.contains("bytes as written"), "{rest}");
+        assert_eq!(await_ended(&client, "L1").ended.map(|ended| ended.reason), Some(Reason::HolderExited));
+    }
+}
+
+#[test]
+fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    // More than half of the card, so that it could not be there twice.
+    let job = holds(&service, "L1", Way::Driver, "3G", 2048);
+    let program = program_of(&service, "L1");
+    fault(&service, "checkpoint frees-nothing");
+    let waiter = guest(&service, "3G");
+    await_state(&client, "L1", LeaseState::Parking);
+    let trail = await_audit(&service, "L1", "the cards say otherwise");
+    assert!(!trail.contains("is parked"), "{trail}");
+    await_state(&client, "L1", LeaseState::Active);
+    until("it goes on", LONG, || match at(&service, program) {
+        Some(state) if state == "running" => Ok(()),
+        other => Err(other),
+    });
+    assert_eq!(client.lease("L2").state, LeaseState::Waiting);
+    let explained = succeeds(&service, &["explain", "L2"]);
+    assert!(explained.contains("its programs said that its bytes were gone, and they were not"), "{explained}");
+    throughout(Duration::from_secs(3), || {
+        assert_eq!(client.lease("L1").state, LeaseState::Active);
+        assert_eq!(client.lease("L2").state, LeaseState::Waiting);
+    });
+    let trail = audit(&service, "L1");
+    assert_eq!(trail.matches("is taken off its cards").count(), 1, "{trail}");
+    drop(waiter);
+    job.finish("nothing was done to it");
+}
+
+/// Holds memory, and runs a kernel until a file is there; then it looks at all of its memory.
+const LONG_KERNEL: &str = r#"
+import ctypes as C, os, sys, time
+PTX = b"""
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry stay(.param .u64 place)
+{
+    .reg .pred %p; .reg .b32 %r; .reg .b64 %rd;
+    ld.param.u64 %rd, [place];
+again:
+    ld.volatile.u32 %r, [%rd];
+    setp.eq.u32 %p, %r, 0;
+    @%p bra again;
+    ret;
+}
+"""
+cuda, size = C.CDLL("libcuda.so.1"), 64 << 20
+def call(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, (name, result)
+context, module, kernel, flag, memory = (C.c_void_p() for _ in range(5))
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", C.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", C.byref(memory), C.c_size_t(size))
+call("cuMemsetD32_v2", memory, 0x600dda7a, C.c_size_t(size // 4))
+call("cuMemHostAlloc", C.byref(flag), C.c_size_t(4096), 2)
+call("cuModuleLoadData", C.byref(module), PTX + b"\0")
+call("cuModuleGetFunction", C.byref(kernel), module, b"stay")
+word = C.c_uint32.from_address(flag.value)
+word.value = 0
+place = C.c_uint64(flag.value)
+arguments = (C.c_void_p * 1)(C.cast(C.byref(place), C.c_void_p))
+call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, arguments, None)
+print("holds", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+word.value = 1
+call("cuCtxSynchronize")
+print("the kernel is over", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+data = C.create_string_buffer(size)
+call("cuMemcpyDtoH_v2", data, memory, C.c_size_t(size))
+print("as written" if data.raw == bytes.fromhex("7ada0d60") * (size // 4) else "damaged", flush=True)
+"#;
+
+#[test]
+fn a_lock_that_times_out_under_a_long_kernel_harms_nobody() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let (over, look) = (service.dir().join("over"), service.dir().join("look"));
+    let paths = [&over, &look].map(|path| path.to_str().expect("test paths are plain").to_owned());
+    let words = ["--vram", "3G", "--no-shim", "--", "python3", "-c", LONG_KERNEL, &paths[0], &paths[1]];
+    let mut job = Job::start(&service, &words);
+    assert_eq!(job.line(), "holds\n", "{}", job.said());
+    await_bytes(&client, "L1", 64);
+    let program = program_of(&service, "L1");
+    client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
+    let refused = service.cli(&["park", "L1"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let trail = await_audit(&service, "L1", "L1 stays on its cards: ");
+    assert!(trail.contains("had work under way that did not end in time"), "{trail}");
+    await_state(&client, "L1", LeaseState::Active);
+    assert_eq!(at(&service, program).as_deref(), Some("running"), "nothing stays locked");
+    fs::write(&over, "").expect("a file");
+    assert_eq!(job.line(), "the kernel is over\n", "{}", job.said());
+    park(&service, "L1");
+    assert_eq!(at(&service, program).as_deref(), Some("checkpointed"));
+    succeeds(&service, &["resume", "L1"]);
+    fs::write(&look, "").expect("a file");
+    assert_eq!(job.end(), (Some(0), "as written\n".to_owned()));
+}
+
+#[test]
+fn a_stranger_in_the_room_of_who_comes_back_by_the_library_costs_it_no_byte() {
+    let service = serve("soft:1x2GiB");
+    let client = service.client();
+    let job = holds(&service, "L1", Way::Library, "1500M", 512);
+    let program = program_of(&service, "L1");
+    park(&service, "L1");
+    // It has its room, and cannot take it before the stranger does.
+    signal(program, Signal::STOP);
+    tell(&client, "L1", "resume");
+    await_state(&client, "L1", LeaseState::Resuming);
+    let stranger = Stranger::takes(&service, "1300MiB");
+    signal(program, Signal::CONT);
+    await_audit(&service, "L1", "found no room after all");
+    let back = await_state(&client, "L1", LeaseState::Parked);
+    assert!(back.waiting.is_some(), "it keeps its place: {back:?}");
+    throughout(Duration::from_secs(2), || assert_eq!(client.lease("L1").state, LeaseState::Parked));
+    drop(stranger);
+    await_bytes(&client, "L1", 512);
+    job.finish("after a stranger had its room");
+}
+
+#[test]
+fn a_stranger_in_the_room_of_who_comes_back_by_the_driver_means_that_no_restore_is_tried() {
+    let service = serve("soft:1x2GiB");
+    let client = service.client();
+    let job = holds(&service, "L1", Way::Driver, "1500M", 512);
+    let program = program_of(&service, "L1");
+    park(&service, "L1");
+    let stranger = while_the_driver_hangs(&service, || {
+        tell(&client, "L1", "resume");
+        await_state(&client, "L1", LeaseState::Resuming);
+        Stranger::takes(&service, "1300MiB")
+    });
+    await_audit(&service, "L1", "found no room after all");
+    await_state(&client, "L1", LeaseState::Parked);
+    throughout(Duration::from_secs(2), || {
+        assert_eq!(at(&service, program).as_deref(), Some("checkpointed"), "a restore would have lost it");
+    });
+    drop(stranger);
+    await_bytes(&client, "L1", 512);
+    job.finish("after a stranger had its room");
+}
+
+#[test]
+fn parking_ram_for_one_parks_one_and_says_why_the_other_stays() {
+    let service = serve_with("soft:1x4GiB", "ram = \"900M\"");
+    let client = service.client();
+    let jobs = [holds(&service, "L1", Way::Library, "1700M", 512), holds(&service, "L2", Way::Library, "1700M", 512)];
+    let first = guest(&service, "1500M");
+    await_state(&client, "L3", LeaseState::Active);
+    let second = guest(&service, "1500M");
+    await_state(&client, "L4", LeaseState::Waiting);
+    let why = "of the parking RAM can be had now";
+    let explained = until("it is said why nobody leaves", LONG, || {
+        let explained = text(&service.cli(&["explain", "L4"]));
+        if explained.contains(why) { Ok(explained) } else { Err(explained) }
+    });
+    assert!(explained.contains("nobody who is in the way can be made to leave now"), "{explained}");
+    let states = || ["L1", "L2"].map(|id| client.lease(id).state);
+    throughout(Duration::from_secs(3), || {
+        let count = |wanted: LeaseState| states().iter().filter(|state| **state == wanted).count();
+        assert_eq!((count(LeaseState::Parked), count(LeaseState::Active)), (1, 1));
+        assert_eq!(client.lease("L4").state, LeaseState::Waiting);
+    });
+    let stays = if states()[0] == LeaseState::Active { "L1" } else { "L2" };
+    let refused = service.cli(&["park", stays]);
+    assert!(!refused.status.success() && text(&refused).contains(why), "{refused:?}");
+    drop((first, second));
+    jobs.into_iter().for_each(|job| job.finish("nobody was ended"));
+}
+
+#[test]
+fn when_others_need_the_hosts_memory_nobody_is_parked_and_it_is_said() {
+    let mut service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = holds(&service, "L1", Way::Library, "3G", 512);
+    // As if all of it were taken, and what is left were less than must stay.
+    let file = service.dir().join("sublet.toml");
+    fs::write(&file, CONFIG.replace("leave = \"256M\"", "leave = \"100000G\"")).expect("a file");
+    service.reload();
+    let why = "0 B of the parking RAM can be had now";
+    until("the file was read", LONG, || match client.lease("L1").not_parkable {
+        Some(told) if told.contains(why) => Ok(()),
+        other => Err(other),
+    });
+    let waiter = guest(&service, "3G");
+    await_state(&client, "L2", LeaseState::Waiting);
+    until("it is said why nobody leaves", LONG, || {
+        let explained = text(&service.cli(&["explain", "L2"]));
+        if explained.contains(why) { Ok(()) } else { Err(explained) }
+    });
+    let refused = service.cli(&["park", "L1"]);
+    assert!(!refused.status.success() && text(&refused).contains(why), "{refused:?}");
+    throughout(Duration::from_secs(3), || assert_eq!(client.lease("L1").state, LeaseState::Active));
+    fs::write(&file, CONFIG).expect("a file");
+    service.reload();
+    await_state(&client, "L2", LeaseState::Active);
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+    drop(waiter);
+    job.finish("after there was memory again");
+    assert!(service.alive());
+}
+
+#[test]
+fn a_stopped_program_is_not_parked_by_the_library_and_holds_up_nobody_else() {
+    let service = serve("soft:2x4GiB");
+    let client = service.client();
+    let job = holds(&service, "L1", Way::Library, "3G", 512);
+    let program = program_of(&service, "L1");
+    signal(program, Signal::STOP);
+    let waiter = Job::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
+    await_state(&client, "L1", LeaseState::Parking);
+    succeeds(&service, &["run", "--vram", "1G", "--on", "1", "--", &example("hold"), "64MiB", "--seconds", "0"]);
+    await_audit(&service, "L1", "one of its programs did not answer in time");
+    assert_eq!(client.lease("L2").state, LeaseState::Waiting);
+    signal(program, Signal::CONT);
+    await_state(&client, "L1", LeaseState::Active);
+    park(&service, "L1");
+    await_state(&client, "L2", LeaseState::Active);
+    drop(waiter);
+    job.finish("after it was stopped");
+}
+
+#[test]
+fn a_stopped_program_is_not_touched_by_the_driver_and_holds_up_nobody_else() {
+    let service = serve("soft:2x4GiB");
+    let client = service.client();
+    let job = holds(&service, "L1", Way::Driver, "3G", 512);
+    let program = program_of(&service, "L1");
+    signal(program, Signal::STOP);
+    let waiter = Job::start(&service, &["--vram", "3G", "--on", "0", "--tier", "interactive", "--", "sleep", "600"]);
+    await_state(&client, "L2", LeaseState::Waiting);
+    until("it is said that it is stopped", LONG, || {
+        let told = format!("{}{}", audit(&service, "L1"), text(&service.cli(&["explain", "L2"])));
+        if told.contains("is stopped") { Ok(()) } else { Err(told) }
+    });
+    // Others are moved by the same worker meanwhile.
+    let hold = example("hold");
+    let words = ["--vram", "1G", "--on", "1", "--no-shim", "--", &hold, "64MiB", "--idle"];
+    let mut other = Job::start(&service, &words);
+    assert!(other.line().starts_with("holds "), "{}", other.said());
+    await_bytes(&client, "L3", 64);
+    park(&service, "L3");
+    succeeds(&service, &["resume", "L3"]);
+    other.finish("beside a stopped one");
+    assert_eq!(client.lease("L2").state, LeaseState::Waiting);
+    signal(program, Signal::CONT);
+    assert_eq!(at(&service, program).as_deref(), Some("running"));
+    until("it can be parked again", LONG, || {
+        let output = service.cli(&["park", "L1"]);
+        let is_parked = client.lease("L1").state == LeaseState::Parked;
+        if is_parked { Ok(()) } else { Err(text(&output)) }
+    });
+    await_state(&client, "L2", LeaseState::Active);
+    drop(waiter);
+    await_ended(&client, "L2");
+    succeeds(&service, &["resume", "L1"]);
+    job.finish("after it was stopped");
+}
+
+#[test]
+fn a_card_that_is_lost_ends_who_was_parked_from_it_and_nobody_hangs() {
+    for way in BOTH {
+        let mut service = serve("soft:2x4GiB");
+        let client = service.client();
+        let job = holds(&service, "L1", way, "3G", 512);
+        park(&service, "L1");
+        fault(&service, "0 nvml lost");
+        // Its card cannot be seen without its bytes, so they count until an operator says otherwise.
+        let ended = await_state(&client, "L1", LeaseState::Ending).ended.expect("how it ended");
+        assert_eq!(ended.reason, Reason::DeviceLost);
+        assert!(ended.sentence.contains("its card is gone"), "{}", ended.sentence);
+        assert_eq!(client.card().state, CardState::OutOfService);
+        until("its owner was told", LONG, || {
+            let said = job.said();
+            if said.contains("its card is gone") { Ok(()) } else { Err(said) }
+        });
+        succeeds(&service, &["run", "--vram", "1G", "--on", "1", "--", "true"]);
+        if way == Way::Library {
+            kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
+            let stderr = job.stderr.clone();
+            let (code, rest) = job.end();
+            let said = fs::read_to_string(stderr).expect("its words");
+            assert_eq!((code, rest.as_str()), (Some(1), ""), "it cannot read its memory, and says so: {said}");
+            assert!(said.contains("hold: "), "{said}");
+        } else {
+            drop(job);
+        }
+        fault(&service, "clear");
+        until("the card answers again", LONG, || client.card().used_bytes.filter(|used| *used == IDLE).ok_or(()));
+        succeeds(&service, &["cards", "clear", "0"]);
+        await_ended(&client, "L1");
+        let next = holds(&service, "L3", way, "3G", 512);
+        park(&service, "L3");
+        succeeds(&service, &["resume", "L3"]);
+        next.finish("on the card that was mended");
+        assert!(service.alive());
+    }
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_of_what_the_driver_does_is_followed_by_one_that_knows() {
+    let mut service = serve("soft:1x4GiB");
+    let job = holds(&service, "L1", Way::Driver, "3G", 256);
+    let program = program_of(&service, "L1");
+    let settled = |client: &Client| {
+        client.await_lease("it is somewhere for good", "L1", |lease| {
+            matches!(lease.state, LeaseState::Active | LeaseState::Parked)
+        })
+    };
+    for pause_ms in [0, 2, 5, 10, 20, 40, 80, 160, 320] {
+        let client = service.client();
+        client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
+        tell(&client, "L1", "park");
+        thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        let expected = if settled(&client).state == LeaseState::Parked { "checkpointed" } else { "running" };
+        until("its process is where its lease is", LONG, || match at(&service, program) {
+            Some(state) if state == expected => Ok(()),
+            other => Err(other),
+        });
+        tell(&client, "L1", "resume");
+        thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        settled(&service.client());
+        succeeds(&service, &["resume", "L1"]);
+        await_bytes(&service.client(), "L1", 256);
+        assert_eq!(at(&service, program).as_deref(), Some("running"), "nothing stays locked");
+    }
+    job.finish("after eighteen daemons");
+}
