@@ -96,6 +96,15 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
     })
 }
 
+/// An epoch as it could have been granted.
+fn epoch(number: u64) -> Result<Epoch, Problem> {
+    match i64::try_from(number) {
+        Ok(_) => Ok(Epoch(number)),
+        Err(_) => Err(Problem::new(Code::BadValue, "`epoch` is larger than any that is granted")
+            .hint("send the epoch that the lease was granted with")),
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ListQuery {
@@ -258,7 +267,7 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
     let heard = body::json::<wire::Renew>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Renewed { by: by.clone(), lease, epoch: Epoch(heard.body.epoch) };
+    let event = Event::Renewed { by: by.clone(), lease, epoch: epoch(heard.body.epoch)? };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -297,6 +306,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
 ))]
 pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Bind>(request).await?;
+    let epoch = epoch(heard.body.epoch)?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     // First whether the lease may be known at all: a pid must not tell the two apart.
@@ -306,7 +316,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
         return ended_is_ended(&app, by, lease, Reply::problem(&words::problem(&Refusal::NoSuchLease))).await;
     }
     let process = heard.peer.process(heard.body.pid)?;
-    let event = Event::Bound { by: by.clone(), lease, epoch: Epoch(heard.body.epoch), process };
+    let event = Event::Bound { by: by.clone(), lease, epoch, process };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
@@ -363,7 +373,7 @@ pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> R
         wire::Done::Failed => Said::Refused(why()),
         wire::Done::Wants => Said::Wants,
     };
-    let event = Event::Hooked { by: by.clone(), lease, epoch: Epoch(heard.body.epoch), said };
+    let event = Event::Hooked { by: by.clone(), lease, epoch: epoch(heard.body.epoch)?, said };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
 }
