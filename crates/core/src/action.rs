@@ -312,6 +312,22 @@ pub enum Unparked {
 }
 
 impl Action {
+    /// A holder leaves by the library in its programs, for nobody, with nothing known of it.
+    pub(crate) fn bare_park(lease: LeaseId, at: Time, booked: Bytes) -> Action {
+        Action::Park {
+            lease,
+            at,
+            booked,
+            again: None,
+            rung: Rung::Park,
+            had: Bytes::ZERO,
+            program: String::new(),
+            room_for: None,
+            quiet: false,
+            processes: Vec::new(),
+        }
+    }
+
     /// The lease it concerns, if one.
     pub fn lease(&self) -> Option<LeaseId> {
         match self {

@@ -29,10 +29,10 @@ pub struct Ask {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<On>,
     /// Its wrapper has a hook that makes it leave its cards.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub yields: bool,
     /// The driver may park it also where a restore could lack room, and lose it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_lose: bool,
     /// The signal it gets before others end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,10 +69,6 @@ impl Preempt {
     fn is_usual(&self) -> bool {
         *self == Preempt::Usual
     }
-}
-
-fn is_false(is: &bool) -> bool {
-    !is
 }
 
 /// A signal some time before the end.

@@ -186,6 +186,11 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
     }
 }
 
+/// What a context takes on a card; of one that was never measured, more than any was seen to take.
+pub(crate) fn context(state: &State, card: CardId) -> Bytes {
+    state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT)
+}
+
 /// What a holder was last seen to have on its cards.
 pub(crate) fn had(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
     hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).sum()
@@ -299,7 +304,7 @@ pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: Card
         Reading::Used(used) if !used.coarse => {}
         _ => return false,
     }
-    let context = state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT);
+    let context = context(state, card);
     let programs = residents(state, lease.id, card).count() as u64;
     let after = had(state, lease.id, hold);
     let few = Bytes((context + RESIDUE).0.saturating_mul(programs));

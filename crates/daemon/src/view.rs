@@ -7,7 +7,7 @@ use crate::words;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
-use sublet_core::decide::preempt::{self, Alternative, Making};
+use sublet_core::decide::preempt::{self, Making};
 use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
@@ -18,7 +18,7 @@ use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::token::Token;
-use sublet_core::units::{Bytes, Time};
+use sublet_core::units::{Bytes, Span, Time};
 use sublet_wire as wire;
 
 /// Looks at the state at one moment for one caller.
@@ -277,7 +277,7 @@ impl View<'_> {
         &self,
         waiter: &Lease,
         holder: &Lease,
-        making: Option<&(Making, Vec<Alternative>)>,
+        making: Option<&(Making, Vec<(CardId, Span)>)>,
     ) -> (Option<wire::Leaves>, Option<String>) {
         let chosen = match making {
             Some((Making::Plan { victims, .. }, _)) => victims.iter().any(|(id, _)| *id == holder.id),
@@ -328,7 +328,7 @@ impl View<'_> {
         lease: &Lease,
         card: CardId,
         see_all: bool,
-        making: Option<&(Making, Vec<Alternative>)>,
+        making: Option<&(Making, Vec<(CardId, Span)>)>,
     ) -> wire::CardWhy {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
         let obstacle = explain::obstacle(self.state, lease, card, self.now);
@@ -339,9 +339,9 @@ impl View<'_> {
             promisable_bytes: self.state.promisable(card, self.now).0,
             loose_bytes: self.state.room(card).loose().map(|b| b.0),
             obstacle: words::obstacle(self.state, facts.index, card, &obstacle),
-            price_s: making.and_then(|(_, all)| {
-                let here = all.iter().find(|one| one.card == card)?;
-                Some(here.price.as_secs_f64())
+            price_s: making.and_then(|(_, prices)| {
+                let (_, price) = prices.iter().find(|(on, _)| *on == card)?;
+                Some(price.as_secs_f64())
             }),
             blockers: blockers
                 .into_iter()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use sublet_core::policy::{Caps, HeadStart, Policy};
+use sublet_core::policy::{Caps, HeadStart, Parking, Policy};
 use sublet_core::units::Span;
 
 /// One of the policies that can be compared.
@@ -53,7 +53,10 @@ pub fn policy(name: Name, rules: &Policy) -> Policy {
 
 /// The same policy where time jumps from event to event and everybody waits to the end.
 pub fn for_replay(policy: Policy, places: Option<u32>) -> Policy {
+    // A trace does not say who could be parked, nor what that would cost.
+    let parking = Parking { preempt: false, ..policy.parking.clone() };
     Policy {
+        parking,
         // A card is looked at when something ended there; nothing else changes it, so a look stays true.
         period: Span::secs(1 << 40),
         // Jumps in time are not stalls of a daemon.

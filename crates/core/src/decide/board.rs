@@ -14,6 +14,7 @@ use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::quota;
+use crate::room;
 use crate::rows::Lease;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
@@ -385,15 +386,18 @@ impl Board {
         if !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
             return self.now;
         }
-        let in_the_way = state.room(card).claims().values().filter(|claim| !claim.parked).filter(|claim| {
-            let other = claim.tenant != lease.tenant;
-            match (lease.ask.exclusivity, claim.exclusivity) {
-                (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
-                (Exclusivity::Session, _) | (_, Exclusivity::Session) => other,
-                (Exclusivity::Shared, Exclusivity::Shared) => false,
-            }
-        });
+        let claims = state.room(card).claims().values();
+        let in_the_way = claims.filter(|claim| !claim.parked && is_in_the_way(lease, claim));
         in_the_way.map(|claim| state.over_by(claim.ends, self.now)).max().unwrap_or(self.now)
+    }
+}
+
+/// Whether somebody's exclusivity keeps a waiter from being beside a holder.
+pub(super) fn is_in_the_way(waiter: &Lease, holder: &room::Claim) -> bool {
+    match (waiter.ask.exclusivity, holder.exclusivity) {
+        (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
+        (Exclusivity::Session, _) | (_, Exclusivity::Session) => holder.tenant != waiter.tenant,
+        (Exclusivity::Shared, Exclusivity::Shared) => false,
     }
 }
 

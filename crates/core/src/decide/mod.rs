@@ -21,7 +21,6 @@ use crate::event::{Answer, Caller, Event, Refusal};
 use crate::ids::{Epoch, LeaseId};
 use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
-use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
 
@@ -148,20 +147,7 @@ impl Turn<'_> {
             let active = |row: &&Lease| matches!(row.phase, Phase::Active(_));
             let active: Vec<LeaseId> = self.state.rows().leases.values().filter(active).map(|l| l.id).collect();
             for lease in active {
-                let (booked, had, rung) = (Bytes::ZERO, Bytes::ZERO, Rung::Park);
-                let (again, program, room_for, processes, quiet) = (None, String::new(), None, Vec::new(), false);
-                self.emit(Action::Park {
-                    lease,
-                    at: self.now,
-                    booked,
-                    again,
-                    rung,
-                    had,
-                    program,
-                    room_for,
-                    processes,
-                    quiet,
-                });
+                self.emit(Action::bare_park(lease, self.now, Bytes::ZERO));
             }
         }
         if rebooted || self.state.planted(Mutant::RestartEnds) {

@@ -45,20 +45,8 @@ impl Turn<'_> {
             Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
             Phase::Parking(hold, _) if self.state.planted(Mutant::ParkTwice) => {
-                let (booked, rung, had) = (hold.booked(), Rung::Park, Bytes::ZERO);
-                let (again, program, room_for, processes, quiet) = (None, String::new(), None, Vec::new(), false);
-                self.emit(Action::Park {
-                    lease,
-                    at: self.now,
-                    booked,
-                    again,
-                    rung,
-                    had,
-                    program,
-                    room_for,
-                    processes,
-                    quiet,
-                });
+                let booked = hold.booked();
+                self.emit(Action::bare_park(lease, self.now, booked));
                 return Answer::Lease(lease);
             }
             Phase::Parking(..) | Phase::Parked(..) => return Answer::Lease(lease),

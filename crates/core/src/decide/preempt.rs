@@ -6,8 +6,8 @@
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
 use super::Turn;
-use super::board::could_hold;
-use super::park::{as_of_now, takes};
+use super::board::{could_hold, is_in_the_way};
+use super::park::{as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
 use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
@@ -17,6 +17,7 @@ use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
 use crate::plan::{self, Site, Victim};
 use crate::reading::Reading;
+use crate::room::Claim;
 use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
 use crate::rung::Rung;
 use crate::state::State;
@@ -26,8 +27,6 @@ use std::fmt;
 
 /// Waiters for whom room is made at a time.
 const AT_A_TIME: usize = 4;
-/// What is left of a holder whose context was never measured.
-const CONTEXT: Bytes = Bytes::mib(512);
 /// Nobody is ended so soon after its grant.
 const SETTLE: Span = Span::secs(2);
 const TERM: u8 = 15;
@@ -120,6 +119,8 @@ pub enum Making {
         /// It takes so much.
         need: Bytes,
     },
+    /// Nobody leaves for it now: it left a moment ago, or comes back only when there is room.
+    Pauses,
     /// Nobody can be made to leave who would help.
     Nothing,
 }
@@ -201,17 +202,6 @@ fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
     worked.max(hold.began()).max(state.rows().meta.grace_from)
 }
 
-/// What making room on one card would cost.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Alternative {
-    /// Which card.
-    pub card: CardId,
-    /// Who would leave it, and how.
-    pub leave: Vec<(LeaseId, Prospect)>,
-    /// What all of it costs.
-    pub price: Span,
-}
-
 /// Whom a waiter could be let in for, on which cards.
 struct Question<'a> {
     /// Cards that would do.
@@ -239,7 +229,9 @@ impl Outlook {
                 return Bytes::ZERO;
             }
             let leaving = state.room(card).claims().iter().filter(|(_, claim)| claim.ends == Time::ZERO);
-            leaving.filter(|(_, claim)| !claim.parked).map(|(id, claim)| gain(state, *id, card, claim.counted())).sum()
+            let rung = |id: &LeaseId| state.lease(*id).and_then(Lease::away).map_or(Rung::End, |away| away.rung);
+            let gains = |(id, claim): (&LeaseId, &Claim)| gain(state, rung(id), card, claim.counted());
+            leaving.filter(|(_, claim)| !claim.parked).map(gains).sum()
         };
         let room = |card: CardId| match state.room(card).open(now, state.policy().period) {
             Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
@@ -264,21 +256,11 @@ impl Outlook {
         Question { cards, found, victims, sites }
     }
 
-    /// On each card by itself, what it would cost to make a waiter's room there, the cheapest first.
-    pub fn alternatives(&self, state: &State, waiter: &Lease, now: Time) -> Vec<Alternative> {
-        let waiter = &*as_of_now(state, waiter);
-        let Question { found, victims, sites, .. } = self.question(state, waiter, now);
-        let each = sites.iter().filter_map(|site| {
-            let choice = plan::cheapest(std::slice::from_ref(site), 1, &victims)?;
-            let leave = choice.victims.iter().map(|at| (found[*at].0.id, found[*at].1.clone())).collect();
-            Some(Alternative { card: site.card, leave, price: choice.price })
-        });
-        let mut all: Vec<Alternative> = each.collect();
-        all.sort_by_key(|one| {
-            let rank = one.leave.iter().map(|(_, prospect)| prospect.rank).max();
-            (rank, one.price, one.card)
-        });
-        all
+    /// What it would cost to make a waiter's room on each card by itself, where it can be.
+    fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(CardId, Span)> {
+        let Question { victims, sites, .. } = self.question(state, &as_of_now(state, waiter), now);
+        let price = |site: &Site| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
+        sites.iter().filter_map(price).collect()
     }
 
     /// What could be done for a waiter, after all those who were looked at before it.
@@ -335,16 +317,10 @@ impl Outlook {
     /// is who cannot be made to leave.
     fn site(&self, state: &State, waiter: &Lease, card: CardId, victims: &[Victim]) -> Option<Site> {
         let alone = waiter.ask.vram == Vram::Whole;
-        let in_the_way = |tenant_differs: bool, other: Exclusivity| match (waiter.ask.exclusivity, other) {
-            _ if alone => true,
-            (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
-            (Exclusivity::Session, _) | (_, Exclusivity::Session) => tenant_differs,
-            (Exclusivity::Shared, Exclusivity::Shared) => false,
-        };
         let mut must = Vec::new();
         for (id, claim) in state.room(card).claims() {
             let stays = !claim.parked && claim.ends != Time::ZERO;
-            if stays && in_the_way(claim.tenant != waiter.tenant, claim.exclusivity) {
+            if stays && (alone || is_in_the_way(waiter, claim)) {
                 must.push(victims.iter().position(|victim| victim.lease == *id)?);
             }
         }
@@ -373,28 +349,19 @@ impl Outlook {
     }
 }
 
-/// What a card gains when a holder leaves it; what it keeps there is its context.
-fn gain(state: &State, lease: LeaseId, card: CardId, counted: Bytes) -> Bytes {
-    let row = state.lease(lease);
-    let keeps = match row.and_then(Lease::away).map(|away| away.rung) {
-        Some(Rung::Yield | Rung::Park) => context(state, card),
-        Some(Rung::Driver | Rung::End) | None => Bytes::ZERO,
-    };
-    counted.less(keeps)
-}
-
-fn context(state: &State, card: CardId) -> Bytes {
-    state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT)
+/// What a card gains when a holder leaves it in this way: all that counts, but for the context that a
+/// process keeps there while it lives.
+fn gain(state: &State, rung: Rung, card: CardId, counted: Bytes) -> Bytes {
+    match rung {
+        Rung::Yield | Rung::Park => counted.less(parking::context(state, card)),
+        Rung::Driver | Rung::End => counted,
+    }
 }
 
 fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
-    let keeps = |card: CardId| match prospect.rung {
-        Rung::Yield | Rung::Park => context(state, card),
-        Rung::Driver | Rung::End => Bytes::ZERO,
-    };
     let counted = |card: CardId| state.room(card).claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
     let cards = row.hold().map(|hold| hold.cards.clone()).unwrap_or_default();
-    let gains = cards.into_iter().map(|card| (card, counted(card).less(keeps(card)))).collect();
+    let gains = cards.into_iter().map(|card| (card, gain(state, prospect.rung, card, counted(card)))).collect();
     Victim { lease: row.id, rank: prospect.rank, price: prospect.price(), gains }
 }
 
@@ -402,9 +369,8 @@ fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
 fn may_ask(state: &State, waiter: &Lease, now: Time) -> bool {
     match &waiter.phase {
         Phase::Parked(_, away) => {
-            let live = state.live(waiter.id);
-            let rests = live.and_then(|live| live.rests.get(&away.rung)).is_some_and(|rest| rest.until > now);
-            away.since + state.policy().parking.pause <= now && !rests && !away.quiet
+            let pauses = away.since + state.policy().parking.pause > now;
+            !pauses && !away.quiet && !rests(state, waiter, now)
         }
         _ => true,
     }
@@ -417,16 +383,20 @@ pub fn makings(state: &State, now: Time) -> Vec<(LeaseId, Making)> {
     waiters.map(|waiter| (waiter.id, outlook.make(state, waiter, now))).collect()
 }
 
-/// What can be done for one waiter, and at what price elsewhere; nothing for one that is not among the first.
-pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(Making, Vec<Alternative>)> {
+/// What can be done for one waiter, and what it would cost on each card; nothing for one that is not among the
+/// first.
+pub fn making(state: &State, waiter: &Lease, now: Time) -> Option<(Making, Vec<(CardId, Span)>)> {
     if !state.policy().parking.preempt {
         return None;
     }
+    if !may_ask(state, waiter, now) {
+        return Some((Making::Pauses, Vec::new()));
+    }
     let mut outlook = Outlook::new(state, now);
-    for ahead in free_to_start(state).take(AT_A_TIME) {
+    for ahead in free_to_start(state).filter(|ahead| may_ask(state, ahead, now)).take(AT_A_TIME) {
         if ahead.id == waiter.id {
-            let alternatives = outlook.alternatives(state, ahead, now);
-            return Some((outlook.make(state, ahead, now), alternatives));
+            let prices = outlook.prices(state, ahead, now);
+            return Some((outlook.make(state, ahead, now), prices));
         }
         outlook.make(state, ahead, now);
     }
@@ -447,7 +417,7 @@ pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             };
             leaving.filter(on).filter_map(gone).max()
         }
-        Making::Ram { .. } | Making::Nothing => None,
+        Making::Ram { .. } | Making::Pauses | Making::Nothing => None,
     }
 }
 
