@@ -1,13 +1,14 @@
 //! Programs under `sublet run`.
 
-use crate::Service;
 use crate::binary::example;
+use crate::{Client, LONG, MIB, Service, until};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Output, Stdio};
+use sublet_wire::{Lease, LeaseState};
 
 /// `sublet run` with a program; killed, with all it started, when this is dropped.
 pub struct Job {
@@ -58,6 +59,14 @@ impl Job {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
+    /// Waits until it, or its wrapper, said this.
+    pub fn await_said(&self, words: &str) {
+        until(&format!("it says `{words}`"), LONG, || {
+            let said = self.said();
+            if said.contains(words) { Ok(()) } else { Err(said) }
+        });
+    }
+
     /// Its end, and what it printed until then.
     pub fn end(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
@@ -82,4 +91,37 @@ impl Drop for Job {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
+}
+
+/// All that a command said.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Waits until a lease with this name is there.
+pub fn await_asked(client: &Client, id: &str) {
+    until("it asked", LONG, || {
+        let ids = client.live_ids();
+        if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
+    });
+}
+
+/// Waits until a lease is there and is so.
+pub fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
+    await_asked(client, id);
+    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
+}
+
+/// Waits until a lease's programs were seen to have so much on its cards, which are its own.
+pub fn await_bytes(client: &Client, id: &str, mib: u64) {
+    await_asked(client, id);
+    client.await_lease("its bytes are seen", id, |lease| {
+        lease.state == LeaseState::Active && lease.seen_bytes >= Some(mib * MIB)
+    });
+}
+
+/// Tells a lease to do something, which must be taken.
+pub fn tell(client: &Client, id: &str, verb: &str) {
+    let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
+    assert_eq!(answer.status, 200, "{}", answer.text());
 }

@@ -7,11 +7,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::Job;
+use sublet_blackbox::job::{Job, await_bytes, await_state, tell, text};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{CardState, Lease, LeaseState, Reason, Rung};
@@ -41,10 +41,6 @@ fn serve_with(gpu: &'static str, ram: &str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config, ..Setup::default() })
 }
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 fn succeeds(service: &Service, words: &[&str]) -> String {
     let output = service.cli(words);
     assert!(output.status.success(), "{words:?}: {}", text(&output));
@@ -58,11 +54,6 @@ fn fault(service: &Service, words: &str) {
 
 fn audit(service: &Service, id: &str) -> String {
     text(&service.cli(&["audit", "--lease", id]))
-}
-
-fn tell(client: &Client, id: &str, verb: &str) {
-    let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
-    assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
 /// One process on the cards, as their file has it.
@@ -103,27 +94,8 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid_of(pid), signal).expect("a process of this test");
 }
 
-fn await_asked(client: &Client, id: &str) {
-    until("it asked", LONG, || {
-        let ids = client.live_ids();
-        if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
-    });
-}
-
-fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
-    await_asked(client, id);
-    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
-}
-
 fn await_ended(client: &Client, id: &str) -> Lease {
     client.await_lease("it is over", id, |lease| lease.state == LeaseState::Ended)
-}
-
-fn await_bytes(client: &Client, id: &str, mib: u64) {
-    await_asked(client, id);
-    client.await_lease("its bytes are seen", id, |lease| {
-        lease.state == LeaseState::Active && lease.seen_bytes >= Some(mib * MIB)
-    });
 }
 
 fn await_audit(service: &Service, id: &str, what: &str) -> String {

@@ -3,11 +3,10 @@
 //! The programs know what must be in their memory, and say so if it is not.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::process::Output;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::Job;
+use sublet_blackbox::job::{Job, await_state, tell, text};
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason};
@@ -32,19 +31,6 @@ stock = "off"
 
 fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
-    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn tell(client: &Client, id: &str, verb: &str) {
-    let answer = client.send("POST", &format!("/v1/leases/{id}/{verb}"), &[], b"");
-    assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
 /// The one process on the card.

@@ -1,12 +1,11 @@
 //! Room is made for whoever waits, on soft cards, with real programs that know nothing of it.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::process::Output;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::Job;
-use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Lease, LeaseState, Reason, Rung};
+use sublet_blackbox::job::{Job, await_bytes, await_state, text};
+use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
+use sublet_wire::{LeaseState, Reason, Rung};
 
 /// Terms so long that nothing comes to its end by itself, and no memory kept ready.
 const CONFIG: &str = r#"
@@ -23,27 +22,6 @@ stock = "off"
 
 fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn await_asked(client: &Client, id: &str) {
-    until("it asked", LONG, || {
-        let ids = client.live_ids();
-        if ids.iter().any(|live| live == id) { Ok(()) } else { Err(ids) }
-    });
-}
-
-fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
-    await_asked(client, id);
-    client.await_lease(&format!("it is {state:?}"), id, |lease| lease.state == state)
-}
-
-fn await_bytes(client: &Client, id: &str, mib: u64) {
-    await_asked(client, id);
-    client.await_lease("its bytes are seen", id, |lease| lease.seen_bytes >= Some(mib * MIB));
 }
 
 /// The last line that a program prints when nobody disturbs it.

@@ -4,18 +4,13 @@
 //! The servers are stand-ins with the routes of the real ones, and real memory of soft cards; the hooks are
 //! those of docs/recipes.
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Output, Stdio};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::SeqCst;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
-use sublet_blackbox::user::is_root;
+use sublet_blackbox::job::{Job, text};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason, Rung, exit};
@@ -46,85 +41,6 @@ fn serve() -> Service {
 /// A port that nobody has now.
 fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
-}
-
-/// `sublet run`; killed, with all it started, when this is dropped.
-struct Job {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-    stderr: PathBuf,
-}
-
-impl Job {
-    fn start(service: &Service, arguments: &[&str]) -> Job {
-        Job::start_as(service, None, arguments)
-    }
-
-    /// The same as this user.
-    fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
-        let stderr = service.dir().join(format!("stderr-{:?}", Instant::now()));
-        let mut command = service.command(&[&["run"], arguments].concat());
-        command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
-        let mut child = command.spawn().expect("a program can be started");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        Job { child, stdout, stderr }
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("a line");
-        line
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.stderr).unwrap_or_default()
-    }
-
-    fn await_said(&self, words: &str) {
-        until(&format!("it says `{words}`"), LONG, || {
-            let said = self.said();
-            if said.contains(words) { Ok(()) } else { Err(said) }
-        });
-    }
-
-    /// Its end, and what it printed until then.
-    fn end(mut self) -> (Option<i32>, String) {
-        let mut rest = String::new();
-        self.stdout.read_to_string(&mut rest).expect("its output");
-        let status = self.child.wait().expect("an own child");
-        (status.code(), rest)
-    }
-
-    /// Tells the program to look at its memory and go; it must be as it was written.
-    fn finish(self, what: &str) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("an own child");
-        let said = self.stderr.clone();
-        let (code, rest) = self.end();
-        let said = std::fs::read_to_string(said).unwrap_or_default();
-        assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{what}: {rest}; {said}");
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        // They may have ended, which is what is wanted.
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        let _ = self.child.wait();
-    }
-}
-
-/// A user whom nobody else is. Whoever is ended for others is signalled, with all processes that bear its
-/// lease's mark: they shall be those of one test.
-fn somebody() -> Option<u32> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    if !is_root() {
-        eprintln!("only root can be somebody whom nobody else is: nothing was tested");
-        return None;
-    }
-    Some(100_000 + std::process::id() % 100_000 * 16 + NEXT.fetch_add(1, SeqCst))
 }
 
 /// A server and the hooks that it understands.
@@ -161,10 +77,10 @@ const RECIPES: [Recipe; 4] = [
 impl Recipe {
     /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
     fn start(&self, service: &Service, flags: &[&str], fault: &[&str]) -> (Job, u16) {
-        self.start_as(service, None, MODEL, flags, fault)
+        self.start_with(service, MODEL, flags, fault)
     }
 
-    fn start_as(&self, service: &Service, uid: Option<u32>, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
+    fn start_with(&self, service: &Service, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
         let port = port();
         let hook = |text: &str| text.replace("PORT", &port.to_string());
         let (on_yield, on_resume) = (hook(self.on_yield), hook(self.on_resume));
@@ -172,7 +88,7 @@ impl Recipe {
         let hooks = ["--vram", "3G", "--on-yield", &on_yield, "--on-resume", &on_resume];
         let size = format!("{}MiB", bytes / MIB);
         let server = ["--", &program, &size, "--like", self.like, "--port", &number];
-        let mut job = Job::start_as(service, uid, &[&hooks[..], flags, &server, fault].concat());
+        let mut job = Job::start(service, &[&hooks[..], flags, &server, fault].concat());
         let line = job.line();
         assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
         service.client().await_lease("its model is seen", "L1", |lease| lease.seen_bytes >= Some(bytes));
@@ -196,15 +112,11 @@ fn ask(port: u16, request: &str) -> String {
     answer
 }
 
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 /// A program that holds memory on L1, with these flags.
-fn holds(service: &Service, uid: Option<u32>, flags: &[&str], more: &[&str]) -> Job {
+fn holds(service: &Service, flags: &[&str], more: &[&str]) -> Job {
     let hold = example("hold");
     let words = [&["--vram", "3G"], flags, &["--", &hold, "768MiB", "--idle"], more].concat();
-    let mut job = Job::start_as(service, uid, &words);
+    let mut job = Job::start(service, &words);
     let line = job.line();
     assert!(line.starts_with("holds "), "{line:?}; {}", job.said());
     service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
@@ -248,7 +160,7 @@ fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
     for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
         let service = serve();
         let client = service.client();
-        let (job, _) = RECIPES[0].start_as(&service, None, bytes, &[], &["--fault", fault]);
+        let (job, _) = RECIPES[0].start_with(&service, bytes, &[], &["--fault", fault]);
         let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
         job.await_said("L1 yields its cards to others");
         // Its word frees nothing: whoever waits has nothing until the card was seen without it.
@@ -277,7 +189,7 @@ fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays()
         let bound = ["--hook-timeout", "1s"];
         let job = match hook {
             None => RECIPES[0].start(&service, &bound, fault).0,
-            Some(hook) => holds(&service, None, &[&bound[..], &["--on-yield", hook]].concat(), &[]),
+            Some(hook) => holds(&service, &[&bound[..], &["--on-yield", hook]].concat(), &[]),
         };
         let words = ["run", "--vram", "3G", "--wait", "12s", "--", "true"];
         let other = service.command(&words).stderr(Stdio::null()).spawn();
@@ -294,8 +206,8 @@ fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays()
 fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
     let service = serve();
     let client = service.client();
-    let flags = ["--on-yield", "sleep 600", "--hook-timeout", "10m"];
-    let mut job = holds(&service, None, &flags, &["--seconds", "50"]);
+    let flags = ["--on-yield", "sleep 600", "--hook-timeout", "2m"];
+    let mut job = holds(&service, &flags, &["--seconds", "50"]);
     let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
     client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
@@ -311,7 +223,7 @@ fn a_hook_whose_wrapper_is_killed_is_given_up_and_the_program_lives() {
 fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
     let service = serve();
     let client = service.client();
-    let job = holds(&service, None, &["--on-yield", "sleep 600"], &["--seconds", "4"]);
+    let job = holds(&service, &["--on-yield", "sleep 600"], &["--seconds", "4"]);
     assert_eq!(client.send("POST", "/v1/leases/L1/park", &[], b"").status, 200);
     client.await_lease("its hook runs", "L1", |lease| lease.rung == Some(Rung::Yield));
     let began = Instant::now();
@@ -326,7 +238,6 @@ fn a_command_that_ends_while_its_hook_runs_ends_its_wrapper_at_once() {
 
 #[test]
 fn who_chose_to_be_ended_is_told_ended_and_started_again() {
-    let Some(uid) = somebody() else { return };
     let service = serve();
     let client = service.client();
     let script = format!(
@@ -336,7 +247,7 @@ fn who_chose_to_be_ended_is_told_ended_and_started_again() {
     );
     let flags =
         ["--vram", "3G", "--tier", "spot", "--no-shim", "--preempt", "end", "--signal", "USR1@2", "--requeue=3"];
-    let mut job = Job::start_as(&service, Some(uid), &[&flags[..], &["--", "sh", "-c", &script]].concat());
+    let mut job = Job::start(&service, &[&flags[..], &["--", "sh", "-c", &script]].concat());
     assert_eq!(job.line(), "run 0\n", "{}", job.said());
     assert!(job.line().starts_with("holds "), "{}", job.said());
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
@@ -350,7 +261,6 @@ fn who_chose_to_be_ended_is_told_ended_and_started_again() {
 
 #[test]
 fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
-    let Some(uid) = somebody() else { return };
     let service = serve();
     let client = service.client();
     let flags = ["--tier", "spot", "--preempt", "end", "--signal", "USR2@1"];
@@ -358,7 +268,7 @@ fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
     let program = example("serve");
     let server = ["--", "sh", "-c", script, "sh", &program, "768MiB", "--like", "vllm", "--fault", "stays"];
     let words = [&["--vram", "3G", "--no-shim"], &flags[..], &server].concat();
-    let mut job = Job::start_as(&service, Some(uid), &words);
+    let mut job = Job::start(&service, &words);
     assert!(job.line().starts_with("serves "), "{}", job.said());
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     let other = needs_the_card(&service);

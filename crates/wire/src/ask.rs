@@ -181,7 +181,7 @@ pub enum Exclusivity {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Preempt {
-    /// Whatever loses nothing: it does not keep its cards beyond the hold cap while others wait.
+    /// Whatever loses nothing: it is parked when others need its cards more, and goes on later.
     #[default]
     Park,
     /// Also end it: notice, SIGTERM, SIGKILL. It begins again from what it saved.

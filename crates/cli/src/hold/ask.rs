@@ -53,7 +53,7 @@ pub struct AskArgs {
     /// What makes it take it again, when the cards are there again
     #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM)]
     pub on_resume: Option<Hook>,
-    /// How long a hook may take; then it failed, and a command is killed [default: 30s]
+    /// How long a hook may take; then it failed, and a command is killed; at most 2m [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM)]
     pub hook_timeout: Option<u64>,
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
@@ -98,7 +98,7 @@ pub enum TierArg {
 /// `--preempt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreemptArg {
-    /// Whatever loses nothing: the cards are not kept beyond the hold cap while others wait
+    /// Whatever loses nothing: it is parked when others need the cards more, and goes on later
     Park,
     /// Also end it: a notice, SIGTERM, SIGKILL
     End,
@@ -287,8 +287,8 @@ pub fn parse_span(text: &str) -> Result<u64, String> {
 /// The bound of a hook in seconds: whoever needs the cards waits for it.
 fn parse_bound(text: &str) -> Result<u64, String> {
     match parse_span(text)? {
-        seconds @ 1..=600 => Ok(seconds),
-        _ => Err("a hook may take from 1s to 10m\nhint: others wait for the cards meanwhile".to_owned()),
+        seconds @ 1..=120 => Ok(seconds),
+        _ => Err("a hook may take from 1s to 2m\nhint: others wait for the cards meanwhile".to_owned()),
     }
 }
 

@@ -125,8 +125,13 @@ impl Turn<'_> {
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
         let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
         let processes = moved.unwrap_or_default();
-        // Only the library in a program says when it is used.
-        let quiet = again.is_none() && rung != Rung::Park && !by_hand;
+        // Only the library in a program says when it is used; the driver stops that too.
+        let is_heard = match rung {
+            Rung::Park => true,
+            Rung::Yield => live.is_some_and(|live| !live.shims.is_empty()),
+            Rung::Driver | Rung::End => false,
+        };
+        let quiet = again.is_none() && !is_heard && !by_hand;
         let again = again.or(quiet.then_some(self.now));
         self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for, processes, quiet });
         if let Some(live) = self.state.live_mut(lease) {

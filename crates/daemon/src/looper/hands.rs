@@ -26,6 +26,7 @@ impl Loop {
         match action {
             Action::Grant { lease, .. }
             | Action::Park { lease, .. }
+            | Action::Parked { lease, .. }
             | Action::Unpark { lease, .. }
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. } => self.send_wish(*lease),
@@ -142,7 +143,10 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
     let place = match &row.phase {
         Phase::Waiting { .. } => return None,
         Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
-        Phase::Parking(_, away) | Phase::Parked(_, away) if away.rung != Rung::Park => Place::OnCards,
+        // While a hook works the library must not be in its way; afterwards it keeps the programs from
+        // taking what is others' now, and says when they need it.
+        Phase::Parking(_, away) if away.rung != Rung::Park => Place::OnCards,
+        Phase::Parked(_, away) if away.rung == Rung::Driver => Place::OnCards,
         Phase::Parking(..) | Phase::Parked(..) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN },
         Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
     };

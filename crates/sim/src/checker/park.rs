@@ -482,8 +482,9 @@ impl Books {
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         // Only the library says when it is used: whoever leaves in another way comes back unasked.
         let by_hand = matches!(cause, Cause::Park(of, _) if *of == lease) && room_for.is_none();
-        let unasked = rung == Rung::Park || again.is_some() || by_hand;
-        must(9, unasked && !(quiet && rung == Rung::Park), || {
+        let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
+        let unasked = is_heard || again.is_some() || by_hand;
+        must(9, unasked && !(quiet && is_heard), || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and that quietly: {quiet}")
         })?;
         let had_then = self.seen_in_all(lease, held);
@@ -498,7 +499,7 @@ impl Books {
                 must(8, over, || format!("{lease} is parked at {now}, and it has until {}", held.until))?;
                 let wanted = self.wanted(book.tenant, &held.cards).at_all;
                 must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
-                let silent = !book.worked && rung != Rung::Park;
+                let silent = !book.worked && !is_heard;
                 must(9, again == (book.worked || silent).then_some(now) && quiet == silent, || {
                     format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
                 })?;
