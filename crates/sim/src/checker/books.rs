@@ -266,8 +266,8 @@ pub struct Books {
     pub trips: BTreeSet<LeaseId>,
     /// Programs of each lease that spoke to this daemon.
     pub voices: BTreeMap<(LeaseId, Rung), Voices>,
-    /// The waiter for whom room was first made by the present event.
-    pub made_for: Option<LeaseId>,
+    /// Who was the first in the queue when the present event began to make room.
+    pub made_first: Option<LeaseId>,
     /// Leases that were told that they end, for others.
     pub noticed: BTreeSet<LeaseId>,
     /// Programs whose bytes are in host memory, by their own word to this daemon or an earlier one.
@@ -311,7 +311,7 @@ impl Books {
             gone: Vec::new(),
             trips: BTreeSet::new(),
             voices: BTreeMap::new(),
-            made_for: None,
+            made_first: None,
             noticed: BTreeSet::new(),
             stowed: BTreeMap::new(),
             ram: None,

@@ -89,7 +89,7 @@ pub enum Expect {
 impl Books {
     /// Takes in an event before core does.
     pub fn cause(&mut self, now: Time, event: &Event) -> Cause {
-        self.made_for = None;
+        self.made_first = None;
         match event {
             Event::Started { boot, epoch_floor, .. } => {
                 let rebooted = !self.boot.is_empty() && self.boot != *boot;

@@ -42,16 +42,14 @@ impl Books {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
             Action::Notice { lease, room_for, .. } => {
-                self.notice(now, cause, *lease, action)?;
-                self.made_for.get_or_insert(*room_for);
-                Ok(())
+                self.makes_room_for(Some(*room_for));
+                self.notice(now, cause, *lease, action)
             }
             Action::Spare { lease } => self.spare(now, cause, *lease),
             Action::Signal { lease, .. } => self.signal(now, cause, *lease, action),
             Action::Park { lease, room_for, .. } => {
-                self.park(now, cause, *lease, action)?;
-                self.made_for = self.made_for.or(*room_for);
-                Ok(())
+                self.makes_room_for(*room_for);
+                self.park(now, cause, *lease, action)
             }
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),

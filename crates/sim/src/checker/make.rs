@@ -6,16 +6,13 @@
 
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::Cause;
-use super::park::Way;
+use super::park::{CONTEXT, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Exclusivity, Preempt, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
-
-/// What stays of a holder that leaves, where nobody measured a context.
-const CONTEXT: Bytes = Bytes::mib(512);
 
 /// Whether nothing was done but to make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
@@ -26,6 +23,15 @@ pub fn nothing_but_room(actions: &[Action]) -> bool {
 }
 
 impl Books {
+    /// Somebody has to leave: what is done for one waiter may bring another to the front, so whoever is first
+    /// before anything is done stays the first.
+    pub fn makes_room_for(&mut self, waiter: Option<LeaseId>) {
+        if waiter.is_some() && self.made_first.is_none() {
+            let first = self.in_order().next();
+            self.made_first = first;
+        }
+    }
+
     /// A holder is parked for somebody.
     pub fn check_room_for(
         &self,
@@ -102,8 +108,7 @@ impl Books {
         }
         let useful = held.cards.iter().any(|card| self.could_hold(other, &self.cards[*card]));
         must(9, useful, || format!("room is made for {waiter} on cards {:?}, where it cannot be", held.cards))?;
-        // What is done for one may bring another to the front.
-        let first = self.made_for.is_none_or(|other| other == waiter) && self.in_order().next() == Some(waiter);
+        let first = self.made_first == Some(waiter);
         let coming = self.cards.iter().filter(|card| self.comes_to(now, other, card)).count();
         must(5, !first || coming < usize::from(other.ask.gpus), || {
             format!("room is made for {waiter}, the first, and it has {coming} cards coming: {other:?}")

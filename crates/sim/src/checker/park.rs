@@ -26,7 +26,7 @@ use sublet_core::units::{Bytes, Span, Time};
 /// Looks that must agree.
 const LOOKS: u32 = 2;
 /// A context that nobody measured, what a program may have beside it, and what is too little to show.
-const CONTEXT: Bytes = Bytes::mib(1024);
+pub const CONTEXT: Bytes = Bytes::mib(1024);
 const BESIDE: Bytes = Bytes::mib(512);
 const LITTLE: Bytes = Bytes::mib(64);
 /// Whoever said what was not so is left alone for so many rests.
