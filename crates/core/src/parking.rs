@@ -136,8 +136,8 @@ impl fmt::Display for NotParkable {
 
 /// Beside a context, a parked program may have so much on a card: modules, and what streams keep.
 const RESIDUE: Bytes = Bytes::mib(512);
-/// A context whose size was never measured.
-const CONTEXT: Bytes = Bytes::mib(1024);
+/// A context whose size was never measured: more than any was seen to take.
+pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 /// Whoever says that it parked less need not show it.
 const SMALL: Bytes = Bytes::mib(64);
 
@@ -184,11 +184,6 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
         Some(cap) if booked_by(state, lease) + need > cap => Err(NotParkable::Quota { cap }),
         _ => Ok(need),
     }
-}
-
-/// What a context takes on a card; of one that was never measured, more than any was seen to take.
-pub(crate) fn context(state: &State, card: CardId) -> Bytes {
-    state.rows().cards[card.0 as usize].facts.context.unwrap_or(CONTEXT)
 }
 
 /// What a holder was last seen to have on its cards.
@@ -304,7 +299,7 @@ pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: Card
         Reading::Used(used) if !used.coarse => {}
         _ => return false,
     }
-    let context = context(state, card);
+    let context = state.room(card).context();
     let programs = residents(state, lease.id, card).count() as u64;
     let after = had(state, lease.id, hold);
     let few = Bytes((context + RESIDUE).0.saturating_mul(programs));

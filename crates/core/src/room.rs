@@ -26,6 +26,8 @@ pub struct Claim {
     pub exclusivity: Exclusivity,
     /// When it gives the room back at the latest, if somebody waits; zero if it is over already.
     pub ends: Time,
+    /// Its processes live on then, and keep their context here.
+    pub lives_on: bool,
     /// Its work is not on the card: what it still has there stays, and is in nobody's way.
     pub parked: bool,
 }
@@ -35,6 +37,11 @@ impl Claim {
     pub fn counted(&self) -> Bytes {
         self.reserved.max(self.seen)
     }
+
+    /// What others have of it when it is over.
+    fn gives(&self, context: Bytes) -> Bytes {
+        if self.lives_on { self.counted().less(context) } else { self.counted() }
+    }
 }
 
 /// One card as the books and the last look have it.
@@ -42,6 +49,8 @@ impl Claim {
 pub struct Room {
     total: Bytes,
     margin: Bytes,
+    /// What a process keeps here while it lives.
+    context: Bytes,
     claims: BTreeMap<LeaseId, Claim>,
     counted: Bytes,
     seen: Bytes,
@@ -70,10 +79,11 @@ pub enum Closed {
 
 impl Room {
     /// A card that nobody has looked at yet.
-    pub fn new(total: Bytes, margin: Bytes) -> Room {
+    pub fn new(total: Bytes, margin: Bytes, context: Bytes) -> Room {
         Room {
             total,
             margin,
+            context,
             claims: BTreeMap::new(),
             counted: Bytes::ZERO,
             seen: Bytes::ZERO,
@@ -89,8 +99,11 @@ impl Room {
     }
 
     /// The card, or the policy, is not what it was.
-    pub fn resize(&mut self, total: Bytes, margin: Bytes) {
-        (self.total, self.margin) = (total, margin);
+    pub fn resize(&mut self, total: Bytes, margin: Bytes, context: Bytes) {
+        (self.total, self.margin, self.context) = (total, margin, context);
+        for (_, lease, gives) in &mut self.ends {
+            *gives = self.claims.get(lease).map_or(Bytes::ZERO, |claim| claim.gives(context));
+        }
     }
 
     /// Puts a lease's promise on the books.
@@ -130,7 +143,7 @@ impl Room {
         }
         let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
         if add {
-            self.ends.insert(at, (claim.ends, lease, claim.counted()));
+            self.ends.insert(at, (claim.ends, lease, claim.gives(self.context)));
             *self.tenants.entry(claim.tenant).or_default() += 1;
         } else {
             self.ends.remove(at);
@@ -143,11 +156,11 @@ impl Room {
         }
     }
 
-    /// A lease gives its room back at another time.
-    pub fn set_ends(&mut self, lease: LeaseId, ends: Time) {
+    /// A lease gives its room back at another time, or in another way.
+    pub fn set_ends(&mut self, lease: LeaseId, ends: Time, lives_on: bool) {
         if let Some(claim) = self.claims.remove(&lease) {
             self.list(lease, &claim, false);
-            let claim = Claim { ends, ..claim };
+            let claim = Claim { ends, lives_on, ..claim };
             self.list(lease, &claim, true);
             self.claims.insert(lease, claim);
         }
@@ -157,7 +170,7 @@ impl Room {
     /// of it stays seen.
     pub fn reserve(&mut self, lease: LeaseId, reserved: Bytes, ends: Time, parked: bool) {
         if let Some(claim) = self.claims.get(&lease).cloned() {
-            self.claim(lease, Claim { reserved, ends, parked, ..claim });
+            self.claim(lease, Claim { reserved, ends, parked, lives_on: false, ..claim });
         }
     }
 
@@ -174,6 +187,11 @@ impl Room {
     /// What a lease was seen to have here.
     pub fn seen_of(&self, lease: LeaseId) -> Bytes {
         self.present.get(&lease).copied().unwrap_or_default()
+    }
+
+    /// What a process keeps here while it lives; more than any was seen to, if nobody measured it.
+    pub fn context(&self) -> Bytes {
+        self.context
     }
 
     /// What is given back when at the latest, first first; zero is what is over already.
@@ -209,7 +227,7 @@ impl Room {
             self.count(&claim, true);
             if !claim.parked {
                 let at = self.ends.partition_point(|(ends, id, _)| (*ends, *id) < (claim.ends, lease));
-                self.ends[at].2 = claim.counted();
+                self.ends[at].2 = claim.gives(self.context);
             }
             self.claims.insert(lease, claim);
         }

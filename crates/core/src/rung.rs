@@ -22,6 +22,11 @@ impl Rung {
     /// Those that keep the processes.
     pub const REVERSIBLE: [Rung; 3] = [Rung::Yield, Rung::Park, Rung::Driver];
 
+    /// Whether processes that left in this way still have their context on the card.
+    pub fn keeps_context(self) -> bool {
+        matches!(self, Rung::Yield | Rung::Park)
+    }
+
     /// Its name in the API and on screens.
     pub fn name(self) -> &'static str {
         match self {

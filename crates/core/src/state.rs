@@ -12,7 +12,7 @@ use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::live::{Live, hook};
 use crate::mutant::Mutant;
-use crate::parking::Watch;
+use crate::parking::{CONTEXT, Watch};
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
@@ -71,7 +71,7 @@ impl State {
             slots: rows.cards.iter().zip(0..).map(|(c, n)| (c.facts.uuid.clone(), CardId(n))).collect(),
             queue: Queue::new(policy.debt_max),
             wishes: BTreeMap::new(),
-            rooms: rows.cards.iter().map(|c| Room::new(c.facts.total, margin(&policy, c.facts.display))).collect(),
+            rooms: rows.cards.iter().map(|card| new_room(&policy, &card.facts)).collect(),
             books: Books::new(&rows, &policy),
             through: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -280,11 +280,10 @@ impl State {
             Action::Regroup { .. } => self.recount(),
             Action::Day { .. } => self.call_all_back(),
             Action::List { card, facts } => {
-                let margin = margin(&self.policy, facts.display);
                 match self.rooms.get_mut(card.0 as usize) {
-                    Some(room) => room.resize(facts.total, margin),
+                    Some(room) => fit_room(room, &self.policy, facts),
                     None => {
-                        self.rooms.push(Room::new(facts.total, margin));
+                        self.rooms.push(new_room(&self.policy, facts));
                         self.ending.push(BTreeSet::new());
                     }
                 }
@@ -445,6 +444,7 @@ impl State {
                 seen: Bytes::ZERO,
                 exclusivity: lease.ask.exclusivity,
                 ends,
+                lives_on: lives_on(lease),
                 parked,
             };
             self.rooms[card.0 as usize].claim(lease.id, claim);
@@ -461,9 +461,9 @@ impl State {
         let Some(row) = self.rows.leases.get(&lease) else { return };
         let tenant = row.tenant;
         if let Some(hold) = row.hold() {
-            let ends = self.ends_by(row, hold);
+            let (ends, lives_on) = (self.ends_by(row, hold), lives_on(row));
             for card in hold.cards.clone() {
-                self.rooms[card.0 as usize].set_ends(lease, ends);
+                self.rooms[card.0 as usize].set_ends(lease, ends, lives_on);
             }
         }
         self.set_mark(tenant);
@@ -537,7 +537,7 @@ impl State {
     pub(crate) fn configure(&mut self, policy: Policy) {
         self.policy = policy;
         for (room, card) in self.rooms.iter_mut().zip(&self.rows.cards) {
-            room.resize(card.facts.total, margin(&self.policy, card.facts.display));
+            fit_room(room, &self.policy, &card.facts);
         }
         self.recount();
         let held: Vec<LeaseId> = self.rows.leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
@@ -849,6 +849,20 @@ impl State {
     pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
         !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
     }
+}
+
+/// A card as nobody has looked at it yet.
+fn new_room(policy: &Policy, facts: &CardFacts) -> Room {
+    Room::new(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT))
+}
+
+fn fit_room(room: &mut Room, policy: &Policy, facts: &CardFacts) {
+    room.resize(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT));
+}
+
+/// Whether the processes of a lease stay on its cards when it has left them.
+fn lives_on(lease: &Lease) -> bool {
+    matches!(&lease.phase, Phase::Parking(_, away) if away.rung.keeps_context())
 }
 
 fn margin(policy: &Policy, display: bool) -> Bytes {

@@ -17,7 +17,7 @@ use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
 use crate::plan::{self, Site, Victim};
 use crate::reading::Reading;
-use crate::room::Claim;
+use crate::room::Room;
 use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
 use crate::rung::Rung;
 use crate::state::State;
@@ -228,10 +228,8 @@ impl Outlook {
             if state.planted(Mutant::TwiceForOne) {
                 return Bytes::ZERO;
             }
-            let leaving = state.room(card).claims().iter().filter(|(_, claim)| claim.ends == Time::ZERO);
-            let rung = |id: &LeaseId| state.lease(*id).and_then(Lease::away).map_or(Rung::End, |away| away.rung);
-            let gains = |(id, claim): (&LeaseId, &Claim)| gain(state, rung(id), card, claim.counted());
-            leaving.filter(|(_, claim)| !claim.parked).map(gains).sum()
+            let leaving = state.room(card).ends().iter().take_while(|(at, ..)| *at == Time::ZERO);
+            leaving.map(|(.., gives)| *gives).sum()
         };
         let room = |card: CardId| match state.room(card).open(now, state.policy().period) {
             Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
@@ -349,19 +347,15 @@ impl Outlook {
     }
 }
 
-/// What a card gains when a holder leaves it in this way: all that counts, but for the context that a
-/// process keeps there while it lives.
-fn gain(state: &State, rung: Rung, card: CardId, counted: Bytes) -> Bytes {
-    match rung {
-        Rung::Yield | Rung::Park => counted.less(parking::context(state, card)),
-        Rung::Driver | Rung::End => counted,
-    }
-}
-
 fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
-    let counted = |card: CardId| state.room(card).claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
+    let keeps = |room: &Room| if prospect.rung.keeps_context() { room.context() } else { Bytes::ZERO };
+    let gain = |card: CardId| {
+        let room = state.room(card);
+        let counted = room.claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
+        (card, counted.less(keeps(room)))
+    };
     let cards = row.hold().map(|hold| hold.cards.clone()).unwrap_or_default();
-    let gains = cards.into_iter().map(|card| (card, gain(state, prospect.rung, card, counted(card)))).collect();
+    let gains = cards.into_iter().map(gain).collect();
     Victim { lease: row.id, rank: prospect.rank, price: prospect.price(), gains }
 }
 

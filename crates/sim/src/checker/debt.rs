@@ -1,6 +1,7 @@
 //! Rule 9: what a tenant owes, and the order that follows, by the rule as it is written.
 
 use super::books::{At, Book, Books, Held, TenantBook};
+use super::make::keeps;
 use super::park::Way;
 use super::{Verdict, must};
 use sublet_core::ask::{Exclusivity, Preempt, Vram};
@@ -104,7 +105,7 @@ impl Books {
         for (lease, reserved) in &card.claims {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
             let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
-            add(self.ends_by(now, other), seen.max(*reserved), other);
+            add(self.ends_by(now, other), seen.max(*reserved).less(keeps(other, card)), other);
         }
         let mut room = self.promisable(card, now);
         if let Some((held, other)) = with.filter(|(held, _)| held.cards.contains(&number)) {

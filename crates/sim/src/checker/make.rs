@@ -125,14 +125,13 @@ impl Books {
         for (lease, reserved) in &card.claims {
             let Some(other) = self.leases.get(lease).filter(|other| !other.is_parked()) else { continue };
             let seen = card.seen.iter().find(|(of, _)| of == lease).map_or(Bytes::ZERO, |(_, seen)| *seen);
-            let keeps = match &other.at {
-                At::Ending(..) => Bytes::ZERO,
-                At::Away(_, trip) if trip.way == Way::Out && trip.rung == Rung::Driver => Bytes::ZERO,
-                At::Away(_, trip) if trip.way == Way::Out => card.facts.context.unwrap_or(CONTEXT),
+            match &other.at {
+                At::Ending(..) => {}
+                At::Away(_, trip) if trip.way == Way::Out => {}
                 _ if stays_in_the_way(waiter, other) => return false,
                 _ => continue,
-            };
-            room = room + seen.max(*reserved).less(keeps);
+            }
+            room = room + seen.max(*reserved).less(keeps(other, card));
         }
         !self.restores_on(card) && room >= self.need(waiter, card)
     }
@@ -178,6 +177,14 @@ impl Books {
         let At::Away(held, trip) = &book.at else { return false };
         let unsure = trip.rung == Rung::Driver && !book.ask.may_lose && self.sure_of_room(book.id, held).is_err();
         trip.way == Way::Gone && (book.rests.on(trip.rung) > now || unsure)
+    }
+}
+
+/// What stays on a card of a holder that leaves it: its context, while its processes live.
+pub fn keeps(book: &Book, card: &CardBook) -> Bytes {
+    match &book.at {
+        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Rung::Driver => card.facts.context.unwrap_or(CONTEXT),
+        _ => Bytes::ZERO,
     }
 }
 
