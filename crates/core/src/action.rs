@@ -6,16 +6,18 @@
 //! defaults, and raise [`FORMAT`] for anything else.
 
 use crate::ask::Ask;
+use crate::audit::Audit;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
 use crate::rows::{Reason, Service};
 use crate::rung::Rung;
+use crate::stranger::{Closed, Mode, Rule, RuleId, Stranger, StrangerId, Struck};
 use crate::token::Token;
 use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
-/// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption.
-pub const FORMAT: u32 = 4;
+/// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
+pub const FORMAT: u32 = 5;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -297,6 +299,91 @@ pub enum Action {
         /// When, µs since 1970.
         at_wall_us: u64,
     },
+    /// A process on a card belongs to no lease: this is who it is.
+    Find {
+        /// All of it.
+        stranger: Box<Stranger>,
+    },
+    /// It is not what it was: it runs another program, or is on other cards.
+    Reaudit {
+        /// Which.
+        stranger: StrangerId,
+        /// Who it is now.
+        audit: Box<Audit>,
+        /// Where.
+        cards: Vec<CardId>,
+    },
+    /// Its owner is told what happens unless it gets a lease.
+    Warn {
+        /// Which.
+        stranger: StrangerId,
+        /// When.
+        at: Time,
+        /// When it happens.
+        until: Time,
+    },
+    /// It and what descends from it get a signal.
+    Strike {
+        /// Which.
+        stranger: StrangerId,
+        /// Which signal.
+        signal: u8,
+        /// When that was decided.
+        at: Time,
+        /// Who, all of them.
+        processes: Vec<ProcKey>,
+    },
+    /// The signal has gone out, or was refused.
+    Struck {
+        /// Which.
+        stranger: StrangerId,
+        /// Which signal.
+        signal: u8,
+        /// When.
+        at: Time,
+        /// To each of them.
+        outcome: Vec<Struck>,
+    },
+    /// Nothing more is done to it for now.
+    Relent {
+        /// Which.
+        stranger: StrangerId,
+        /// When.
+        at: Time,
+    },
+    /// It survived SIGKILL.
+    Survived {
+        /// Which.
+        stranger: StrangerId,
+        /// When.
+        at: Time,
+    },
+    /// Its story is over.
+    Close {
+        /// Which.
+        stranger: StrangerId,
+        /// When.
+        at: Time,
+        /// How.
+        how: Closed,
+    },
+    /// This is done about strangers on a card from now on.
+    SetMode {
+        /// Which card.
+        card: CardId,
+        /// What.
+        mode: Mode,
+    },
+    /// An operator's word about certain strangers.
+    SetRule {
+        /// All of it.
+        rule: Rule,
+    },
+    /// That word holds no more.
+    DropRule {
+        /// Which.
+        rule: RuleId,
+    },
 }
 
 /// Why a holder's bytes stayed on its cards, or came back to them.
@@ -351,6 +438,21 @@ impl Action {
         }
     }
 
+    /// The stranger it concerns, if one.
+    pub fn stranger(&self) -> Option<StrangerId> {
+        match self {
+            Action::Find { stranger } => Some(stranger.id),
+            Action::Reaudit { stranger, .. }
+            | Action::Warn { stranger, .. }
+            | Action::Strike { stranger, .. }
+            | Action::Struck { stranger, .. }
+            | Action::Relent { stranger, .. }
+            | Action::Survived { stranger, .. }
+            | Action::Close { stranger, .. } => Some(*stranger),
+            _ => None,
+        }
+    }
+
     /// Its kind, as in its JSON.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -379,6 +481,17 @@ impl Action {
             Action::Retire { .. } => "retire",
             Action::IssueToken { .. } => "issue_token",
             Action::RevokeToken { .. } => "revoke_token",
+            Action::Find { .. } => "find",
+            Action::Reaudit { .. } => "reaudit",
+            Action::Warn { .. } => "warn",
+            Action::Strike { .. } => "strike",
+            Action::Struck { .. } => "struck",
+            Action::Relent { .. } => "relent",
+            Action::Survived { .. } => "survived",
+            Action::Close { .. } => "close",
+            Action::SetMode { .. } => "set_mode",
+            Action::SetRule { .. } => "set_rule",
+            Action::DropRule { .. } => "drop_rule",
         }
     }
 }

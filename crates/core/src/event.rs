@@ -1,12 +1,14 @@
 //! What happened in the world, in the past tense, and what is answered to it.
 
-use crate::ask::{Ask, BadAsk};
+use crate::ask::{Ask, BadAsk, Tier};
+use crate::audit::Audit;
 use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
 use crate::parking::{NotParkable, Said};
 use crate::policy::Policy;
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
 use crate::rung::Rung;
+use crate::stranger::{Mode, RuleId, StrangerId, Struck, Treat, Who};
 use crate::token::{BadToken, Token, TokenAsk};
 use crate::units::{Bytes, Span};
 use std::fmt;
@@ -176,6 +178,68 @@ pub enum Event {
         /// When, µs since 1970.
         wall_us: u64,
     },
+    /// A process on a card that belongs to no lease was looked into.
+    Audited {
+        /// Who it is.
+        audit: Box<Audit>,
+        /// It, and what descends from it in the same control group.
+        tree: Vec<ProcKey>,
+    },
+    /// A process that was looked into exited.
+    Left {
+        /// Which.
+        process: ProcKey,
+    },
+    /// A signal to a stranger has gone out, or was refused.
+    Struck {
+        /// Which stranger.
+        stranger: StrangerId,
+        /// Which signal.
+        signal: u8,
+        /// To each of its processes.
+        outcome: Vec<Struck>,
+    },
+    /// It was tried whether strangers could be ended here.
+    SelfTested {
+        /// Why not, if so.
+        can: Result<(), String>,
+    },
+    /// A stranger shall have a lease for what it has.
+    AdoptAsked {
+        /// Who says so.
+        by: Caller,
+        /// Which process.
+        process: ProcKey,
+        /// So much of each of its cards, if more than it has.
+        vram: Option<Bytes>,
+        /// How urgent it is.
+        tier: Tier,
+    },
+    /// An operator chooses what is done about strangers on a card.
+    ModeAsked {
+        /// Who.
+        by: Caller,
+        /// Which card, by UUID.
+        card: String,
+        /// What.
+        mode: Mode,
+    },
+    /// An operator says something about certain strangers.
+    RuleAsked {
+        /// Who.
+        by: Caller,
+        /// Which strangers.
+        who: Who,
+        /// What.
+        treat: Treat,
+    },
+    /// An operator takes that back.
+    RuleDropped {
+        /// Who.
+        by: Caller,
+        /// What.
+        rule: RuleId,
+    },
     /// These cards are there.
     Listed(Vec<CardFacts>),
     /// Somebody looked at a card.
@@ -233,6 +297,8 @@ pub enum Answer {
     Lease(LeaseId),
     /// It concerned this token.
     Token(Box<Token>),
+    /// It concerned this rule.
+    Rule(RuleId),
     /// No, and why.
     Refused(Refusal),
 }
@@ -311,6 +377,16 @@ pub enum Refusal {
     ThroughToken,
     /// The token was revoked while the call was on its way.
     TokenGone,
+    /// No process of the caller's with this number is on a card without a lease.
+    NoSuchStranger,
+    /// That process cannot have a lease, and why.
+    NotAdoptable(String),
+    /// Strangers cannot be ended here, and why.
+    CannotEnforce(String),
+    /// The rule makes no sense, or there are as many as may be.
+    BadRule,
+    /// No such rule.
+    NoSuchRule,
     /// There are as many tokens as may be.
     TooManyTokens {
         /// Of this tenant.
@@ -385,6 +461,13 @@ impl fmt::Display for Refusal {
             Refusal::BadToken(bad) => bad.fmt(f),
             Refusal::NoSuchToken => f.write_str("no such token"),
             Refusal::ThroughToken => f.write_str("a token cannot make tokens"),
+            Refusal::NoSuchStranger => f.write_str("no process of yours with this number is on a card without a lease"),
+            Refusal::NotAdoptable(why) => write!(f, "it cannot have a lease now: {why}"),
+            Refusal::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            Refusal::BadRule => f.write_str(
+                "a rule is about `exe:PATH`, `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`",
+            ),
+            Refusal::NoSuchRule => f.write_str("no such rule"),
             Refusal::TokenGone => f.write_str("the token was revoked"),
             Refusal::TooManyTokens { own: true } => {
                 write!(f, "there are {} tokens of this tenant, as many as may be", crate::token::TOKENS_OF_TENANT)

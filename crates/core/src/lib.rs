@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod ask;
+pub mod audit;
 pub mod cost;
 pub mod decide;
 pub mod event;
@@ -27,8 +28,10 @@ pub mod room;
 pub mod rows;
 pub mod rung;
 pub mod state;
+pub mod stranger;
 pub mod token;
 pub mod units;
+pub mod watchlist;
 
 pub use decide::{Outcome, decide};
 pub use state::State;

@@ -88,11 +88,17 @@ pub enum Mutant {
     BelieveHook,
     /// Rule 5: room is made again for who has it coming.
     TwiceForOne,
+    /// Rule 20: strangers are ended where it was not tried whether they can be told apart.
+    EnforceUntested,
+    /// Rule 16: a stranger is signalled that was not audited again.
+    StrikeUnaudited,
+    /// Rule 20: SIGKILL comes first, to strangers.
+    StrikeHard,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 42] = [
+    pub const ALL: [Mutant; 45] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -135,5 +141,8 @@ impl Mutant {
         Mutant::SpareNobody,
         Mutant::BelieveHook,
         Mutant::TwiceForOne,
+        Mutant::EnforceUntested,
+        Mutant::StrikeUnaudited,
+        Mutant::StrikeHard,
     ];
 }

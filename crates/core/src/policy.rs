@@ -3,6 +3,7 @@
 use crate::ask::{Ask, Tier};
 use crate::rows::{Away, Tenant};
 use crate::rung::Rung;
+use crate::stranger::Patience;
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
 
@@ -38,6 +39,8 @@ pub struct Policy {
     pub queue_max: usize,
     /// Where bytes go that have to leave a card.
     pub parking: Parking,
+    /// How long strangers have for what, on cards where they are ended.
+    pub patience: Patience,
     /// What each tenant may have, where nothing else is said.
     pub caps: Caps,
     /// What certain tenants may have.
@@ -237,6 +240,7 @@ impl Default for Policy {
             margin_display: Bytes::mib(1536),
             queue_max: 100_000,
             parking: Parking::default(),
+            patience: Patience::default(),
             // A runaway script is stopped long before the queue of the others is full. Whoever is
             // never to be preempted needs a word from the house.
             caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },

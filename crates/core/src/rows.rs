@@ -10,6 +10,7 @@ use crate::cost::{Costs, Way};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
 use crate::rung::Rung;
+use crate::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId};
 use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,12 @@ pub struct Rows {
     /// Tokens that were not revoked.
     #[serde(default)]
     pub tokens: BTreeMap<TokenId, Token>,
+    /// Processes on cards that belong to no lease.
+    #[serde(default)]
+    pub strangers: BTreeMap<StrangerId, Stranger>,
+    /// What operators said about some of them.
+    #[serde(default)]
+    pub rules: BTreeMap<RuleId, Rule>,
 }
 
 /// Counters and the clock.
@@ -52,9 +59,19 @@ pub struct Meta {
     /// The day that daily budgets count, as days since 1970 where the host is.
     #[serde(default)]
     pub day: u32,
+    /// The next stranger's number.
+    #[serde(default = "one_more")]
+    pub next_stranger: u64,
+    /// The next rule's number.
+    #[serde(default = "one")]
+    pub next_rule: u32,
 }
 
 fn one() -> u32 {
+    1
+}
+
+fn one_more() -> u64 {
     1
 }
 
@@ -69,6 +86,8 @@ impl Default for Meta {
             grace_from: Time::ZERO,
             grace_until: Time::ZERO,
             day: 0,
+            next_stranger: 1,
+            next_rule: 1,
         }
     }
 }
@@ -118,6 +137,9 @@ pub struct Card {
     pub facts: CardFacts,
     /// Whether it may be leased, by an operator's or our own word.
     pub service: Service,
+    /// What is done there about strangers.
+    #[serde(default)]
+    pub mode: Mode,
 }
 
 /// Whether a card may be leased.
@@ -527,7 +549,7 @@ impl Rows {
             Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
             Action::List { card, facts } => match self.cards.get_mut(card.0 as usize) {
                 Some(row) => row.facts = facts.clone(),
-                None => self.cards.push(Card { facts: facts.clone(), service: Service::In }),
+                None => self.cards.push(Card { facts: facts.clone(), service: Service::In, mode: Mode::Observe }),
             },
             Action::Serve { card, service } => self.cards[card.0 as usize].service = service.clone(),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
@@ -603,8 +625,49 @@ impl Rows {
             Action::RevokeToken { token, .. } => {
                 self.tokens.remove(token);
             }
+            Action::SetMode { card, mode } => self.cards[card.0 as usize].mode = *mode,
+            Action::SetRule { rule } => {
+                self.meta.next_rule = self.meta.next_rule.max(rule.id.0 + 1);
+                self.rules.insert(rule.id, rule.clone());
+            }
+            Action::DropRule { rule } => {
+                self.rules.remove(rule);
+            }
+            Action::Find { stranger } => {
+                self.meta.next_stranger = self.meta.next_stranger.max(stranger.id.0 + 1);
+                self.strangers.insert(stranger.id, (**stranger).clone());
+            }
+            Action::Reaudit { stranger, audit, cards } => {
+                if let Some(row) = self.strangers.get_mut(stranger) {
+                    (row.audit, row.cards) = ((**audit).clone(), cards.clone());
+                }
+            }
+            Action::Warn { stranger, at, until } => {
+                self.set_step(*stranger, Step::Warned { since: *at, until: *until });
+            }
+            Action::Strike { stranger, signal, at, .. } => {
+                self.set_step(*stranger, Step::Told { signal: *signal, since: *at, sent: false });
+            }
+            Action::Struck { stranger, signal, .. } => {
+                if let Some(Stranger { step: Step::Told { signal: told, sent, .. }, .. }) =
+                    self.strangers.get_mut(stranger)
+                {
+                    *sent |= told == signal;
+                }
+            }
+            Action::Relent { stranger, .. } => self.set_step(*stranger, Step::Found),
+            Action::Survived { stranger, .. } => self.set_step(*stranger, Step::Stuck),
+            Action::Close { stranger, .. } => {
+                self.strangers.remove(stranger);
+            }
         }
         None
+    }
+
+    fn set_step(&mut self, stranger: StrangerId, step: Step) {
+        if let Some(row) = self.strangers.get_mut(&stranger) {
+            row.step = step;
+        }
     }
 
     /// A waiter is history at once; a holder when its cards were seen again.

@@ -5,6 +5,7 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 mod movable;
+mod strange;
 
 use crate::action::Action;
 use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Vram};
@@ -20,6 +21,7 @@ use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
 use crate::rows::{Ended, Finish, Hold, Lease, Phase, Reason, Rows, Service};
 use crate::units::{Bytes, Span, Time};
+use crate::watchlist::Watchlist;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is known now.
@@ -60,6 +62,7 @@ pub struct State {
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
+    watchlist: Watchlist,
     mutant: Option<Mutant>,
 }
 
@@ -88,6 +91,7 @@ impl State {
             planned: (false, Time::ZERO),
             ram: None,
             day_seen: None,
+            watchlist: Watchlist::default(),
             mutant: None,
             rows: Rows::default(),
             policy,
@@ -98,6 +102,7 @@ impl State {
             state.index(lease);
         }
         state.rows = rows;
+        state.list_strangers();
         for lease in state.rows.leases.keys().copied().collect::<Vec<_>>() {
             state.set_movable(lease);
         }
@@ -397,7 +402,18 @@ impl State {
             | Action::Grace { .. }
             | Action::Serve { .. }
             | Action::IssueToken { .. }
-            | Action::RevokeToken { .. } => {}
+            | Action::RevokeToken { .. }
+            | Action::SetMode { .. }
+            | Action::SetRule { .. }
+            | Action::DropRule { .. } => {}
+            Action::Find { .. }
+            | Action::Reaudit { .. }
+            | Action::Warn { .. }
+            | Action::Strike { .. }
+            | Action::Struck { .. }
+            | Action::Relent { .. }
+            | Action::Survived { .. }
+            | Action::Close { .. } => self.note_stranger(action),
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sublet_core::action::Action;
 use sublet_core::ids::{CardId, LeaseId, TenantId, TokenId};
 use sublet_core::rows::{Card, Ended, Finish, Lease, Meta, Phase, Rows, Tenant};
+use sublet_core::stranger::{Rule, RuleId, Stranger, StrangerId};
 use sublet_core::token::Token;
 use sublet_core::units::Time;
 
@@ -63,6 +64,14 @@ pub struct Batch {
     pub tokens: Vec<Token>,
     /// Tokens that were revoked.
     pub revoked: Vec<TokenId>,
+    /// Strangers that came or changed.
+    pub strangers: Vec<Stranger>,
+    /// Strangers whose story is over.
+    pub closed: Vec<StrangerId>,
+    /// New and changed rules.
+    pub rules: Vec<Rule>,
+    /// Rules that hold no more.
+    pub dropped: Vec<RuleId>,
     /// What became history.
     pub past: Vec<Ended>,
     /// Answers to keep.
@@ -81,6 +90,10 @@ impl Batch {
             && self.gone.is_empty()
             && self.tokens.is_empty()
             && self.revoked.is_empty()
+            && self.strangers.is_empty()
+            && self.closed.is_empty()
+            && self.rules.is_empty()
+            && self.dropped.is_empty()
             && self.past.is_empty()
             && self.answers.is_empty()
     }
@@ -105,6 +118,8 @@ pub struct Open {
     cards: BTreeSet<CardId>,
     leases: BTreeMap<LeaseId, Touched>,
     tokens: BTreeSet<TokenId>,
+    strangers: BTreeSet<StrangerId>,
+    rules: BTreeSet<RuleId>,
     /// Every tenant's row changed.
     all_tenants: bool,
 }
@@ -142,7 +157,7 @@ impl Open {
             Action::Enrol { tenant, .. } | Action::Regroup { tenant, .. } => {
                 self.tenants.insert(*tenant);
             }
-            Action::List { card, .. } | Action::Serve { card, .. } => {
+            Action::List { card, .. } | Action::Serve { card, .. } | Action::SetMode { card, .. } => {
                 self.cards.insert(*card);
             }
             Action::Queue { lease, .. } => {
@@ -182,6 +197,26 @@ impl Open {
             Action::RevokeToken { token, .. } => {
                 self.tokens.insert(*token);
             }
+            Action::SetRule { rule } => {
+                self.meta = true;
+                self.rules.insert(rule.id);
+            }
+            Action::DropRule { rule } => {
+                self.rules.insert(*rule);
+            }
+            Action::Find { stranger } => {
+                self.meta = true;
+                self.strangers.insert(stranger.id);
+            }
+            Action::Reaudit { stranger, .. }
+            | Action::Warn { stranger, .. }
+            | Action::Strike { stranger, .. }
+            | Action::Struck { stranger, .. }
+            | Action::Relent { stranger, .. }
+            | Action::Survived { stranger, .. }
+            | Action::Close { stranger, .. } => {
+                self.strangers.insert(*stranger);
+            }
         }
         self.past.extend(ended);
         self.entries.push(entry);
@@ -217,6 +252,18 @@ impl Open {
             match rows.tokens.get(&id) {
                 Some(token) => batch.tokens.push(token.clone()),
                 None => batch.revoked.push(id),
+            }
+        }
+        for id in open.strangers {
+            match rows.strangers.get(&id) {
+                Some(stranger) => batch.strangers.push(stranger.clone()),
+                None => batch.closed.push(id),
+            }
+        }
+        for id in open.rules {
+            match rows.rules.get(&id) {
+                Some(rule) => batch.rules.push(rule.clone()),
+                None => batch.dropped.push(id),
             }
         }
         for (id, touched) in open.leases {

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
 use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Tenant};
+use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Tenant};
+use sublet_core::stranger::{Rule, RuleId, Stranger, StrangerId};
 use sublet_core::token::{Token, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -23,12 +24,11 @@ macro_rules! hold_columns {
 }
 
 /// Reads meta's part that is [`Meta`].
-pub const META: &str =
-    "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token FROM meta";
+pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token, next_stranger, next_rule FROM meta";
 /// Reads tenants in order.
 pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs FROM tenants ORDER BY id";
 /// Reads cards in order.
-pub const CARDS: &str = "SELECT id, facts, service FROM cards ORDER BY id";
+pub const CARDS: &str = "SELECT id, facts, service, mode FROM cards ORDER BY id";
 /// Reads live leases.
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
@@ -38,21 +38,29 @@ pub const LEASES: &str = concat!(
 /// Reads tokens.
 pub const TOKENS: &str =
     "SELECT id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us FROM tokens ORDER BY id";
+/// Reads strangers.
+pub const STRANGERS: &str = "SELECT body FROM strangers ORDER BY id";
+/// Reads rules.
+pub const RULES: &str = "SELECT body FROM rules ORDER BY id";
 /// Reads ended leases; a condition follows.
 pub const PAST: &str =
     concat!("SELECT id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), " FROM past ");
 /// Reads answers, the oldest first.
 pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers ORDER BY number";
 
-const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8";
+const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8, next_stranger = ?9, next_rule = ?10";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
     "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
-const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service) VALUES (?1, ?2, ?3)";
+const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service, mode) VALUES (?1, ?2, ?3, ?4)";
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+const PUT_STRANGER: &str = "INSERT OR REPLACE INTO strangers (id, body) VALUES (?1, ?2)";
+const DROP_STRANGER: &str = "DELETE FROM strangers WHERE id = ?1";
+const PUT_RULE: &str = "INSERT OR REPLACE INTO rules (id, body) VALUES (?1, ?2)";
+const DROP_RULE: &str = "DELETE FROM rules WHERE id = ?1";
 const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
 const END_LEASE: &str = "UPDATE leases SET phase = 'ending', finish = ?2, notice_us = NULL WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
@@ -137,6 +145,12 @@ pub fn from_json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<T>
     serde_json::from_str(text(row, column)?).map_err(|error| bad(column, error))
 }
 
+/// Reads a value that is spelt by its name.
+fn name<'a, T: Deserialize<'a>>(row: &'a Row<'_>, column: usize) -> Result<T> {
+    let name: StrDeserializer<'a, NotAName> = text(row, column)?.into_deserializer();
+    T::deserialize(name).map_err(|error| bad(column, error))
+}
+
 /// Reads a hash.
 pub fn hash(row: &Row<'_>, column: usize) -> Result<Hash> {
     row.get(column)
@@ -153,7 +167,9 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         signed(meta.grace_from.0),
         signed(meta.grace_until.0),
         meta.day,
-        meta.next_token
+        meta.next_token,
+        signed(meta.next_stranger),
+        meta.next_rule
     ])?;
     Ok(())
 }
@@ -169,6 +185,8 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         grace_until: time(row, 5)?,
         day: small(row, 6)?,
         next_token: small(row, 7)?,
+        next_stranger: int(row, 8)?,
+        next_rule: small(row, 9)?,
     })
 }
 
@@ -217,13 +235,13 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
 
 /// Writes a card.
 pub fn put_card(conn: &Connection, id: CardId, row: &Card) -> Result<()> {
-    conn.prepare_cached(PUT_CARD)?.execute(params![id.0, json(&row.facts)?, json(&row.service)?])?;
+    conn.prepare_cached(PUT_CARD)?.execute(params![id.0, json(&row.facts)?, json(&row.service)?, row.mode.name()])?;
     Ok(())
 }
 
 /// Reads a card.
 pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
-    Ok((CardId(small(row, 0)?), Card { facts: from_json(row, 1)?, service: from_json(row, 2)? }))
+    Ok((CardId(small(row, 0)?), Card { facts: from_json(row, 1)?, service: from_json(row, 2)?, mode: name(row, 3)? }))
 }
 
 /// Statements that write rows of a table.
@@ -347,6 +365,30 @@ pub fn drop_token(conn: &Connection, id: TokenId) -> Result<()> {
     Ok(())
 }
 
+/// Writes a stranger.
+pub fn put_stranger(conn: &Connection, row: &Stranger) -> Result<()> {
+    conn.prepare_cached(PUT_STRANGER)?.execute(params![signed(row.id.0), json(row)?])?;
+    Ok(())
+}
+
+/// Removes a stranger.
+pub fn drop_stranger(conn: &Connection, id: StrangerId) -> Result<()> {
+    conn.prepare_cached(DROP_STRANGER)?.execute([signed(id.0)])?;
+    Ok(())
+}
+
+/// Writes a rule.
+pub fn put_rule(conn: &Connection, row: &Rule) -> Result<()> {
+    conn.prepare_cached(PUT_RULE)?.execute(params![row.id.0, json(row)?])?;
+    Ok(())
+}
+
+/// Removes a rule.
+pub fn drop_rule(conn: &Connection, id: RuleId) -> Result<()> {
+    conn.prepare_cached(DROP_RULE)?.execute([id.0])?;
+    Ok(())
+}
+
 /// Reads a token.
 pub fn token(row: &Row<'_>) -> Result<Token> {
     Ok(Token {
@@ -422,8 +464,7 @@ fn bind_past(put: &mut Statement<'_>, bound: usize, row: &Ended) -> Result<()> {
 /// Reads an ended lease.
 pub fn past(row: &Row<'_>) -> Result<Ended> {
     let peak: Option<i64> = row.get(6)?;
-    let name: StrDeserializer<'_, NotAName> = text(row, 4)?.into_deserializer();
-    let reason = Reason::deserialize(name).map_err(|error| bad(4, error))?;
+    let reason = name(row, 4)?;
     Ok(Ended {
         id: LeaseId(int(row, 0)?),
         tenant: TenantId(small(row, 1)?),

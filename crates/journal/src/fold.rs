@@ -47,7 +47,9 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     match action {
         Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
         Action::List { card, .. } => check(usize::from(card.0) <= rows.cards.len(), "lists a card out of order"),
-        Action::Serve { card, .. } => check(usize::from(card.0) < rows.cards.len(), "names an unknown card"),
+        Action::Serve { card, .. } | Action::SetMode { card, .. } => {
+            check(usize::from(card.0) < rows.cards.len(), "names an unknown card")
+        }
         Action::Queue { lease, tenant, .. } => {
             check(lease.0 < u64::MAX, "names an impossible lease")?;
             check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")
@@ -57,6 +59,19 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
             check(!rows.tokens.contains_key(&token.id), "makes a token that is there")
         }
         Action::RevokeToken { token, .. } => check(rows.tokens.contains_key(token), "revokes an unknown token"),
+        Action::SetRule { rule } => check(rule.id.0 < u32::MAX, "names an impossible rule"),
+        Action::DropRule { rule } => check(rows.rules.contains_key(rule), "drops an unknown rule"),
+        Action::Find { stranger } => {
+            check(stranger.id.0 < u64::MAX, "names an impossible stranger")?;
+            check(!rows.strangers.contains_key(&stranger.id), "finds a stranger that is there")
+        }
+        Action::Reaudit { stranger, .. }
+        | Action::Warn { stranger, .. }
+        | Action::Strike { stranger, .. }
+        | Action::Struck { stranger, .. }
+        | Action::Relent { stranger, .. }
+        | Action::Survived { stranger, .. }
+        | Action::Close { stranger, .. } => check(rows.strangers.contains_key(stranger), "names an unknown stranger"),
         Action::Grant { epoch, .. } => check(epoch.0 < u64::MAX, "names an impossible epoch"),
         Action::End { lease, at, .. } => check(chargeable(rows, *lease, at.0), "charges more than can be counted"),
         _ => Ok(()),

@@ -286,6 +286,10 @@ fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
     }
     batch.revoked.iter().try_for_each(|id| codec::drop_token(conn, *id))?;
     batch.tokens.iter().try_for_each(|token| codec::put_token(conn, token))?;
+    batch.closed.iter().try_for_each(|id| codec::drop_stranger(conn, *id))?;
+    batch.strangers.iter().try_for_each(|stranger| codec::put_stranger(conn, stranger))?;
+    batch.dropped.iter().try_for_each(|id| codec::drop_rule(conn, *id))?;
+    batch.rules.iter().try_for_each(|rule| codec::put_rule(conn, rule))?;
     codec::put_leases(conn, &batch.leases)?;
     if !batch.ending.is_empty() {
         codec::end_leases(conn, &batch.ending)?;

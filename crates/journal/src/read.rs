@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::{Ended, Rows, Tenant};
+use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::units::Time;
 
 /// What a start finds.
@@ -100,6 +101,12 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     let mut tokens = conn.prepare_cached(codec::TOKENS)?;
     rows.tokens =
         tokens.query_map([], codec::token)?.map(|token| token.map(|token| (token.id, token))).collect::<Result<_>>()?;
+    let mut strangers = conn.prepare_cached(codec::STRANGERS)?;
+    let found = strangers.query_map([], |row| codec::from_json::<Stranger>(row, 0))?;
+    rows.strangers = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
+    let mut rules = conn.prepare_cached(codec::RULES)?;
+    let found = rules.query_map([], |row| codec::from_json::<Rule>(row, 0))?;
+    rows.rules = found.map(|found| found.map(|row| (row.id, row))).collect::<Result<_>>()?;
     for lease in rows.leases.values() {
         if lease.tenant.0 as usize >= rows.tenants.len() {
             return Err(missing("tenant", lease.tenant.0 as usize));

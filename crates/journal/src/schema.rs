@@ -218,6 +218,30 @@ ALTER TABLE tenants ADD COLUMN parked_byte_us TEXT NOT NULL DEFAULT '0';  -- dec
 ALTER TABLE tenants ADD COLUMN costs TEXT NOT NULL DEFAULT '{}';  -- JSON: what its programs' moves took
 ALTER TABLE leases ADD COLUMN notice_us INTEGER;                  -- it was told that it is over then
 ",
+    "
+CREATE TABLE strangers (
+    id INTEGER PRIMARY KEY,
+    body TEXT NOT NULL            -- JSON: who it is, and how far it has come
+) STRICT;
+CREATE TABLE rules (
+    id INTEGER PRIMARY KEY,
+    body TEXT NOT NULL            -- JSON: an operator's word about some of them
+) STRICT;
+ALTER TABLE cards ADD COLUMN mode TEXT NOT NULL DEFAULT 'observe';       -- what is done there about strangers
+ALTER TABLE meta ADD COLUMN next_stranger INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE meta ADD COLUMN next_rule INTEGER NOT NULL DEFAULT 1;
+
+-- The same as before, with two kinds more.
+CREATE TABLE base_3 (
+    kind TEXT NOT NULL CHECK (kind IN ('meta', 'tenant', 'card', 'lease', 'token', 'stranger', 'rule')),
+    id INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
+INSERT INTO base_3 SELECT kind, id, body FROM base;
+DROP TABLE base;
+ALTER TABLE base_3 RENAME TO base;
+",
 ];
 
 /// What a file is, by its own word.

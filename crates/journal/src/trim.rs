@@ -14,9 +14,11 @@ use crate::read::{self, LogLine, Marks};
 use rusqlite::{Connection, Error, OptionalExtension, Result, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Rows;
+use sublet_core::stranger::{Rule, Stranger};
+use sublet_core::token::Token;
 
 /// Entries, answers or ended leases per call: some milliseconds.
 const PIECE: u64 = 1024;
@@ -96,7 +98,9 @@ fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<Le
     put(conn, "meta", 0, &rows.meta)?;
     put_changed(conn, "tenant", &before.tenants, &rows.tenants)?;
     put_changed(conn, "card", &before.cards, &rows.cards)?;
-    put_tokens(conn, before, rows)?;
+    put_map(conn, "token", &before.tokens, &rows.tokens, |id| id.0.into())?;
+    put_map(conn, "stranger", &before.strangers, &rows.strangers, |id| id.0)?;
+    put_map(conn, "rule", &before.rules, &rows.rules, |id| id.0.into())?;
     for id in touched {
         match rows.leases.get(id) {
             Some(lease) => put(conn, "lease", id.0, lease)?,
@@ -108,13 +112,19 @@ fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<Le
     Ok(())
 }
 
-/// A token is never changed: it comes, and it goes.
-fn put_tokens(conn: &Connection, before: &Rows, rows: &Rows) -> Result<()> {
-    for (id, token) in rows.tokens.iter().filter(|(id, _)| !before.tokens.contains_key(id)) {
-        put(conn, "token", id.0.into(), token)?;
+fn put_map<K: Ord, T: PartialEq + Serialize>(
+    conn: &Connection,
+    kind: &str,
+    before: &BTreeMap<K, T>,
+    after: &BTreeMap<K, T>,
+    number: impl Fn(&K) -> u64,
+) -> Result<()> {
+    for (id, row) in after.iter().filter(|(id, row)| before.get(id) != Some(row)) {
+        put(conn, kind, number(id), row)?;
     }
-    for id in before.tokens.keys().filter(|id| !rows.tokens.contains_key(id)) {
-        conn.prepare_cached("DELETE FROM base WHERE kind = 'token' AND id = ?1")?.execute([id.0])?;
+    for id in before.keys().filter(|id| !after.contains_key(id)) {
+        let sql = "DELETE FROM base WHERE kind = ?1 AND id = ?2";
+        conn.prepare_cached(sql)?.execute(params![kind, signed(number(id))])?;
     }
     Ok(())
 }
@@ -142,8 +152,11 @@ fn all<T: DeserializeOwned>(conn: &Connection, kind: &str) -> Result<Vec<T>> {
 
 fn base_without_leases(conn: &Connection) -> Result<Rows> {
     let meta = get(conn, "meta", 0)?.unwrap_or_default();
-    let tokens = all(conn, "token")?.into_iter().map(|token: sublet_core::token::Token| (token.id, token)).collect();
-    Ok(Rows { meta, tenants: all(conn, "tenant")?, cards: all(conn, "card")?, tokens, ..Rows::default() })
+    let tokens = all(conn, "token")?.into_iter().map(|token: Token| (token.id, token)).collect();
+    let strangers = all(conn, "stranger")?.into_iter().map(|stranger: Stranger| (stranger.id, stranger)).collect();
+    let rules = all(conn, "rule")?.into_iter().map(|rule: Rule| (rule.id, rule)).collect();
+    let (tenants, cards) = (all(conn, "tenant")?, all(conn, "card")?);
+    Ok(Rows { meta, tenants, cards, tokens, strangers, rules, ..Rows::default() })
 }
 
 /// The rows as they were before the log's first entry.

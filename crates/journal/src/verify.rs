@@ -168,6 +168,8 @@ fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
     compare_lists("card", &log.cards, &rows.cards, report);
     compare_maps("lease", &log.leases, &rows.leases, report);
     compare_maps("token", &log.tokens, &rows.tokens, report);
+    compare_maps("stranger", &log.strangers, &rows.strangers, report);
+    compare_maps("rule", &log.rules, &rows.rules, report);
 }
 
 fn compare_maps<K: Ord + Display, T: PartialEq + Debug>(

@@ -8,6 +8,7 @@
 pub(crate) mod admit;
 pub(crate) mod board;
 mod calls;
+pub mod enforce;
 pub mod offer;
 mod park;
 pub mod preempt;
@@ -22,6 +23,7 @@ use crate::ids::{Epoch, LeaseId};
 use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
 use crate::state::State;
+use crate::stranger::Closed;
 use crate::units::{Bytes, Span, Time};
 
 pub(crate) use park::HOOK;
@@ -90,6 +92,17 @@ impl Turn<'_> {
             Event::Ram { available } => self.state.ram = available,
             Event::TokenAsked { by, ask, wall_us } => return self.issue(&by, *ask, wall_us),
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
+            Event::Audited { audit, tree } => self.audited(*audit, tree),
+            Event::Left { process } => self.left(process),
+            Event::Struck { stranger, signal, outcome } => self.struck(stranger, signal, outcome),
+            Event::SelfTested { can } => {
+                self.state.watchlist_mut().can = Some(can);
+                self.reconcile();
+            }
+            Event::AdoptAsked { by, process, vram, tier } => return self.adopt_asked(&by, process, vram, tier),
+            Event::ModeAsked { by, card, mode } => return self.mode_asked(&by, &card, mode),
+            Event::RuleAsked { by, who, treat } => return self.rule_asked(&by, who, treat),
+            Event::RuleDropped { by, rule } => return self.rule_dropped(&by, rule),
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
             Event::Members { lease, processes } => {
@@ -157,6 +170,12 @@ impl Turn<'_> {
                 self.end(lease, Reason::HostRebooted);
             }
             self.forget_last_boot();
+        }
+        if rebooted {
+            let strangers: Vec<_> = self.state.rows().strangers.keys().copied().collect();
+            for stranger in strangers {
+                self.emit(Action::Close { stranger, at: self.now, how: Closed::HostRebooted });
+            }
         }
     }
 

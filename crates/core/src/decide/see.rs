@@ -48,6 +48,7 @@ impl Turn<'_> {
         if answered {
             self.retire(card, begun);
             self.look_for_moving(card, begun);
+            self.reconcile();
             self.serve();
         }
     }

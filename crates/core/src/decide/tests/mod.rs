@@ -7,6 +7,7 @@
 //! exception.
 
 mod back;
+mod enforce;
 mod fair;
 mod hostile;
 mod order;
@@ -17,6 +18,7 @@ mod term;
 mod tokens;
 
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
+use crate::audit::Audit;
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
@@ -24,6 +26,7 @@ use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
 use crate::rows::Rows;
 use crate::rung::Rung;
+use crate::stranger::{Mode, RuleId, StrangerId, Struck, Treat};
 use crate::token::{TokenAsk, TokenCaps, TokenHash};
 use crate::units::{Bytes, Span, Time};
 use crate::{State, action::Action, decide};
@@ -210,6 +213,34 @@ impl Teller {
                 let lease = lease(id.split('/').next().expect("a lease"));
                 Event::Said { lease, rung, process: process(id), said }
             }
+            ["audit", name, rest @ ..] => audited(name, rest),
+            ["left", name] => Event::Left { process: process(name) },
+            ["tested"] => Event::SelfTested { can: Ok(()) },
+            ["tested", why @ ..] => Event::SelfTested { can: Err(why.join(" ")) },
+            ["struck", id, signal, name, refused @ ..] => {
+                let stranger = StrangerId(id.trim_start_matches('X').parse().expect("a stranger"));
+                let refused = (!refused.is_empty()).then(|| refused.join(" "));
+                let outcome = vec![Struck { process: process(name), refused }];
+                Event::Struck { stranger, signal: signal.parse().expect("a signal"), outcome }
+            }
+            ["adopt", name, who, rest @ ..] => {
+                let vram = rest.first().map(|size| bytes(size));
+                Event::AdoptAsked { by: by(who), process: process(name), vram, tier: Tier::Batch }
+            }
+            ["mode", index, mode, who] => {
+                let mode = Mode::ALL.into_iter().find(|known| known.name() == *mode).expect("a mode");
+                Event::ModeAsked { by: by(who), card: uuid(index), mode }
+            }
+            ["allow", rule, who] => {
+                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: Treat::Allow }
+            }
+            ["deny", rule, who] => {
+                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: Treat::Deny }
+            }
+            ["unrule", rule, who] => {
+                let rule = RuleId(rule.trim_start_matches('R').parse().expect("a rule"));
+                Event::RuleDropped { by: by(who), rule }
+            }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
             ["start", boot] => Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1) },
@@ -293,10 +324,68 @@ impl Teller {
             Action::Day { number } => writeln!(out, "{now} day {number}"),
             Action::IssueToken { token } => writeln!(out, "{now} issue {} to {}", token.id, token.tenant),
             Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
+            Action::Find { stranger } => {
+                writeln!(out, "{now} find {} of uid {}", stranger.id, stranger.audit.uid)
+            }
+            Action::Reaudit { stranger, audit, .. } => {
+                writeln!(out, "{now} {stranger} is {}", audit.exe.as_deref().unwrap_or("?"))
+            }
+            Action::Warn { stranger, until, .. } => writeln!(out, "{now} warn {stranger} until {until}"),
+            Action::Strike { stranger, signal, processes, at, .. } => {
+                let at = if *at == now { String::new() } else { format!(" as of {at}") };
+                writeln!(out, "{now} strike {stranger} with {signal}, {} processes{at}", processes.len())
+            }
+            Action::Struck { stranger, signal, outcome, .. } => {
+                let refused = outcome.iter().find_map(|struck| struck.refused.clone());
+                let refused = refused.map_or(String::new(), |why| format!(", refused: {why}"));
+                writeln!(out, "{now} struck {stranger} with {signal}{refused}")
+            }
+            Action::Relent { stranger, .. } => writeln!(out, "{now} relent {stranger}"),
+            Action::Survived { stranger, .. } => writeln!(out, "{now} {stranger} survived"),
+            Action::Close { stranger, how, .. } => writeln!(out, "{now} close {stranger} ({how:?})"),
+            Action::SetMode { card, mode } => writeln!(out, "{now} card {card} mode {mode}"),
+            Action::SetRule { rule } => writeln!(out, "{now} rule {}: {:?} {}", rule.id, rule.treat, rule.who),
+            Action::DropRule { rule } => writeln!(out, "{now} drop rule {rule}"),
             Action::Start { .. } | Action::Enrol { .. } | Action::Regroup { .. } | Action::List { .. } => Ok(()),
         }
         .unwrap();
     }
+}
+
+/// `exe=/usr/bin/x uid=7 unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open.
+fn audited(name: &str, words: &[&str]) -> Event {
+    let mut audit = Audit {
+        process: process(name),
+        uid: 7,
+        name: name.to_owned(),
+        exe: Some("/usr/bin/python3".to_owned()),
+        exe_deleted: false,
+        command: vec!["python3".to_owned(), "train.py".to_owned()],
+        cwd: None,
+        cgroup: "/".to_owned(),
+        unit: None,
+        container: None,
+        session: 1,
+        started_s: 0,
+        ancestry: Vec::new(),
+        devices: vec!["/dev/nvidia0".to_owned()],
+        ran: None,
+        unread: Vec::new(),
+    };
+    let mut tree = vec![process(name)];
+    for word in words {
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("uid", uid) => audit.uid = uid.parse().expect("a uid"),
+            ("exe", exe) => audit.exe = Some(exe.to_owned()),
+            ("unit", unit) => audit.unit = Some(unit.to_owned()),
+            ("container", id) => audit.container = Some(id.to_owned()),
+            ("tree", names) => tree.extend(names.split(',').map(process)),
+            ("unread", what) => audit.unread = vec![what.to_owned()],
+            ("nodev", _) => audit.devices = Vec::new(),
+            other => panic!("no such word: {other:?}"),
+        }
+    }
+    Event::Audited { audit: Box::new(audit), tree }
 }
 
 fn uuid(index: &str) -> String {

@@ -1,0 +1,209 @@
+//! Who a process on a card is, and where it came from: what was read of it at one moment.
+//!
+//! An audit stands on the trail before anything is done to its process, and it is compared with a
+//! second one before a signal leaves. Its JSON form stays on disk for ever: fields come, none go.
+//!
+//! Absent: reading it (the host's), names of users (the daemon's), what the process holds on which
+//! card (a reading's), and any opinion about what may be done to it.
+
+use crate::ids::ProcKey;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// Characters of a container's id that people are shown, as its own tools do.
+const CONTAINER_SHOWN: usize = 12;
+
+/// What was read of one process. All text is bounded and without control characters; what could not
+/// be read is in `unread`, so that an empty list is really empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Audit {
+    /// The process and no other.
+    pub process: ProcKey,
+    /// Its real user id.
+    pub uid: u32,
+    /// What the kernel calls it: chosen by the process itself.
+    pub name: String,
+    /// The path of its executable, as its mount namespace names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exe: Option<String>,
+    /// The executable was removed or replaced since it was started.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub exe_deleted: bool,
+    /// Its command line as the process shows it now, secrets taken out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// The directory that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// Its cgroup: of several hierarchies, the first that tells more than `/`.
+    pub cgroup: String,
+    /// The systemd unit; one of a user's own manager comes after it: `user@1000.service/app.service`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// The id or name of its container; of containers in containers, the outermost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// The leader of its session.
+    pub session: u32,
+    /// When it was started, seconds since 1970.
+    pub started_s: u64,
+    /// Its parents, nearest first, as far up as can be seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ancestry: Vec<Ancestor>,
+    /// Cards' device files that it has open or mapped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+    /// What it has used of the host so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Accounted>,
+    /// What could not be read, each a short sentence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<String>,
+}
+
+/// One parent of a process, or a parent's parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ancestor {
+    /// The process and no other.
+    pub process: ProcKey,
+    /// Its real user id, where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// What the kernel calls it.
+    pub name: String,
+    /// The path of its executable, where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exe: Option<String>,
+}
+
+/// What the kernel accounts to a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accounted {
+    /// Time on cores, of itself and of the children that it waited for.
+    pub cpu_ms: u64,
+    /// Bytes that it read and wrote, where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_bytes: Option<u64>,
+    /// The most memory that it ever had in RAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
+}
+
+impl Audit {
+    /// Is what was audited later still what was audited here? Says what is not.
+    ///
+    /// Its name and its command line are not compared: a process may rewrite both as it likes, and
+    /// would never get a signal. An executable that could not be read may be any.
+    pub fn is_same(&self, later: &Audit) -> Result<(), &'static str> {
+        if self.process != later.process {
+            return Err("it is another process by now");
+        }
+        if self.uid != later.uid {
+            return Err("it belongs to another user by now");
+        }
+        match (&self.exe, &later.exe) {
+            (Some(before), Some(now)) if before == now => {}
+            (Some(_), Some(_)) => return Err("it runs another executable by now"),
+            _ => return Err("its executable could not be read, so it may run another by now"),
+        }
+        if self.cgroup != later.cgroup {
+            return Err("it is in another cgroup by now");
+        }
+        Ok(())
+    }
+
+    /// The process in a few words: `python3 (pid 4312) of uid 1001, in ollama.service`.
+    pub fn owner_words(&self) -> String {
+        let mut words = format!("{} (pid {}) of uid {}", self.name, self.process.pid, self.uid);
+        // Writing to a String cannot fail.
+        let _ = match (&self.container, &self.unit) {
+            (Some(id), _) => write!(words, ", in container {}", shown(id)),
+            (None, Some(unit)) => write!(words, ", in {unit}"),
+            (None, None) => Ok(()),
+        };
+        words
+    }
+}
+
+/// Long hexadecimal ids are cut; names are not.
+fn shown(container: &str) -> &str {
+    let is_id = container.len() == 64 && container.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_id { &container[..CONTAINER_SHOWN] } else { container }
+}
+
+// serde passes what it skips by reference.
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn audit() -> Audit {
+        Audit {
+            process: ProcKey { pid: 4312, start: 987_654 },
+            uid: 1001,
+            name: "python3".into(),
+            exe: Some("/usr/bin/python3.12".into()),
+            exe_deleted: false,
+            command: vec!["python3".into(), "train.py".into()],
+            cwd: None,
+            cgroup: "/system.slice/ollama.service".into(),
+            unit: Some("ollama.service".into()),
+            container: None,
+            session: 4300,
+            started_s: 1_700_000_000,
+            ancestry: vec![],
+            devices: vec![],
+            ran: None,
+            unread: vec![],
+        }
+    }
+
+    #[test]
+    fn what_a_process_may_rewrite_does_not_make_it_another() {
+        let now = Audit {
+            name: "sshd".into(),
+            command: vec![],
+            cwd: Some("/tmp".into()),
+            exe_deleted: true,
+            started_s: 1_700_000_001,
+            ..audit()
+        };
+        assert_eq!(audit().is_same(&now), Ok(()));
+    }
+
+    #[test]
+    fn another_process_user_executable_or_cgroup_is_not_the_same() {
+        let check = |change: fn(&mut Audit), said: &str| {
+            let mut now = audit();
+            change(&mut now);
+            let told = audit().is_same(&now).unwrap_err();
+            assert!(told.contains(said), "{told}");
+        };
+        check(|now| now.process.start += 1, "another process");
+        check(|now| now.process.pid += 1, "another process");
+        check(|now| now.uid = 0, "another user");
+        check(|now| now.exe = Some("/usr/bin/sleep".into()), "another executable");
+        check(|now| now.exe = None, "could not be read");
+        check(|now| now.cgroup.push_str("/inner"), "another cgroup");
+    }
+
+    #[test]
+    fn executables_that_were_never_read_are_not_the_same() {
+        let unread = Audit { exe: None, ..audit() };
+        assert!(unread.is_same(&unread).is_err());
+    }
+
+    #[test]
+    fn it_is_told_in_a_few_words() {
+        assert_eq!(audit().owner_words(), "python3 (pid 4312) of uid 1001, in ollama.service");
+        let plain = Audit { unit: None, ..audit() };
+        assert_eq!(plain.owner_words(), "python3 (pid 4312) of uid 1001");
+        let docker = Audit { container: Some("3f4e".repeat(16)), ..audit() };
+        assert_eq!(docker.owner_words(), "python3 (pid 4312) of uid 1001, in container 3f4e3f4e3f4e");
+        let named = Audit { container: Some("a-box-with-a-long-name".into()), ..audit() };
+        assert_eq!(named.owner_words(), "python3 (pid 4312) of uid 1001, in container a-box-with-a-long-name");
+    }
+}

@@ -1,0 +1,463 @@
+//! What is done about processes on cards that belong to no lease.
+//!
+//! Level-triggered: every look at a card compares what is there with the record, and each stranger takes
+//! its next step when that is due. Nothing is done that was not on the disk before; nobody is signalled
+//! whom this daemon has not audited after the step was due; and nothing at all happens to whoever is on
+//! a card that cannot be read.
+
+use super::Turn;
+use super::board::Fit;
+use crate::action::Action;
+use crate::ask::{Ask, Term, Tier};
+use crate::audit::Audit;
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
+use crate::mutant::Mutant;
+use crate::quota;
+use crate::reading::{Reading, Resident};
+use crate::rows::Service;
+use crate::state::State;
+use crate::stranger::{
+    Closed, Fate, LeftAlone, Mode, OnCard, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who,
+};
+use crate::units::{Bytes, Span, Time};
+use crate::watchlist::Seen;
+
+const TERM: u8 = 15;
+const KILL: u8 = 9;
+/// A stranger is adopted when it was there for so long: most of what it takes is there then.
+const ADOPT_AFTER: Span = Span::secs(5);
+/// Whoever is still there so long after SIGKILL has survived it.
+const SURVIVED_AFTER: Span = Span::secs(10);
+/// An audit is acted upon for so long.
+const AUDIT_HOLDS: Span = Span::secs(5);
+/// Strangers on the record at a time; more are counted, and not looked into.
+const STRANGERS_MAX: usize = 1_024;
+/// Rules that there may be.
+const RULES_MAX: usize = 1_024;
+/// A size that is measured is rounded up to this.
+const ROUND: u64 = 1 << 20;
+
+/// Where a process is on cards that can be read, and whether it does more there than draw; `None` if one of
+/// the cards it was found on cannot be.
+pub fn residence(state: &State, stranger: &Stranger, now: Time) -> Option<(Vec<OnCard>, bool)> {
+    let is_open = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
+    if !stranger.cards.iter().all(is_open) {
+        return None;
+    }
+    let mut on = Vec::new();
+    let mut computes = false;
+    for card in state.cards().filter(is_open) {
+        if let Some(resident) = resident(state, card, stranger.audit.process) {
+            on.push((card, resident.bytes));
+            computes |= !resident.graphics;
+        }
+    }
+    Some((on, computes))
+}
+
+fn resident(state: &State, card: CardId, process: ProcKey) -> Option<&Resident> {
+    match &state.room(card).observed().reading {
+        Reading::Used(used) => used.processes.iter().find(|resident| resident.process == process),
+        Reading::Unreadable(_) => None,
+    }
+}
+
+/// Why a stranger is never ended, or `None`.
+pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: bool) -> Option<LeftAlone> {
+    let audit = &stranger.audit;
+    if let Some(why) = never_touched(state, audit, computes) {
+        return Some(why);
+    }
+    if let Some(Err(why)) = &state.watchlist().can {
+        return Some(LeftAlone::CannotEnforce(why.clone()));
+    }
+    if state.watchlist().can.is_none() && !state.planted(Mutant::EnforceUntested) {
+        return Some(LeftAlone::CannotEnforce("it was not tried yet".to_owned()));
+    }
+    if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
+        return Some(LeftAlone::CannotEnforce(why));
+    }
+    if audit.container.is_some() && rule(state, audit, Treat::Deny).is_none() {
+        return Some(LeftAlone::Container);
+    }
+    if on.iter().any(|(_, bytes)| bytes.is_none()) {
+        return Some(LeftAlone::Coarse);
+    }
+    if let Some(what) = audit.unread.first() {
+        return Some(LeftAlone::Unread(what.clone()));
+    }
+    if audit.devices.is_empty() {
+        return Some(LeftAlone::NoDevice);
+    }
+    None
+}
+
+/// Why its owner is not even warned.
+fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<LeftAlone> {
+    if audit.process.pid <= 1 || audit.exe.is_none() && audit.command.is_empty() && audit.unread.is_empty() {
+        return Some(LeftAlone::System);
+    }
+    if let Some(rule) = rule(state, audit, Treat::Allow) {
+        return Some(LeftAlone::Allowed(rule));
+    }
+    (!computes).then_some(LeftAlone::Graphics)
+}
+
+fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
+    let mut rules = state.rows().rules.values();
+    rules.find(|rule| rule.treat == treat && rule.who.matches(audit)).map(|rule| rule.id)
+}
+
+/// What happens to a stranger next, in this mode or in that of its cards.
+pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -> Fate {
+    let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
+    let of = |(card, _): &OnCard| state.rows().cards[card.0 as usize].mode;
+    let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
+    if mode == Mode::Observe {
+        return Fate::Recorded;
+    }
+    if let Some(why) = never_touched(state, &stranger.audit, computes) {
+        return Fate::LeftAlone(why);
+    }
+    let patience = state.policy().patience;
+    let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
+    match mode {
+        Mode::Observe => Fate::Recorded,
+        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)) {
+            Some(_) => Fate::Adopted(stranger.since + ADOPT_AFTER),
+            None => Fate::Recorded,
+        },
+        Mode::Warn => Fate::Warned,
+        Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
+            (_, Step::Stuck) => Fate::Stuck,
+            (Some(why), _) => Fate::LeftAlone(why),
+            (None, Step::Found) => Fate::Signal(TERM, now + patience.warned),
+            (None, Step::Warned { since, until }) => Fate::Signal(TERM, due(since, until.since(since))),
+            (None, Step::Told { signal: TERM, since, .. }) => Fate::Signal(KILL, due(since, patience.grace)),
+            (None, Step::Told { since, .. }) => Fate::Signal(KILL, since),
+        },
+    }
+}
+
+/// Whether an audit is good enough to act upon: it is from after the step was due, and not of long ago.
+pub(crate) fn is_fresh(audited: Time, due: Time, now: Time) -> bool {
+    audited >= due && now.since(audited) <= AUDIT_HOLDS
+}
+
+/// Whose lease a stranger would have.
+pub fn tenant_of(audit: &Audit) -> String {
+    format!("uid:{}", audit.uid)
+}
+
+impl Turn<'_> {
+    /// A process on a card was audited: it belongs to no lease, as far as its parents, control group, unit
+    /// and marks tell.
+    pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
+        let process = audit.process;
+        if self.state.owner(&process).is_some() {
+            return;
+        }
+        let known = self.state.watchlist().by_process.get(&process).copied();
+        let known = known.and_then(|id| self.state.rows().strangers.get(&id));
+        // Where it was, it still may be, if that card cannot be read.
+        let may_be = |card: &CardId| match &self.state.room(*card).observed().reading {
+            Reading::Used(_) => resident(self.state, *card, process).is_some(),
+            Reading::Unreadable(_) => known.is_some_and(|known| known.cards.contains(card)),
+        };
+        let cards: Vec<CardId> = self.state.cards().filter(may_be).collect();
+        let mut is_news = false;
+        let id = match known {
+            Some(stranger) => {
+                let id = stranger.id;
+                // What it used meanwhile is none.
+                is_news = Audit { ran: None, ..audit.clone() } != Audit { ran: None, ..stranger.audit.clone() };
+                if is_news || stranger.cards != cards {
+                    self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
+                }
+                id
+            }
+            None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
+            None => {
+                let id = StrangerId(self.state.rows().meta.next_stranger);
+                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found };
+                self.emit(Action::Find { stranger: Box::new(stranger) });
+                id
+            }
+        };
+        let before = self.state.watchlist_mut().seen.remove(&id);
+        let struck = before.as_ref().is_some_and(|seen| seen.struck);
+        // Of what it is now, nothing was refused yet.
+        let refused = before.and_then(|seen| seen.refused).filter(|_| !is_news);
+        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused });
+        self.reconcile();
+    }
+
+    /// A stranger exited.
+    pub(super) fn left(&mut self, process: ProcKey) {
+        if let Some(id) = self.state.watchlist().by_process.get(&process).copied() {
+            self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Exited });
+        }
+    }
+
+    /// Compares the record with what is on the cards, and takes the steps that are due.
+    pub(super) fn reconcile(&mut self) {
+        if self.state.rows().strangers.is_empty() || self.state.disk_full {
+            return;
+        }
+        let all: Vec<StrangerId> = self.state.rows().strangers.keys().copied().collect();
+        all.into_iter().for_each(|id| self.attend(id));
+    }
+
+    fn attend(&mut self, id: StrangerId) {
+        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return };
+        let close = |how| Action::Close { stranger: id, at: self.now, how };
+        if let Some(lease) = self.state.owner(&stranger.audit.process) {
+            let action = close(Closed::Matched(lease));
+            return self.emit(action);
+        }
+        // Who is on a card that cannot be read is not touched, and not forgotten either.
+        let Some((on, _)) = residence(self.state, &stranger, self.now) else { return };
+        if on.is_empty() {
+            let action = close(Closed::OffCards);
+            return self.emit(action);
+        }
+        match fate(self.state, &stranger, None, self.now) {
+            Fate::Adopted(at) if at <= self.now => {
+                let by = Caller::user(tenant_of(&stranger.audit));
+                // Whoever its quotas do not let stays a stranger, on the record.
+                let _ = self.adopt(&by, &stranger, &on, None, Tier::Batch);
+            }
+            Fate::Warned if stranger.step == Step::Found => self.warn(&stranger),
+            Fate::LeftAlone(why) if stranger.step == Step::Found && is_warned_all_the_same(&why) => {
+                let enforced = |(card, _): &OnCard| self.state.rows().cards[card.0 as usize].mode == Mode::Enforce;
+                if on.iter().any(enforced) {
+                    self.warn(&stranger);
+                }
+            }
+            Fate::Signal(signal, due) => self.escalate(&stranger, signal, due),
+            // What was begun in another mode, or before a rule was there, is not gone on with.
+            Fate::Recorded | Fate::Warned | Fate::LeftAlone(LeftAlone::Allowed(_))
+                if matches!(stranger.step, Step::Told { .. } | Step::Stuck) =>
+            {
+                self.emit(Action::Relent { stranger: id, at: self.now });
+            }
+            Fate::Recorded | Fate::LeftAlone(_) | Fate::Adopted(_) | Fate::Warned | Fate::Stuck => {}
+        }
+    }
+
+    fn warn(&mut self, stranger: &Stranger) {
+        let until = self.now + self.state.policy().patience.warned;
+        self.emit(Action::Warn { stranger: stranger.id, at: self.now, until });
+    }
+
+    fn escalate(&mut self, stranger: &Stranger, signal: u8, due: Time) {
+        let id = stranger.id;
+        if stranger.step == Step::Found {
+            return self.warn(stranger);
+        }
+        let seen = self.state.watchlist().seen.get(&id).cloned();
+        if let Step::Told { signal: told, since, sent } = stranger.step {
+            // What an earlier daemon decided may never have gone out; from then on counts what it decided.
+            let again = !sent && seen.as_ref().is_some_and(|seen| !seen.struck);
+            if again {
+                return self.strike(stranger, told, since, seen);
+            }
+            if told == KILL {
+                if sent && since + SURVIVED_AFTER <= self.now {
+                    self.survived(stranger);
+                }
+                return;
+            }
+            if !sent {
+                return;
+            }
+        }
+        let is_fresh = seen.as_ref().is_some_and(|seen| is_fresh(seen.at, due, self.now));
+        let is_fresh = is_fresh || self.state.planted(Mutant::StrikeUnaudited);
+        if due <= self.now && is_fresh {
+            self.strike(stranger, signal, self.now, seen);
+        }
+    }
+
+    fn strike(&mut self, stranger: &Stranger, signal: u8, at: Time, seen: Option<Seen>) {
+        let tree = seen.map(|seen| seen.tree).unwrap_or_default();
+        let own = stranger.audit.process;
+        let others = tree.into_iter().filter(|process| *process != own && self.state.owner(process).is_none());
+        let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
+        let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
+        self.emit(Action::Strike { stranger: stranger.id, signal, at, processes });
+        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&stranger.id) {
+            seen.struck = true;
+        }
+    }
+
+    /// What became of a signal.
+    pub(super) fn struck(&mut self, id: StrangerId, signal: u8, outcome: Vec<Struck>) {
+        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+        let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
+        let refused = own.and_then(|own| own.refused.clone());
+        self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome });
+        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&id) {
+            seen.refused = refused.clone();
+            seen.struck = false;
+        }
+        if refused.is_some() {
+            self.emit(Action::Relent { stranger: id, at: self.now });
+        }
+    }
+
+    /// It is still there: what it has may stay there for ever.
+    fn survived(&mut self, stranger: &Stranger) {
+        let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
+        self.emit(Action::Survived { stranger: stranger.id, at: self.now });
+        let why = format!("{} survived SIGKILL and still has memory there", stranger.id);
+        on.into_iter().for_each(|(card, _)| self.put_in(card, Service::Out { why: why.clone() }));
+    }
+
+    // ---- adoption ----------------------------------------------------------------
+
+    pub(super) fn adopt_asked(&mut self, by: &Caller, process: ProcKey, vram: Option<Bytes>, tier: Tier) -> Answer {
+        let id = self.state.watchlist().by_process.get(&process).copied();
+        let found = id.and_then(|id| self.state.rows().strangers.get(&id).cloned());
+        let theirs = |stranger: &Stranger| by.operator || tenant_of(&stranger.audit) == by.tenant;
+        let Some(stranger) = found.filter(theirs) else {
+            return Answer::Refused(Refusal::NoSuchStranger);
+        };
+        let Some((on, _)) = residence(self.state, &stranger, self.now) else {
+            return Answer::Refused(Refusal::NotAdoptable("its card cannot be read now".to_owned()));
+        };
+        match self.adopt(by, &stranger, &on, vram, tier) {
+            Ok(lease) => Answer::Lease(lease),
+            Err(refusal) => Answer::Refused(refusal),
+        }
+    }
+
+    /// A stranger gets a lease for what it has already: no room is needed for it, only for what it wants beyond.
+    fn adopt(
+        &mut self,
+        by: &Caller,
+        stranger: &Stranger,
+        on: &[OnCard],
+        wish: Option<Bytes>,
+        tier: Tier,
+    ) -> Result<LeaseId, Refusal> {
+        let (fit, ask) = self.adoption(stranger, on, wish, tier)?;
+        let tenant = self.tenant_for(by, &stranger.audit);
+        if let Some(held) = quota::holds(self.state, tenant, &ask) {
+            return Err(Refusal::OverQuota(held));
+        }
+        let excluded = fit.cards.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
+        if excluded {
+            return Err(Refusal::NotAdoptable("somebody has its card alone".to_owned()));
+        }
+        if self.state.disk_full {
+            return Err(Refusal::DiskFull);
+        }
+        let lease = LeaseId(self.state.rows().meta.next_lease);
+        let root = Some(stranger.audit.process);
+        let give_up = self.now + self.state.policy().wait;
+        self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
+        self.grant(lease, &fit);
+        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: Closed::Adopted(lease) });
+        Ok(lease)
+    }
+
+    fn adoption(
+        &self,
+        stranger: &Stranger,
+        on: &[OnCard],
+        wish: Option<Bytes>,
+        tier: Tier,
+    ) -> Result<(Fit, Ask), Refusal> {
+        let cannot = |why: &str| Refusal::NotAdoptable(why.to_owned());
+        let sizes: Option<Vec<Bytes>> = on.iter().map(|(_, bytes)| *bytes).collect();
+        let sizes = sizes.filter(|sizes| !sizes.is_empty());
+        let sizes = sizes.ok_or_else(|| cannot("the driver does not tell how much it has"))?;
+        let most = sizes.iter().copied().max().unwrap_or_default();
+        let measured = Bytes(most.0.div_ceil(ROUND).max(1) * ROUND);
+        let vram = wish.unwrap_or(measured).max(measured);
+        let cards: Vec<CardId> = on.iter().map(|(card, _)| *card).collect();
+        for ((card, _), size) in on.iter().zip(&sizes) {
+            if vram.less(measured.max(*size)) > self.state.promisable(*card, self.now) {
+                return Err(Refusal::NoRoom { largest: measured + self.state.promisable(*card, self.now) });
+            }
+        }
+        if stranger.audit.process.pid <= 1 {
+            return Err(cannot("it is a process of the system"));
+        }
+        let plain = Ask::plain(vram, Term::Renewed(self.state.policy().ttl));
+        let ask = Ask { gpus: cards.len() as u16, tier, ..plain };
+        Ok((Fit { cards, vram, before: None }, ask))
+    }
+
+    /// The lease is the process's owner's, whoever asks for it.
+    fn tenant_for(&mut self, by: &Caller, audit: &Audit) -> TenantId {
+        let name = tenant_of(audit);
+        if by.tenant == name && !by.groups.is_empty() {
+            return self.enrol(by);
+        }
+        self.state.tenant(&name).unwrap_or_else(|| {
+            let tenant = TenantId(self.state.rows().tenants.len() as u32);
+            self.emit(Action::Enrol { tenant, name });
+            tenant
+        })
+    }
+
+    // ---- operators -----------------------------------------------------------------
+
+    pub(super) fn mode_asked(&mut self, by: &Caller, uuid: &str, mode: Mode) -> Answer {
+        if !by.operator {
+            return Answer::Refused(Refusal::NotOperator);
+        }
+        let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
+        if mode == Mode::Enforce {
+            match &self.state.watchlist().can {
+                Some(Ok(())) => {}
+                Some(Err(why)) => return Answer::Refused(Refusal::CannotEnforce(why.clone())),
+                None => return Answer::Refused(Refusal::CannotEnforce("it was not tried yet".to_owned())),
+            }
+        }
+        if self.state.rows().cards[card.0 as usize].mode != mode {
+            self.emit(Action::SetMode { card, mode });
+            self.reconcile();
+        }
+        Answer::Done
+    }
+
+    pub(super) fn rule_asked(&mut self, by: &Caller, who: Who, treat: Treat) -> Answer {
+        if !by.operator {
+            return Answer::Refused(Refusal::NotOperator);
+        }
+        if !who.is_sensible() {
+            return Answer::Refused(Refusal::BadRule);
+        }
+        let same = self.state.rows().rules.values().find(|rule| rule.who == who);
+        let id = match same {
+            Some(rule) if rule.treat == treat => return Answer::Rule(rule.id),
+            Some(rule) => rule.id,
+            None if self.state.rows().rules.len() >= RULES_MAX => return Answer::Refused(Refusal::BadRule),
+            None => RuleId(self.state.rows().meta.next_rule),
+        };
+        self.emit(Action::SetRule { rule: Rule { id, who, treat } });
+        self.reconcile();
+        Answer::Rule(id)
+    }
+
+    pub(super) fn rule_dropped(&mut self, by: &Caller, rule: RuleId) -> Answer {
+        if !by.operator {
+            return Answer::Refused(Refusal::NotOperator);
+        }
+        if !self.state.rows().rules.contains_key(&rule) {
+            return Answer::Refused(Refusal::NoSuchRule);
+        }
+        self.emit(Action::DropRule { rule });
+        self.reconcile();
+        Answer::Done
+    }
+}
+
+/// Who is never ended is warned all the same, where strangers are.
+fn is_warned_all_the_same(why: &LeftAlone) -> bool {
+    !matches!(why, LeftAlone::Allowed(_) | LeftAlone::Graphics | LeftAlone::System)
+}

@@ -1,0 +1,366 @@
+//! Strangers: found, adopted, warned, ended; and all who are left alone.
+
+use super::{check, check_with};
+use crate::policy::Policy;
+use crate::stranger::Patience;
+use crate::units::Span;
+use expect_test::expect;
+
+/// A house where strangers have ten seconds for everything.
+fn brisk() -> Policy {
+    Policy { patience: Patience { warned: Span::secs(10), grace: Span::secs(10) }, ..Policy::default() }
+}
+
+#[test]
+fn a_stranger_is_put_on_the_record_and_left_alone() {
+    check(
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        1s audit stray
+        400s card 0
+        ",
+        expect![[r#"
+            1s find X1 of uid 7
+            400s close X1 (OffCards)
+        "#]],
+    );
+}
+
+#[test]
+fn who_does_not_heed_the_warning_gets_sigterm_and_then_sigkill() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray tree=child
+        9s audit stray tree=child
+        12s audit stray tree=child,other
+        12.1s struck X1 15 stray
+        22s audit stray tree=child
+        23s audit stray tree=child
+        23.1s struck X1 9 stray
+        24s card 0
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 3 processes
+            12.1s struck X1 with 15
+            22s strike X1 with 9, 2 processes
+            23.1s struck X1 with 9
+            24s close X1 (OffCards)
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_happens_to_it_while_its_card_cannot_be_read() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        5s card 0 unreadable
+        14s audit stray
+        30s audit stray
+        31s card 0 stray=4G
+        32s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            31s strike X1 with 15, 1 processes
+        "#]],
+    );
+}
+
+#[test]
+fn whoever_survives_sigkill_takes_its_card_out_of_service() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray
+        23s audit stray
+        23.1s struck X1 9 stray
+        40s ask ann 4G wait=0s
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15
+            23s strike X1 with 9, 1 processes
+            23.1s struck X1 with 9
+            33.1s X1 survived
+            33.1s card 0 Out { why: "X1 survived SIGKILL and still has memory there" }
+            40s queue L1
+            40s end L1 (WaitOver)
+            40s refuse: there is no room now (largest possible: 0 B)
+        "#]],
+    );
+}
+
+#[test]
+fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=20G
+        0s mode 0 enforce root
+        1s audit stray uid=7
+        2s adopt stray ann
+        2s adopt stray uid:7 40G
+        3s adopt stray uid:7 22G
+        20s ask ann 4G wait=0s
+        21s card 0
+        22s gone L1
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            2s refuse: no process of yours with this number is on a card without a lease
+            2s refuse: there is no room now (largest possible: 23.8 GiB)
+            3s queue L1
+            3s grant L1 22 GiB on 0 epoch 1 until 303s
+            3s close X1 (Adopted(LeaseId(1)))
+            20s queue L2
+            20s end L2 (WaitOver)
+            20s refuse: there is no room now (largest possible: 1.8 GiB)
+            22s end L1 (HolderExited)
+        "#]],
+    );
+}
+
+#[test]
+fn a_known_users_process_is_adopted_where_that_is_the_mode() {
+    check(
+        "
+        0s cards 24G
+        0s card 0
+        0s ask uid:7 1G wait=0s
+        1s release L1 uid:7
+        2s mode 0 adopt root
+        2s card 0 stray=4G other=3G
+        3s audit stray uid=7
+        3s audit other uid=8
+        20s card 0 stray=4G other=3G
+        ",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 1 GiB on 0 epoch 1 until 60s
+            1s end L1 (Released)
+            2s retire L1
+            2s card 0 mode adopt
+            3s find X1 of uid 7
+            3s find X2 of uid 8
+            8s queue L2
+            8s grant L2 4 GiB on 0 epoch 2 until 308s
+            8s close X1 (Adopted(LeaseId(2)))
+        "#]],
+    );
+}
+
+#[test]
+fn rules_containers_and_what_cannot_be_audited_are_left_alone() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 a=1G b=1G c=1G d=1G e=1G
+        0s mode 0 enforce root
+        0s allow unit:ollama.service root
+        0s deny container:feedfacecafe root
+        1s audit a unit=ollama.service
+        1s audit b container=0123456789abcdef
+        1s audit c container=feedfacecafe0123
+        1s audit d unread=its-files
+        1s audit e nodev
+        12s audit a unit=ollama.service
+        12s audit b container=0123456789abcdef
+        12s audit c container=feedfacecafe0123
+        12s audit d unread=its-files
+        12s audit e nodev
+        13s unrule R1 root
+        14s unrule R1 root
+        15s allow uid:7 ann
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            0s rule R1: Allow unit:ollama.service
+            0s rule R2: Deny container:feedfacecafe
+            1s find X1 of uid 7
+            1s find X2 of uid 7
+            1s warn X2 until 11s
+            1s find X3 of uid 7
+            1s warn X3 until 11s
+            1s find X4 of uid 7
+            1s warn X4 until 11s
+            1s find X5 of uid 7
+            1s warn X5 until 11s
+            12s strike X3 with 15, 1 processes
+            13s drop rule R1
+            13s warn X1 until 23s
+            14s refuse: no such rule
+            15s refuse: only an operator may do this
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_is_ended_where_processes_cannot_be_told_apart() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s tested this is not the first pid namespace
+        1s mode 0 enforce root
+        2s mode 0 warn root
+        2s mode 0 warn ann
+        3s audit stray
+        30s audit stray
+        ",
+        expect![[r#"
+            0s refuse: nobody can be ended here: it was not tried yet
+            1s refuse: nobody can be ended here: this is not the first pid namespace
+            2s card 0 mode warn
+            2s refuse: only an operator may do this
+            3s find X1 of uid 7
+            3s warn X1 until 13s
+        "#]],
+    );
+}
+
+#[test]
+fn a_mode_that_is_taken_back_stops_what_was_begun() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray
+        15s mode 0 observe root
+        40s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15
+            15s card 0 mode observe
+            15s relent X1
+        "#]],
+    );
+}
+
+#[test]
+fn a_daemon_that_died_between_record_and_signal_sends_it_once_and_the_grace_is_the_same() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        13s restart
+        14s card 0 stray=4G
+        15s tested
+        16s audit stray
+        16.1s struck X1 15 stray
+        17s restart
+        18s card 0 stray=4G
+        18s tested
+        19s audit stray
+        80s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            16s strike X1 with 15, 1 processes as of 12s
+            16.1s struck X1 with 15
+            80s strike X1 with 9, 1 processes
+        "#]],
+    );
+}
+
+#[test]
+fn a_signal_that_is_refused_is_not_sent_again() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray it runs another program by now
+        13s audit stray exe=/usr/bin/other
+        60s audit stray exe=/usr/bin/other
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15, refused: it runs another program by now
+            12.1s relent X1
+            13s X1 is /usr/bin/other
+            13s warn X1 until 23s
+            60s strike X1 with 15, 1 processes
+        "#]],
+    );
+}
+
+#[test]
+fn a_process_that_turns_out_to_be_a_holders_is_no_stranger() {
+    check(
+        "
+        0s cards 24G
+        0s card 0 L1/x=4G
+        1s audit L1/x
+        2s ask ann 4G
+        3s alive L1 L1/x
+        4s tick
+        5s audit L1/x
+        6s left L1/x
+        ",
+        expect![[r#"
+            1s find X1 of uid 7
+            2s queue L1
+            2s grant L1 4 GiB on 0 epoch 1 until 62s
+            4s close X1 (Matched(LeaseId(1)))
+        "#]],
+    );
+}

@@ -1,0 +1,304 @@
+//! Processes on cards that belong to no lease: what is known of them, and what the house does about it.
+//!
+//! A [`Stranger`] is a durable fact from the moment it is found, so that whatever is done to it later has
+//! its story on the record first. What is decided about it is [`crate::decide`]'s.
+
+use crate::audit::Audit;
+use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::units::{Bytes, Span, Time};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A stranger's name, `X7` on screens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StrangerId(pub u64);
+
+impl fmt::Display for StrangerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "X{}", self.0)
+    }
+}
+
+/// A rule's name, `R2` on screens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RuleId(pub u32);
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "R{}", self.0)
+    }
+}
+
+/// What is done about strangers on a card. Each does what those before it do, but for the adoption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// They are put on the record.
+    #[default]
+    Observe,
+    /// Those of known users get a lease of their size.
+    Adopt,
+    /// Their owners are warned.
+    Warn,
+    /// Who does not heed the warning is ended.
+    Enforce,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Mode; 4] = [Mode::Observe, Mode::Adopt, Mode::Warn, Mode::Enforce];
+
+    /// Its name in the API and on screens.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Observe => "observe",
+            Mode::Adopt => "adopt",
+            Mode::Warn => "warn",
+            Mode::Enforce => "enforce",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A process on a card that belongs to no lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stranger {
+    /// Its name.
+    pub id: StrangerId,
+    /// Who it is.
+    pub audit: Audit,
+    /// When it was found.
+    pub since: Time,
+    /// Where it was found.
+    pub cards: Vec<CardId>,
+    /// How far it has come.
+    pub step: Step,
+}
+
+/// How far a stranger has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "at", rename_all = "snake_case")]
+pub enum Step {
+    /// It is on the record.
+    Found,
+    /// Its owner was told what happens unless it gets a lease.
+    Warned {
+        /// When that was.
+        since: Time,
+        /// When it happens.
+        until: Time,
+    },
+    /// It gets, or got, a signal.
+    Told {
+        /// Which.
+        signal: u8,
+        /// When that was decided.
+        since: Time,
+        /// It has gone out.
+        sent: bool,
+    },
+    /// It survived SIGKILL.
+    Stuck,
+}
+
+/// How the story of a stranger ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Closed {
+    /// It exited.
+    Exited,
+    /// It has left the cards.
+    OffCards,
+    /// It got a lease.
+    Adopted(LeaseId),
+    /// It was found to belong to one.
+    Matched(LeaseId),
+    /// The host was started anew.
+    HostRebooted,
+}
+
+/// An operator's word about certain strangers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Its name.
+    pub id: RuleId,
+    /// Which.
+    pub who: Who,
+    /// What about them.
+    pub treat: Treat,
+}
+
+/// Which strangers a rule is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// Those that run this file: its whole path, or its name.
+    Exe(String),
+    /// Those of this systemd unit.
+    Unit(String),
+    /// Those in this container, by the beginning of its id.
+    Container(String),
+    /// Those of this user.
+    Uid(u32),
+}
+
+/// What a rule says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Treat {
+    /// They are left alone.
+    Allow,
+    /// They may be ended though they are in a container.
+    Deny,
+}
+
+impl Who {
+    /// The longest word that a rule may have.
+    pub const WORD_MAX: usize = 256;
+    /// The shortest beginning of a container's id.
+    pub const CONTAINER_MIN: usize = 12;
+
+    /// Whether it is about this one.
+    pub fn matches(&self, audit: &Audit) -> bool {
+        match self {
+            Who::Exe(exe) => audit.exe.as_ref().is_some_and(|own| {
+                let name = own.rsplit('/').next().unwrap_or_default();
+                if exe.contains('/') { own == exe } else { name == exe }
+            }),
+            Who::Unit(unit) => {
+                audit.unit.as_ref().is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
+            }
+            Who::Container(id) => audit.container.as_ref().is_some_and(|own| own.starts_with(id.as_str())),
+            Who::Uid(uid) => audit.uid == *uid,
+        }
+    }
+
+    /// Whether it makes sense.
+    pub fn is_sensible(&self) -> bool {
+        let word = |word: &str| !word.is_empty() && word.len() <= Who::WORD_MAX && !word.chars().any(char::is_control);
+        match self {
+            Who::Exe(text) | Who::Unit(text) => word(text),
+            Who::Container(id) => word(id) && id.len() >= Who::CONTAINER_MIN,
+            Who::Uid(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Exe(exe) => write!(f, "exe:{exe}"),
+            Who::Unit(unit) => write!(f, "unit:{unit}"),
+            Who::Container(id) => write!(f, "container:{id}"),
+            Who::Uid(uid) => write!(f, "uid:{uid}"),
+        }
+    }
+}
+
+/// The text names no strangers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAWho;
+
+impl FromStr for Who {
+    type Err = NotAWho;
+    fn from_str(text: &str) -> Result<Who, NotAWho> {
+        let (kind, word) = text.split_once(':').ok_or(NotAWho)?;
+        let who = match kind {
+            "exe" => Who::Exe(word.to_owned()),
+            "unit" => Who::Unit(word.to_owned()),
+            "container" => Who::Container(word.to_owned()),
+            "uid" => Who::Uid(word.parse().map_err(|_| NotAWho)?),
+            _ => return Err(NotAWho),
+        };
+        if who.is_sensible() { Ok(who) } else { Err(NotAWho) }
+    }
+}
+
+/// What a signal did to one process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Struck {
+    /// Which.
+    pub process: ProcKey,
+    /// Why it got none, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// Why nothing is done to a stranger, whatever the mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeftAlone {
+    /// A rule says so.
+    Allowed(RuleId),
+    /// It is in a container, and no rule says that it may be ended.
+    Container,
+    /// It only draws.
+    Graphics,
+    /// It could not be audited: that file, and more, cannot be read.
+    Unread(String),
+    /// No device file of a card is open in it: what the driver lists may be of another.
+    NoDevice,
+    /// It is the first process, or of the kernel.
+    System,
+    /// It cannot be told apart here which bytes are whose.
+    Coarse,
+    /// Nobody can be ended here.
+    CannotEnforce(String),
+}
+
+impl fmt::Display for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LeftAlone::Allowed(rule) => write!(f, "rule {rule} allows it"),
+            LeftAlone::Container => f.write_str("it is in a container, which is only ended if a rule denies it"),
+            LeftAlone::Graphics => f.write_str("it only draws"),
+            LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
+            LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
+            LeftAlone::System => f.write_str("it is a process of the system"),
+            LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
+            LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+        }
+    }
+}
+
+/// What happens to a stranger next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing: it is on the record.
+    Recorded,
+    /// Nothing, for this reason.
+    LeftAlone(LeftAlone),
+    /// It gets a lease, then.
+    Adopted(Time),
+    /// Its owner is warned, and no more.
+    Warned,
+    /// It gets this signal then.
+    Signal(u8, Time),
+    /// Nothing more can be done.
+    Stuck,
+}
+
+/// How long strangers have for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// From the warning to SIGTERM.
+    pub warned: Span,
+    /// From SIGTERM to SIGKILL.
+    pub grace: Span,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { warned: Span::secs(300), grace: Span::secs(300) }
+    }
+}
+
+/// Where a stranger is, and with how much.
+pub type OnCard = (CardId, Option<Bytes>);
