@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, explain, journal, lease, man, park, ps, replay, run, serve, soft,
-    token, usage, wrap,
+    accept, audit, cards, completions, doctor, end, enforce, explain, journal, lease, man, park, ps, replay, run,
+    serve, soft, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -15,7 +15,7 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 5] = ["top", "session", "attach", "enforce", "renew"];
+const LATER: [&str; 4] = ["top", "session", "attach", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -111,6 +111,8 @@ pub enum Command {
     End(end::EndArgs),
     Usage(usage::UsageArgs),
     Audit(audit::AuditArgs),
+    Enforce(enforce::EnforceArgs),
+    Adopt(enforce::AdoptArgs),
     Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
@@ -146,6 +148,27 @@ impl FromStr for LeaseName {
 impl fmt::Display for LeaseName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "L{}", self.0)
+    }
+}
+
+/// A stranger's id as people type it: `X3`, `x3` or `3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StrangerName(u64);
+
+impl FromStr for StrangerName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<StrangerName, String> {
+        let digits = text.strip_prefix(['X', 'x']).unwrap_or(text);
+        let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
+        number.map(StrangerName).ok_or_else(|| {
+            format!("`{text}` is not a process without a lease\nhint: those are called X1, X2, …; `sublet enforce status` lists them")
+        })
+    }
+}
+
+impl fmt::Display for StrangerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "X{}", self.0)
     }
 }
 
@@ -258,7 +281,7 @@ mod tests {
             `attach` is not in this release
             hint: `sublet help` lists what is"#]]
         .assert_eq(&not_yet(&error("sublet attach ollama")).unwrap().to_string());
-        for line in ["sublet top", "sublet enforce preview", "sublet session list"] {
+        for line in ["sublet top", "sublet renew L1", "sublet session list"] {
             assert!(not_yet(&error(line)).is_some(), "{line}");
         }
         for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {

@@ -8,7 +8,7 @@ use crate::policy::Policy;
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
 use crate::rung::Rung;
-use crate::stranger::{Mode, RuleId, StrangerId, Struck, Treat, Who};
+use crate::stranger::{Mode, Rule, RuleId, StrangerId, Struck, Treat, Who};
 use crate::token::{BadToken, Token, TokenAsk};
 use crate::units::{Bytes, Span};
 use std::fmt;
@@ -298,7 +298,7 @@ pub enum Answer {
     /// It concerned this token.
     Token(Box<Token>),
     /// It concerned this rule.
-    Rule(RuleId),
+    Rule(Box<Rule>),
     /// No, and why.
     Refused(Refusal),
 }

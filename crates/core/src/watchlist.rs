@@ -14,6 +14,8 @@ pub struct Watchlist {
     pub(crate) seen: BTreeMap<StrangerId, Seen>,
     /// Why nobody can be ended here; `None`: that was not tried yet.
     pub(crate) can: Option<Result<(), String>>,
+    /// How often it was tried.
+    pub(crate) tests: u64,
 }
 
 /// What this daemon found out about a stranger.

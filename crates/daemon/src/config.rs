@@ -64,6 +64,8 @@ pub struct Config {
     parking: ParkingConfig,
     /// Who leaves its cards for whom, and when.
     preemption: PreemptionConfig,
+    /// Processes on cards without a lease.
+    enforcement: EnforcementConfig,
     /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
     shim: Option<String>,
 }
@@ -98,6 +100,23 @@ struct PreemptionConfig {
     driver: Option<String>,
     /// Those who chose to be ended for others have so long between SIGTERM and SIGKILL (`"30s"`).
     end_grace: Option<String>,
+}
+
+/// How long processes without a lease have, on cards where they are ended.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct EnforcementConfig {
+    /// From the warning to SIGTERM (`"5m"`).
+    warned: Option<String>,
+    /// From SIGTERM to SIGKILL (`"5m"`).
+    grace: Option<String>,
+}
+
+impl EnforcementConfig {
+    fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
+        set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
+        set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -338,6 +357,7 @@ impl Config {
         policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
         let stock = self.parking.settle(&mut policy)?;
         self.preemption.settle(&mut policy)?;
+        self.enforcement.settle(&mut policy)?;
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {

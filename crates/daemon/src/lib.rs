@@ -23,6 +23,7 @@ mod plans;
 mod reload;
 mod serve;
 mod signals;
+mod strangers;
 mod tokens;
 mod turns;
 mod view;

@@ -5,6 +5,7 @@ use crate::view::View;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
+use sublet_core::stranger::StrangerId;
 use sublet_host::driver::Driven;
 use sublet_host::hands;
 use sublet_host::shims::Wish;
@@ -216,6 +217,25 @@ pub enum Errand {
         /// The signal's number.
         signal: u8,
     },
+    /// It is tried whether strangers could be ended.
+    SelfTest {
+        /// On this card.
+        uuid: String,
+    },
+    /// A stranger is looked into again.
+    Audit {
+        /// Which process.
+        process: ProcKey,
+    },
+    /// A stranger and what descends from it get a signal: each is the one that was audited, or none does.
+    Strike {
+        /// Which stranger.
+        stranger: StrangerId,
+        /// The signal's number.
+        signal: u8,
+        /// Which processes.
+        processes: Vec<ProcKey>,
+    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -251,6 +271,9 @@ impl Errand {
             Errand::Drive(driven) => host.drive(driven),
             Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
             Errand::Ahead { lease } => host.ahead(lease),
+            Errand::SelfTest { uuid } => host.self_test(uuid),
+            Errand::Audit { process } => host.audit(process),
+            Errand::Strike { stranger, signal, processes } => host.strike(stranger, signal, processes),
             Errand::Signal { processes, signal } => {
                 for process in processes {
                     match hands::signal(process, signal) {

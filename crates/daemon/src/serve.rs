@@ -311,6 +311,7 @@ fn run(
     let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
+        host: Arc::clone(&host),
         history,
         looks: Turns::new(LOOKS),
         names,
@@ -323,7 +324,7 @@ fn run(
         house: Arc::clone(&house),
         stopping: stop.clone(),
     });
-    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; observe: nobody is signalled who did not choose it");
+    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; nobody is signalled who did not choose it, but on cards set to `enforce`");
     let remote = doors.remote.map(|remote| {
         let gate = Arc::new(Gate::new(tokens, remote.settled.rate));
         (remote, gate)

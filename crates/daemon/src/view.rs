@@ -3,6 +3,7 @@
 
 use crate::names::Names;
 use crate::plans::Plans;
+use crate::strangers;
 use crate::words;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
@@ -387,6 +388,7 @@ impl View<'_> {
                 Service::In => wire::CardState::InService,
             },
             state_why: words::service(&row.service).or_else(|| row.facts.unusable.clone()),
+            mode: strangers::to_wire(row.mode),
             unreadable: unreadable.map(|sentence| wire::Unreadable { sentence }),
             total_bytes: row.facts.total.0,
             used_bytes: used,

@@ -14,6 +14,7 @@ use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
+use sublet_core::stranger::{self, Treat};
 use sublet_core::units::{Bytes, Time};
 use sublet_wire::size::show;
 use sublet_wire::span;
@@ -291,6 +292,14 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::DiskFull => Problem::new(Code::DiskFull, detail)
             .hint("free space on the disk of the state directory; leases that are held go on")
             .retry_after(30),
+        Refusal::NoSuchStranger => Problem::new(Code::NoSuchStranger, detail)
+            .hint("`sublet enforce status` lists those that are; a process is known a second after it came"),
+        Refusal::NotAdoptable(_) => Problem::new(Code::NotAdoptable, detail),
+        Refusal::CannotEnforce(_) => {
+            Problem::new(Code::CannotEnforce, detail).hint("modes `observe`, `adopt` and `warn` work all the same")
+        }
+        Refusal::BadRule => Problem::new(Code::BadValue, detail),
+        Refusal::NoSuchRule => Problem::new(Code::NoSuchRule, detail).hint("`sublet enforce status` lists them"),
         Refusal::BadToken(_) => Problem::new(Code::BadValue, detail),
         Refusal::NoSuchToken => Problem::new(Code::NoSuchToken, detail),
         Refusal::ThroughToken => {
@@ -411,6 +420,47 @@ pub fn action(action: &Action) -> String {
             format!("token {}{name} of {} is made; it {scope}", token.id, token.tenant)
         }
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
+        Action::Find { stranger } => {
+            format!("{} is on a card without a lease: {}", stranger.id, stranger.audit.owner_words())
+        }
+        Action::Reaudit { stranger, audit, .. } => format!("{stranger} is {} now", audit.owner_words()),
+        Action::Warn { stranger, at, until } => {
+            let left = until.since(*at).secs_ceil();
+            format!("{stranger} is warned: it has {left} s to get a lease, with `sublet adopt`")
+        }
+        Action::Strike { stranger, signal, processes, .. } => {
+            let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();
+            format!("{} is to be sent to {} of {stranger}", signals::name(*signal), pids.join(", "))
+        }
+        Action::Struck { stranger, signal, outcome, .. } => {
+            let signal = signals::name(*signal);
+            let told: Vec<String> = outcome
+                .iter()
+                .map(|struck| match &struck.refused {
+                    None => format!("{} got it", struck.process),
+                    Some(why) => format!("{} did not: {why}", struck.process),
+                })
+                .collect();
+            format!("{signal} was sent to {stranger}: {}", told.join(", "))
+        }
+        Action::Relent { stranger, .. } => format!("{stranger} is left alone for now"),
+        Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
+        Action::Close { stranger: id, how, .. } => match how {
+            stranger::Closed::Exited => format!("{id} exited"),
+            stranger::Closed::OffCards => format!("{id} has left the cards"),
+            stranger::Closed::Adopted(lease) => format!("{id} has a lease now: {lease}"),
+            stranger::Closed::Matched(lease) => format!("{id} belongs to {lease}"),
+            stranger::Closed::HostRebooted => format!("{id} is gone: the host was started anew"),
+        },
+        Action::SetMode { card, mode } => format!("card #{card}: strangers there are treated by `{mode}`"),
+        Action::SetRule { rule } => {
+            let what = match rule.treat {
+                Treat::Allow => "are left alone",
+                Treat::Deny => "may be ended in their container",
+            };
+            format!("rule {}: strangers of {} {what}", rule.id, rule.who)
+        }
+        Action::DropRule { rule } => format!("rule {rule} holds no more"),
         Action::Retire { lease } => format!("the cards of {lease} were seen again; its bytes count no more"),
     }
 }

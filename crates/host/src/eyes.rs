@@ -8,6 +8,7 @@ use crate::exits::Exits;
 use crate::roster::Roster;
 use crate::shims::{self, Hub};
 use crate::wake::Wake;
+use crate::warden::WardenInbox;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -92,6 +93,7 @@ pub(crate) struct Eyes {
     /// Leases whose watch has just begun, until all of them are looked for at once.
     begun: BTreeSet<LeaseId>,
     hub: Option<Hub>,
+    warden: Option<WardenInbox>,
     sink: Box<dyn Fn(Sight) + Send + Sync>,
 }
 
@@ -118,6 +120,7 @@ impl Eyes {
             strangers: BTreeSet::new(),
             begun: BTreeSet::new(),
             hub: None,
+            warden: None,
             sink,
         };
         Ok((eyes, inbox))
@@ -126,6 +129,11 @@ impl Eyes {
     /// Looks are told to the hub, too.
     pub(crate) fn set_hub(&mut self, hub: Hub) {
         self.hub = Some(hub);
+    }
+
+    /// Whoever is no holder's is looked into there.
+    pub(crate) fn set_warden(&mut self, warden: WardenInbox) {
+        self.warden = Some(warden);
     }
 
     pub(crate) fn run(mut self) {
@@ -210,7 +218,18 @@ impl Eyes {
                 hub.looked(bytes, sizes.collect());
             }
         }
+        let strangers = self.unowned(&observation.reading);
         (self.sink)(Sight::Observed { uuid, observation });
+        if let Some(warden) = self.warden.as_ref().filter(|_| !strangers.is_empty()) {
+            warden.present(strangers);
+        }
+    }
+
+    /// Processes of a look that are no holder's, and do more than draw.
+    fn unowned(&self, reading: &Reading) -> Vec<ProcKey> {
+        let Reading::Used(used) = reading else { return Vec::new() };
+        let unowned = used.processes.iter().filter(|resident| !resident.graphics && resident.process.start != 0);
+        unowned.map(|resident| resident.process).filter(|process| self.roster.owner(*process).is_none()).collect()
     }
 
     /// Finds out whose an unknown process on a card is; the lease if it is one's.

@@ -19,6 +19,7 @@
 //! durable, and any choice of who gets a signal ([`hands`] only delivers them).
 
 mod activity;
+pub mod audit;
 mod cards;
 pub mod clock;
 pub mod driver;
@@ -34,6 +35,7 @@ pub mod shims;
 mod sight;
 pub mod soft;
 mod wake;
+mod warden;
 pub mod worker;
 
 pub use sight::{Sight, Unlisted, UnlistedKind};
@@ -50,8 +52,10 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::stranger::StrangerId;
 use sublet_core::units::Bytes;
 use thiserror::Error;
+use warden::{Trial, Warden};
 
 /// How to look.
 #[derive(Clone, Debug)]
@@ -123,6 +127,7 @@ pub struct Host {
     eyes: eyes::Inbox,
     hub: Option<Hub>,
     driver: Option<driver::Hub>,
+    warden: warden::WardenInbox,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -153,14 +158,22 @@ impl Host {
         let driver = settings.driver.clone().filter(|_| !matches!(settings.gpu, GpuSpec::Scripted { .. }));
         let driver = driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared)));
         let (driver, driver_work) = driver.transpose().map_err(HostError::Descriptors)?.unzip();
+        let trial = Trial {
+            exe: settings.worker_exe.clone(),
+            soft: settings.soft.clone(),
+            scripted: settings.gpu.kind() == GpuKind::Scripted,
+        };
+        let (warden, warden_inbox) = Warden::new(inbox.clone(), trial).map_err(HostError::Descriptors)?;
+        eyes.set_warden(warden_inbox.clone());
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
-        let mut host = Host { cards: shared, eyes: inbox, hub, driver, threads: Vec::new() };
+        let mut host = Host { cards: shared, eyes: inbox, hub, driver, warden: warden_inbox, threads: Vec::new() };
         if let Some(work) = hub_work {
             host.spawn("sublet-shims", work)?;
         }
         if let Some(work) = driver_work {
             host.spawn("sublet-driver", work)?;
         }
+        host.spawn("sublet-warden", move || warden.run())?;
         host.spawn("sublet-eyes", move || eyes.run())?;
         host.spawn("sublet-cards", move || cards.run())?;
         Ok(host)
@@ -244,6 +257,23 @@ impl Host {
         }
     }
 
+    /// Looks into a process on a card again; answered by [`Sight::Audited`] or [`Sight::Left`].
+    pub fn audit(&self, process: ProcKey) {
+        self.warden.audit(process);
+    }
+
+    /// Sends a signal to processes of a stranger: each is the one that was audited, or gets none.
+    /// Answered by [`Sight::Struck`].
+    pub fn strike(&self, stranger: StrangerId, signal: u8, processes: Vec<ProcKey>) {
+        self.warden.strike(stranger, signal, processes);
+    }
+
+    /// Tries on a card whether the driver's processes can be told apart here; answered by
+    /// [`Sight::SelfTested`].
+    pub fn self_test(&self, uuid: String) {
+        self.warden.try_card(uuid);
+    }
+
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
         let thread = Builder::new().name(name.to_owned()).spawn(work).map_err(HostError::Thread)?;
         self.threads.push(thread);
@@ -260,6 +290,7 @@ impl Drop for Host {
         if let Some(driver) = &self.driver {
             driver.stop();
         }
+        self.warden.stop();
         self.eyes.send(Message::Stop);
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so on stderr; there is nothing left to stop.

@@ -4,9 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::reading::{CardFacts, Observation};
+use sublet_core::stranger::{StrangerId, Struck};
 use sublet_core::units::Bytes;
 use thiserror::Error;
 
@@ -69,6 +71,32 @@ pub enum Sight {
     Ram {
         /// `None`: it cannot be read.
         available: Option<Bytes>,
+    },
+    /// A process on a card that is no holder's was looked into.
+    Audited {
+        /// Who it is.
+        audit: Box<Audit>,
+        /// It, and what descends from it in the same control group.
+        tree: Vec<ProcKey>,
+    },
+    /// A process that was looked into ended.
+    Left {
+        /// Which.
+        process: ProcKey,
+    },
+    /// A signal to a stranger has gone out, or was refused.
+    Struck {
+        /// Which stranger.
+        stranger: StrangerId,
+        /// Which signal.
+        signal: u8,
+        /// To each of its processes.
+        outcome: Vec<Struck>,
+    },
+    /// It was tried whether the driver's processes can be told apart.
+    SelfTested {
+        /// Why not, if so.
+        can: Result<(), String>,
     },
     /// No process of the holder lives. The lease is no longer watched.
     Gone {

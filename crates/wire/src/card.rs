@@ -1,6 +1,6 @@
 //! Cards as clients see them.
 
-use crate::Tier;
+use crate::{Mode, Tier};
 use serde::{Deserialize, Serialize};
 
 /// `GET /v1/cards`.
@@ -55,6 +55,8 @@ pub struct Card {
     pub state: CardState,
     /// Why not, in words; null while in service.
     pub state_why: Option<String>,
+    /// What is done there about processes without a lease.
+    pub mode: Mode,
     /// Why it could not be read; null while it answers.
     pub unreadable: Option<Unreadable>,
     /// All of its memory.

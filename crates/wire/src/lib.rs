@@ -13,6 +13,7 @@ mod problem;
 mod record;
 pub mod size;
 pub mod span;
+mod stranger;
 mod token;
 
 pub use ask::{Accept, Ask, Bind, Done, Exclusivity, Hooked, Notice, Preempt, Renew, Tier, Vram};
@@ -23,6 +24,7 @@ pub use lease::{
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
+pub use stranger::{Adopt, CardMode, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Treat};
 pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenAsk, Tokens};
 
 /// The media type of every refusal.

@@ -128,6 +128,14 @@ codes! {
     LeaseActive = "lease_active", 409, Stop;
     /// The holder cannot be parked now.
     NotParkable = "not_parkable", 409, Stop;
+    /// No process of the caller's with this number is on a card without a lease.
+    NoSuchStranger = "no_such_stranger", 404, Stop;
+    /// That process cannot have a lease now.
+    NotAdoptable = "not_adoptable", 409, Stop;
+    /// Strangers cannot be ended on this host.
+    CannotEnforce = "cannot_enforce", 409, TellOperator;
+    /// No such rule.
+    NoSuchRule = "no_such_rule", 404, Stop;
     /// No card has been seen on this host.
     NoCards = "no_cards", 503, TellOperator;
     /// No card, however empty, could ever hold this ask.

@@ -21,7 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Accept, Ask, Bind, Code, Hooked, Lease, LeaseState, Problem, Token, TokenAsk, exit};
+use sublet_wire::{
+    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, ModeAsk, Problem, Rule, RuleAsk, Token, TokenAsk,
+    exit,
+};
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -149,13 +152,37 @@ impl Client {
 
     /// Revokes a token.
     pub fn revoke_token(&self, token: &str) -> Result<Token, Failure> {
-        let target = format!("/v1/tokens/{token}");
+        self.delete(&format!("/v1/tokens/{token}"))
+    }
+
+    fn delete<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
         let once = || {
             let key = random_key().map_err(CallError::Gone)?;
-            let request = self.request("DELETE", &target, Some(&key), None);
+            let request = self.request("DELETE", target, Some(&key), None);
             patiently(RESTART, || self.call(&request, ANSWER_WITHIN)).and_then(decode)
         };
         once().map_err(|error| self.failure(error))
+    }
+
+    /// Chooses what is done about strangers on a card.
+    pub fn set_mode(&self, uuid: &str, ask: &ModeAsk) -> Result<Card, Failure> {
+        let target = format!("/v1/cards/{uuid}/mode");
+        self.post(&target, Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Gives a process that is on a card without a lease a lease.
+    pub fn adopt(&self, adopt: &Adopt) -> Result<Lease, Failure> {
+        self.post("/v1/adopt", Some(adopt), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Says something about certain strangers.
+    pub fn set_rule(&self, ask: &RuleAsk) -> Result<Rule, Failure> {
+        self.post("/v1/rules", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// Takes that back.
+    pub fn drop_rule(&self, rule: &str) -> Result<Rule, Failure> {
+        self.delete(&format!("/v1/rules/{rule}"))
     }
 
     /// Makes a process and its descendants holders of a lease.

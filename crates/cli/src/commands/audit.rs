@@ -1,14 +1,17 @@
 //! `sublet audit`: what was decided, on whose word, oldest first.
 
-use crate::args::{Globals, LeaseName};
+use crate::args::{Globals, LeaseName, StrangerName};
 use crate::client::Client;
+use crate::commands::journal;
 use crate::failure::Failure;
 use crate::output;
 use crate::table::plain;
 use crate::text;
-use clap::Args;
+use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use serde_json::Value;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 use sublet_wire::{AuditLine, AuditPage, exit};
@@ -20,7 +23,39 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 
 /// Show what was decided, on whose word, oldest first
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct AuditArgs {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    lines: LinesArgs,
+}
+
+/// What else to do with the trail.
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    Show(ShowArgs),
+    /// Check that no line was changed, left out or put in (on the host, where the journal is)
+    Verify(VerifyArgs),
+}
+
+/// Tell the whole story of one process that was on a card without a lease
+#[derive(Args, Clone, Debug)]
+struct ShowArgs {
+    /// Its id, such as X3
+    #[arg(value_name = "STRANGER")]
+    stranger: StrangerName,
+}
+
+#[derive(Args, Clone, Debug)]
+struct VerifyArgs {
+    /// The daemon's state directory, or a backup [default: as for `serve`]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+struct LinesArgs {
     /// Only lines after this number
     #[arg(long, value_name = "N", default_value_t = 0)]
     after: u64,
@@ -34,6 +69,86 @@ pub struct AuditArgs {
 
 /// Shows it.
 pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
+    match &args.what {
+        None => lines(globals, &args.lines),
+        Some(What::Show(args)) => story(globals, &args.stranger),
+        Some(What::Verify(args)) => journal::check(globals, args.state_dir.as_deref()),
+    }
+}
+
+/// Everything that was decided of one stranger, and who it was.
+fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    let mut lines = Vec::new();
+    let mut after = 0;
+    loop {
+        let page: AuditPage = client.get(&format!("/v1/audit?after={after}&limit={PAGE}&stranger={stranger}"))?;
+        lines.extend(page.lines);
+        match page.next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    if lines.is_empty() {
+        return Err(Failure::new(exit::FAILURE, format!("the trail has nothing of {stranger}"))
+            .hint("`sublet enforce status` lists those that are on cards now; old lines are trimmed"));
+    }
+    if globals.json {
+        lines.iter().try_for_each(output::json_line)?;
+        return Ok(exit::OK);
+    }
+    output::print(&tell(&lines, &TimeZone::system()))?;
+    Ok(exit::OK)
+}
+
+fn tell(lines: &[AuditLine], zone: &TimeZone) -> String {
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&format!("{}  {}\n", time(line.at_unix_s, zone), plain(&line.sentence)));
+        let audit = line.action.pointer("/stranger/audit").or_else(|| line.action.get("audit"));
+        if let Some(audit) = audit {
+            text.push_str(&who(audit));
+        }
+    }
+    text
+}
+
+/// Who it was, a fact a line.
+fn who(audit: &Value) -> String {
+    let mut facts: Vec<(&str, String)> = Vec::new();
+    let words = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Array(all) => all
+            .iter()
+            .map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned))
+            .collect::<Vec<_>>()
+            .join(" "),
+        other => other.to_string(),
+    };
+    for (label, key) in [
+        ("executable", "exe"),
+        ("command", "command"),
+        ("directory", "cwd"),
+        ("unit", "unit"),
+        ("container", "container"),
+        ("control group", "cgroup"),
+        ("device files", "devices"),
+        ("not read", "unread"),
+    ] {
+        facts.extend(audit.get(key).map(|value| (label, words(value))));
+    }
+    let parents = audit.get("ancestry").and_then(Value::as_array).map(|parents| {
+        let one = |parent: &Value| {
+            let pid = parent.pointer("/process/pid").and_then(Value::as_u64).unwrap_or(0);
+            format!("{} ({pid})", parent.get("name").and_then(Value::as_str).unwrap_or("?"))
+        };
+        parents.iter().map(one).collect::<Vec<_>>().join(" < ")
+    });
+    facts.extend(parents.filter(|parents| !parents.is_empty()).map(|parents| ("parents", parents)));
+    facts.iter().map(|(label, fact)| format!("    {label:<14} {}\n", plain(fact))).collect()
+}
+
+fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let zone = TimeZone::system();
     let mut after = args.after;
@@ -58,7 +173,7 @@ pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn page(client: &Client, args: &AuditArgs, after: u64) -> Result<AuditPage, Failure> {
+fn page(client: &Client, args: &LinesArgs, after: u64) -> Result<AuditPage, Failure> {
     let lease = args.lease.as_ref().map_or_else(String::new, |lease| format!("&lease={lease}"));
     client.get(&format!("/v1/audit?after={after}&limit={PAGE}{lease}"))
 }

@@ -10,7 +10,7 @@ use crate::table::Table;
 use crate::text;
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
 /// Check, copy or read the journal's files; works beside a running daemon
@@ -41,7 +41,7 @@ pub enum Verb {
 pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
     let dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
     match &args.verb {
-        Verb::Verify => verify(globals, &daemon::verify(&dir)?),
+        Verb::Verify => check(globals, args.state_dir.as_deref()),
         Verb::Backup { to } => {
             daemon::backup(&dir, to)?;
             eprintln!("copied the journal to {}", to.display());
@@ -49,6 +49,12 @@ pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
         }
         Verb::Leases => leases(globals, &daemon::leases(&dir)?),
     }
+}
+
+/// Checks the journal in this directory, or where `serve` keeps it.
+pub fn check(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failure> {
+    let dir = place::state_dir(state_dir).ok_or_else(no_home)?;
+    verify(globals, &daemon::verify(&dir)?)
 }
 
 fn verify(globals: &Globals, found: &Verified) -> Result<u8, Failure> {

@@ -6,6 +6,7 @@ pub mod cards;
 pub mod completions;
 pub mod doctor;
 pub mod end;
+pub mod enforce;
 pub mod explain;
 pub mod journal;
 pub mod lease;

@@ -95,6 +95,16 @@ pub enum TierArg {
     Spot,
 }
 
+impl From<TierArg> for Tier {
+    fn from(tier: TierArg) -> Tier {
+        match tier {
+            TierArg::Interactive => Tier::Interactive,
+            TierArg::Batch => Tier::Batch,
+            TierArg::Spot => Tier::Spot,
+        }
+    }
+}
+
 /// `--preempt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreemptArg {
@@ -192,11 +202,7 @@ impl AskArgs {
             gpus: self.gpus,
             ttl_s: self.ttl,
             time_s: self.time,
-            tier: match self.tier {
-                TierArg::Interactive => Tier::Interactive,
-                TierArg::Batch => Tier::Batch,
-                TierArg::Spot => Tier::Spot,
-            },
+            tier: self.tier.into(),
             priority: self.priority,
             exclusivity: match self.exclusive {
                 None => Exclusivity::Shared,

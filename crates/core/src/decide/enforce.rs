@@ -84,13 +84,12 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if on.iter().any(|(_, bytes)| bytes.is_none()) {
         return Some(LeftAlone::Coarse);
     }
-    if let Some(what) = audit.unread.first() {
-        return Some(LeftAlone::Unread(what.clone()));
+    // What it runs and has open must be known; of the rest it is enough to say what was not read.
+    match audit.unread.first() {
+        Some(what) if audit.exe.is_none() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
+        None if audit.devices.is_empty() => Some(LeftAlone::NoDevice),
+        _ => None,
     }
-    if audit.devices.is_empty() {
-        return Some(LeftAlone::NoDevice);
-    }
-    None
 }
 
 /// Why its owner is not even warned.
@@ -434,26 +433,27 @@ impl Turn<'_> {
         }
         let same = self.state.rows().rules.values().find(|rule| rule.who == who);
         let id = match same {
-            Some(rule) if rule.treat == treat => return Answer::Rule(rule.id),
+            Some(rule) if rule.treat == treat => return Answer::Rule(Box::new(rule.clone())),
             Some(rule) => rule.id,
             None if self.state.rows().rules.len() >= RULES_MAX => return Answer::Refused(Refusal::BadRule),
             None => RuleId(self.state.rows().meta.next_rule),
         };
-        self.emit(Action::SetRule { rule: Rule { id, who, treat } });
+        let rule = Rule { id, who, treat };
+        self.emit(Action::SetRule { rule: rule.clone() });
         self.reconcile();
-        Answer::Rule(id)
+        Answer::Rule(Box::new(rule))
     }
 
     pub(super) fn rule_dropped(&mut self, by: &Caller, rule: RuleId) -> Answer {
         if !by.operator {
             return Answer::Refused(Refusal::NotOperator);
         }
-        if !self.state.rows().rules.contains_key(&rule) {
+        let Some(was) = self.state.rows().rules.get(&rule).cloned() else {
             return Answer::Refused(Refusal::NoSuchRule);
-        }
+        };
         self.emit(Action::DropRule { rule });
         self.reconcile();
-        Answer::Done
+        Answer::Rule(Box::new(was))
     }
 }
 

@@ -97,6 +97,7 @@ impl Turn<'_> {
             Event::Struck { stranger, signal, outcome } => self.struck(stranger, signal, outcome),
             Event::SelfTested { can } => {
                 self.state.watchlist_mut().can = Some(can);
+                self.state.watchlist_mut().tests += 1;
                 self.reconcile();
             }
             Event::AdoptAsked { by, process, vram, tier } => return self.adopt_asked(&by, process, vram, tier),

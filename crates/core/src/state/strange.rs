@@ -23,6 +23,11 @@ impl State {
         self.watchlist.can.as_ref()
     }
 
+    /// How often it was tried whether anybody could be.
+    pub fn tested(&self) -> u64 {
+        self.watchlist.tests
+    }
+
     pub(super) fn list_strangers(&mut self) {
         self.watchlist.by_process =
             self.rows.strangers.values().map(|stranger| (stranger.audit.process, stranger.id)).collect();

@@ -65,11 +65,7 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             Some(seconds) => Term::Fixed(Span(seconds.saturating_mul(1_000_000))),
             None => Term::Renewed(ttl),
         },
-        tier: match ask.tier {
-            wire::Tier::Interactive => Tier::Interactive,
-            wire::Tier::Batch => Tier::Batch,
-            wire::Tier::Spot => Tier::Spot,
-        },
+        tier: tier(ask.tier),
         priority: i8::try_from(ask.priority).map_err(|_| odd(BadAsk::Priority))?,
         exclusivity: match ask.exclusivity {
             wire::Exclusivity::Shared => Exclusivity::Shared,
@@ -411,4 +407,13 @@ async fn ended_is_ended(app: &App, by: Caller, lease: LeaseId, reply: Reply) -> 
     let past = live_or_past(app, by, lease).await?;
     let sentence = past.ended.map_or_else(|| "the lease has ended".to_owned(), |ended| ended.sentence);
     Err(Problem::new(Code::LeaseEnded, sentence).hint("ask for a new lease").into())
+}
+
+/// A tier as core knows it.
+pub fn tier(tier: wire::Tier) -> Tier {
+    match tier {
+        wire::Tier::Interactive => Tier::Interactive,
+        wire::Tier::Batch => Tier::Batch,
+        wire::Tier::Spot => Tier::Spot,
+    }
 }

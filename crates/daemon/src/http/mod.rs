@@ -14,6 +14,7 @@ pub mod rate;
 mod records;
 mod server;
 mod shared;
+mod strangers;
 pub mod tcp;
 mod timer;
 pub mod tls;
@@ -38,6 +39,7 @@ use std::ops::Deref;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use sublet_core::units::Span;
+use sublet_host::Host;
 use sublet_wire::{Code, Health, PROBLEM_JSON, Problem};
 use tokio::sync::watch;
 
@@ -64,6 +66,8 @@ impl Deref for App {
 pub struct Reach {
     /// The loop.
     pub post: Post,
+    /// The eyes and hands, to be tried.
+    pub host: Arc<Host>,
     /// History.
     pub history: History,
     /// For whoever asks whose processes are on a card.
@@ -121,6 +125,11 @@ pub fn router(app: App) -> Router {
         .route("/v1/cards", get(cards::list))
         .route("/v1/cards/{uuid}/drain", post(cards::drain))
         .route("/v1/cards/{uuid}/clear", post(cards::clear))
+        .route("/v1/cards/{uuid}/mode", post(strangers::mode))
+        .route("/v1/strangers", get(strangers::list))
+        .route("/v1/adopt", post(strangers::adopt))
+        .route("/v1/rules", post(strangers::set_rule))
+        .route("/v1/rules/{id}", delete(strangers::drop_rule))
         .route("/v1/tokens", get(tokens::list).post(tokens::make))
         .route("/v1/tokens/{id}", delete(tokens::revoke))
         .route("/v1/usage", get(records::usage))

@@ -1,6 +1,6 @@
 //! The API's description, generated from the handlers.
 
-use super::{cards, events, leases, records, tokens};
+use super::{cards, events, leases, records, strangers, tokens};
 use axum::response::IntoResponse;
 use std::sync::OnceLock;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -17,7 +17,8 @@ use utoipa::{Modify, OpenApi};
     paths(
         leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind,
         leases::park, leases::resume, leases::hook,
-        leases::explain, leases::queue, cards::list, cards::drain, cards::clear, tokens::make, tokens::list,
+        leases::explain, leases::queue, cards::list, cards::drain, cards::clear,
+        strangers::list, strangers::mode, strangers::adopt, strangers::set_rule, strangers::drop_rule, tokens::make, tokens::list,
         tokens::revoke, records::usage, records::audit, events::stream,
         super::health, super::ready,
     ),
@@ -27,6 +28,7 @@ use utoipa::{Modify, OpenApi};
     tags(
         (name = "leases", description = "ask, wait, hold, give back"),
         (name = "cards", description = "what there is"),
+        (name = "strangers", description = "processes on cards without a lease, and what is done about them"),
         (name = "tokens", description = "who may call over TCP, and what for"),
         (name = "records", description = "what was used, what was decided"),
         (name = "service", description = "the service itself"),

@@ -8,10 +8,12 @@ use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
+use sublet_core::decide::enforce;
 use sublet_core::event::Caller;
 use sublet_core::ids::{LeaseId, TenantId};
+use sublet_core::stranger::StrangerId;
 use sublet_journal::{LogLine, OpenError, Reader};
 use sublet_wire as wire;
 use sublet_wire::Problem;
@@ -84,6 +86,7 @@ struct AuditQuery {
     after: u64,
     limit: Option<usize>,
     lease: Option<String>,
+    stranger: Option<String>,
 }
 
 /// What was decided, oldest first: the caller's own leases (an operator's view: everything).
@@ -91,6 +94,7 @@ struct AuditQuery {
     ("after" = Option<u64>, Query, description = "lines after this number"),
     ("limit" = Option<usize>, Query, description = "at most so many lines", minimum = 1, maximum = 1000),
     ("lease" = Option<String>, Query, description = "only of this lease"),
+    ("stranger" = Option<String>, Query, description = "only of this process without a lease (`X3`)"),
 ), responses(
     (status = 200, description = "a page of the trail", body = wire::AuditPage),
     OnRead,
@@ -107,7 +111,8 @@ pub async fn audit(State(app): State<App>, request: Request) -> Result<Json<wire
     if i64::try_from(query.after).is_err() {
         return Err(Problem::new(wire::Code::BadRequest, "`after` must be the number of a line").into());
     }
-    let sieve = Sieve::of(&app, by.clone(), lease).await?;
+    let stranger = query.stranger.as_deref().map(stranger_id).transpose()?;
+    let sieve = Sieve { stranger, ..Sieve::of(&app, by.clone(), lease).await? };
     Ok(Json(history(&app, &by, move |reader| sieve.page(reader, query.after, limit)).await?))
 }
 
@@ -116,22 +121,34 @@ pub struct Sieve {
     by: Caller,
     tenant: Option<TenantId>,
     lease: Option<LeaseId>,
+    stranger: Option<StrangerId>,
     mine: BTreeMap<LeaseId, bool>,
+    /// Strangers that are the caller's own.
+    own: BTreeSet<StrangerId>,
+}
+
+fn stranger_id(text: &str) -> Result<StrangerId, Problem> {
+    let digits = text.strip_prefix(['X', 'x']).filter(|digits| !digits.starts_with(['0', '+']));
+    let found = digits.and_then(|digits| digits.parse().ok()).map(StrangerId);
+    found.ok_or_else(|| Problem::new(wire::Code::BadRequest, "`stranger` must be X and a number"))
 }
 
 impl Sieve {
     /// A sieve for one caller.
     pub async fn of(app: &App, by: Caller, lease: Option<LeaseId>) -> Result<Sieve, Refused> {
         let (name, operator) = (by.tenant.clone(), by.operator);
-        let (tenant, mine) = app
+        let (tenant, mine, own) = app
             .post
             .read(move |view| {
                 let tenant = view.state.tenant(&name);
                 let own = view.state.rows().leases.values().filter(|lease| Some(lease.tenant) == tenant);
-                (tenant, if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() })
+                let mine = if operator { BTreeMap::new() } else { own.map(|lease| (lease.id, true)).collect() };
+                let strangers = view.state.rows().strangers.values();
+                let own = strangers.filter(|stranger| enforce::tenant_of(&stranger.audit) == name);
+                (tenant, mine, own.map(|stranger| stranger.id).collect())
             })
             .await?;
-        Ok(Sieve { by, tenant, lease, mine })
+        Ok(Sieve { by, tenant, lease, stranger: None, mine, own })
     }
 
     fn page(mut self, reader: &Reader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
@@ -161,11 +178,25 @@ impl Sieve {
         if self.lease.is_some() && self.lease != line.lease {
             return Ok(false);
         }
+        if self.stranger.is_some() && self.stranger != stranger_of(line) {
+            return Ok(false);
+        }
         match line.lease {
             _ if self.by.operator => Ok(true),
             Some(lease) => self.is_mine(lease, line, reader),
-            None => Ok(self.is_my_token(line)),
+            None => Ok(self.is_my_token(line) || self.is_my_stranger(line)),
         }
+    }
+
+    /// A local user learns what is done about its own processes.
+    fn is_my_stranger(&mut self, line: &LogLine) -> bool {
+        let Ok(action) = line.action() else { return false };
+        if let Action::Find { stranger } = &action
+            && enforce::tenant_of(&stranger.audit) == self.by.tenant
+        {
+            self.own.insert(stranger.id);
+        }
+        self.by.token.is_none() && action.stranger().is_some_and(|stranger| self.own.contains(&stranger))
     }
 
     /// A tenant learns what tokens act in its name; whoever has one of them does not.
@@ -193,6 +224,11 @@ impl Sieve {
         self.mine.insert(lease, mine);
         Ok(mine)
     }
+}
+
+/// The stranger a line is about; that of a lease is none.
+fn stranger_of(line: &LogLine) -> Option<StrangerId> {
+    line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
 }
 
 /// A line as clients see it.

@@ -12,6 +12,7 @@ use sublet_core::parking;
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
+use sublet_core::stranger::Mode;
 use sublet_host::driver::{Driven, DrivenPlace};
 use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 
@@ -49,6 +50,10 @@ impl Loop {
                 self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
+            Action::Strike { stranger, signal, processes, .. } => {
+                let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
+                self.engine.hold(Held::Errand(Errand::Strike { stranger, signal, processes }));
+            }
             Action::IssueToken { token } => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());
                 self.engine.hold(Held::Run(Box::new(move || tokens.enter(token))));
@@ -109,6 +114,26 @@ impl Loop {
         let errands: Vec<Errand> =
             state.rows().leases.values().filter(stuck).filter_map(found).take(INSPECTED).collect();
         errands.into_iter().for_each(|errand| self.engine.hold(Held::Errand(errand)));
+    }
+
+    /// Where strangers are ended it is tried first, by each daemon anew, whether they can be told apart.
+    pub(super) fn send_self_test(&mut self) {
+        let state = self.engine.state();
+        if state.tested() > 0 {
+            return;
+        }
+        let cards = state.cards().filter(|card| state.is_listed(*card));
+        let enforced = cards.map(|card| &state.rows().cards[usize::from(card.0)]).find(|row| row.mode == Mode::Enforce);
+        if let Some(uuid) = enforced.map(|row| row.facts.uuid.clone()) {
+            self.engine.hold(Held::Errand(Errand::SelfTest { uuid }));
+        }
+    }
+
+    /// Strangers whose next step is due are looked into first.
+    pub(super) fn send_audits(&mut self) {
+        for process in self.engine.state().audits_due(self.clock.now()) {
+            self.engine.hold(Held::Errand(Errand::Audit { process }));
+        }
     }
 
     /// Whoever could be parked for somebody who waits makes ready for it.

@@ -16,6 +16,7 @@ use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
 use crate::names::Names;
 use crate::plans::Plans;
+use crate::strangers;
 use crate::tokens::Tokens;
 use crate::view::{self, View};
 use crate::words;
@@ -352,9 +353,11 @@ impl Loop {
             Some(token) => Arc::from(format!("{} {token}", by.tenant)),
             None => Arc::from(by.tenant.as_str()),
         };
-        let asked = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. });
+        let asked = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. } | Event::AdoptAsked { .. });
         let card = match &event {
-            Event::Drained { card, .. } | Event::Cleared { card, .. } => Some(card.clone()),
+            Event::Drained { card, .. } | Event::Cleared { card, .. } | Event::ModeAsked { card, .. } => {
+                Some(card.clone())
+            }
             _ => None,
         };
         let taken = self.take_for(&actor, event);
@@ -376,6 +379,7 @@ impl Loop {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
+            Answer::Rule(rule) => Reply::new(200, &strangers::rule(rule)),
             Answer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
             Answer::Lease(id) => match view.state.lease(*id) {
                 Some(lease) => {
@@ -488,6 +492,7 @@ impl Loop {
             Sight::Cards(cards) => {
                 self.set_trouble(None);
                 self.take(Event::Listed(cards));
+                self.send_self_test();
             }
             Sight::Unlisted(unlisted) => {
                 self.set_trouble(Some(unlisted.to_string()));
@@ -497,7 +502,16 @@ impl Loop {
                 self.take(Event::Observed { card: uuid, observation });
                 self.look_again();
                 self.send_inspect();
+                self.send_audits();
             }
+            Sight::Audited { audit, tree } => {
+                self.take(Event::Audited { audit, tree });
+            }
+            Sight::Left { process } => self.take(Event::Left { process }),
+            Sight::Struck { stranger, signal, outcome } => {
+                self.take(Event::Struck { stranger, signal, outcome });
+            }
+            Sight::SelfTested { can } => self.take(Event::SelfTested { can }),
             Sight::Said { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });

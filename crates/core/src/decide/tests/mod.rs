@@ -380,7 +380,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("unit", unit) => audit.unit = Some(unit.to_owned()),
             ("container", id) => audit.container = Some(id.to_owned()),
             ("tree", names) => tree.extend(names.split(',').map(process)),
-            ("unread", what) => audit.unread = vec![what.to_owned()],
+            ("unread", what) => (audit.unread, audit.devices) = (vec![what.to_owned()], Vec::new()),
             ("nodev", _) => audit.devices = Vec::new(),
             other => panic!("no such word: {other:?}"),
         }

@@ -1,0 +1,339 @@
+//! `sublet enforce`, `sublet adopt`: processes on cards that belong to no lease, and what is done about them.
+
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::{Failure, tell_hint};
+use crate::hold::ask::{TierArg, parse_size};
+use crate::output;
+use crate::table::{Table, plain};
+use crate::text;
+use clap::{Args, Subcommand, ValueEnum};
+use sublet_wire::{
+    Adopt, Card, Cards, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Treat, exit, size, span,
+};
+
+/// See processes on cards that have no lease, and choose what is done about them
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct EnforceArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+const AFTER_HELP: &str = "\
+Modes, for each card:
+  observe   they are put on the record, and counted (always the default)
+  adopt     those of users who had a lease before get one for what they have
+  warn      their owners are warned
+  enforce   who is warned has 5 minutes to get a lease, then SIGTERM, then SIGKILL after 5 minutes
+
+Nobody is ever ended who only draws, whom a rule allows, who is in a container that no rule denies, or
+who could not be audited.
+
+Examples:
+  sublet enforce preview                  who would be ended, and who would not, and why
+  sublet enforce allow unit:ollama.service
+  sublet enforce mode 0 enforce";
+
+/// What to do.
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    /// Show who is on cards without a lease, the modes and the rules
+    Status,
+    Preview(PreviewArgs),
+    Mode(ModeArgs),
+    Allow(RuleArgs),
+    Deny(RuleArgs),
+    Forget(ForgetArgs),
+}
+
+/// Show what would happen to each, in a mode; nothing does
+#[derive(Args, Clone, Debug)]
+pub struct PreviewArgs {
+    /// In this mode
+    #[arg(value_enum, default_value_t = ModeArg::Enforce)]
+    mode: ModeArg,
+}
+
+/// Choose what is done on a card (operators)
+#[derive(Args, Clone, Debug)]
+pub struct ModeArgs {
+    /// The card's index or UUID, or `all`
+    #[arg(value_name = "CARD")]
+    card: String,
+    /// What to do there
+    #[arg(value_enum)]
+    mode: ModeArg,
+    /// Only show what would happen
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask before anybody could be ended
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Say something about certain processes: with `allow` they are left alone, with `deny` they may be ended though
+/// they are in a container (operators)
+#[derive(Args, Clone, Debug)]
+pub struct RuleArgs {
+    /// exe:PATH (or its name), unit:NAME, container:ID or uid:N
+    #[arg(value_name = "WHO")]
+    who: String,
+    /// Only show whom it would be about
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Take a rule back (operators)
+#[derive(Args, Clone, Debug)]
+pub struct ForgetArgs {
+    /// Its id, such as R1
+    #[arg(value_name = "RULE")]
+    rule: String,
+}
+
+/// Give a process that is on a card without a lease a lease for what it has there
+#[derive(Args, Clone, Debug)]
+pub struct AdoptArgs {
+    /// The process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
+    pid: u32,
+    /// So much of each of its cards, if it shall have more than it has
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    vram: Option<u64>,
+    /// How urgent its work is
+    #[arg(long, value_enum, default_value_t = TierArg::Batch)]
+    tier: TierArg,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum ModeArg {
+    Observe,
+    Adopt,
+    Warn,
+    Enforce,
+}
+
+impl ModeArg {
+    fn wire(self) -> Mode {
+        match self {
+            ModeArg::Observe => Mode::Observe,
+            ModeArg::Adopt => Mode::Adopt,
+            ModeArg::Warn => Mode::Warn,
+            ModeArg::Enforce => Mode::Enforce,
+        }
+    }
+}
+
+fn name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Observe => "observe",
+        Mode::Adopt => "adopt",
+        Mode::Warn => "warn",
+        Mode::Enforce => "enforce",
+    }
+}
+
+/// Does it.
+pub fn run(globals: &Globals, args: &EnforceArgs) -> Result<u8, Failure> {
+    match &args.what {
+        What::Status => status(globals),
+        What::Preview(args) => preview(globals, args.mode),
+        What::Mode(args) => mode(globals, args),
+        What::Allow(args) => set_rule(globals, args, Treat::Allow),
+        What::Deny(args) => set_rule(globals, args, Treat::Deny),
+        What::Forget(args) => forget(globals, args),
+    }
+}
+
+fn status(globals: &Globals) -> Result<u8, Failure> {
+    let found: Strangers = Client::open(globals)?.get("/v1/strangers")?;
+    if globals.json {
+        output::json(&found)?;
+        return Ok(exit::OK);
+    }
+    let modes: Vec<String> =
+        found.modes.iter().map(|card| format!("card {}: {}", card.index, name(card.mode))).collect();
+    output::print(&format!("{}\n", modes.join(", ")))?;
+    if let Some(why) = &found.cannot_enforce {
+        output::print(&format!("nobody can be ended here: {}\n", plain(why)))?;
+    }
+    for rule in &found.rules {
+        output::print(&format!("{}\n", rule_words(rule)))?;
+    }
+    show(&found)
+}
+
+fn preview(globals: &Globals, mode: ModeArg) -> Result<u8, Failure> {
+    let found = ahead(&Client::open(globals)?, mode)?;
+    if globals.json {
+        output::json(&found)?;
+        return Ok(exit::OK);
+    }
+    show(&found)
+}
+
+fn ahead(client: &Client, mode: ModeArg) -> Result<Strangers, Failure> {
+    client.get(&format!("/v1/strangers?mode={}", name(mode.wire())))
+}
+
+fn show(found: &Strangers) -> Result<u8, Failure> {
+    if found.strangers.is_empty() {
+        output::print("nobody is on a card without a lease\n")?;
+    } else {
+        output::print(&format!("\n{}", render(found)))?;
+    }
+    Ok(exit::OK)
+}
+
+fn render(found: &Strangers) -> String {
+    let mut table = Table::new(&["ID", ">PID", "USER", "CARDS", ">VRAM", ">FOR", "WHAT", "NEXT"]);
+    for stranger in &found.strangers {
+        let cards: Vec<String> = stranger.card_indices.iter().map(u32::to_string).collect();
+        table.row([
+            stranger.id.clone(),
+            stranger.pid.to_string(),
+            stranger.user.clone(),
+            cards.join(","),
+            stranger.vram_bytes.map_or_else(|| "?".to_owned(), size::show),
+            span::show(stranger.for_s),
+            what(stranger),
+            next(stranger),
+        ]);
+    }
+    table.show("")
+}
+
+/// What it is: its unit or container says most.
+fn what(stranger: &Stranger) -> String {
+    let place = match (&stranger.container, &stranger.unit) {
+        (Some(id), _) => format!(" in container {}", id.chars().take(12).collect::<String>()),
+        (None, Some(unit)) => format!(" in {unit}"),
+        (None, None) => String::new(),
+    };
+    // The kernel's own name for it is cut short.
+    let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
+    format!("{name}{place}")
+}
+
+fn next(stranger: &Stranger) -> String {
+    let when = stranger.in_s.map_or_else(String::new, |s| match s {
+        s if s <= 0.0 => " now".to_owned(),
+        s => format!(" in {}", span::show(s)),
+    });
+    let so_far = match stranger.step {
+        Step::Found => "",
+        Step::Warned => "warned; ",
+        Step::Told => "signalled; ",
+        Step::Stuck => "survived SIGKILL; ",
+    };
+    let next = match stranger.next {
+        Next::Nothing => stranger.why.clone().unwrap_or_else(|| "nothing".to_owned()),
+        Next::LeftAlone => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
+        Next::Adopted => format!("gets a lease{when}"),
+        Next::Warned => "warned, and no more".to_owned(),
+        Next::Signal => format!("{}{when}", stranger.signal.as_deref().unwrap_or("a signal")),
+    };
+    format!("{so_far}{next}")
+}
+
+fn rule_words(rule: &Rule) -> String {
+    let what = match rule.treat {
+        Treat::Allow => "is left alone",
+        Treat::Deny => "may be ended in its container",
+    };
+    format!("{}: {} {what}", rule.id, plain(&rule.who))
+}
+
+fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    let cards: Cards = client.get("/v1/cards")?;
+    let is_meant = |card: &&Card| args.card == "all" || card.uuid == args.card || card.index.to_string() == args.card;
+    let meant: Vec<&Card> = cards.cards.iter().filter(is_meant).collect();
+    if meant.is_empty() {
+        return Err(Failure::usage(format!("no card is `{}`", plain(&args.card))).hint("`sublet cards` lists them"));
+    }
+    let enforce = args.mode == ModeArg::Enforce;
+    if args.dry_run || (enforce && !args.yes) {
+        let found = ahead(&client, args.mode)?;
+        if globals.json {
+            output::json(&found)?;
+        } else {
+            show(&found)?;
+        }
+    }
+    if args.dry_run {
+        return Ok(exit::OK);
+    }
+    if enforce && !args.yes {
+        return Err(Failure::usage("this is what would happen; nothing was changed")
+            .hint(format!("`sublet enforce mode {} enforce --yes` does it", plain(&args.card))));
+    }
+    for card in meant {
+        let changed = client.set_mode(&card.uuid, &ModeAsk { mode: args.mode.wire() })?;
+        match globals.json {
+            true => output::json_line(&changed)?,
+            false => output::print(&format!("card {}: {}\n", changed.index, name(changed.mode)))?,
+        }
+    }
+    Ok(exit::OK)
+}
+
+fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    if args.dry_run {
+        let found: Strangers = client.get("/v1/strangers")?;
+        let about: Vec<&Stranger> = found.strangers.iter().filter(|stranger| is_about(&args.who, stranger)).collect();
+        match about.is_empty() {
+            true => output::print("nobody who is on a card now\n")?,
+            false => {
+                output::print(&about.iter().map(|one| format!("{} ({})\n", one.id, what(one))).collect::<String>())?
+            }
+        }
+        return Ok(exit::OK);
+    }
+    let rule = client.set_rule(&RuleAsk { who: args.who.clone(), treat })?;
+    match globals.json {
+        true => output::json(&rule)?,
+        false => output::print(&format!("{}\n", rule_words(&rule)))?,
+    }
+    Ok(exit::OK)
+}
+
+/// As the service reads a rule.
+fn is_about(who: &str, stranger: &Stranger) -> bool {
+    match who.split_once(':') {
+        Some(("uid", uid)) => stranger.uid.to_string() == uid,
+        Some(("unit", unit)) => {
+            stranger.unit.as_deref().is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
+        }
+        Some(("container", id)) => stranger.container.as_deref().is_some_and(|own| own.starts_with(id)),
+        Some(("exe", exe)) if exe.contains('/') => stranger.exe.as_deref() == Some(exe),
+        Some(("exe", exe)) => stranger.exe.as_deref().and_then(|own| own.rsplit('/').next()) == Some(exe),
+        _ => false,
+    }
+}
+
+fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
+    let rule = Client::open(globals)?.drop_rule(&args.rule)?;
+    match globals.json {
+        true => output::json(&rule)?,
+        false => output::print(&format!("{} holds no more\n", rule.id))?,
+    }
+    Ok(exit::OK)
+}
+
+/// Gives a process a lease.
+pub fn adopt(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
+    globals.must_be_local("a process is adopted on its host", "leave `--url` out and unset SUBLET_URL")?;
+    let client = Client::open(globals)?;
+    let lease = client.adopt(&Adopt { pid: args.pid, vram_bytes: args.vram, tier: args.tier.into() })?;
+    if globals.json {
+        output::json(&lease)?;
+        return Ok(exit::OK);
+    }
+    let held = text::or_none(lease.vram_bytes.map(size::show).as_deref()).to_owned();
+    output::print(&format!("process {} has {} now: {held}\n", args.pid, lease.id))?;
+    tell_hint("it ends with its last process; `sublet ps` shows it");
+    Ok(exit::OK)
+}

@@ -1,0 +1,147 @@
+//! Strangers over HTTP: who they are, what is done about them, and a lease for one.
+
+use super::body::{self, Name};
+use super::leases;
+use super::shared::{OnCall, OnRead, Repeat};
+use super::{App, Refused};
+use crate::mail::Reply;
+use crate::strangers::from_wire;
+use crate::words;
+use axum::Json;
+use axum::extract::{Request, State};
+use serde::Deserialize;
+use std::time::Duration;
+use sublet_core::event::{Event, Refusal};
+use sublet_core::stranger::{Mode, RuleId, Treat};
+use sublet_core::units::Bytes;
+use sublet_wire as wire;
+use sublet_wire::{Code, Problem};
+
+/// How long a card that shall be enforced is tried.
+const TEST_PATIENCE: Duration = Duration::from_secs(20);
+const TEST_AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StrangersQuery {
+    mode: Option<wire::Mode>,
+}
+
+/// Processes on cards that belong to no lease: the caller's own (an operator's view: all of them).
+#[utoipa::path(get, operation_id = "list_strangers", path = "/v1/strangers", tag = "strangers", params(
+    ("mode" = Option<wire::Mode>, Query, description = "what would happen to them in this mode"),
+), responses(
+    (status = 200, description = "the strangers, the modes of the cards, the rules", body = wire::Strangers),
+    OnRead,
+))]
+pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Strangers>, Refused> {
+    let by = body::peer(&request)?.caller.clone();
+    let query: StrangersQuery = body::query(&request)?;
+    if query.mode == Some(wire::Mode::Enforce) && by.operator {
+        let first = app.post.read(|view| view.state.listed_facts().first().map(|card| card.uuid.clone())).await?;
+        if let Some(uuid) = first {
+            test(&app, &uuid).await?;
+        }
+    }
+    let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire))).await?;
+    app.names.wait_for_names(found.strangers.iter().map(|stranger| stranger.uid)).await;
+    for stranger in &mut found.strangers {
+        stranger.user = app.names.of(&crate::names::tenant_of(stranger.uid));
+    }
+    Ok(Json(found))
+}
+
+/// Chooses what is done about strangers on a card (operators). `enforce` is tried first: it is refused where
+/// the driver's processes cannot be told apart.
+#[utoipa::path(post, operation_id = "set_mode", path = "/v1/cards/{uuid}/mode", tag = "strangers",
+    request_body = wire::ModeAsk,
+    params(("uuid" = String, Path, description = "the card"), Repeat),
+    responses(
+    (status = 200, description = "the card", body = wire::Card),
+    OnCall,
+))]
+pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::ModeAsk>(request).await?;
+    let by = heard.peer.caller.clone();
+    let mode = from_wire(heard.body.mode);
+    if mode == Mode::Enforce && by.operator {
+        test(&app, &card).await?;
+    }
+    Ok(app.post.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
+}
+
+/// Whether strangers can be told apart is tried before anybody is ended for it.
+async fn test(app: &App, card: &str) -> Result<(), Refused> {
+    let begun = tokio::time::Instant::now();
+    let uuid = card.to_owned();
+    let is_tested = app.post.read(move |view| match view.state.card(&uuid) {
+        Some(_) => view.state.can_enforce().is_some_and(|can| can.is_ok()),
+        None => true,
+    });
+    if is_tested.await? {
+        return Ok(());
+    }
+    app.host.self_test(card.to_owned());
+    let before = app.post.read(|view| view.state.tested()).await?;
+    while begun.elapsed() < TEST_PATIENCE {
+        tokio::time::sleep(TEST_AGAIN).await;
+        if app.post.read(|view| view.state.tested()).await? > before {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Says something about certain strangers (operators): they are left alone, or may be ended in a container.
+#[utoipa::path(post, operation_id = "set_rule", path = "/v1/rules", tag = "strangers",
+    request_body = wire::RuleAsk,
+    params(Repeat),
+    responses(
+    (status = 200, description = "the rule", body = wire::Rule),
+    OnCall,
+))]
+pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::RuleAsk>(request).await?;
+    let by = heard.peer.caller.clone();
+    let who = heard.body.who.parse().map_err(|_| words::problem(&Refusal::BadRule))?;
+    let treat = match heard.body.treat {
+        wire::Treat::Allow => Treat::Allow,
+        wire::Treat::Deny => Treat::Deny,
+    };
+    Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
+}
+
+/// Takes a rule back (operators).
+#[utoipa::path(delete, operation_id = "drop_rule", path = "/v1/rules/{id}", tag = "strangers", params(
+    ("id" = String, Path, description = "the rule", example = "R1"),
+    Repeat,
+), responses(
+    (status = 200, description = "the rule as it was", body = wire::Rule),
+    OnCall,
+))]
+pub async fn drop_rule(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let digits = id.strip_prefix(['R', 'r']).filter(|digits| !digits.starts_with(['0', '+']));
+    let rule = digits.and_then(|digits| digits.parse().ok()).map(RuleId);
+    let rule = rule.ok_or_else(|| Problem::new(Code::NoSuchRule, "a rule is called R and a number"))?;
+    let by = heard.peer.caller.clone();
+    Ok(app.post.call(by.clone(), Event::RuleDropped { by, rule }, heard.key).await?)
+}
+
+/// Gives a process that is on a card without a lease a lease for what it has there.
+#[utoipa::path(post, operation_id = "adopt", path = "/v1/adopt", tag = "strangers", request_body = wire::Adopt,
+    params(Repeat),
+    responses(
+    (status = 201, description = "its lease", body = wire::Lease),
+    OnCall,
+))]
+pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::Adopt>(request).await?;
+    let by = heard.peer.caller.clone();
+    let process = heard.peer.process_or_any(heard.body.pid)?;
+    if heard.body.vram_bytes.is_some_and(|bytes| bytes < 1 << 20 || bytes > Bytes::MAX_ASK.0) {
+        return Err(Problem::new(Code::BadValue, "`vram_bytes` must be at least 1 MiB and at most 1024 TiB").into());
+    }
+    let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
+    Ok(app.post.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
+}

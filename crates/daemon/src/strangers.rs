@@ -1,0 +1,114 @@
+//! Strangers as clients see them: what is known of them, and what happens next.
+
+use crate::names::tenant_of;
+use crate::signals;
+use crate::view::View;
+use sublet_core::decide::enforce;
+use sublet_core::event::Caller;
+use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat};
+use sublet_wire as wire;
+
+impl View<'_> {
+    /// Those that a caller may know of, as they are, or as they would be in this mode.
+    pub fn strangers(&self, by: &Caller, mode: Option<Mode>) -> wire::Strangers {
+        let rows = self.state.rows();
+        let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger));
+        let modes = rows.cards.iter().filter(|_| by.token.is_none());
+        let rules = rows.rules.values().filter(|_| by.operator);
+        let can = self.state.can_enforce();
+        wire::Strangers {
+            strangers: shown.map(|stranger| self.stranger(stranger, mode)).collect(),
+            modes: modes
+                .map(|card| wire::CardMode {
+                    index: card.facts.index,
+                    uuid: card.facts.uuid.clone(),
+                    mode: to_wire(card.mode),
+                })
+                .collect(),
+            rules: rules.map(rule).collect(),
+            cannot_enforce: can.and_then(|can| can.as_ref().err().cloned()),
+            tested: can.is_some(),
+        }
+    }
+
+    fn stranger(&self, stranger: &Stranger, mode: Option<Mode>) -> wire::Stranger {
+        let audit = &stranger.audit;
+        let residence = enforce::residence(self.state, stranger, self.now);
+        let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
+        let cards =
+            residence.map_or_else(|| stranger.cards.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
+        let index = |card: &sublet_core::ids::CardId| self.state.rows().cards[usize::from(card.0)].facts.index;
+        let mut shown = wire::Stranger {
+            id: stranger.id.to_string(),
+            pid: audit.process.pid,
+            uid: audit.uid,
+            user: self.names.of(&tenant_of(audit.uid)),
+            name: audit.name.clone(),
+            exe: audit.exe.clone(),
+            command: audit.command.clone(),
+            unit: audit.unit.clone(),
+            container: audit.container.clone(),
+            card_indices: cards.iter().map(index).collect(),
+            vram_bytes: bytes,
+            for_s: self.now.since(stranger.since).as_secs_f64(),
+            step: match stranger.step {
+                Step::Found => wire::Step::Found,
+                Step::Warned { .. } => wire::Step::Warned,
+                Step::Told { .. } => wire::Step::Told,
+                Step::Stuck => wire::Step::Stuck,
+            },
+            next: wire::Next::Nothing,
+            signal: None,
+            in_s: None,
+            why: None,
+            unread: audit.unread.clone(),
+        };
+        let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());
+        match enforce::fate(self.state, stranger, mode, self.now) {
+            Fate::Recorded => {}
+            Fate::LeftAlone(why) => (shown.next, shown.why) = (wire::Next::LeftAlone, Some(why.to_string())),
+            Fate::Adopted(at) => (shown.next, shown.in_s) = (wire::Next::Adopted, left(at)),
+            Fate::Warned => shown.next = wire::Next::Warned,
+            Fate::Signal(signal, at) => {
+                shown.next = wire::Next::Signal;
+                (shown.signal, shown.in_s) = (Some(signals::name(signal)), left(at));
+            }
+            Fate::Stuck => shown.why = Some("it survived SIGKILL: only a restart of the host helps".to_owned()),
+        }
+        shown
+    }
+}
+
+/// Whether a caller may know of a stranger: an operator of all, a local user of its own.
+fn may_see(by: &Caller, stranger: &Stranger) -> bool {
+    by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
+}
+
+/// A rule as clients see it.
+pub fn rule(rule: &Rule) -> wire::Rule {
+    let treat = match rule.treat {
+        Treat::Allow => wire::Treat::Allow,
+        Treat::Deny => wire::Treat::Deny,
+    };
+    wire::Rule { id: rule.id.to_string(), who: rule.who.to_string(), treat }
+}
+
+/// A mode as clients spell it.
+pub fn to_wire(mode: Mode) -> wire::Mode {
+    match mode {
+        Mode::Observe => wire::Mode::Observe,
+        Mode::Adopt => wire::Mode::Adopt,
+        Mode::Warn => wire::Mode::Warn,
+        Mode::Enforce => wire::Mode::Enforce,
+    }
+}
+
+/// A mode as core knows it.
+pub fn from_wire(mode: wire::Mode) -> Mode {
+    match mode {
+        wire::Mode::Observe => Mode::Observe,
+        wire::Mode::Adopt => Mode::Adopt,
+        wire::Mode::Warn => Mode::Warn,
+        wire::Mode::Enforce => Mode::Enforce,
+    }
+}

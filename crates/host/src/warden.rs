@@ -1,0 +1,274 @@
+//! The thread that looks into processes on cards which belong to no holder, and keeps them at hand.
+//!
+//! The process thread says which such processes a look has shown. Whoever is new is audited and kept: its
+//! pidfd is opened then, and a signal later goes through that descriptor or to nobody. Those that stay are
+//! audited again every [`AGAIN`], so that who runs another program by then is not taken for what it was.
+//!
+//! Absent: which of them gets a signal, and when.
+
+use crate::Sight;
+use crate::audit::{self, Custody, Devices};
+use crate::cards::reap;
+use crate::exits::Exits;
+use crate::eyes::{Inbox, Message};
+use crate::link::Link;
+use crate::process;
+use crate::soft::SoftPlace;
+use crate::wake::Wake;
+use crate::worker::Measured;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use sublet_core::ids::ProcKey;
+use sublet_core::stranger::{StrangerId, Struck};
+
+/// Those that stay are audited again after so long.
+const AGAIN: Duration = Duration::from_secs(15);
+/// Who was on no card for so long is let go.
+const ABSENT: Duration = Duration::from_secs(60);
+/// So many are kept at a time; more are counted on their cards, and not looked into.
+const KEPT_MAX: usize = 1_024;
+/// So many are audited between two looks at the messages: a crowd of them holds up nobody.
+const AT_ONCE: usize = 64;
+/// How long the trial of a card may take.
+const TRIAL_PATIENCE: Duration = Duration::from_secs(15);
+/// The kernel's number for the first pid namespace, the same on every host.
+const FIRST_PIDS: &str = "pid:[4026531836]";
+
+/// What the thread is told.
+enum Word {
+    /// These are on a card, and no holder's.
+    Present(Vec<ProcKey>),
+    Audit(ProcKey),
+    Strike {
+        stranger: StrangerId,
+        signal: u8,
+        processes: Vec<ProcKey>,
+    },
+    Try {
+        uuid: String,
+    },
+    Stop,
+}
+
+/// Where words are put. Never blocks.
+#[derive(Clone)]
+pub(crate) struct WardenInbox {
+    queue: mpsc::Sender<Word>,
+    bell: Arc<Wake>,
+}
+
+impl WardenInbox {
+    fn send(&self, word: Word) {
+        // Refused only when the thread is gone, and then nobody wants to know.
+        let _ = self.queue.send(word);
+        self.bell.ring();
+    }
+
+    /// These are on a card, and no holder's.
+    pub(crate) fn present(&self, processes: Vec<ProcKey>) {
+        self.send(Word::Present(processes));
+    }
+
+    pub(crate) fn audit(&self, process: ProcKey) {
+        self.send(Word::Audit(process));
+    }
+
+    pub(crate) fn strike(&self, stranger: StrangerId, signal: u8, processes: Vec<ProcKey>) {
+        self.send(Word::Strike { stranger, signal, processes });
+    }
+
+    pub(crate) fn try_card(&self, uuid: String) {
+        self.send(Word::Try { uuid });
+    }
+
+    pub(crate) fn stop(&self) {
+        self.send(Word::Stop);
+    }
+}
+
+/// How to try whether the driver's processes can be told apart.
+pub(crate) struct Trial {
+    /// The executable that becomes a worker.
+    pub(crate) exe: PathBuf,
+    /// Where soft cards are.
+    pub(crate) soft: Option<SoftPlace>,
+    /// There is nothing behind the cards.
+    pub(crate) scripted: bool,
+}
+
+struct Kept {
+    again: Instant,
+    seen: Instant,
+}
+
+pub(crate) struct Warden {
+    queue: mpsc::Receiver<Word>,
+    bell: Arc<Wake>,
+    stop: Wake,
+    exits: Exits,
+    custody: Custody,
+    devices: Devices,
+    kept: BTreeMap<ProcKey, Kept>,
+    /// To be audited.
+    waiting: Vec<ProcKey>,
+    eyes: Inbox,
+    trial: Trial,
+}
+
+impl Warden {
+    pub(crate) fn new(eyes: Inbox, trial: Trial) -> std::io::Result<(Warden, WardenInbox)> {
+        let (sender, queue) = mpsc::channel();
+        let bell = Arc::new(Wake::new()?);
+        let inbox = WardenInbox { queue: sender, bell: Arc::clone(&bell) };
+        let devices = Devices::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
+        let warden = Warden {
+            queue,
+            exits: Exits::new(&bell)?,
+            stop: Wake::new()?,
+            bell,
+            custody: Custody::default(),
+            devices,
+            kept: BTreeMap::new(),
+            waiting: Vec::new(),
+            eyes,
+            trial,
+        };
+        Ok((warden, inbox))
+    }
+
+    pub(crate) fn run(mut self) {
+        loop {
+            let Ok(ended) = self.exits.wait(self.patience()) else { return };
+            self.bell.hush();
+            if !self.take_words() {
+                return;
+            }
+            ended.into_iter().for_each(|process| self.let_go(process, true));
+            self.look_again();
+            let now: Vec<ProcKey> = self.waiting.drain(..self.waiting.len().min(AT_ONCE)).collect();
+            now.into_iter().for_each(|process| self.audit(process));
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        if !self.waiting.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let next = self.kept.values().map(|kept| kept.again).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// False when it is time to stop.
+    fn take_words(&mut self) -> bool {
+        while let Ok(word) = self.queue.try_recv() {
+            match word {
+                Word::Present(processes) => self.present(processes),
+                Word::Audit(process) => self.want(process),
+                Word::Strike { stranger, signal, processes } => {
+                    let outcome = processes.into_iter().map(|process| self.strike(process, signal)).collect();
+                    self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, outcome }));
+                }
+                Word::Try { uuid } => {
+                    let can = self.try_card(&uuid);
+                    self.eyes.send(Message::Tell(Sight::SelfTested { can }));
+                }
+                Word::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn present(&mut self, processes: Vec<ProcKey>) {
+        let now = Instant::now();
+        for process in processes {
+            if let Some(kept) = self.kept.get_mut(&process) {
+                kept.seen = now;
+            } else if self.kept.len() + self.waiting.len() < KEPT_MAX {
+                self.want(process);
+            }
+        }
+    }
+
+    fn want(&mut self, process: ProcKey) {
+        if !self.waiting.contains(&process) {
+            self.waiting.push(process);
+        }
+    }
+
+    fn look_again(&mut self) {
+        let now = Instant::now();
+        let absent: Vec<ProcKey> =
+            self.kept.iter().filter(|(_, kept)| now - kept.seen > ABSENT).map(|(process, _)| *process).collect();
+        absent.into_iter().for_each(|process| self.let_go(process, false));
+        let due = self.kept.iter_mut().filter(|(_, kept)| kept.again <= now);
+        let due: Vec<ProcKey> = due.map(|(process, kept)| (*process, kept.again = now + AGAIN).0).collect();
+        due.into_iter().for_each(|process| self.want(process));
+    }
+
+    fn audit(&mut self, process: ProcKey) {
+        // What the daemon itself starts is on cards too, for a moment.
+        if process::ancestry(process.pid).iter().any(|parent| parent.pid == std::process::id()) {
+            return;
+        }
+        let audit = match audit::audit(process, &self.devices) {
+            Ok(audit) => audit,
+            Err(error) if error.is_gone() => return self.let_go(process, true),
+            // It is there and says nothing of itself; the next look asks again.
+            Err(_) => return,
+        };
+        if !self.kept.contains_key(&process) && !self.exits.listen(process) {
+            return;
+        }
+        let now = Instant::now();
+        let seen = self.kept.get(&process).map_or(now, |kept| kept.seen);
+        self.kept.insert(process, Kept { again: now + AGAIN, seen });
+        let tree = audit::descendants_in_cgroup(process, &audit.cgroup).unwrap_or_else(|_| vec![process]);
+        self.custody.keep(&audit, &tree, &self.devices);
+        self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));
+    }
+
+    /// It is over, or is of no interest any more.
+    fn let_go(&mut self, process: ProcKey, is_over: bool) {
+        self.exits.ignore(process);
+        self.custody.let_go(process);
+        if self.kept.remove(&process).is_some() && is_over {
+            self.eyes.send(Message::Tell(Sight::Left { process }));
+        }
+    }
+
+    fn strike(&mut self, process: ProcKey, signal: u8) -> Struck {
+        let refused = self.custody.signal(process, signal, &self.devices).err().map(|error| error.to_string());
+        Struck { process, refused }
+    }
+
+    /// Whether the driver names processes as this host does: one of ours makes a context on the card and
+    /// looks for itself in the driver's list.
+    fn try_card(&self, uuid: &str) -> Result<(), String> {
+        if self.trial.scripted {
+            return Err("there is nothing behind scripted cards".to_owned());
+        }
+        // Soft cards are of this namespace, whichever it is.
+        if self.trial.soft.is_none() {
+            let own = std::fs::read_link("/proc/self/ns/pid")
+                .map_err(|error| format!("its pid namespace cannot be read: {error}"))?;
+            if own.as_os_str() != FIRST_PIDS {
+                return Err(
+                    "the service runs in a pid namespace of its own, and the driver numbers the processes of the host"
+                        .to_owned(),
+                );
+            }
+        }
+        let arguments = ["context".to_owned(), uuid.to_owned()];
+        let mut link = Link::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())
+            .map_err(|error| format!("a process to try it with cannot be started: {error}"))?;
+        let heard = link.hear(TRIAL_PATIENCE, &self.stop);
+        reap(link.end().into_iter().collect());
+        match heard.map(|line| serde_json::from_slice::<Measured>(&line)) {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err("the trial's answer makes no sense".to_owned()),
+            Err(error) => Err(format!("a process of ours did not find itself among those on the card: {error}")),
+        }
+    }
+}

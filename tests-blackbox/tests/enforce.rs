@@ -1,0 +1,309 @@
+//! Processes on soft cards without a lease: found, adopted, warned and ended; and those that are left alone.
+//!
+//! All of them are real programs, and what is said of them is read from the command line and the trail.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::{Job, await_bytes, await_state, text};
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{CardState, LeaseState, Mode, Next, Step, Stranger, Strangers};
+
+const CONFIG: &str = r#"
+ttl = "5m"
+[enforcement]
+warned = "2s"
+grace = "2s"
+"#;
+
+fn serve() -> Service {
+    let config = Some(CONFIG.to_owned());
+    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
+}
+
+/// A program that holds memory without a lease; killed when this is dropped.
+struct Alone(Child, BufReader<ChildStdout>);
+
+impl Alone {
+    fn takes(service: &Service, size: &str) -> Alone {
+        Alone::with(service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]))
+    }
+
+    fn takes_as(service: &Service, uid: u32, size: &str) -> Alone {
+        let mut command = service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]);
+        command.uid(uid).gid(uid);
+        Alone::with(command)
+    }
+
+    fn with(mut command: Command) -> Alone {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a program");
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        assert!(line.starts_with("holds "), "{line:?}");
+        Alone(child, out)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("an own child");
+    }
+
+    /// Nothing happens to it for so long.
+    fn lives_on(&mut self, seconds: u64) {
+        throughout(Duration::from_secs(seconds), || {
+            assert_eq!(self.0.try_wait().expect("an own child"), None);
+        });
+    }
+
+    /// By which signal it ended.
+    fn ended_by(mut self) -> Option<i32> {
+        until("it ends", LONG, || match self.0.try_wait().expect("an own child") {
+            Some(status) => Ok(status.signal()),
+            None => Err("it runs"),
+        })
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn strangers(service: &Service) -> Strangers {
+    service.client().get("/v1/strangers").read()
+}
+
+/// The one stranger that has this process, once it is known.
+fn found(service: &Service, pid: u32) -> Stranger {
+    await_stranger(service, pid, "it is found", |_| true)
+}
+
+fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
+    until(what, LONG, || {
+        let all = strangers(service).strangers;
+        all.iter().find(|stranger| stranger.pid == pid && is_so(stranger)).cloned().ok_or(all)
+    })
+}
+
+fn await_closed(service: &Service, id: &str) -> String {
+    until(&format!("{id} is no stranger any more"), LONG, || {
+        let all = strangers(service).strangers;
+        if all.iter().all(|stranger| stranger.id != id) { Ok(()) } else { Err(all) }
+    });
+    succeeds(service, &["audit", "show", id])
+}
+
+fn succeeds(service: &Service, words: &[&str]) -> String {
+    let output = service.cli(words);
+    assert!(output.status.success(), "{words:?}: {}", text(&output));
+    text(&output)
+}
+
+fn mode(service: &Service, mode: &str) {
+    succeeds(service, &["enforce", "mode", "0", mode, "--yes"]);
+}
+
+/// The sentences of a story, in order.
+fn in_order(story: &str, sentences: &[&str]) {
+    let mut rest = story;
+    for sentence in sentences {
+        let at = rest.find(sentence).unwrap_or_else(|| panic!("`{sentence}` is not in its place:\n{story}"));
+        rest = &rest[at + sentence.len()..];
+    }
+}
+
+#[test]
+fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
+    let service = serve();
+    let mut alone = Alone::takes(&service, "1GiB");
+    let stranger = found(&service, alone.pid());
+    assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
+    assert!(stranger.exe.as_deref().is_some_and(|exe| exe.ends_with("sublet-example-hold")), "{stranger:?}");
+    assert!(stranger.command.iter().any(|word| word == "1GiB"), "{stranger:?}");
+    assert!(stranger.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB), "{stranger:?}");
+    alone.lives_on(5);
+    let status = succeeds(&service, &["enforce", "status"]);
+    assert!(status.contains("card 0: observe") && status.contains(&alone.pid().to_string()), "{status}");
+    alone.signal(Signal::TERM);
+    let story = await_closed(&service, &stranger.id);
+    in_order(&story, &["is on a card without a lease", "executable", "command", "parents", "exited"]);
+}
+
+#[test]
+fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
+    let service = serve();
+    let alone = Alone::takes(&service, "1GiB");
+    let stranger = found(&service, alone.pid());
+    let preview = succeeds(&service, &["enforce", "preview"]);
+    assert!(preview.contains("SIGTERM in 2 s"), "{preview}");
+    // Without `--yes` it is only shown.
+    let output = service.cli(&["enforce", "mode", "0", "enforce"]);
+    assert!(!output.status.success() && text(&output).contains("nothing was changed"), "{}", text(&output));
+    assert_eq!(service.client().card().mode, Mode::Observe);
+    mode(&service, "enforce");
+    // It looks at its memory and goes: it heeds SIGTERM.
+    assert_eq!(alone.ended_by(), None);
+    let story = await_closed(&service, &stranger.id);
+    in_order(&story, &["is on a card", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it", "exited"]);
+    assert!(!story.contains("SIGKILL"), "{story}");
+    until("its memory is back", LONG, || {
+        let card = service.client().card();
+        if card.loose_bytes < Some(256 * MIB) { Ok(()) } else { Err(card) }
+    });
+    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+}
+
+#[test]
+fn who_ignores_sigterm_gets_sigkill_after_the_grace() {
+    let service = serve();
+    let alone = Alone::takes(&service, "1GiB");
+    let stranger = found(&service, alone.pid());
+    alone.signal(Signal::STOP);
+    mode(&service, "enforce");
+    assert_eq!(alone.ended_by(), Some(9));
+    let story = await_closed(&service, &stranger.id);
+    in_order(
+        &story,
+        &["is warned", "SIGTERM is to be sent", "SIGTERM was sent", "SIGKILL is to be sent", "SIGKILL was sent"],
+    );
+}
+
+#[test]
+fn an_adopted_process_has_a_lease_and_is_not_touched() {
+    let service = serve();
+    let mut alone = Alone::takes(&service, "1GiB");
+    let stranger = found(&service, alone.pid());
+    mode(&service, "enforce");
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    let said = succeeds(&service, &["adopt", &alone.pid().to_string()]);
+    assert!(said.contains("has L1 now"), "{said}");
+    let story = await_closed(&service, &stranger.id);
+    in_order(&story, &["is warned", "has a lease now: L1"]);
+    let lease = await_state(&service.client(), "L1", LeaseState::Active);
+    assert!(lease.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB && bytes < 1400 * MIB), "{lease:?}");
+    assert_eq!(lease.pids, [alone.pid()]);
+    alone.lives_on(6);
+    alone.signal(Signal::TERM);
+    service.client().await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
+}
+
+#[test]
+fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
+    let service = serve();
+    let alone = Alone::takes_as(&service, 4711, "512MiB");
+    let stranger = found(&service, alone.pid());
+    assert_eq!(stranger.uid, 4711);
+    let other = service.command(&["adopt", &alone.pid().to_string()]).uid(4712).gid(4712).output().expect("a program");
+    assert!(!other.status.success(), "{}", text(&other));
+    let seen = service.command(&["enforce", "status"]).uid(4712).gid(4712).output().expect("a program");
+    assert!(!text(&seen).contains(&alone.pid().to_string()), "{}", text(&seen));
+    let own = service.command(&["enforce", "status"]).uid(4711).gid(4711).output().expect("a program");
+    assert!(text(&own).contains(&alone.pid().to_string()), "{}", text(&own));
+    let mode = service.command(&["enforce", "mode", "0", "warn"]).uid(4711).gid(4711).output().expect("a program");
+    assert!(!mode.status.success() && text(&mode).contains("only an operator"), "{}", text(&mode));
+    let own = service.command(&["adopt", &alone.pid().to_string()]).uid(4711).gid(4711).output().expect("a program");
+    assert!(own.status.success(), "{}", text(&own));
+    let lease = service.client().lease("L1");
+    assert_eq!(lease.tenant, "uid:4711");
+    in_order(&await_closed(&service, &stranger.id), &["has a lease now: L1"]);
+}
+
+#[test]
+fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
+    let service = serve();
+    mode(&service, "enforce");
+    // It forks twice, leaves its session and its parent, and takes another name.
+    let line = format!("(setsid bash -c 'exec -a renamed {} 512MiB --idle' &) ; sleep 600", example("hold"));
+    let _job = Job::start(&service, &["--vram", "1G", "--", "bash", "-c", &line]);
+    await_bytes(&service.client(), "L1", 512);
+    throughout(Duration::from_secs(6), || {
+        let all = strangers(&service).strangers;
+        assert!(all.is_empty(), "{all:?}");
+    });
+    await_bytes(&service.client(), "L1", 512);
+}
+
+#[test]
+fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
+    let service = serve();
+    let mut job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "512MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "));
+    await_bytes(&service.client(), "L1", 512);
+    let program = *service.client().lease("L1").pids.last().expect("a process");
+    // The wrapper dies, and an operator takes the lease: the program is still there.
+    kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
+    succeeds(&service, &["end", "L1"]);
+    let stranger = found(&service, program);
+    mode(&service, "enforce");
+    let story = await_closed(&service, &stranger.id);
+    in_order(&story, &["is on a card without a lease", "is warned", "SIGTERM was sent"]);
+}
+
+#[test]
+fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
+    let service = serve();
+    let mut alone = Alone::takes(&service, "512MiB");
+    found(&service, alone.pid());
+    let said = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold"]);
+    assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
+    mode(&service, "enforce");
+    let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
+    assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");
+    alone.lives_on(5);
+    succeeds(&service, &["enforce", "forget", "R1"]);
+    assert_eq!(alone.ended_by(), None);
+}
+
+#[test]
+fn nothing_happens_while_the_driver_hangs() {
+    let service = serve();
+    let mut alone = Alone::takes(&service, "512MiB");
+    found(&service, alone.pid());
+    mode(&service, "enforce");
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    succeeds(&service, &["soft", "fault", "0", "nvml", "hang"]);
+    alone.lives_on(8);
+    succeeds(&service, &["soft", "fault", "0", "nvml", "ok"]);
+    assert_eq!(alone.ended_by(), None);
+}
+
+#[test]
+fn a_daemon_that_comes_back_goes_on_where_it_was_and_warns_nobody_twice() {
+    let mut service = serve();
+    let alone = Alone::takes(&service, "512MiB");
+    let stranger = found(&service, alone.pid());
+    mode(&service, "enforce");
+    await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    service.kill();
+    service.restart();
+    assert_eq!(service.client().card().mode, Mode::Enforce);
+    assert_eq!(service.client().card().state, CardState::InService);
+    assert_eq!(found(&service, alone.pid()).id, stranger.id);
+    let story = succeeds(&service, &["audit", "show", &stranger.id]);
+    assert_eq!(story.matches("is warned").count(), 1, "{story}");
+}
+
+#[test]
+fn known_users_get_a_lease_where_that_is_the_mode() {
+    let service = serve();
+    mode(&service, "adopt");
+    let job = Job::start(&service, &["--vram", "1G", "--", "true"]);
+    assert_eq!(job.end().0, Some(0));
+    let alone = Alone::takes(&service, "512MiB");
+    let lease = await_state(&service.client(), "L2", LeaseState::Active);
+    assert_eq!(lease.pids, [alone.pid()]);
+    let nobody_known = Alone::takes_as(&service, 4711, "512MiB");
+    found(&service, nobody_known.pid());
+    throughout(Duration::from_secs(8), || assert_eq!(service.client().live_ids(), ["L2"]));
+}
