@@ -226,11 +226,21 @@ pub(crate) struct Stat {
     pub(crate) name: String,
     pub(crate) state: u8,
     pub(crate) parent: u32,
+    /// The leader of its session.
+    pub(crate) session: u32,
+    /// The kernel's own, with no program.
+    pub(crate) is_kernel: bool,
     pub(crate) threads: u64,
     pub(crate) start: u64,
     /// Clock ticks on a core, of itself and of the children that it waited for.
     pub(crate) cpu_ticks: u64,
+    /// Where its program and its stack were put when it was last started by `exec`: another place each time.
+    /// Zeros or ones for whoever may not know.
+    pub(crate) image: [u64; 3],
 }
+
+/// Set in field 9 of the kernel's own threads, which are nobody's programs.
+const PF_KTHREAD: u64 = 0x0020_0000;
 
 impl Stat {
     pub(crate) const fn key(&self, pid: u32) -> ProcKey {
@@ -257,9 +267,12 @@ impl Stat {
             name,
             state: *fields.first()?.as_bytes().first()?,
             parent: u32::try_from(number(4)?).ok()?,
+            session: u32::try_from(signed(6)?).ok()?,
+            is_kernel: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?).saturating_add(signed(16)?).saturating_add(signed(17)?),
             threads: number(20)?,
             start: number(22)?,
+            image: [26, 27, 28].map(|field| number(field).unwrap_or(0)),
         })
     }
 }
@@ -272,17 +285,17 @@ pub(crate) fn stat(pid: u32) -> Result<Stat, ProcessError> {
     Stat::parse(&text).ok_or_else(|| odd(pid, "stat"))
 }
 
-fn read(pid: u32, file: &str) -> Result<Vec<u8>, ProcessError> {
+pub(crate) fn read(pid: u32, file: &str) -> Result<Vec<u8>, ProcessError> {
     fs::read(format!("/proc/{pid}/{file}")).map_err(|e| ProcessError::of(pid, e))
 }
 
 /// `Uid:  1000  1000 …`: the first number after the name.
-fn status_field<T: std::str::FromStr>(text: &[u8], name: &str) -> Option<T> {
+pub(crate) fn status_field<T: std::str::FromStr>(text: &[u8], name: &str) -> Option<T> {
     let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))?;
     str::from_utf8(line).ok()?.split_ascii_whitespace().next()?.parse().ok()
 }
 
-fn odd(pid: u32, file: &str) -> ProcessError {
+pub(crate) fn odd(pid: u32, file: &str) -> ProcessError {
     let source = io::Error::new(io::ErrorKind::InvalidData, format!("`/proc/{pid}/{file}` has an unknown form"));
     ProcessError::Unreadable { pid, source }
 }

@@ -27,7 +27,7 @@ crate::tests![
 ];
 
 /// A shell, its child shell, and that one's child: prints the two lower pids.
-const THREE: &str = "sh -c 'echo $$; sleep 600 >/dev/null & echo $!; wait' & wait";
+pub const THREE: &str = "sh -c 'echo $$; sleep 600 >/dev/null & echo $!; wait' & wait";
 
 fn a_tree_is_told_whole() {
     let lease = fresh_lease();
@@ -262,17 +262,17 @@ fn what_is_in_the_holders_cgroup_is_the_holders() {
 }
 
 /// A cgroup of the name that marks a holder; taken away after the test.
-struct OwnCgroup(PathBuf);
+pub struct OwnCgroup(PathBuf);
 
 impl OwnCgroup {
-    fn make(lease: LeaseId) -> Option<OwnCgroup> {
+    pub fn make(lease: LeaseId) -> Option<OwnCgroup> {
         let mine = process::cgroups(std::process::id()).ok()?;
         let dirs = mine.iter().filter_map(process::Cgroup::directory).map(|dir| dir.join(format!("sublet-{lease}")));
         let usable = |dir: &PathBuf| std::fs::create_dir(dir).is_ok() && dir.join("cgroup.procs").exists();
         dirs.into_iter().find(usable).map(OwnCgroup)
     }
 
-    fn put(&self, pid: u32) {
+    pub fn put(&self, pid: u32) {
         std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 }

@@ -4,6 +4,7 @@
 //! `worker` it becomes one, as the product does. So it has its own `main`.
 
 mod activity;
+mod audit;
 mod cards;
 mod driven;
 mod driver_worker;
@@ -19,12 +20,15 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("worker") => sublet_host::worker::run(&args[1..]),
+        Some("odd") => audit::run(&args[1..]),
         Some("program") => program::run(&args[1..]),
         Some("spin") => loop {
             std::hint::spin_loop();
         },
         _ => {
-            let tests = [cards::TESTS, holders::TESTS, activity::TESTS, driver_worker::TESTS, driven::TESTS].concat();
+            let tests =
+                [cards::TESTS, holders::TESTS, activity::TESTS, audit::TESTS, driver_worker::TESTS, driven::TESTS]
+                    .concat();
             let trial = |(name, test): (&'static str, fn())| {
                 Trial::test(name, move || {
                     test();

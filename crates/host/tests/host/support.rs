@@ -188,6 +188,12 @@ impl Tree {
         key(self.pids[0])
     }
 
+    /// What was printed were no pids.
+    pub fn without_printed(mut self) -> Tree {
+        self.pids.truncate(1);
+        self
+    }
+
     /// Kills one of them. The root stays a zombie until the test is over.
     pub fn kill(&self, which: usize) {
         kill(self.pids[which]);
@@ -228,4 +234,28 @@ pub fn my_uid() -> u32 {
 /// This executable, which is also the worker.
 pub fn exe() -> PathBuf {
     std::env::current_exe().unwrap()
+}
+
+/// A path that whoever may look anywhere may look at, with nothing there yet; gone with the drop.
+pub struct Scratch {
+    dir: tempfile::TempDir,
+    name: &'static str,
+}
+
+impl Scratch {
+    pub fn new(name: &'static str) -> Scratch {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        Scratch { dir, name }
+    }
+
+    pub fn holding(name: &'static str, bytes: &[u8]) -> Scratch {
+        let scratch = Scratch::new(name);
+        std::fs::write(scratch.path(), bytes).unwrap();
+        scratch
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join(self.name)
+    }
 }

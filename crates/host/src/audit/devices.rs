@@ -1,0 +1,215 @@
+//! Which cards' device files a process has open or mapped.
+//!
+//! What counts is the descriptor, whoever opened it: one that was inherited holds memory as well. A file
+//! that was mapped and closed is found among the mappings. Files are known by what they are (the driver's
+//! device numbers, the soft cards' inode), so neither another name nor another mount hides one.
+//!
+//! Absent: which of them holds memory, and how much. That is the driver's to say.
+
+use super::text::{PATH_MAX, clean, clean_bytes};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// How the names of NVIDIA's device files begin.
+const PREFIX: &str = "/dev/nvidia";
+/// The number of NVIDIA's first device files, fixed long ago; later ones are in `/proc/devices`.
+const MAJOR: u32 = 195;
+/// Descriptors of one process that are looked at; it may have a million.
+const DESCRIPTORS_MAX: usize = 65_536;
+/// Mappings of one process that are looked at: the kernel's own limit is 65,530 by default.
+const MAPPINGS_MAX: usize = 262_144;
+/// Device files of one process that are told: a host has a few for each card.
+const DEVICES_MAX: usize = 64;
+
+/// What counts as a card's device file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    soft: Vec<PathBuf>,
+}
+
+/// The files that count, as they are at one moment.
+struct Known<'a> {
+    majors: Vec<u32>,
+    soft: Vec<(&'a Path, u64, u64)>,
+}
+
+impl Devices {
+    /// NVIDIA's, and the files of soft cards.
+    pub fn new(soft: impl IntoIterator<Item = PathBuf>) -> Devices {
+        Devices { soft: soft.into_iter().collect() }
+    }
+
+    /// The files of soft cards.
+    pub fn soft(&self) -> &[PathBuf] {
+        &self.soft
+    }
+
+    fn known(&self) -> Known<'_> {
+        let listed = fs::read_to_string("/proc/devices").unwrap_or_default();
+        let inode = |path: &'_ PathBuf| {
+            let stat = rustix::fs::stat(path).ok()?;
+            Some((stat.st_dev, stat.st_ino))
+        };
+        let soft = self.soft.iter().filter_map(|path| inode(path).map(|(dev, ino)| (path.as_path(), dev, ino)));
+        Known { majors: majors(&listed), soft: soft.collect() }
+    }
+
+    /// The device files that a process has open or mapped. What could not be read is added to `unread`.
+    pub(super) fn of(&self, pid: u32, unread: &mut Vec<String>) -> Vec<String> {
+        let known = self.known();
+        let mut found = Vec::new();
+        if let Err(error) = open(pid, &known, &mut found) {
+            unread.push(format!("which files it has open: {}", because(&error)));
+        }
+        if let Err(error) = mapped(pid, &known, &mut found) {
+            unread.push(format!("which files it has mapped: {}", because(&error)));
+        }
+        found.sort();
+        found.dedup();
+        if found.len() > DEVICES_MAX {
+            unread.push(format!("{} more device files that it has open", found.len() - DEVICES_MAX));
+            found.truncate(DEVICES_MAX);
+        }
+        found
+    }
+}
+
+/// What the kernel said, without the number that Rust adds.
+pub(super) fn because(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "not permitted".to_owned(),
+        io::ErrorKind::NotFound => "it ended meanwhile".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// Bounds are told like errors: what was not looked at is not known.
+fn too_many(what: &str, max: usize) -> io::Error {
+    io::Error::other(format!("it has more than {max} {what}"))
+}
+
+fn open(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+    for (number, entry) in fs::read_dir(format!("/proc/{pid}/fd"))?.enumerate() {
+        if number >= DESCRIPTORS_MAX {
+            return Err(too_many("files open", DESCRIPTORS_MAX));
+        }
+        let path = entry?.path();
+        let link = match fs::read_link(&path) {
+            Ok(link) => link,
+            // Closed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        // Sockets, pipes and the like have no place in a file system, and need not be asked what they are.
+        let link = link.as_os_str().as_bytes();
+        if link.starts_with(b"/")
+            && let Some(name) = known.name_of_open(&path, link)
+        {
+            found.push(name);
+        }
+    }
+    Ok(())
+}
+
+/// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
+fn mapped(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+    let mut lines = BufReader::with_capacity(65_536, File::open(format!("/proc/{pid}/maps"))?);
+    let mut line = Vec::new();
+    for _ in 0..MAPPINGS_MAX {
+        line.clear();
+        if lines.read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        if let Some(name) = known.name_of_mapped(&line)
+            && !found.contains(&name)
+        {
+            found.push(name);
+        }
+    }
+    Err(too_many("mappings", MAPPINGS_MAX))
+}
+
+impl Known<'_> {
+    fn name_of_open(&self, descriptor: &Path, link: &[u8]) -> Option<String> {
+        let told = || Some(clean_bytes(link, PATH_MAX));
+        // Not asked from a server that may not answer: what the kernel has will do.
+        let asked = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
+        let Ok(stat) = asked else { return if link.starts_with(PREFIX.as_bytes()) { told() } else { None } };
+        let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        if let Some(name) = self.soft_name(dev, stat.stx_ino) {
+            return Some(name);
+        }
+        let is_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::CharacterDevice;
+        let ours = is_device && self.majors.contains(&stat.stx_rdev_major);
+        if ours || link.starts_with(PREFIX.as_bytes()) { told() } else { None }
+    }
+
+    fn name_of_mapped(&self, line: &[u8]) -> Option<String> {
+        let mut fields = line.trim_ascii_end().splitn(6, |&byte| byte == b' ');
+        let (dev, ino) = (fields.nth(3)?, fields.next()?);
+        if ino == b"0" {
+            return None; // memory that is no file's
+        }
+        let path = fields.next().unwrap_or_default().trim_ascii_start();
+        if path.starts_with(PREFIX.as_bytes()) {
+            let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+            return Some(clean_bytes(path, PATH_MAX));
+        }
+        let (major, minor) = str::from_utf8(dev).ok()?.split_once(':')?;
+        let dev = makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+        let ino = str::from_utf8(ino).ok()?.parse().ok()?;
+        // Some file systems number their devices otherwise here than they tell who asks.
+        let by_name = || self.soft.iter().find(|(soft, _, its)| *its == ino && soft.as_os_str().as_bytes() == path);
+        self.soft_name(dev, ino).or_else(|| by_name().map(|(soft, ..)| clean(&soft.to_string_lossy(), PATH_MAX)))
+    }
+
+    fn soft_name(&self, dev: u64, ino: u64) -> Option<String> {
+        let (path, ..) = self.soft.iter().find(|(_, its_dev, its_ino)| (*its_dev, *its_ino) == (dev, ino))?;
+        Some(clean(&path.to_string_lossy(), PATH_MAX))
+    }
+}
+
+/// The numbers of NVIDIA's character devices.
+fn majors(listed: &str) -> Vec<u32> {
+    let characters = listed.split("Block devices:").next().unwrap_or_default();
+    let of_line = |line: &str| {
+        let (number, name) = line.trim().split_once(' ')?;
+        number.parse::<u32>().ok().filter(|_| name.starts_with("nvidia"))
+    };
+    let mut found = vec![MAJOR];
+    found.extend(characters.lines().filter_map(of_line));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTED: &str = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n511 nvidia-uvm\n\n\
+                          Block devices:\n  8 sd\n259 nvidia-odd\n";
+
+    #[test]
+    fn the_drivers_numbers_are_those_that_it_took() {
+        assert_eq!(majors(LISTED), [195, 195, 195, 235, 511]);
+        assert_eq!(majors(""), [195]);
+    }
+
+    #[test]
+    fn a_mapping_is_known_by_its_name_or_its_inode() {
+        let known = Known { majors: vec![], soft: vec![(Path::new("/run/s.soft"), makedev(0xfd, 1), 77)] };
+        let told = |line: &str| known.name_of_mapped(line.as_bytes());
+        let some = |name: &str| Some(name.to_owned());
+        assert_eq!(told("7f1-7f2 rw-s 00001000 00:05 1049                       /dev/nvidia0\n"), some("/dev/nvidia0"));
+        assert_eq!(told("7f1-7f2 rw-s 0 00:05 9       /dev/nvidia-uvm (deleted)\n"), some("/dev/nvidia-uvm"));
+        assert_eq!(told("7f1-7f2 rw-s 0 fd:01 77      /tmp/other name (deleted)\n"), some("/run/s.soft"));
+        assert_eq!(told("7f1-7f2 rw-s 0 00:2a 77      /run/s.soft\n"), some("/run/s.soft"));
+        assert_eq!(told("7f1-7f2 rw-s 0 fd:01 78      /run/s.soft\n"), None, "a file of that name is not that file");
+        for other in ["7f1-7f2 rw-p 0 00:00 0\n", "7f1-7f2 r-xp 0 fd:01 5  /usr/lib/x.so\n", "", "a b", "a b c d e f\n"]
+        {
+            assert_eq!(told(other), None, "{other}");
+        }
+    }
+}

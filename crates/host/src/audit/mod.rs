@@ -1,0 +1,246 @@
+//! Who a process on a card is, and where it came from.
+//!
+//! ```text
+//!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
+//!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
+//!        │                 devices: descriptors and mappings of cards' files
+//! ```
+//! Everything is read between two looks at the start time and at what `exec` last started, so that it is all
+//! of one program of one process. What may not be read is said in [`Audit::unread`]: whoever lacks
+//! CAP_SYS_PTRACE knows less of other users' processes, never something false.
+//!
+//! Reading a command line or mappings waits while the process itself changes its memory; a process that hangs
+//! there hangs its audit. So audits are no work for a thread that others wait for.
+//!
+//! Absent on purpose: matching a process to a lease, names of users, bytes on cards, and any choice.
+
+mod devices;
+mod place;
+mod redact;
+mod text;
+
+pub use devices::Devices;
+
+use crate::process::{self, ProcessError, Stat};
+use devices::because;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use sublet_core::audit::{Accounted, Ancestor, Audit};
+use sublet_core::ids::ProcKey;
+use text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
+
+/// Parents that are told: more is a chain somebody made to be long.
+const ANCESTORS_MAX: usize = 32;
+/// Words of a command line that are told.
+const WORDS_MAX: usize = 64;
+/// Bytes of a command line that are read: it may have two million.
+const COMMAND_BYTES_MAX: u64 = 65_536;
+/// How often something that changed while it was read is read again.
+const ATTEMPTS: usize = 4;
+/// Descendants of one process that are told at once.
+const DESCENDANTS_MAX: usize = 4096;
+
+/// Says who exactly this process is, as far as it can be read. Gone, if the number is another's by now.
+pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError> {
+    for _ in 0..ATTEMPTS {
+        let before = alive(process)?;
+        let audit = read(process, &before, devices);
+        // Its files fail in all ways while it ends: whether it is there comes first.
+        let after = alive(process)?;
+        let audit = audit?;
+        if before.image == after.image {
+            return Ok(audit);
+        }
+    }
+    let source = io::Error::other("it runs another program each time that it is looked at");
+    Err(ProcessError::Unreadable { pid: process.pid, source })
+}
+
+/// The process, and its descendants that are in the cgroup that its audit names.
+///
+/// More than a few thousand are told in part: they are asked for again when those are gone.
+pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcKey>, ProcessError> {
+    alive(process)?;
+    let (mut found, mut parents) = (Vec::new(), vec![process]);
+    let mut seen = 0;
+    while let Some(parent) = parents.pop() {
+        let is_there = process::cgroups(parent.pid).is_ok_and(|its| place::place(&its).cgroup == cgroup);
+        if is_there && process::is_running(parent) {
+            found.push(parent);
+        }
+        for pid in process::children(parent.pid).unwrap_or_default() {
+            // A number of the list may be another's by now, or a child that was handed on to init.
+            let child = process::stat(pid).ok().filter(|stat| stat.parent == parent.pid && !stat.has_ended());
+            if let Some(child) = child.filter(|_| seen < DESCENDANTS_MAX) {
+                seen += 1;
+                parents.push(child.key(pid));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What the kernel counts about exactly this process, if it lives.
+pub(super) fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
+    let stat = process::stat(process.pid)?;
+    if stat.start != process.start || stat.has_ended() {
+        return Err(ProcessError::Gone { pid: process.pid });
+    }
+    Ok(stat)
+}
+
+fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, ProcessError> {
+    let pid = process.pid;
+    let status = process::read(pid, "status")?;
+    match process::status_field(&status, "Tgid:") {
+        Some(leader) if leader != pid => return Err(ProcessError::Thread { pid, process: leader }),
+        _ => {}
+    }
+    let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::odd(pid, "status"))?;
+    let place = place::place(&process::cgroups(pid)?);
+    let mut unread = Vec::new();
+    let (exe, exe_deleted) = executable(pid, stat, &mut unread);
+    let cwd = match fs::read_link(format!("/proc/{pid}/cwd")) {
+        Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
+        Err(error) => {
+            unread.push(format!("the directory that it is in: {}", because(&error)));
+            None
+        }
+    };
+    Ok(Audit {
+        process,
+        uid,
+        name: clean(&stat.name, WORD_MAX),
+        exe,
+        exe_deleted,
+        command: command(pid, &mut unread),
+        cwd,
+        cgroup: clean(&place.cgroup, PATH_MAX),
+        unit: place.unit,
+        container: place.container,
+        session: stat.session,
+        started_s: started_s(process),
+        ancestry: ancestry(process, &mut unread),
+        devices: devices.of(pid, &mut unread),
+        ran: Some(accounted(pid, stat, &status, &mut unread)),
+        unread,
+    })
+}
+
+/// The path of the executable, and whether it was removed or replaced.
+fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String>, bool) {
+    match fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(path) => {
+            let path = path.as_os_str().as_bytes();
+            let kept = path.strip_suffix(b" (deleted)");
+            (Some(clean_bytes(kept.unwrap_or(path), PATH_MAX)), kept.is_some())
+        }
+        // The kernel's own have none.
+        Err(error) if stat.is_kernel && error.kind() == io::ErrorKind::NotFound => (None, false),
+        Err(error) => {
+            unread.push(format!("its executable: {}", because(&error)));
+            (None, false)
+        }
+    }
+}
+
+/// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.
+fn command(pid: u32, unread: &mut Vec<String>) -> Vec<String> {
+    let mut bytes = Vec::new();
+    let opened = File::open(format!("/proc/{pid}/cmdline"));
+    if let Err(error) = opened.and_then(|file| file.take(COMMAND_BYTES_MAX).read_to_end(&mut bytes)) {
+        unread.push(format!("its command line: {}", because(&error)));
+        return Vec::new();
+    }
+    let is_cut = bytes.len() as u64 == COMMAND_BYTES_MAX;
+    let mut words: Vec<String> =
+        bytes.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    // After the last word's end, or in the middle of one.
+    words.pop_if(|last| is_cut || last.is_empty());
+    let mut words = redact::redact(&words);
+    if is_cut || words.len() > WORDS_MAX {
+        unread.push("the rest of its command line: it is too long".to_owned());
+        words.truncate(WORDS_MAX);
+    }
+    // A line that the process wrote over itself has the old one's zeros behind it.
+    while words.last().is_some_and(String::is_empty) {
+        words.pop();
+    }
+    words.iter().map(|word| clean(word, WORD_MAX)).collect()
+}
+
+/// Seconds since 1970 at which it was started, by what the clock on the wall says now.
+fn started_s(process: ProcKey) -> u64 {
+    let (wall, boot) = (clock_gettime(ClockId::Realtime), clock_gettime(ClockId::Boottime));
+    let booted_ms = (wall.tv_sec - boot.tv_sec) * 1000 + (wall.tv_nsec - boot.tv_nsec) / 1_000_000;
+    let after_ms = ticks_as_ms(process.start);
+    u64::try_from(booted_ms).unwrap_or(0).saturating_add(after_ms) / 1000
+}
+
+fn ticks_as_ms(ticks: u64) -> u64 {
+    ticks.saturating_mul(1000) / rustix::param::clock_ticks_per_second().max(1)
+}
+
+fn accounted(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> Accounted {
+    let io_bytes = match process::io_bytes(pid) {
+        Ok(bytes) => Some(bytes),
+        Err(ProcessError::Unreadable { source, .. }) => {
+            unread.push(format!("what it read and wrote: {}", because(&source)));
+            None
+        }
+        Err(_) => None, // it has ended, and whoever asked is told so
+    };
+    let peak_kib: Option<u64> = process::status_field(status, "VmHWM:");
+    let peak_memory_bytes = peak_kib.map(|kib| kib.saturating_mul(1024));
+    Accounted { cpu_ms: ticks_as_ms(stat.cpu_ticks), io_bytes, peak_memory_bytes }
+}
+
+/// Its parents, nearest first.
+fn ancestry(process: ProcKey, unread: &mut Vec<String>) -> Vec<Ancestor> {
+    let mut found: Vec<Ancestor> = Vec::new();
+    let mut below = process;
+    loop {
+        match parent(below) {
+            Ok(None) => return found,
+            Ok(Some(_)) if found.len() == ANCESTORS_MAX => {
+                unread.push(format!("parents beyond the {ANCESTORS_MAX} nearest"));
+                return found;
+            }
+            Ok(Some((key, stat))) => {
+                found.push(ancestor(key, &stat));
+                below = key;
+            }
+            Err(()) => {
+                unread.push("all of its parents: they changed meanwhile".to_owned());
+                return found;
+            }
+        }
+    }
+}
+
+/// The parent of exactly this process: asked for before and after the parent was looked at, because a
+/// parent that ends gives its number to somebody else and its children to another.
+fn parent(below: ProcKey) -> Result<Option<(ProcKey, Stat)>, ()> {
+    let mut pid = alive(below).map_err(drop)?.parent;
+    for _ in 0..ATTEMPTS {
+        if pid == 0 {
+            return Ok(None);
+        }
+        let parent = process::stat(pid);
+        let now = alive(below).map_err(drop)?.parent;
+        if now == pid {
+            return parent.map(|stat| Some((stat.key(pid), stat))).map_err(drop);
+        }
+        pid = now;
+    }
+    Err(())
+}
+
+fn ancestor(process: ProcKey, stat: &Stat) -> Ancestor {
+    let exe = fs::read_link(format!("/proc/{}/exe", process.pid)).ok();
+    let exe = exe.as_deref().map(Path::as_os_str).map(|path| clean_bytes(path.as_bytes(), WORD_MAX));
+    Ancestor { process, uid: process::uid(process.pid).ok(), name: clean(&stat.name, WORD_MAX), exe }
+}

@@ -1,0 +1,586 @@
+//! Takes secrets out of command lines: an audit is kept for ever and read by many.
+//!
+//! What goes: values of options, variables, headers and fields whose name says secret; what stands before
+//! the host in an address; words that look like a key of a known service, or like nothing but chance. The
+//! program, its options and the names of files stay readable. Too much taken out costs a glance at the
+//! process; too little cannot be taken back, so doubt takes out.
+//!
+//! ```text
+//!   arguments ──► words (spaces inside an argument count: `sh -c "…"` is a command line, too)
+//!   word      ──► fields (`a=1;password=x`, `…?token=x&y=2`) ──► patterns in what is left
+//! ```
+//! Absent: reading anything, and dictionaries of languages. A secret that looks like a file's name and
+//! follows a harmless word is not found.
+
+/// What stands in place of a secret.
+pub(super) const REDACTED: &str = "***";
+
+/// A name with one of these in it says that its value is secret.
+const SECRET_PARTS: [&str; 24] = [
+    "password",
+    "passwd",
+    "passphrase",
+    "passcode",
+    "pass",
+    "pwd",
+    "pw",
+    "secret",
+    "secrets",
+    "apikey",
+    "authorization",
+    "bearer",
+    "credential",
+    "credentials",
+    "cred",
+    "creds",
+    "cookie",
+    "privatekey",
+    "accesskey",
+    "secretkey",
+    "signature",
+    "sig",
+    "otp",
+    "jwt",
+];
+/// `key` is secret after one of these: `api-key`, `ACCESS_KEY`. Others are names (`--sort-key`).
+const BEFORE_KEY: [&str; 11] =
+    ["api", "access", "secret", "private", "auth", "account", "encryption", "signing", "license", "master", "shared"];
+/// With one of these beside it a `token` is a piece of text, not a secret.
+const TEXT_PARTS: [&str; 24] = [
+    "max",
+    "min",
+    "num",
+    "n",
+    "count",
+    "budget",
+    "limit",
+    "size",
+    "len",
+    "length",
+    "per",
+    "pad",
+    "eos",
+    "bos",
+    "unk",
+    "mask",
+    "special",
+    "type",
+    "id",
+    "ids",
+    "stop",
+    "image",
+    "embedding",
+    "classification",
+];
+/// A name that ends so says where something is, not what it is.
+const PLACE_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
+/// A word that nobody put apart is secret if it ends so: `PGPASSWORD`, `dbpasswd`, `accesstoken`.
+const SECRET_ENDS: [&str; 6] = ["password", "passwd", "secret", "apikey", "passphrase", "authorization"];
+/// What stands before a credential in a header, and is none.
+const SCHEMES: [&str; 5] = ["bearer", "basic", "digest", "negotiate", "token"];
+/// What ends one field of a word.
+const FIELD_ENDS: [char; 6] = [';', '&', '?', ',', '{', '}'];
+/// How keys of known services begin, and how long what follows is at least.
+const PREFIXES: [(&str, usize); 36] = [
+    ("hf_", 16),
+    ("api_org_", 16),
+    ("sk-", 16),
+    ("sk_live_", 8),
+    ("sk_test_", 8),
+    ("rk_live_", 8),
+    ("pk_live_", 8),
+    ("ghp_", 16),
+    ("gho_", 16),
+    ("ghu_", 16),
+    ("ghs_", 16),
+    ("ghr_", 16),
+    ("github_pat_", 16),
+    ("glpat-", 12),
+    ("gldt-", 12),
+    ("xoxb-", 8),
+    ("xoxp-", 8),
+    ("xoxa-", 8),
+    ("xoxs-", 8),
+    ("xapp-", 8),
+    ("AKIA", 16),
+    ("ASIA", 16),
+    ("AIza", 30),
+    ("ya29.", 16),
+    ("npm_", 20),
+    ("pypi-", 16),
+    ("dop_v1_", 16),
+    ("SG.", 16),
+    ("nvapi-", 16),
+    ("gsk_", 16),
+    ("r8_", 16),
+    ("hvs.", 16),
+    ("dckr_pat_", 12),
+    ("tskey-", 12),
+    ("xai-", 16),
+    ("AGE-SECRET-KEY-", 8),
+];
+/// Options that only in one program carry a secret: with its value behind it, or in the next word.
+const OF_PROGRAMS: [(&str, &str); 8] = [
+    ("mysql", "-p"),
+    ("mysqldump", "-p"),
+    ("mysqladmin", "-p"),
+    ("mariadb", "-p"),
+    ("sshpass", "-p"),
+    ("redis-cli", "-a"),
+    ("ldapsearch", "-w"),
+    ("mosquitto_pub", "-P"),
+];
+/// Letters and digits in a row without a sense: shorter ones occur in names of files.
+const CHANCE_MIN: usize = 20;
+/// The same for one case of letters and digits, as in hexadecimal.
+const CHANCE_ONE_CASE_MIN: usize = 32;
+
+/// The arguments with every secret in them replaced.
+pub(super) fn redact(arguments: &[String]) -> Vec<String> {
+    let program = arguments.first().map(|first| first.rsplit('/').next().unwrap_or(first)).unwrap_or_default();
+    let mut reader = Reader { program, next: Next::Plain };
+    arguments.iter().enumerate().map(|(number, argument)| reader.argument(argument, number == 0)).collect()
+}
+
+/// What the words so far say about the next one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Plain,
+    /// All of the next argument, with the spaces in it.
+    SecretArgument,
+    /// The next word of this argument, up to its closing quote.
+    SecretWord,
+    /// A secret if an `=` comes before it.
+    SecretIfGiven,
+    /// A scheme and a secret, up to the closing quote if the header's name was behind one.
+    Header(Option<char>),
+    /// A user's name and, after a colon, a secret.
+    UserAndSecret,
+}
+
+struct Reader<'a> {
+    program: &'a str,
+    next: Next,
+}
+
+impl Reader<'_> {
+    fn argument(&mut self, argument: &str, is_program: bool) -> String {
+        match self.next {
+            Next::SecretArgument if !looks_like_option(argument) => {
+                self.next = Next::Plain;
+                return REDACTED.to_owned();
+            }
+            Next::SecretArgument => self.next = Next::Plain,
+            _ => {}
+        }
+        // A whole argument's value ends where the argument does, whatever is in it.
+        if let Some((name, value)) = argument.split_once('=')
+            && is_name(name)
+            && !value.is_empty()
+            && is_secret(name)
+        {
+            self.next = Next::Plain;
+            return format!("{name}={REDACTED}");
+        }
+        if !is_program && let Some(redacted) = self.of_program(argument) {
+            return redacted;
+        }
+        if looks_like_option(argument) && is_name(argument) && is_secret(argument) {
+            self.next = Next::SecretArgument;
+            return argument.to_owned();
+        }
+        self.words(argument)
+    }
+
+    /// `mysql -psecret`, `sshpass -p secret`.
+    fn of_program(&mut self, argument: &str) -> Option<String> {
+        let (_, option) = OF_PROGRAMS.iter().find(|(program, _)| *program == self.program)?;
+        let value = argument.strip_prefix(option)?;
+        if value.is_empty() {
+            // MySQL asks for it then, and the next word is the name of a database: not shown either.
+            self.next = Next::SecretArgument;
+            return Some(argument.to_owned());
+        }
+        Some(format!("{option}{REDACTED}"))
+    }
+
+    fn words(&mut self, argument: &str) -> String {
+        let mut out = String::with_capacity(argument.len());
+        let mut rest = argument;
+        loop {
+            let space = rest.len() - rest.trim_start().len();
+            out.push_str(&rest[..space]);
+            rest = &rest[space..];
+            let word = &rest[..rest.find(char::is_whitespace).unwrap_or(rest.len())];
+            if word.is_empty() {
+                return out;
+            }
+            let taken = match std::mem::replace(&mut self.next, Next::Plain) {
+                Next::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
+                Next::Header(quote) => header(&mut out, rest, quote),
+                Next::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
+                    self.next = Next::SecretWord;
+                    out.push_str(word);
+                    word.len()
+                }
+                Next::UserAndSecret if word.contains([':', '%']) && !word.contains("://") => {
+                    out.push_str(&user_only(word));
+                    word.len()
+                }
+                _ => {
+                    out.push_str(&self.word(word));
+                    word.len()
+                }
+            };
+            rest = &rest[taken..];
+        }
+    }
+
+    fn word(&mut self, word: &str) -> String {
+        let bare = word.trim_matches(is_quote);
+        if is_name(bare) {
+            self.next = match bare {
+                _ if bare.eq_ignore_ascii_case("bearer") => Next::SecretWord,
+                "-u" | "-U" | "--user" | "--proxy-user" => Next::UserAndSecret,
+                _ if looks_like_option(bare) && is_secret(bare) => Next::SecretWord,
+                _ if is_secret(bare) => Next::SecretIfGiven,
+                _ => Next::Plain,
+            };
+        }
+        let word = without_userinfo(word);
+        word.split_inclusive(FIELD_ENDS).map(|field| self.field(field)).collect()
+    }
+
+    /// `name=value`, `"name":"value"`, or neither.
+    fn field(&mut self, field: &str) -> String {
+        let end = field.trim_end_matches(FIELD_ENDS);
+        let after = &field[end.len()..];
+        let Some((at, name)) = secret_name(end) else {
+            return match end.split_once('=').filter(|(name, _)| is_name(name)) {
+                Some((name, value)) => format!("{}={}{after}", patterns(name), patterns(value)),
+                None => format!("{}{after}", patterns(end)),
+            };
+        };
+        let value = end[at + 1..].trim_start_matches(['=', '>']);
+        if !value.is_empty() {
+            let closes: String = value.chars().next_back().filter(|last| is_mark(*last)).into_iter().collect();
+            return format!("{}{REDACTED}{closes}{after}", &end[..=at]);
+        }
+        // `Authorization: Bearer …`, `"password": "…"`: it comes with the next word.
+        let is_header = parts_of(name).iter().any(|part| part.ends_with("authorization"));
+        let quote = name.chars().next().filter(|first| is_mark(*first) && !name[1..].ends_with(*first));
+        self.next = if is_header { Next::Header(quote) } else { Next::SecretWord };
+        field.to_owned()
+    }
+}
+
+/// Puts a mark in place of the secret that `rest` begins with, and says how long that was.
+fn secret(out: &mut String, rest: &str, word: usize) -> usize {
+    let mark = rest.chars().next().filter(|first| is_mark(*first));
+    let Some(mark) = mark else {
+        out.push_str(REDACTED);
+        // What closes an outer quotation stays: the line is read by people.
+        out.extend(rest[..word].chars().next_back().filter(|last| is_mark(*last)));
+        return word;
+    };
+    out.extend([mark]);
+    out.push_str(REDACTED);
+    out.extend([mark]);
+    rest[1..].find(mark).map_or(rest.len(), |at| at + 2)
+}
+
+/// The same for all of a header, whose scheme may be told.
+fn header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
+    let opens = rest.chars().next().filter(|first| is_mark(*first));
+    let begin = opens.map_or(0, char::len_utf8);
+    let end = opens.or(quote).and_then(|mark| rest[begin..].find(mark)).map_or(rest.len(), |at| begin + at);
+    let scheme = rest[begin..end].split_whitespace().next().unwrap_or_default();
+    out.extend(opens);
+    if SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known)) {
+        out.push_str(scheme);
+        out.push(' ');
+    }
+    out.push_str(REDACTED);
+    end
+}
+
+/// The first name in a field that says secret, and where its `=` or `:` is.
+fn secret_name(field: &str) -> Option<(usize, &str)> {
+    let mut begin = 0;
+    for (at, separator) in field.match_indices(['=', ':']) {
+        let name = &field[begin..at];
+        // `/run/secrets:/run/secrets` is two places, and `app.auth:main` a module of Python.
+        let is = match separator {
+            "=" => is_secret(name.rsplit('/').next().unwrap_or(name)),
+            _ => !name.contains('/') && !name.ends_with("auth") && is_secret(name),
+        };
+        if is {
+            return Some((at, name));
+        }
+        begin = at + 1;
+    }
+    None
+}
+
+fn looks_like_option(word: &str) -> bool {
+    word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c == '-' || c.is_ascii_alphabetic()))
+}
+
+/// Could this be the name of an option or of a variable? Long texts and addresses are none.
+fn is_name(text: &str) -> bool {
+    text.len() <= 64 && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+const fn is_mark(c: char) -> bool {
+    matches!(c, '\'' | '"')
+}
+
+const fn is_quote(c: char) -> bool {
+    matches!(c, '\'' | '"' | '`' | '(' | ')' | '[' | ']')
+}
+
+/// The lower-case words of a name: `hfApiToken`, `HF_API_TOKEN` and `--hf.api-token` are the same three.
+fn parts_of(name: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut before = ' ';
+    for c in name.chars() {
+        let begins = !c.is_alphanumeric() || (c.is_uppercase() && before.is_lowercase());
+        if begins && parts.last().is_some_and(|part| !part.is_empty()) {
+            parts.push(String::new());
+        }
+        if c.is_alphanumeric()
+            && let Some(part) = parts.last_mut()
+        {
+            part.extend(c.to_lowercase());
+        }
+        before = c;
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// Does a name say that its value is secret?
+fn is_secret(name: &str) -> bool {
+    let parts = parts_of(name);
+    let has = |list: &[&str], part: &String| list.contains(&part.as_str());
+    let Some(last) = parts.last().filter(|last| !has(&PLACE_PARTS, last)) else { return false };
+    let is_text = parts.iter().any(|part| has(&TEXT_PARTS, part));
+    last == "auth"
+        || parts.iter().enumerate().any(|(at, part)| match part.as_str() {
+            "key" | "keys" => at > 0 && has(&BEFORE_KEY, &parts[at - 1]),
+            text if text.ends_with("token") => !is_text,
+            text => has(&SECRET_PARTS, part) || SECRET_ENDS.iter().any(|end| text.ends_with(end)),
+        })
+}
+
+/// `user:secret` without the secret. Numbers are a user and a group.
+fn user_only(word: &str) -> String {
+    match word.split_once([':', '%']) {
+        Some((user, secret)) if !is_number(user) || !is_number(secret) => format!("{user}:{REDACTED}"),
+        _ => word.to_owned(),
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `scheme://user:secret@host/…` without what stands before the host.
+fn without_userinfo(word: &str) -> String {
+    let Some(at) = word.find("://") else { return word.to_owned() };
+    let (scheme, rest) = word.split_at(at + 3);
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    // A secret may hold a slash that should have been escaped: then the port is no number.
+    let odd_port = authority.rsplit_once(':').is_some_and(|(host, port)| !host.contains('[') && !is_number(port));
+    // Or an `@`: the last one counts, unless a question mark says that the address is over.
+    let end = rest[..rest.find(['?', '#']).unwrap_or(rest.len())].rfind('@');
+    match end.filter(|_| authority.contains('@') || odd_port) {
+        Some(end) => format!("{scheme}{REDACTED}{}", &rest[end..]),
+        None => word.to_owned(),
+    }
+}
+
+/// Takes out what looks like a key, wherever in the word it is.
+fn patterns(word: &str) -> String {
+    // Names of files stay readable, whatever chance made them.
+    let is_path = word.trim_start_matches(is_quote).starts_with(['/', '.', '~']) || word.contains("://");
+    let of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.' | '~');
+    if !is_path && is_base64_chance(word) {
+        return REDACTED.to_owned();
+    }
+    let mut out = String::with_capacity(word.len());
+    let mut rest = word;
+    while !rest.is_empty() {
+        let (run, after) = rest.split_at(rest.find(|c| !of_key(c)).unwrap_or(rest.len()));
+        out.push_str(if is_key(run) || (!is_path && is_chance(run)) { REDACTED } else { run });
+        let (between, next) = after.split_at(after.find(of_key).unwrap_or(after.len()));
+        out.push_str(between);
+        rest = next;
+    }
+    out
+}
+
+/// A key of a known service, or three parts of base64 as a JSON web token has them.
+fn is_key(run: &str) -> bool {
+    let known = PREFIXES.iter().any(|(prefix, least)| {
+        run.match_indices(prefix).any(|(at, _)| {
+            let fresh = !run[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+            let body = &run[at + prefix.len()..];
+            // `hf_models_of_mine` is a name: keys that begin with an underscore have none later.
+            let of_body = |c: char| c.is_ascii_alphanumeric() || (!prefix.ends_with('_') && matches!(c, '-' | '_'));
+            let body = &body[..body.find(|c| !of_body(c)).unwrap_or(body.len())];
+            fresh && body.len() >= *least && body.bytes().any(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
+        })
+    });
+    known || (run.contains("eyJ") && run.matches('.').count() >= 2 && run.len() >= 32)
+}
+
+/// Letters and digits that no name would mix so; names have dashes and dots between their parts.
+fn is_chance(run: &str) -> bool {
+    run.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
+}
+
+/// The same for base64, whose slashes mean nothing.
+fn is_base64_chance(word: &str) -> bool {
+    let bare = word.trim_matches(is_quote);
+    let of_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
+    bare.contains(['+', '/', '=']) && bare.chars().all(of_base64) && is_mixed(&bare.replace(['+', '/', '='], ""))
+}
+
+fn is_mixed(piece: &str) -> bool {
+    let count = |is: fn(&u8) -> bool| piece.bytes().filter(is).count();
+    let (lower, upper) = (count(u8::is_ascii_lowercase), count(u8::is_ascii_uppercase));
+    let digits = piece.len() - lower - upper;
+    let kind = |byte: u8| (byte.is_ascii_lowercase(), byte.is_ascii_uppercase());
+    let changes = piece.as_bytes().windows(2).filter(|pair| kind(pair[0]) != kind(pair[1])).count();
+    // Of all neighbours chance makes six in ten differ in kind; a name three.
+    let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= CHANCE_MIN && changes * 5 >= piece.len() * 2;
+    // With one case it is four in ten.
+    let one_case =
+        lower + upper >= 6 && digits >= 6 && piece.len() >= CHANCE_ONE_CASE_MIN && changes * 4 >= piece.len();
+    two_cases || one_case
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Arguments with `␠` for spaces inside one.
+    fn check(line: &str, shown: &str) {
+        let arguments: Vec<String> = line.split(' ').map(|argument| argument.replace('␠', " ")).collect();
+        let told: Vec<String> = redact(&arguments).iter().map(|argument| argument.replace(' ', "␠")).collect();
+        assert_eq!(told.join(" "), shown);
+    }
+
+    fn stays(line: &str) {
+        check(line, line);
+    }
+
+    #[test]
+    fn options() {
+        check("app --password hunter2 x.py", "app --password *** x.py");
+        check("app --password=hunter2 x.py", "app --password=*** x.py");
+        check("app -token abc --api-key=k --apiKey k2", "app -token *** --api-key=*** --apiKey ***");
+        check(
+            "app --hf_token abc --client-secret=a=b --db.passwd c",
+            "app --hf_token *** --client-secret=*** --db.passwd ***",
+        );
+        check("app --password two␠words --next x", "app --password *** --next x");
+        check("app --password=two␠words", "app --password=***");
+        check("app --auth ann:x --no-password-check y", "app --auth *** --no-password-check ***");
+        check("app --with-auth --model m.gguf", "app --with-auth --model m.gguf");
+        check("app --access-key-id AK --secret-access-key SK", "app --access-key-id *** --secret-access-key ***");
+        check("curl -u ann:x https://h/", "curl -u ann:*** https://h/");
+        check("curl --user=ann --proxy-user bob:x␠y h", "curl --user=ann --proxy-user bob:***␠y h");
+        check("mysql -uroot -phunter2 db", "mysql -uroot -p*** db");
+        check("/usr/bin/sshpass -p x ssh h", "/usr/bin/sshpass -p *** ssh h");
+        check("redis-cli -a x ping", "redis-cli -a *** ping");
+        check("openssl -passin pass:x -in k.pem", "openssl -passin pass:*** -in k.pem");
+    }
+
+    #[test]
+    fn variables_headers_and_fields() {
+        check("env HF_TOKEN=abc PGPASSWORD=x␠y python train.py", "env HF_TOKEN=*** PGPASSWORD=*** python train.py");
+        check("docker run -e API_KEY=k --env=HF_TOKEN=abc img", "docker run -e API_KEY=*** --env=HF_TOKEN=*** img");
+        check("curl -H Authorization:␠Bearer␠abc h", "curl -H Authorization:␠Bearer␠*** h");
+        check("curl -H Authorization:␠Digest␠a=\"b\",␠c h", "curl -H Authorization:␠Digest␠*** h");
+        check("curl -H Authorization:abc -H X-Api-Key:␠k h", "curl -H Authorization:*** -H X-Api-Key:␠*** h");
+        check("psql host=h;user=ann;password=x;port=5", "psql host=h;user=ann;password=***;port=5");
+        check("get https://h/p?a=1&token=abc&b=2", "get https://h/p?a=1&token=***&b=2");
+        check("app {\"user\":\"ann\",\"password\":\"x\"}", "app {\"user\":\"ann\",\"password\":***\"}");
+        check("app {\"hfToken\":␠\"a␠b\",␠\"n\":␠1}", "app {\"hfToken\":␠\"***\",␠\"n\":␠1}");
+    }
+
+    #[test]
+    fn command_lines_inside_an_argument() {
+        check("sh -c HF_TOKEN=abc␠python␠train.py", "sh -c HF_TOKEN=***");
+        check("sh -c cd␠/w;␠HF_TOKEN=abc␠python␠t.py␠--lr␠1", "sh -c cd␠/w;␠HF_TOKEN=***␠python␠t.py␠--lr␠1");
+        check("sh -c app␠--password␠'two␠words'␠--n␠1", "sh -c app␠--password␠'***'␠--n␠1");
+        check(
+            "sh -c curl␠-H␠'Authorization:␠Bearer␠abc'␠https://h",
+            "sh -c curl␠-H␠'Authorization:␠Bearer␠***'␠https://h",
+        );
+        check("python -c login(token='hf_x')", "python -c login(token=***");
+        check("python -c password␠=␠'x';␠run()", "python -c password␠=␠'***';␠run()");
+        check("python -c h={'Authorization':␠'Bearer␠x'};␠go()", "python -c h={'Authorization':␠'Bearer␠***'};␠go()");
+        check("worker:␠db␠password=x␠idle", "worker:␠db␠password=***␠idle");
+    }
+
+    #[test]
+    fn addresses() {
+        check("git clone https://ann:x@h/r.git", "git clone https://***@h/r.git");
+        check("git clone https://ghp_x@h/r.git", "git clone https://***@h/r.git");
+        check("app --db=postgres://u:p/w@h:5/d", "app --db=postgres://***@h:5/d");
+        check("app redis://:p@s@h/0", "app redis://***@h/0");
+        stays("app http://h:8000/v1 http://[::1]:8000/x https://h/@scope/p git@h:r.git");
+    }
+
+    #[test]
+    fn words_that_are_keys() {
+        for key in [
+            "hf_AbCdEfGhIjKlMnOpQrStUvWxYz12345678",
+            "sk-proj-abc_def-0123456789abcdef",
+            "ghp_0123456789abcdefABCDEF0123456789abcd",
+            "github_pat_11ABCDEFG0abcdefghijkl_mnop",
+            "AKIAIOSFODNN7EXAMPLE",
+            "kQ7/x2Vb9LmN+4tRz8WcP1sYhJ6dF3gA0eUiKoTq",
+            "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
+            "3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b",
+            "x7Gk2mQ9pLr4Tz8WvN3bY6cD",
+        ] {
+            check(&format!("login {key} now"), "login *** now");
+            check(&format!("login '{key}'"), if key.contains('/') { "login ***" } else { "login '***'" });
+            check(&format!("app --with={key}"), "app --with=***");
+        }
+        check("cp /data/hf_AbCdEfGhIjKlMnOpQrStUvWxYz12345678 /x", "cp /data/*** /x");
+    }
+
+    #[test]
+    fn programs_options_and_names_of_files_stay() {
+        stays("python -u train.py --max-tokens 512 --tokenizer t --pad_token_id=0 --max_new_tokens 9 --lr 3e-4");
+        stays("python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3.1-70B-Instruct");
+        stays("llama-server -m /m/DeepSeek-R1-Distill-Qwen-32B-Q4_K_M.gguf --port 8080 -ngl 99 --api-key-file /k");
+        stays("app --password-file /run/secrets/db --token-path ~/.t -v /run/secrets:/run/secrets:ro");
+        stays("python /root/.cache/hub/models--a--b/snapshots/3f9a1c07e5b84d26a9f01b7c3d5e8842f6a0c19b/x.py");
+        stays("app --device GPU-8f6e2c1a-1234-5678-9abc-def012345678 --key-frames 3 --sort-key name --passes 2");
+        stays("uvicorn pkg.auth:app --workers 4");
+        stays("torchrun --nproc_per_node=8 --rdzv_endpoint=10.0.0.1:29500 train.py --user 1000:1000");
+        stays("python Llama3InstructFineTunedCheckpoint2024.safetensors TheBloke/Mistral-7B-Instruct-v0.2-GPTQ");
+        stays("app Qwen2.5-Coder-7B-Instruct-GPTQ-Int4 hf_models_of_mine_v2_final sk-learn");
+        stays("app -- - -1 = : '' \" , ;");
+        assert!(redact(&[]).is_empty());
+    }
+
+    #[test]
+    fn any_text_is_survived_and_never_grows_much() {
+        let pieces =
+            ["--password", "=", ":", "'", "\"", " ", "é", "://", "@", "{", "Bearer", "Authorization:", "token", "-u"];
+        // Every string of four pieces: cuts, quotes without an end, names without a value.
+        for number in 0..pieces.len().pow(4) {
+            let part = |power: u32| pieces[number / pieces.len().pow(power) % pieces.len()];
+            let text = [part(0), part(1), part(2), part(3)].concat();
+            let told = redact(&[text.clone(), text.clone()]);
+            assert!(told.iter().all(|word| word.len() <= text.len() + 4 * REDACTED.len()), "{text}: {told:?}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Audits of real processes: whatever a program does to its name, its parents or its files, it is told.
+
+use crate::support::{Scratch, Tree, exe, key, my_uid};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+use sublet_core::audit::Audit;
+use sublet_core::ids::ProcKey;
+use sublet_host::audit::{Devices, audit, descendants_in_cgroup};
+use sublet_host::process;
+
+crate::tests![
+    a_process_is_told_with_where_it_came_from,
+    a_process_that_was_handed_on_is_told_with_its_new_parent,
+    a_new_name_does_not_hide_the_executable,
+    a_command_line_that_was_written_over_is_told_as_it_is_now,
+    secrets_do_not_stay_in_the_audit,
+    an_executable_that_was_removed_is_told_as_removed,
+    an_inherited_descriptor_counts,
+    a_mapped_file_counts_without_a_descriptor,
+    another_name_does_not_hide_a_card,
+    whoever_moves_to_another_cgroup_is_told_there,
+    descendants_in_other_cgroups_are_left_out,
+    what_may_not_be_read_is_said,
+    a_process_that_ended_is_gone,
+    a_thread_has_no_audit,
+    an_audit_is_the_same_after_the_disk,
+];
+
+fn of(pid: u32) -> Audit {
+    audit(key(pid), &Devices::default()).unwrap()
+}
+
+fn a_process_is_told_with_where_it_came_from() {
+    let now_s = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let before = now_s();
+    let dir = tempfile::tempdir().unwrap();
+    let tree = Tree::of(Command::new("sleep").arg("600").current_dir(dir.path()), 0);
+    let told = of(tree.pids[0]);
+    assert_eq!((told.process, told.uid, told.name.as_str()), (tree.root(), my_uid(), "sleep"));
+    assert_eq!(told.command, ["sleep", "600"]);
+    assert_eq!(told.cwd.as_deref(), Some(dir.path().canonicalize().unwrap().to_str().unwrap()));
+    assert!(told.exe.as_deref().is_some_and(|exe| exe.starts_with('/')) && !told.exe_deleted);
+    // A tick is ten milliseconds, and the wall clock may be moved by as little.
+    assert!((before - 1..=now_s() + 1).contains(&told.started_s), "{} is not about {before}", told.started_s);
+    let me = key(std::process::id());
+    assert_eq!((told.ancestry[0].process, told.ancestry[0].uid), (me, Some(my_uid())));
+    assert_eq!(told.ancestry[0].exe.as_deref().map(Path::new).and_then(Path::file_name), exe().file_name());
+    assert_eq!(told.ancestry.last().unwrap().process.pid, 1, "{:?}", told.ancestry);
+    assert_eq!((told.devices, told.unread), (vec![], Vec::<String>::new()));
+    let ran = told.ran.unwrap();
+    assert!(ran.io_bytes.is_some() && ran.peak_memory_bytes.is_some_and(|bytes| bytes > 0), "{ran:?}");
+}
+
+/// A shell whose child is in the background of a shell that has ended.
+fn a_process_that_was_handed_on_is_told_with_its_new_parent() {
+    let mut tree = Tree::shell("setsid sleep 600 >/dev/null & echo $!", 1);
+    let before = process::identify(tree.pids[1]).unwrap();
+    tree.wait();
+    let told = of(tree.pids[1]);
+    assert_eq!(told.process, before.key);
+    assert!(told.ancestry.iter().all(|parent| parent.process.pid != tree.pids[0]), "{:?}", told.ancestry);
+    assert!(!told.ancestry.is_empty());
+}
+
+fn a_new_name_does_not_hide_the_executable() {
+    let script = "printf sshd > /proc/$$/comm; echo $$; read x";
+    let tree = Tree::of(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()), 1);
+    let told = of(tree.pids[0]);
+    assert_eq!(told.name, "sshd");
+    assert!(!told.exe.as_deref().unwrap().contains("sshd") && told.command[0] == "sh", "{told:?}");
+}
+
+fn a_command_line_that_was_written_over_is_told_as_it_is_now() {
+    let tree = odd(&["disguise", "a-long-argument-that-makes-room"], 1);
+    let told = of(tree.pids[0]);
+    assert_eq!(told.command, ["[kworker/0:1]"]);
+    assert_eq!(told.exe.as_deref(), exe().to_str());
+    assert!(told.is_same(&of(tree.pids[0])).is_ok());
+}
+
+fn secrets_do_not_stay_in_the_audit() {
+    let secret = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz12345678";
+    let args = ["-c", "read x", "train.py", "--token", secret, "--hub=https://ann:pa55@h/m", "HF_TOKEN=abc", secret];
+    let tree = Tree::of(Command::new("sh").args(args).env("HF_TOKEN", secret).stdin(Stdio::piped()), 0);
+    let told = of(tree.pids[0]);
+    assert_eq!(told.command[3..], ["train.py", "--token", "***", "--hub=https://***@h/m", "HF_TOKEN=***", "***"]);
+    let kept = serde_json::to_string(&told).unwrap();
+    assert!(!kept.contains("hf_") && !kept.contains("pa55") && !kept.contains("abc"), "{kept}");
+}
+
+fn an_executable_that_was_removed_is_told_as_removed() {
+    let (mut tree, path) = copied_sleep();
+    let before = of(tree.pids[0]);
+    assert_eq!((before.exe.as_deref(), before.exe_deleted), (path.path().to_str(), false));
+    std::fs::remove_file(path.path()).unwrap();
+    let told = of(tree.pids[0]);
+    assert_eq!((told.exe.as_deref(), told.exe_deleted), (path.path().to_str(), true));
+    assert_eq!(before.is_same(&told), Ok(()), "the process still runs what it ran");
+    tree.kill(0);
+    tree.wait();
+}
+
+/// A program of its own, and where it lies.
+pub fn copied_sleep() -> (Tree, Scratch) {
+    let copy = Scratch::new("sleep");
+    std::fs::copy("/bin/sleep", copy.path()).unwrap();
+    (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
+}
+
+fn an_inherited_descriptor_counts() {
+    let card = Scratch::holding("card", b"cards");
+    let devices = Devices::new([card.path()]);
+    // The shell opens it, its child has it, and neither names it.
+    let script =
+        format!("exec 7<>'{}'; sleep 600 >/dev/null & echo $!; exec 7>&-; echo 0; wait", card.path().display());
+    let mut tree = Tree::shell(&script, 2);
+    tree.pids.truncate(2);
+    let told = |pid| audit(key(pid), &devices).unwrap().devices;
+    assert_eq!(told(tree.pids[1]), [card.path().to_str().unwrap()]);
+    assert_eq!(told(tree.pids[0]), Vec::<String>::new(), "it closed the file");
+    assert_eq!(of(tree.pids[1]).devices, Vec::<String>::new(), "only files that are cards count");
+}
+
+fn a_mapped_file_counts_without_a_descriptor() {
+    let card = Scratch::holding("card", &[1; 4096]);
+    let tree = odd(&["map", card.path().to_str().unwrap()], 1);
+    let devices = Devices::new([card.path()]);
+    let told = audit(tree.root(), &devices).unwrap();
+    assert_eq!(told.devices, [card.path().to_str().unwrap()]);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", tree.pids[0])).unwrap().flatten();
+    assert!(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).all(|link| link != card.path()));
+}
+
+fn another_name_does_not_hide_a_card() {
+    let card = Scratch::holding("card", b"cards");
+    let alias = Scratch::new("alias");
+    std::fs::hard_link(card.path(), alias.path()).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(alias.path()).unwrap();
+    let tree = Tree::of(Command::new("sleep").arg("600").stdin(Stdio::from(file)), 0);
+    // Private cards have no name at all: they are given as a descriptor of somebody's.
+    let held = std::fs::File::open(card.path()).unwrap();
+    let place = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
+    for given in [card.path().to_str().unwrap(), &place] {
+        assert_eq!(audit(tree.root(), &Devices::new([given.into()])).unwrap().devices, [given]);
+    }
+}
+
+fn whoever_moves_to_another_cgroup_is_told_there() {
+    let Some(cgroup) = crate::holders::OwnCgroup::make(crate::support::fresh_lease()) else {
+        eprintln!("skipped: this user may not make a cgroup here; moves are tested by the parser alone");
+        return;
+    };
+    let tree = Tree::sleeper();
+    let before = of(tree.pids[0]);
+    cgroup.put(tree.pids[0]);
+    let told = of(tree.pids[0]);
+    assert_ne!(before.cgroup, told.cgroup);
+    assert_eq!(before.is_same(&told), Err("it is in another cgroup by now"));
+}
+
+fn descendants_in_other_cgroups_are_left_out() {
+    let tree = Tree::shell(crate::holders::THREE, 2);
+    let told = of(tree.pids[0]);
+    let pids = |cgroup: &str| {
+        let found = descendants_in_cgroup(tree.root(), cgroup).unwrap();
+        assert!(found.iter().all(|process| process::is_running(*process)));
+        let mut pids: Vec<u32> = found.iter().map(|process| process.pid).collect();
+        pids.sort_unstable();
+        pids
+    };
+    let mut all = tree.pids.clone();
+    all.sort_unstable();
+    assert_eq!(pids(&told.cgroup), all);
+    assert_eq!(pids("/no/such"), Vec::<u32>::new());
+    assert!(descendants_in_cgroup(ProcKey { start: 1, ..tree.root() }, "/").unwrap_err().is_gone());
+    if let Some(cgroup) = crate::holders::OwnCgroup::make(crate::support::fresh_lease()) {
+        cgroup.put(tree.pids[1]);
+        all.retain(|pid| *pid != tree.pids[1]);
+        assert_eq!(pids(&told.cgroup), all, "who is below somebody that moved is still a descendant");
+        assert_eq!(pids(&of(tree.pids[1]).cgroup), [tree.pids[1]]);
+    }
+}
+
+/// Root may read all, so somebody else looks at a process of root's; anybody else looks at the first process.
+fn what_may_not_be_read_is_said() {
+    let told: Audit = if my_uid() == 0 {
+        let tree = Tree::sleeper();
+        let copy = Scratch::new("reader");
+        std::fs::copy(exe(), copy.path()).unwrap();
+        let mut command = Command::new(copy.path());
+        command.args(["odd", "audit", &tree.pids[0].to_string()]).uid(65_534).gid(65_534).current_dir("/");
+        serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+    } else {
+        of(1)
+    };
+    assert_eq!((told.uid, &told.exe, &told.cwd, told.devices.len()), (0, &None, &None, 0));
+    for sentence in ["its executable: not permitted", "which files it has open: not permitted"] {
+        assert!(told.unread.iter().any(|unread| unread == sentence), "{:?}", told.unread);
+    }
+    assert!(told.unread.iter().all(|unread| !unread.contains(&told.process.pid.to_string())), "{:?}", told.unread);
+    assert!(!told.name.is_empty() && !told.cgroup.is_empty());
+    assert!(told.is_same(&told).is_err(), "what it runs is not known");
+}
+
+fn a_process_that_ended_is_gone() {
+    let mut tree = Tree::sleeper();
+    let root = tree.root();
+    assert!(audit(ProcKey { start: root.start - 1, ..root }, &Devices::default()).unwrap_err().is_gone());
+    tree.kill(0);
+    while process::is_running(root) {
+        std::thread::yield_now();
+    }
+    assert!(audit(root, &Devices::default()).unwrap_err().is_gone(), "and not yet reaped");
+    tree.wait();
+    assert!(audit(root, &Devices::default()).unwrap_err().is_gone());
+}
+
+fn a_thread_has_no_audit() {
+    let told = std::thread::spawn(|| {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        // What `/proc` tells of a thread's number is the thread's own start.
+        let line = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap();
+        let start = line.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
+        audit(ProcKey { pid: tid, start }, &Devices::default())
+    });
+    assert!(matches!(told.join().unwrap(), Err(process::ProcessError::Thread { .. })));
+}
+
+fn an_audit_is_the_same_after_the_disk() {
+    let told = of(std::process::id());
+    let text = serde_json::to_string(&told).unwrap();
+    assert_eq!(serde_json::from_str::<Audit>(&text).unwrap(), told);
+    let least = r#"{"process":{"pid":7,"start":9},"uid":1,"name":"a","cgroup":"/","session":7,"started_s":5}"#;
+    let read: Audit = serde_json::from_str(least).unwrap();
+    assert_eq!(serde_json::to_string(&read).unwrap(), least, "what is not there takes no room");
+}
+
+/// This executable as a program that behaves oddly, once it has said that it is ready.
+pub fn odd(args: &[&str], printed: usize) -> Tree {
+    Tree::of(Command::new(exe()).arg("odd").args(args).stdin(Stdio::piped()), printed).without_printed()
+}
+
+/// `odd WORD …`: does what the word says, prints a number, and waits for the end of its input.
+pub fn run(args: &[String]) -> ExitCode {
+    match args[0].as_str() {
+        "disguise" => write_over_command_line("[kworker/0:1]"),
+        "map" => {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(&args[1]).unwrap();
+            let (access, flags) =
+                (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+            // SAFETY: a new mapping where the kernel likes; nobody looks into it, and it stays to the end.
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, &file, 0) }.unwrap();
+        }
+        "audit" => {
+            let pid = args[1].parse().unwrap();
+            println!("{}", serde_json::to_string(&of(pid)).unwrap());
+            return ExitCode::SUCCESS;
+        }
+        other => panic!("`{other}` is nothing odd"),
+    }
+    println!("0");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    ExitCode::SUCCESS
+}
+
+/// As `setproctitle` does: over the words that the kernel shows.
+fn write_over_command_line(title: &str) {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<u64> =
+        stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+    let (begin, end) = (fields[48 - 3], fields[49 - 3]);
+    let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+    memory.seek(SeekFrom::Start(begin)).unwrap();
+    let mut text = title.as_bytes().to_vec();
+    text.resize((end - begin) as usize, 0);
+    memory.write_all(&text).unwrap();
+}
