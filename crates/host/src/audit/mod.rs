@@ -4,6 +4,7 @@
 //!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
 //!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
 //!        │                 devices: descriptors and mappings of cards' files
+//!   Custody: audits with the descriptors opened for them; the only way a signal leaves from here
 //! ```
 //! Everything is read between two looks at the start time and at what `exec` last started, so that it is all
 //! of one program of one process. What may not be read is said in [`Audit::unread`]: whoever lacks
@@ -15,11 +16,13 @@
 //! Absent on purpose: matching a process to a lease, names of users, bytes on cards, and any choice.
 
 mod devices;
+mod held;
 mod place;
 mod redact;
 mod text;
 
 pub use devices::Devices;
+pub use held::{Custody, Refused, Turnover};
 
 use crate::process::{self, ProcessError, Stat};
 use devices::because;
@@ -45,6 +48,11 @@ const DESCENDANTS_MAX: usize = 4096;
 
 /// Says who exactly this process is, as far as it can be read. Gone, if the number is another's by now.
 pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError> {
+    audit_of_image(process, devices).map(|(audit, _)| audit)
+}
+
+/// The same, with the places in memory by which two programs that it ran one after the other are told apart.
+fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
     for _ in 0..ATTEMPTS {
         let before = alive(process)?;
         let audit = read(process, &before, devices);
@@ -52,7 +60,7 @@ pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError>
         let after = alive(process)?;
         let audit = audit?;
         if before.image == after.image {
-            return Ok(audit);
+            return Ok((audit, after.image));
         }
     }
     let source = io::Error::other("it runs another program each time that it is looked at");
@@ -84,7 +92,7 @@ pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcK
 }
 
 /// What the kernel counts about exactly this process, if it lives.
-pub(super) fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
+fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
     let stat = process::stat(process.pid)?;
     if stat.start != process.start || stat.has_ended() {
         return Err(ProcessError::Gone { pid: process.pid });

@@ -260,6 +260,7 @@ pub fn run(args: &[String]) -> ExitCode {
             println!("{}", serde_json::to_string(&of(pid)).unwrap());
             return ExitCode::SUCCESS;
         }
+        "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
     println!("0");

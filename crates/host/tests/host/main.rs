@@ -6,6 +6,7 @@
 mod activity;
 mod audit;
 mod cards;
+mod custody;
 mod driven;
 mod driver_worker;
 mod holders;
@@ -26,9 +27,16 @@ fn main() -> ExitCode {
             std::hint::spin_loop();
         },
         _ => {
-            let tests =
-                [cards::TESTS, holders::TESTS, activity::TESTS, audit::TESTS, driver_worker::TESTS, driven::TESTS]
-                    .concat();
+            let tests = [
+                cards::TESTS,
+                holders::TESTS,
+                activity::TESTS,
+                audit::TESTS,
+                custody::TESTS,
+                driver_worker::TESTS,
+                driven::TESTS,
+            ]
+            .concat();
             let trial = |(name, test): (&'static str, fn())| {
                 Trial::test(name, move || {
                     test();

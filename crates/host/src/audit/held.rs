@@ -1,0 +1,232 @@
+//! Audited processes, each with the descriptor that was opened for its audit.
+//!
+//! ```text
+//!   opened ─► audited ─► kept ──signal──► has it ended? ─► audited again ─► the same? ─► sent through the
+//!                                                                                        kept descriptor
+//! ```
+//! The kernel never gives a descriptor to another process, so a number that was reused in between, even
+//! within the same tick of the clock that start times are told in, costs nobody anything: the signal goes to
+//! the process that was audited or to nobody. What is left is that process itself starting another program
+//! between the second audit and the signal, some microseconds later.
+//!
+//! Absent on purpose: when a signal is due, to whom and which; groups of processes; waiting for an end.
+
+use super::devices::Devices;
+use super::{alive, audit_of_image};
+use crate::process::{self, ProcessError};
+use crate::wake::timespec;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+use sublet_core::audit::Audit;
+use sublet_core::ids::ProcKey;
+use thiserror::Error;
+
+/// More strangers than any host has on its cards; each costs a descriptor.
+const KEPT_MAX: usize = 1024;
+
+/// Why a process gets no signal.
+#[derive(Debug, Error)]
+pub enum Refused {
+    /// There is no such signal.
+    #[error("there is no signal {0}")]
+    NoSuchSignal(u8),
+    /// It was never audited, or let go since.
+    #[error("process {0} was not audited")]
+    NotAudited(ProcKey),
+    /// The host, or the container, would end with it.
+    #[error("it is the first process")]
+    First,
+    /// Whoever enforces does not end itself.
+    #[error("it is this service")]
+    Ourselves,
+    /// Nor whoever started it.
+    #[error("this service was started by it")]
+    Ancestor,
+    /// It has no program, and signals mean nothing to it.
+    #[error("it is a part of the kernel")]
+    Kernel,
+    /// It ended.
+    #[error("process {0} has ended")]
+    Gone(ProcKey),
+    /// It is there, but no longer what was audited. It must be audited anew before anything is done to it.
+    #[error("it is not what was audited: {0}")]
+    Changed(&'static str),
+    /// Whether it is what was audited cannot be told.
+    #[error("it cannot be audited again")]
+    Unreadable(#[source] ProcessError),
+    /// The kernel did not send it.
+    #[error("the signal could not be sent")]
+    NotSent(#[source] io::Error),
+}
+
+impl Refused {
+    /// The process is not there: nothing is left to do.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self, Refused::Gone(_))
+    }
+}
+
+/// What became of the processes that are kept.
+#[derive(Debug, Default)]
+pub struct Turnover {
+    /// Audited and kept now.
+    pub came: Vec<ProcKey>,
+    /// Let go: ended, or not wanted any more.
+    pub left: Vec<ProcKey>,
+    /// Wanted, and not to be audited.
+    pub unread: Vec<(ProcKey, ProcessError)>,
+}
+
+struct Kept {
+    descriptor: OwnedFd,
+    audit: Audit,
+    image: [u64; 3],
+}
+
+/// Audited processes. Dropping it lets go of all of them; nothing happens to them.
+pub struct Custody {
+    devices: Devices,
+    kept: BTreeMap<ProcKey, Kept>,
+    kept_max: usize,
+}
+
+impl Custody {
+    /// Nobody yet.
+    pub fn new(devices: Devices) -> Custody {
+        // An eighth of what this process may open: clients and ears need the rest.
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8;
+        let kept_max = usize::try_from(limit).unwrap_or(KEPT_MAX).min(KEPT_MAX);
+        Custody { devices, kept: BTreeMap::new(), kept_max }
+    }
+
+    /// Audits a process and keeps it; one that is kept is as it was audited first.
+    pub fn take(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
+        if self.kept.get(&process).is_some_and(|kept| has_ended(&kept.descriptor)) {
+            self.kept.remove(&process);
+        }
+        if !self.kept.contains_key(&process) {
+            if self.kept.len() >= self.kept_max {
+                let source = io::Error::other(format!("{} audited processes are kept already", self.kept_max));
+                return Err(ProcessError::Unreadable { pid: process.pid, source });
+            }
+            let kept = open_and_audit(process, &self.devices)?;
+            self.kept.insert(process, kept);
+        }
+        self.audit_of(process).ok_or(ProcessError::Gone { pid: process.pid })
+    }
+
+    /// The audit of a process that is kept.
+    pub fn audit_of(&self, process: ProcKey) -> Option<&Audit> {
+        self.kept.get(&process).map(|kept| &kept.audit)
+    }
+
+    /// Who is kept, by number.
+    pub fn audits(&self) -> impl Iterator<Item = &Audit> {
+        self.kept.values().map(|kept| &kept.audit)
+    }
+
+    /// Lets go of a process. Whoever changed what it runs is let go and taken anew.
+    pub fn forget(&mut self, process: ProcKey) {
+        self.kept.remove(&process);
+    }
+
+    /// Keeps exactly these: takes whoever is new, lets go of the others and of whoever ended. Costs one
+    /// question to the kernel while nothing changes, however many processes the host has.
+    pub fn follow(&mut self, wanted: &BTreeSet<ProcKey>) -> Turnover {
+        let mut turnover = Turnover::default();
+        let ended = self.ended();
+        self.kept.retain(|process, _| {
+            let stays = wanted.contains(process) && !ended.contains(process);
+            if !stays {
+                turnover.left.push(*process);
+            }
+            stays
+        });
+        for process in wanted.difference(&ended) {
+            if self.kept.contains_key(process) {
+                continue;
+            }
+            match self.take(*process) {
+                Ok(_) => turnover.came.push(*process),
+                Err(error) => turnover.unread.push((*process, error)),
+            }
+        }
+        turnover
+    }
+
+    /// Sends a signal to a process that is kept, if it is still what was audited.
+    pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), Refused> {
+        let signal = Signal::from_named_raw(number.into()).ok_or(Refused::NoSuchSignal(number))?;
+        refuse_untouchable(process)?;
+        let kept = self.kept.get(&process).ok_or(Refused::NotAudited(process))?;
+        // Asked of the descriptor: the number may be another's by now, and look the same.
+        if has_ended(&kept.descriptor) {
+            return Err(Refused::Gone(process));
+        }
+        let unread = |error: ProcessError| match error {
+            error if error.is_gone() => Refused::Gone(process),
+            error => Refused::Unreadable(error),
+        };
+        if alive(process).map_err(unread)?.is_kernel {
+            return Err(Refused::Kernel);
+        }
+        let (now, image) = audit_of_image(process, &self.devices).map_err(unread)?;
+        if kept.audit.exe.is_none() || now.exe.is_none() {
+            let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
+            return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
+        }
+        kept.audit.is_same(&now).map_err(Refused::Changed)?;
+        if kept.image != image {
+            return Err(Refused::Changed("it started its program anew since"));
+        }
+        pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
+            Errno::SRCH => Refused::Gone(process),
+            error => Refused::NotSent(error.into()),
+        })
+    }
+
+    /// Who of those that are kept has ended.
+    fn ended(&self) -> BTreeSet<ProcKey> {
+        let asked = self.kept.values().map(|kept| PollFd::new(&kept.descriptor, PollFlags::IN));
+        let mut asked: Vec<PollFd<'_>> = asked.collect();
+        match poll(&mut asked, Some(&timespec(Duration::ZERO))) {
+            Ok(0) | Err(_) => BTreeSet::new(), // not known is not ended: whoever is signalled is asked again
+            Ok(_) => {
+                let answers = self.kept.keys().zip(asked);
+                answers.filter(|(_, answer)| !answer.revents().is_empty()).map(|(process, _)| *process).collect()
+            }
+        }
+    }
+}
+
+fn open_and_audit(process: ProcKey, devices: &Devices) -> Result<Kept, ProcessError> {
+    let gone = || ProcessError::Gone { pid: process.pid };
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+    let opened = pidfd_open(pid, PidfdFlags::empty());
+    // The audit comes after: whoever has this start now had the number when it was opened, too.
+    let (audit, image) = audit_of_image(process, devices)?;
+    let descriptor = opened.map_err(|error| ProcessError::of(process.pid, error.into()))?;
+    // Of a number that was reused within one tick both have the same start; the descriptor is of the first.
+    if has_ended(&descriptor) { Err(gone()) } else { Ok(Kept { descriptor, audit, image }) }
+}
+
+/// A descriptor of a process becomes readable when the last of its threads has ended.
+fn has_ended(descriptor: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(descriptor, PollFlags::IN)];
+    poll(&mut asked, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)
+}
+
+fn refuse_untouchable(process: ProcKey) -> Result<(), Refused> {
+    let own = std::process::id();
+    match process.pid {
+        0 | 1 => Err(Refused::First),
+        pid if pid == own => Err(Refused::Ourselves),
+        pid if process::ancestry(own).iter().any(|parent| parent.pid == pid) => Err(Refused::Ancestor),
+        _ => Ok(()),
+    }
+}

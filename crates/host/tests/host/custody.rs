@@ -1,0 +1,280 @@
+//! Signals through custody: to the process that was audited, or to nobody.
+
+use crate::audit::copied_sleep;
+use crate::holders::OwnCgroup;
+use crate::support::{Tree, exe, fresh_lease, key};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+use sublet_core::ids::ProcKey;
+use sublet_host::audit::{Custody, Devices, Refused};
+use sublet_host::process;
+
+crate::tests![
+    a_signal_arrives,
+    whoever_was_not_audited_gets_none,
+    whoever_ended_is_gone,
+    another_executable_is_refused,
+    the_same_executable_started_anew_is_refused,
+    another_cgroup_is_refused,
+    neither_a_new_name_nor_a_removed_executable_saves_anybody,
+    the_first_process_this_one_and_its_parents_get_none,
+    the_kernel_gets_none,
+    who_is_wanted_is_kept_and_who_ended_is_not,
+    a_number_that_was_reused_is_harmless,
+];
+
+fn custody() -> Custody {
+    Custody::new(Devices::default())
+}
+
+/// A shell that runs a script, and can be told something.
+struct Shell(Child);
+
+impl Shell {
+    fn new(script: &str) -> Shell {
+        Shell(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn key(&self) -> ProcKey {
+        key(self.0.id())
+    }
+
+    fn tell(&mut self) {
+        self.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    fn command(&self) -> String {
+        let line = std::fs::read(format!("/proc/{}/cmdline", self.0.id())).unwrap();
+        String::from_utf8_lossy(&line).replace('\0', " ")
+    }
+
+    fn await_command(&self, wanted: &str) {
+        while !self.command().starts_with(wanted) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn a_signal_arrives() {
+    let mut shell = Shell::new("exec sleep 600");
+    shell.await_command("sleep 600");
+    let mut custody = custody();
+    let audit = custody.take(shell.key()).unwrap();
+    assert_eq!(audit.name, "sleep");
+    custody.signal(shell.key(), 15).unwrap();
+    assert_eq!(shell.0.wait().unwrap().signal(), Some(15));
+}
+
+fn whoever_was_not_audited_gets_none() {
+    let mut tree = Tree::sleeper();
+    let mut custody = custody();
+    assert!(matches!(custody.signal(tree.root(), 9), Err(Refused::NotAudited(_))));
+    custody.take(tree.root()).unwrap();
+    assert!(matches!(custody.signal(tree.root(), 0), Err(Refused::NoSuchSignal(0))));
+    assert!(matches!(custody.signal(tree.root(), 200), Err(Refused::NoSuchSignal(200))));
+    let earlier = ProcKey { start: tree.root().start - 1, ..tree.root() };
+    assert!(matches!(custody.signal(earlier, 9), Err(Refused::NotAudited(_))));
+    assert!(custody.take(earlier).unwrap_err().is_gone());
+    custody.forget(tree.root());
+    assert!(matches!(custody.signal(tree.root(), 9), Err(Refused::NotAudited(_))));
+    assert!(process::is_running(tree.root()));
+    tree.kill(0);
+    tree.wait();
+}
+
+fn whoever_ended_is_gone() {
+    let mut tree = Tree::sleeper();
+    let root = tree.root();
+    let mut custody = custody();
+    custody.take(root).unwrap();
+    tree.kill(0);
+    while process::is_running(root) {
+        std::thread::yield_now();
+    }
+    assert!(custody.signal(root, 15).unwrap_err().is_gone(), "and not yet reaped");
+    tree.wait();
+    assert!(custody.signal(root, 15).unwrap_err().is_gone());
+    assert!(custody.take(root).unwrap_err().is_gone());
+}
+
+fn another_executable_is_refused() {
+    let mut shell = Shell::new("read x; exec sleep 600");
+    let mut custody = custody();
+    let process = shell.key();
+    custody.take(process).unwrap();
+    shell.tell();
+    shell.await_command("sleep 600");
+    assert_eq!(shell.key(), process, "the kernel calls it the same process");
+    let refused = custody.signal(process, 9).unwrap_err();
+    assert!(matches!(refused, Refused::Changed("it runs another executable by now")), "{refused:?}");
+    assert_eq!(shell.0.try_wait().unwrap(), None);
+    // Whoever wants to goes on from the beginning.
+    custody.forget(process);
+    custody.take(process).unwrap();
+    custody.signal(process, 9).unwrap();
+    assert_eq!(shell.0.wait().unwrap().signal(), Some(9));
+}
+
+fn the_same_executable_started_anew_is_refused() {
+    let mut shell = Shell::new("read x; exec sh -c 'echo second >/dev/null; read y'");
+    let mut custody = custody();
+    let process = shell.key();
+    custody.take(process).unwrap();
+    shell.tell();
+    while shell.command().contains("exec") {
+        std::thread::yield_now();
+    }
+    let refused = custody.signal(process, 9).unwrap_err();
+    assert!(matches!(refused, Refused::Changed("it started its program anew since")), "{refused:?}");
+    assert_eq!(shell.0.try_wait().unwrap(), None);
+}
+
+fn another_cgroup_is_refused() {
+    let Some(cgroup) = OwnCgroup::make(fresh_lease()) else {
+        eprintln!("skipped: this user may not make a cgroup here");
+        return;
+    };
+    let tree = Tree::sleeper();
+    let mut custody = custody();
+    custody.take(tree.root()).unwrap();
+    cgroup.put(tree.pids[0]);
+    let refused = custody.signal(tree.root(), 9).unwrap_err();
+    assert!(matches!(refused, Refused::Changed("it is in another cgroup by now")), "{refused:?}");
+    assert!(process::is_running(tree.root()));
+}
+
+fn neither_a_new_name_nor_a_removed_executable_saves_anybody() {
+    let mut custody = custody();
+    let mut shell = Shell::new("read x; printf sshd > /proc/$$/comm; read y");
+    custody.take(shell.key()).unwrap();
+    shell.tell();
+    while process::identify(shell.0.id()).unwrap().name != "sshd" {
+        std::thread::yield_now();
+    }
+    custody.signal(shell.key(), 15).unwrap();
+    assert_eq!(shell.0.wait().unwrap().signal(), Some(15));
+
+    let (mut tree, path) = copied_sleep();
+    custody.take(tree.root()).unwrap();
+    std::fs::remove_file(path.path()).unwrap();
+    custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+fn the_first_process_this_one_and_its_parents_get_none() {
+    let mut custody = custody();
+    let me = key(std::process::id());
+    custody.take(me).unwrap();
+    assert!(matches!(custody.signal(me, 15), Err(Refused::Ourselves)));
+    let parents = process::ancestry(me.pid);
+    for parent in &parents {
+        let _ = custody.take(*parent);
+        let refused = custody.signal(*parent, 15).unwrap_err();
+        assert!(matches!(refused, Refused::First | Refused::Ancestor), "{parent}: {refused:?}");
+    }
+    assert!(!parents.is_empty());
+    let first = ProcKey { pid: 1, start: parents.last().map_or(0, |parent| parent.start) };
+    assert!(matches!(custody.signal(first, 15), Err(Refused::First)));
+}
+
+fn the_kernel_gets_none() {
+    // Those that have no command line and no memory; a container sees none of them.
+    let is_kernel = |pid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        text.contains("\nKthread:\t1\n") || (*pid == 2 && text.starts_with("Name:\tkthreadd\n"))
+    };
+    let Some(pid) = process::all().unwrap().into_iter().find(is_kernel) else {
+        eprintln!("skipped: the kernel's own threads are not to be seen from here");
+        return;
+    };
+    let mut custody = custody();
+    let audit = custody.take(key(pid)).unwrap();
+    assert_eq!((&audit.exe, audit.command.len()), (&None, 0));
+    let refused = custody.signal(key(pid), 15).unwrap_err();
+    assert!(matches!(refused, Refused::Kernel), "{refused:?}");
+}
+
+fn who_is_wanted_is_kept_and_who_ended_is_not() {
+    let (one, mut two, three) = (Tree::sleeper(), Tree::sleeper(), Tree::sleeper());
+    let set = |trees: &[&Tree]| trees.iter().map(|tree| tree.root()).collect::<BTreeSet<_>>();
+    let mut custody = custody();
+    let both = set(&[&one, &two]);
+    let turnover = custody.follow(&both);
+    assert_eq!((turnover.came.len(), turnover.left.len(), turnover.unread.len()), (2, 0, 0));
+    assert_eq!(custody.audits().map(|audit| audit.process).collect::<BTreeSet<_>>(), both);
+    let turnover = custody.follow(&both);
+    assert_eq!((turnover.came.len(), turnover.left.len(), turnover.unread.len()), (0, 0, 0));
+
+    let ended = two.root();
+    two.kill(0);
+    two.wait();
+    let turnover = custody.follow(&both);
+    assert_eq!((turnover.came.len(), turnover.left, turnover.unread.len()), (0, vec![ended], 0));
+    let turnover = custody.follow(&both);
+    assert!(turnover.unread[0].0 == ended && turnover.unread[0].1.is_gone());
+    let turnover = custody.follow(&set(&[&three]));
+    assert_eq!((turnover.came, turnover.left), (vec![three.root()], vec![one.root()]));
+    assert!(process::is_running(one.root()));
+}
+
+/// The next number can be chosen in a namespace of one's own. Without one there is no such test, and that
+/// is a failure: whoever enforces must have seen this once.
+fn a_number_that_was_reused_is_harmless() {
+    let mut said = String::new();
+    for how in ["-rpf", "-pf"] {
+        let mut command = Command::new("unshare");
+        command.args([how, "--mount-proc", "--kill-child"]).arg(exe()).args(["odd", "reuse"]);
+        match command.output() {
+            Ok(output) if output.status.success() => return,
+            Ok(output) => said.push_str(&String::from_utf8_lossy(&output.stderr)),
+            Err(error) => said.push_str(&error.to_string()),
+        }
+    }
+    panic!("a process number could not be reused in a namespace of this test's own, or it did harm: {said}");
+}
+
+/// `odd reuse`, as the first process of a namespace: two sleepers with one number, the second right after the
+/// first, until both were started in the same tick as well.
+pub fn reuse() -> ExitCode {
+    let (mut later, mut same) = (0, 0);
+    for attempt in 0.. {
+        assert!(attempt < 500, "of {later} reused numbers none was reused within a tick");
+        let mut custody = custody();
+        let mut first = Command::new("sleep").arg("600").spawn().unwrap();
+        let audited = key(first.id());
+        custody.take(audited).unwrap();
+        first.kill().unwrap();
+        first.wait().unwrap();
+        if later == 0 {
+            std::thread::sleep(Duration::from_millis(30)); // another tick
+        }
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (audited.pid - 1).to_string()).unwrap();
+        let mut second = Command::new("sleep").arg("600").spawn().unwrap();
+        assert_eq!(second.id(), audited.pid, "the number was not reused");
+        if key(second.id()) == audited {
+            same += 1
+        } else {
+            later += 1
+        }
+        let refused = custody.signal(audited, 9).unwrap_err();
+        assert!(refused.is_gone(), "{refused:?}");
+        let harmed = second.try_wait().unwrap();
+        assert_eq!(harmed, None, "a process that was never audited got the signal");
+        second.kill().unwrap();
+        second.wait().unwrap();
+        if later > 0 && same > 0 {
+            break;
+        }
+    }
+    ExitCode::SUCCESS
+}
