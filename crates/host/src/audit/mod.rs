@@ -5,6 +5,7 @@
 //!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
 //!        │                 devices: descriptors and mappings of cards' files
 //!   Custody: audits with the descriptors opened for them; the only way a signal leaves from here
+//!   Hints:   a device file was opened, a process came or went: look now
 //! ```
 //! Everything is read between two looks at the start time and at what `exec` last started, so that it is all
 //! of one program of one process. What may not be read is said in [`Audit::unread`]: whoever lacks
@@ -15,14 +16,18 @@
 //!
 //! Absent on purpose: matching a process to a lease, names of users, bytes on cards, and any choice.
 
+mod connector;
 mod devices;
+mod files;
 mod held;
+mod hints;
 mod place;
 mod redact;
 mod text;
 
 pub use devices::Devices;
 pub use held::{Custody, Refused, Turnover};
+pub use hints::{Hint, Hints};
 
 use crate::process::{self, ProcessError, Stat};
 use devices::because;

@@ -1,0 +1,222 @@
+//! The kernel's process connector: starts, programs and ends of processes, as messages of netlink.
+//!
+//! It speaks only to the host's first namespaces, and older kernels only to whoever has CAP_NET_ADMIN; both
+//! refuse without a word. So it counts as there when it has told of a thread of our own.
+//!
+//! Absent: who the processes are. Messages are counted, looked at for their kind, and dropped. And taskstats,
+//! the kernel's accounts of processes that ended: they are a netlink family of their own, told for each
+//! processor apart, and nobody needs them to know that it is time to look.
+
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// `CN_IDX_PROC` and `CN_VAL_PROC`: the group of the connector, and its name for messages.
+const GROUP: u32 = 1;
+/// `PROC_CN_MCAST_LISTEN` and `PROC_CN_MCAST_IGNORE`.
+const LISTEN: u32 = 1;
+const IGNORE: u32 = 2;
+/// Kinds of messages (`enum proc_cn_event`).
+const NONE: u32 = 0;
+const FORK: u32 = 1;
+const EXEC: u32 = 2;
+const EXIT: u32 = 0x8000_0000;
+/// Where things are: after netlink's header (16 bytes) and the connector's (20).
+const KIND_AT: usize = 36;
+const DATA_AT: usize = 52;
+/// Messages that are taken at once. A processor makes some ten thousand processes a second at the very most.
+const AT_ONCE: usize = 1024;
+/// How long a thread of our own may take to be told of.
+const PROOF_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What was heard at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// Messages of any kind.
+    pub(super) count: usize,
+    /// A process, not only a thread, was made, started a program, or ended.
+    pub(super) processes: bool,
+    /// Messages were lost.
+    pub(super) lost: bool,
+}
+
+/// A socket that hears of processes.
+pub(super) struct Connector {
+    socket: OwnedFd,
+}
+
+impl Connector {
+    /// Listens, with so many bytes for messages that wait.
+    pub(super) fn open(buffer: usize) -> io::Result<Connector> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))?;
+        // Beyond the usual limit where that is permitted, else as much as there is.
+        if sockopt::set_socket_recv_buffer_size_force(&socket, buffer).is_err() {
+            sockopt::set_socket_recv_buffer_size(&socket, buffer)?;
+        }
+        bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
+        let connector = Connector { socket };
+        connector.say(&[LISTEN])?;
+        // Since 6.6 only the wanted kinds come; before, a message of this length is passed over.
+        connector.say(&[LISTEN, FORK | EXEC | EXIT])?;
+        Ok(connector)
+    }
+
+    /// Does it tell of what this very process does? A thread is enough, and needs no program to be there.
+    pub(super) fn prove(&self) -> io::Result<()> {
+        std::thread::Builder::new().name("sublet-proof".to_owned()).spawn(|| ())?.join().ok();
+        let until = Instant::now() + PROOF_PATIENCE;
+        let mut message = [0; 256];
+        while Instant::now() < until {
+            match recv(&self.socket, &mut message, RecvFlags::empty()) {
+                Ok((length, _)) => {
+                    let message = &message[..length];
+                    if let Some(code) = refusal(message) {
+                        return Err(io::Error::from_raw_os_error(code));
+                    }
+                    if is_of(message, std::process::id()) {
+                        return Ok(());
+                    }
+                }
+                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Err(Errno::INTR) => {}
+                // So many that ours may be among those that were lost: it speaks.
+                Err(Errno::NOBUFS) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::other("it speaks to the host's first namespaces only"))
+    }
+
+    /// Takes what waits, up to a bound.
+    pub(super) fn take(&self) -> io::Result<Heard> {
+        let mut heard = Heard::default();
+        let mut message = [0; 256];
+        while heard.count < AT_ONCE {
+            match recv(&self.socket, &mut message, RecvFlags::empty()) {
+                Ok((length, _)) => {
+                    heard.count += 1;
+                    heard.processes |= is_of_process(&message[..length]);
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                // Said once; what is still there can be read afterwards.
+                Err(Errno::NOBUFS) => {
+                    heard.count += 1;
+                    heard.lost = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(heard)
+    }
+
+    fn say(&self, words: &[u32]) -> io::Result<()> {
+        send(&self.socket, &request(words), SendFlags::empty())?;
+        Ok(())
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        // Older kernels count who listens, and go on making messages for nobody if they are not told.
+        let _ = self.say(&[IGNORE]);
+    }
+}
+
+impl AsFd for Connector {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A message to the connector: two headers and the words.
+fn request(words: &[u32]) -> Vec<u8> {
+    let payload = size_of_val(words);
+    let mut bytes = Vec::with_capacity(KIND_AT + payload);
+    let done: u16 = 3; // NLMSG_DONE
+    bytes.extend(((KIND_AT + payload) as u32).to_ne_bytes());
+    bytes.extend(done.to_ne_bytes());
+    bytes.extend([0; 2 + 4 + 4]); // flags, number, and the kernel as addressee
+    for word in [GROUP, GROUP, 0, 0] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes.extend((payload as u16).to_ne_bytes());
+    bytes.extend([0; 2]);
+    words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+    bytes
+}
+
+fn word(message: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// An answer that is a refusal: which.
+fn refusal(message: &[u8]) -> Option<i32> {
+    let code = word(message, DATA_AT).filter(|_| word(message, KIND_AT) == Some(NONE))?;
+    i32::try_from(code).ok().filter(|code| *code != 0)
+}
+
+/// Does a message tell of a whole process? A thread's number is not its process's.
+fn is_of_process(message: &[u8]) -> bool {
+    let field = |number: usize| word(message, DATA_AT + 4 * number);
+    match word(message, KIND_AT) {
+        // The parent's two numbers, then the child's.
+        Some(FORK) => field(2).is_some() && field(2) == field(3),
+        Some(EXEC | EXIT) => field(0).is_some() && field(0) == field(1),
+        _ => false,
+    }
+}
+
+/// Does a message tell that a process made a thread?
+fn is_of(message: &[u8], process: u32) -> bool {
+    word(message, KIND_AT) == Some(FORK) && word(message, DATA_AT + 12) == Some(process)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: u32, fields: [u32; 4]) -> Vec<u8> {
+        let mut bytes = vec![0; DATA_AT];
+        bytes[KIND_AT..KIND_AT + 4].copy_from_slice(&kind.to_ne_bytes());
+        fields.iter().for_each(|field| bytes.extend(field.to_ne_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn threads_are_not_processes() {
+        for (kind, fields, is) in [
+            (FORK, [5, 5, 9, 9], true),
+            (FORK, [5, 5, 9, 5], false),
+            (EXEC, [9, 9, 0, 0], true),
+            (EXIT, [9, 9, 0, 17], true),
+            (EXIT, [9, 5, 0, 17], false),
+            (NONE, [0; 4], false),
+            (0x200, [9, 9, 0, 0], false),
+        ] {
+            assert_eq!(is_of_process(&message(kind, fields)), is, "{kind:#x} {fields:?}");
+        }
+        assert!(is_of(&message(FORK, [5, 5, 9, 5]), 5) && !is_of(&message(EXIT, [5, 5, 9, 5]), 5));
+    }
+
+    #[test]
+    fn a_cut_message_tells_nothing() {
+        let whole = message(FORK, [5, 5, 9, 9]);
+        assert!((0..whole.len()).all(|length| !is_of_process(&whole[..length])));
+        assert_eq!((refusal(&message(NONE, [1, 0, 0, 0])), refusal(&message(NONE, [0; 4]))), (Some(1), None));
+        assert_eq!(refusal(&message(EXIT, [1, 1, 0, 0])), None);
+    }
+
+    #[test]
+    fn a_request_has_the_kernels_form() {
+        let bytes = request(&[LISTEN]);
+        assert_eq!((bytes.len(), word(&bytes, 0), word(&bytes, KIND_AT)), (40, Some(40), Some(LISTEN)));
+        assert_eq!((word(&bytes, 16), word(&bytes, 20), bytes[32]), (Some(1), Some(1), 4));
+    }
+}

@@ -1,0 +1,127 @@
+//! Device files of cards that are opened and closed, told by inotify.
+//!
+//! A watch is on one file in one file system: a container that has device nodes of its own opens those,
+//! and nothing is heard here. So this is a hint, and no guard. Directories are watched for nodes that come
+//! later (a module that is loaded, soft cards that are made anew), never for what is opened in them: `/dev/null`
+//! is opened a thousand times a second.
+//!
+//! Absent: who opened a file. inotify does not say, and what may ask (fanotify) needs CAP_SYS_ADMIN.
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Where device files are made.
+const DEV: &str = "/dev";
+/// How the names of NVIDIA's begin.
+const PREFIX: &[u8] = b"nvidia";
+/// Watches of device files; a host has a few for each card.
+const WATCHES_MAX: usize = 256;
+/// Bytes that are read at once: some hundred events.
+const BUFFER: usize = 8192;
+/// Events that are taken at once; what is left is taken the next time.
+const AT_ONCE: usize = 1024;
+
+/// What was heard at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// Events of any kind.
+    pub(super) count: usize,
+    /// A card's device file was opened, closed or made.
+    pub(super) opened: bool,
+    /// Events were lost.
+    pub(super) lost: bool,
+}
+
+/// Watches on device files.
+pub(super) struct Files {
+    inotify: OwnedFd,
+    /// Files of soft cards.
+    given: Vec<PathBuf>,
+    dirs: BTreeSet<i32>,
+}
+
+impl Files {
+    /// Watches NVIDIA's device files and these. What cannot be watched is said.
+    pub(super) fn open(given: &[PathBuf]) -> io::Result<(Files, Vec<String>)> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let mut files = Files { inotify, given: given.to_vec(), dirs: BTreeSet::new() };
+        let mut missing = Vec::new();
+        let parents: BTreeSet<&Path> =
+            [Path::new(DEV)].into_iter().chain(given.iter().filter_map(|path| path.parent())).collect();
+        for dir in parents {
+            let wanted = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+            match inotify::add_watch(&files.inotify, dir, wanted) {
+                Ok(watch) => drop(files.dirs.insert(watch)),
+                Err(error) => missing.push(format!("device files that are made in `{}`: {error}", dir.display())),
+            }
+        }
+        files.watch_all(&mut missing);
+        Ok((files, missing))
+    }
+
+    /// Takes what waits, up to a bound.
+    pub(super) fn take(&self) -> io::Result<Heard> {
+        let mut heard = Heard::default();
+        let mut made = false;
+        let mut room = [const { MaybeUninit::<u8>::uninit() }; BUFFER];
+        let mut events = Reader::new(&self.inotify, &mut room);
+        // Whatever was read is looked at to its end, or it would be lost.
+        while heard.count < AT_ONCE || !events.is_buffer_empty() {
+            let event = match events.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            heard.count += 1;
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                heard.lost = true;
+                made = true;
+            } else if self.dirs.contains(&event.wd()) {
+                made |= event.file_name().is_some_and(|name| self.is_card(OsStr::from_bytes(name.to_bytes())));
+            } else {
+                // That a watch is over is no news: its file was removed, and a new one will be made.
+                heard.opened |= !event.events().contains(ReadFlags::IGNORED);
+            }
+        }
+        if made {
+            // It may have been opened before it was watched.
+            heard.opened = true;
+            self.watch_all(&mut Vec::new());
+        }
+        Ok(heard)
+    }
+
+    /// A name in a directory that is watched; the same name elsewhere costs one look in vain.
+    fn is_card(&self, name: &OsStr) -> bool {
+        name.as_bytes().starts_with(PREFIX) || self.given.iter().any(|path| path.file_name() == Some(name))
+    }
+
+    /// Watches all that is there. A file that is watched already stays so.
+    fn watch_all(&self, missing: &mut Vec<String>) {
+        let nodes = fs::read_dir(DEV).into_iter().flatten().flatten().filter(|node| {
+            node.file_name().as_bytes().starts_with(PREFIX) && node.file_type().is_ok_and(|kind| !kind.is_dir())
+        });
+        let nodes = nodes.map(|node| node.path()).take(WATCHES_MAX);
+        for path in nodes.chain(self.given.iter().cloned()) {
+            match inotify::add_watch(&self.inotify, &path, WatchFlags::OPEN | WatchFlags::CLOSE) {
+                Ok(_) | Err(Errno::NOENT) => {} // its directory is watched
+                Err(error) => missing.push(format!("who opens `{}`: {error}", path.display())),
+            }
+        }
+    }
+}
+
+impl AsFd for Files {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}

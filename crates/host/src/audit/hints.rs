@@ -1,0 +1,474 @@
+//! Hints that it is time to look at the cards.
+//!
+//! ```text
+//!   inotify ────┐
+//!   connector ──┼─► one descriptor to poll ─► drain() ─► look now, or not
+//!   timer ──────┘
+//!
+//!             something heard                      too many messages
+//!   armed ───────────────────► deaf for GAP      listening ──────────► resting for REST
+//!     ▲                           │                  ▲                    │ (said, and "lost")
+//!     └───────────────────────────┘                  └────────────────────┘ (said, and "lost")
+//! ```
+//! A hint says that something may have changed, and carries no decision: what is true is on the cards and in
+//! `/proc`. Whoever takes none at all is late by a period, and never wrong. Nobody can make this spin: it is
+//! readable at most once a GAP, each time a bounded number of messages is taken, and a flood of processes
+//! switches the connector off for a while.
+//!
+//! Absent: who came or went, and everything that would be needed to act on it.
+
+use super::connector::Connector;
+use super::files::Files;
+use crate::wake::timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Whoever looks ten times a second looks often enough; a first event is told at once all the same.
+const GAP: Duration = Duration::from_millis(10);
+/// Processes and threads made, started and ended in a second: a host that does more has better things to do
+/// than to tell us, and whoever makes them on purpose shall not keep us busy.
+const EVENTS_PER_S_MAX: usize = 5000;
+/// How long to be deaf after that.
+const REST: Duration = Duration::from_secs(10);
+/// Bytes for messages that wait: a tenth of a second of the worst that is borne.
+const BUFFER: usize = 1 << 20;
+/// Sentences that wait to be taken.
+const NEWS_MAX: usize = 16;
+const PROCESSES: &str = "processes that start and end";
+
+/// What may have changed since the last time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hint {
+    /// A card's device file was opened, closed or made.
+    pub opened: bool,
+    /// A process was made, started a program, or ended.
+    pub processes: bool,
+    /// More may have happened than was heard: look at everything.
+    pub lost: bool,
+}
+
+impl Hint {
+    /// Is there any reason to look?
+    pub const fn is_any(self) -> bool {
+        self.opened || self.processes || self.lost
+    }
+}
+
+/// Bounds, so that tests need not make five thousand processes a second.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    gap: Duration,
+    events_per_s_max: usize,
+    rest: Duration,
+    buffer: usize,
+}
+
+/// Where messages about processes stand.
+enum Processes {
+    /// There are none here; why was said at the start.
+    Absent,
+    Listening {
+        connector: Connector,
+        /// The second that is counted, and the messages in it.
+        since: Instant,
+        count: usize,
+    },
+    Resting {
+        until: Instant,
+    },
+}
+
+/// Hints, heard. The descriptor is readable when something may have changed.
+pub struct Hints {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    files: Option<Files>,
+    processes: Processes,
+    pace: Pace,
+    is_armed: bool,
+    news: Vec<String>,
+}
+
+impl Hints {
+    /// Listens for NVIDIA's device files, the files of soft cards and processes, and says what of it there is
+    /// not, and why. Only without a descriptor to poll there is nothing at all.
+    pub fn open(soft: &[PathBuf]) -> io::Result<(Hints, Vec<String>)> {
+        let pace = Pace { gap: GAP, events_per_s_max: EVENTS_PER_S_MAX, rest: REST, buffer: BUFFER };
+        Hints::with(soft, pace)
+    }
+
+    fn with(soft: &[PathBuf], pace: Pace) -> io::Result<(Hints, Vec<String>)> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &timer, EventData::new_u64(0), EventFlags::IN)?;
+        let mut missing = Vec::new();
+        let files = match Files::open(soft) {
+            Ok((files, unwatched)) => {
+                missing.extend(unwatched.iter().map(|what| format!("not noticed at once: {what}")));
+                Some(files)
+            }
+            Err(error) => {
+                missing.push(format!("not noticed at once: who opens a card's device file: {error}"));
+                None
+            }
+        };
+        let now = Instant::now();
+        let proven = Connector::open(pace.buffer).and_then(|connector| connector.prove().map(|()| connector));
+        let processes = match proven {
+            Ok(connector) => Processes::Listening { connector, since: now, count: 0 },
+            Err(error) => {
+                missing.push(format!("not noticed at once: {PROCESSES}: {}", without_connector(&error)));
+                Processes::Absent
+            }
+        };
+        let mut hints = Hints { epoll, timer, files, processes, pace, is_armed: false, news: Vec::new() };
+        hints.arm()?;
+        Ok((hints, missing))
+    }
+
+    /// Takes what was heard since the last time. For when the descriptor is readable; at other times it does
+    /// no harm.
+    pub fn drain(&mut self) -> Hint {
+        let now = Instant::now();
+        // It has rung or has not: what it rang for is looked at in any case.
+        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+        let mut hint = Hint::default();
+        let heard = self.drain_files(&mut hint) + self.drain_processes(now, &mut hint);
+        if let Err(error) = self.rearm(now, heard > 0) {
+            // The caller looks by itself, too, and will be asked again.
+            self.tell(format!("hints may come late: {error}"));
+            hint.lost = true;
+        }
+        hint
+    }
+
+    /// What became different about the hints themselves, in sentences for a log.
+    pub fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
+    }
+
+    fn drain_files(&mut self, hint: &mut Hint) -> usize {
+        let Some(files) = &self.files else { return 0 };
+        match files.take() {
+            Ok(heard) => {
+                hint.opened |= heard.opened;
+                hint.lost |= heard.lost;
+                heard.count
+            }
+            Err(error) => {
+                hint.lost = true;
+                self.disarm();
+                self.files = None;
+                self.tell(format!("not noticed at once from now on: who opens a card's device file: {error}"));
+                0
+            }
+        }
+    }
+
+    fn drain_processes(&mut self, now: Instant, hint: &mut Hint) -> usize {
+        match &mut self.processes {
+            Processes::Absent => 0,
+            Processes::Resting { until } if now < *until => 0,
+            Processes::Resting { .. } => {
+                // Whatever happened meanwhile was not heard.
+                hint.lost = true;
+                self.listen_again(now);
+                0
+            }
+            Processes::Listening { connector, since, count } => {
+                let heard = match connector.take() {
+                    Ok(heard) => heard,
+                    Err(error) => {
+                        hint.lost = true;
+                        self.rest(now, &error.to_string());
+                        return 0;
+                    }
+                };
+                if now.duration_since(*since) >= Duration::from_secs(1) {
+                    (*since, *count) = (now, 0);
+                }
+                *count += heard.count;
+                let is_flood = *count > self.pace.events_per_s_max;
+                hint.processes |= heard.processes;
+                hint.lost |= heard.lost;
+                if is_flood {
+                    hint.lost = true;
+                    self.rest(now, &format!("more than {} of them in a second", self.pace.events_per_s_max));
+                }
+                heard.count
+            }
+        }
+    }
+
+    /// Leaves the connector: a socket that stays would be filled for nothing.
+    fn rest(&mut self, now: Instant, why: &str) {
+        self.disarm();
+        self.processes = Processes::Resting { until: now + self.pace.rest };
+        self.tell(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.pace.rest.as_secs_f32()));
+    }
+
+    fn listen_again(&mut self, now: Instant) {
+        self.disarm();
+        match Connector::open(self.pace.buffer) {
+            Ok(connector) => {
+                self.processes = Processes::Listening { connector, since: now, count: 0 };
+                self.tell(format!("noticed at once again: {PROCESSES}"));
+            }
+            Err(error) => self.rest(now, &error.to_string()),
+        }
+    }
+
+    /// Deaf for a moment after something was heard, armed otherwise.
+    fn rearm(&mut self, now: Instant, heard: bool) -> io::Result<()> {
+        if heard {
+            self.disarm();
+        } else {
+            self.arm()?;
+        }
+        let gap = (!self.is_armed).then_some(self.pace.gap);
+        let rest = match self.processes {
+            // A rest that is just over is a short time, and not none: zero would stop the timer.
+            Processes::Resting { until } => Some(until.saturating_duration_since(now).max(Duration::from_micros(1))),
+            _ => None,
+        };
+        let due = gap.into_iter().chain(rest).min().unwrap_or(Duration::ZERO);
+        let value = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: timespec(due) };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value)?;
+        Ok(())
+    }
+
+    fn arm(&mut self) -> io::Result<()> {
+        if !self.is_armed {
+            for source in self.sources() {
+                match epoll::add(&self.epoll, source, EventData::new_u64(0), EventFlags::IN) {
+                    Ok(()) | Err(Errno::EXIST) => {} // from a time when the next one could not be added
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            self.is_armed = true;
+        }
+        Ok(())
+    }
+
+    /// Taken out, not masked: an error on the socket would be told all the same.
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
+            for source in self.sources() {
+                // It is in there, or it would not have been armed.
+                let _ = epoll::delete(&self.epoll, source);
+            }
+        }
+    }
+
+    fn sources(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let connector = match &self.processes {
+            Processes::Listening { connector, .. } => Some(connector.as_fd()),
+            Processes::Absent | Processes::Resting { .. } => None,
+        };
+        self.files.iter().map(AsFd::as_fd).chain(connector)
+    }
+
+    fn tell(&mut self, sentence: String) {
+        if self.news.len() < NEWS_MAX {
+            self.news.push(sentence);
+        }
+    }
+}
+
+impl AsFd for Hints {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn without_connector(error: &io::Error) -> String {
+    let kernel = error.raw_os_error().map(Errno::from_raw_os_error);
+    match kernel {
+        Some(Errno::PERM | Errno::ACCESS) => "it needs CAP_NET_ADMIN".to_owned(),
+        Some(Errno::PROTONOSUPPORT | Errno::CONNREFUSED) => {
+            "the kernel has no process connector, or not for this network namespace".to_owned()
+        }
+        _ => format!("the kernel's process connector: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wake::wait_readable;
+    use std::fs;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+    const PACE: Pace = Pace {
+        gap: Duration::from_millis(10),
+        events_per_s_max: 1 << 30,
+        rest: Duration::from_secs(60),
+        buffer: BUFFER,
+    };
+
+    fn is_readable(hints: &Hints, patience: Duration) -> bool {
+        wait_readable([hints.as_fd()], Instant::now() + patience).unwrap()[0]
+    }
+
+    /// Waits for a hint of the wanted kind.
+    fn until(hints: &mut Hints, wanted: &str, is: impl Fn(Hint) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if is_readable(hints, Duration::from_millis(100)) && is(hints.drain()) {
+                return;
+            }
+        }
+        panic!("waited in vain for {wanted}");
+    }
+
+    /// Without messages about processes, which come from all of the host.
+    fn of_files(soft: &[PathBuf]) -> Hints {
+        let (mut hints, missing) = Hints::with(soft, PACE).unwrap();
+        assert!(missing.iter().all(|what| what.contains(PROCESSES)), "{missing:?}");
+        hints.disarm();
+        hints.processes = Processes::Absent;
+        hints.arm().unwrap();
+        hints
+    }
+
+    /// With them; nothing where the kernel tells nobody here.
+    fn of_processes(pace: Pace) -> Option<Hints> {
+        let (hints, missing) = Hints::with(&[], pace).unwrap();
+        if matches!(hints.processes, Processes::Absent) {
+            let why = missing.iter().find(|what| what.contains(PROCESSES));
+            eprintln!("skipped: {}", why.expect("whoever hears nothing says why"));
+            return None;
+        }
+        Some(hints)
+    }
+
+    #[test]
+    fn a_card_that_is_opened_or_closed_is_a_hint() {
+        let dir = tempfile::tempdir().unwrap();
+        let (card, other) = (dir.path().join("card"), dir.path().join("other"));
+        fs::write(&card, "").unwrap();
+        fs::write(&other, "").unwrap();
+        let mut hints = of_files(std::slice::from_ref(&card));
+        assert!(!is_readable(&hints, Duration::from_millis(50)));
+        drop(fs::File::open(&other).unwrap());
+        assert!(!is_readable(&hints, Duration::from_millis(50)), "only cards count");
+        let open = fs::File::open(&card).unwrap();
+        assert!(is_readable(&hints, PATIENCE));
+        assert_eq!(hints.drain(), Hint { opened: true, processes: false, lost: false });
+        // The moment of deafness ends with a drain that finds nothing.
+        assert!(is_readable(&hints, PATIENCE));
+        assert_eq!(hints.drain(), Hint::default());
+        assert!(!is_readable(&hints, Duration::from_millis(50)));
+        drop(open);
+        until(&mut hints, "a close", |hint| hint.opened);
+    }
+
+    #[test]
+    fn a_card_that_is_made_later_is_heard_from_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let card = dir.path().join("card");
+        let mut hints = of_files(std::slice::from_ref(&card));
+        for _ in 0..2 {
+            let new = dir.path().join("new");
+            fs::write(&new, "").unwrap();
+            fs::rename(&new, &card).unwrap();
+            until(&mut hints, "a new card", |hint| hint.opened);
+            while is_readable(&hints, Duration::from_millis(100)) {
+                hints.drain();
+            }
+            drop(fs::File::open(&card).unwrap());
+            until(&mut hints, "its being opened", |hint| hint.opened);
+            fs::remove_file(&card).unwrap();
+            while is_readable(&hints, Duration::from_millis(100)) {
+                hints.drain();
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_opens_a_card_all_the_time_does_not_keep_us_busy() {
+        let dir = tempfile::tempdir().unwrap();
+        let card = dir.path().join("card");
+        fs::write(&card, "").unwrap();
+        let mut hints = of_files(std::slice::from_ref(&card));
+        let (stop, begun) = (AtomicBool::new(false), Instant::now());
+        let drains = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(fs::File::open(&card).unwrap());
+                }
+            });
+            let mut drains = 0;
+            while begun.elapsed() < Duration::from_millis(500) {
+                if is_readable(&hints, Duration::from_millis(100)) {
+                    hints.drain();
+                    drains += 1;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            drains
+        });
+        assert!((2..=60).contains(&drains), "{drains} in {:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_process_that_starts_and_ends_is_a_hint() {
+        let Some(mut hints) = of_processes(PACE) else { return };
+        Command::new("true").status().unwrap();
+        until(&mut hints, "a process", |hint| hint.processes);
+    }
+
+    #[test]
+    fn messages_that_were_lost_are_said_to_be() {
+        let Some(mut hints) = of_processes(Pace { buffer: 4096, ..PACE }) else { return };
+        for _ in 0..200 {
+            std::thread::spawn(|| ()).join().unwrap();
+        }
+        until(&mut hints, "a loss", |hint| hint.lost);
+        Command::new("true").status().unwrap();
+        until(&mut hints, "a process after a loss", |hint| hint.processes);
+    }
+
+    #[test]
+    fn a_flood_of_processes_is_not_listened_to_and_that_is_said() {
+        let rest = Duration::from_millis(300);
+        let Some(mut hints) = of_processes(Pace { events_per_s_max: 300, rest, ..PACE }) else { return };
+        let (stop, begun) = (AtomicBool::new(false), Instant::now());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::spawn(|| ()).join().unwrap();
+                }
+            });
+            let (mut drains, mut said) = (0_u32, Vec::new());
+            // Off and on again, twice.
+            while said.len() < 4 && begun.elapsed() < PATIENCE {
+                if is_readable(&hints, Duration::from_millis(100)) {
+                    let hint = hints.drain();
+                    drains += 1;
+                    let news = hints.news();
+                    assert!(news.is_empty() || hint.lost, "{news:?} and {hint:?}");
+                    said.extend(news);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(said[0].starts_with("not noticed at once for 0.3 s: processes that start"), "{said:?}");
+            assert!(said[0].ends_with("more than 300 of them in a second"), "{said:?}");
+            assert_eq!(said[1], "noticed at once again: processes that start and end");
+            assert!(begun.elapsed() >= 2 * rest);
+            let bound = begun.elapsed().as_millis() / 10 + 10;
+            assert!(u128::from(drains) <= bound, "{drains} drains in {:?}", begun.elapsed());
+        });
+        let connector = matches!(hints.processes, Processes::Listening { .. });
+        assert!(connector || !is_readable(&hints, Duration::ZERO), "whoever rests is silent");
+    }
+}
