@@ -7,8 +7,8 @@
 //! Absent: which of them gets a signal, and when.
 
 use crate::Sight;
-use crate::audit::{self, Custody, Devices};
-use crate::cards::reap;
+use crate::audit::{self, Custody, Devices, Refused};
+use crate::cards::{reap, with_cause};
 use crate::exits::Exits;
 use crate::eyes::{Inbox, Message};
 use crate::link::Link;
@@ -101,6 +101,8 @@ pub(crate) struct Trial {
 struct Kept {
     again: Instant,
     seen: Instant,
+    /// It, and what descends from it in the same control group.
+    tree: Vec<ProcKey>,
 }
 
 pub(crate) struct Warden {
@@ -128,7 +130,7 @@ impl Warden {
             exits: Exits::new(&bell)?,
             stop: Wake::new()?,
             bell,
-            custody: Custody::default(),
+            custody: Custody::new(devices.clone()),
             devices,
             kept: BTreeMap::new(),
             waiting: Vec::new(),
@@ -221,26 +223,39 @@ impl Warden {
         if !self.kept.contains_key(&process) && !self.exits.listen(process) {
             return;
         }
+        // Whoever is not what it was is kept anew.
+        if self.custody.audit_of(process).is_some_and(|kept| kept.is_same(&audit).is_err()) {
+            self.custody.forget(process);
+        }
+        let mut tree = audit::descendants_in_cgroup(process, &audit.cgroup).unwrap_or_default();
+        tree.retain(|member| self.custody.take(*member).is_ok());
         let now = Instant::now();
-        let seen = self.kept.get(&process).map_or(now, |kept| kept.seen);
-        self.kept.insert(process, Kept { again: now + AGAIN, seen });
-        let tree = audit::descendants_in_cgroup(process, &audit.cgroup).unwrap_or_else(|_| vec![process]);
-        self.custody.keep(&audit, &tree, &self.devices);
+        let before = self.kept.remove(&process);
+        let seen = before.as_ref().map_or(now, |kept| kept.seen);
+        let gone = before.into_iter().flat_map(|kept| kept.tree).filter(|member| !tree.contains(member));
+        gone.for_each(|member| self.custody.forget(member));
+        self.kept.insert(process, Kept { again: now + AGAIN, seen, tree: tree.clone() });
         self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));
     }
 
     /// It is over, or is of no interest any more.
     fn let_go(&mut self, process: ProcKey, is_over: bool) {
         self.exits.ignore(process);
-        self.custody.let_go(process);
-        if self.kept.remove(&process).is_some() && is_over {
+        let Some(kept) = self.kept.remove(&process) else { return };
+        kept.tree.into_iter().chain([process]).for_each(|member| self.custody.forget(member));
+        if is_over {
             self.eyes.send(Message::Tell(Sight::Left { process }));
         }
     }
 
     fn strike(&mut self, process: ProcKey, signal: u8) -> Struck {
-        let refused = self.custody.signal(process, signal, &self.devices).err().map(|error| error.to_string());
-        Struck { process, refused }
+        let refused = self.custody.signal(process, signal).err();
+        if let Some(Refused::Changed(_)) = &refused {
+            // What it is now is looked into before anything else is done to it.
+            self.custody.forget(process);
+            self.want(process);
+        }
+        Struck { process, refused: refused.map(|refused| with_cause(&refused)) }
     }
 
     /// Whether the driver names processes as this host does: one of ours makes a context on the card and
