@@ -41,6 +41,11 @@ const ROWS: &[Row] = &[
     ("GET", "/v1/cards", ["200", "200", "200", "200", "200"]),
     ("POST", "/v1/cards/{uuid}/drain", ["read_only", "denied", "denied", "denied", "200"]),
     ("POST", "/v1/cards/{uuid}/clear", ["read_only", "denied", "denied", "denied", "200"]),
+    ("POST", "/v1/cards/{uuid}/mode", ["read_only", "denied", "denied", "denied", "200"]),
+    ("GET", "/v1/strangers", ["200", "200", "200", "200", "200"]),
+    ("POST", "/v1/adopt", ["read_only", "pid_not_local", "pid_not_local", "not_your_process", "no_such_stranger"]),
+    ("POST", "/v1/rules", ["read_only", "denied", "denied", "denied", "200"]),
+    ("DELETE", "/v1/rules/{id}", ["read_only", "denied", "denied", "denied", "no_such_rule"]),
     ("GET", "/v1/tokens", ["200", "200", "200", "200", "200"]),
     ("POST", "/v1/tokens", ["read_only", "denied", "denied", "201", "201"]),
     ("DELETE", "/v1/tokens/{id}", ["read_only", "no_such_token", "no_such_token", "no_such_token", "200"]),
@@ -84,7 +89,11 @@ impl House {
     }
 
     fn call(&self, client: &Client, (method, path, _): &Row, subject: &Subject) -> Answer {
-        let id = if path.contains("tokens") { &subject.token.id } else { &subject.lease.id };
+        let id = match path {
+            path if path.contains("tokens") => &subject.token.id,
+            path if path.contains("rules") => "R9",
+            _ => &subject.lease.id,
+        };
         let target = path.replace("{id}", id).replace("{uuid}", &self.uuid);
         let epoch = subject.lease.epoch;
         let body = match path.rsplit('/').next() {
@@ -93,6 +102,9 @@ impl House {
             Some("renew") => json!({ "epoch": epoch }),
             Some("hook") => json!({ "epoch": epoch, "done": "yielded" }),
             Some("accept") => json!({ "vram_bytes": 1 << 30 }),
+            Some("mode") => json!({ "mode": "observe" }),
+            Some("adopt") => json!({ "pid": std::process::id() }),
+            Some("rules") => json!({ "who": "uid:4711", "treat": "allow" }),
             Some("bind") => json!({ "epoch": epoch, "pid": std::process::id() }),
             _ => Value::Null,
         };

@@ -27,6 +27,8 @@ use std::fmt;
 
 /// Waiters for whom room is made at a time.
 const AT_A_TIME: usize = 4;
+/// Whoever works may pause for so long, however cheap it would be to move: a batch is read, a file written.
+const BREATH: Span = Span::millis(500);
 /// Nobody is ended so soon after its grant.
 const SETTLE: Span = Span::secs(2);
 const TERM: u8 = 15;
@@ -163,7 +165,7 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     let looked = state.live(holder.id).and_then(|live| live.looked_at).is_some_and(|at| now.since(at) <= period);
     let unseen = if looked { Span::ZERO } else { Span(2 * period.0) };
     // Its card stands idle meanwhile: waiting as long as a move takes would be as dear as the move.
-    let patience = unseen + if other <= own { Span(moves.0 / 2) } else { parking.idle.max(moves) };
+    let patience = unseen + if other <= own { Span(moves.0 / 2).max(BREATH) } else { parking.idle.max(moves) };
     let idle = rung != Rung::End && now.since(since) >= patience;
     let came_back = hold.turns.is_some();
     let turn = hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
