@@ -22,7 +22,7 @@ use crate::worker::Measured;
 use crate::{Settings, Sight, Unlisted, UnlistedKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,6 +70,11 @@ impl Shared {
         if !self.wished.swap(true, Ordering::AcqRel) {
             self.wake.ring();
         }
+    }
+
+    /// Readable when it is time to stop.
+    pub(crate) fn stopping(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
     }
 
     pub(crate) fn stop(&self) {

@@ -47,6 +47,8 @@ pub(crate) enum Message {
         lease: LeaseId,
         is: bool,
     },
+    /// Processes came or went: whoever descends from a member is looked for while its parents live.
+    Stirred,
     /// To be passed on as it is, in its turn.
     Tell(Sight),
     Stop,
@@ -178,6 +180,11 @@ impl Eyes {
                     self.pass_on_look(uuid, observation, &busy);
                 }
                 Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
+                Message::Stirred => {
+                    let leases = self.roster.leases();
+                    leases.iter().for_each(|lease| self.roster.look_below(*lease));
+                    leases.into_iter().for_each(|lease| self.tell_members(lease));
+                }
                 Message::Tell(sight) => (self.sink)(sight),
                 Message::Stop => return false,
             }

@@ -170,6 +170,11 @@ impl Roster {
         (worked && !holder.by_shim) || used_card
     }
 
+    /// Takes in whoever came below the members.
+    pub(crate) fn look_below(&mut self, lease: LeaseId) {
+        self.grow(lease);
+    }
+
     /// What else its programs do counts only while nobody says when they use a card.
     pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
         if let Some(holder) = self.holders.get_mut(&lease) {

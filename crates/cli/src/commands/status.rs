@@ -5,10 +5,11 @@ use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::output;
+use crate::table::plain;
 use crate::text;
 use serde::Serialize;
 use sublet_softgpu::NOTICE;
-use sublet_wire::{Card, CardState, Cards, Lease, Leases, exit, span};
+use sublet_wire::{Card, CardState, Cards, Lease, Leases, Step, Stranger, Strangers, exit, span};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -23,11 +24,13 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
     let queue: Leases = client.get("/v1/queue")?;
+    let strangers: Strangers = client.get("/v1/strangers")?;
     if globals.json {
         output::json(&Status { kind: &cards.kind, cards: &cards.cards, queue: &queue.leases })?;
         return Ok(exit::OK);
     }
     output::print(&render(&cards, &queue, text::now_unix_s()))?;
+    strangers.strangers.iter().filter_map(warning).for_each(|warning| eprintln!("{warning}"));
     tell_hint(&hint(&cards, &queue));
     Ok(exit::OK)
 }
@@ -42,6 +45,19 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
         kind => sections.push(format!("these cards are {kind}: nothing is computed on them\n")),
     }
     sections.join("\n")
+}
+
+/// What somebody must know whose process is about to be ended.
+fn warning(stranger: &Stranger) -> Option<String> {
+    let signal = stranger.signal.as_ref().filter(|_| stranger.step != Step::Found)?;
+    let left = span::show(stranger.in_s.unwrap_or_default().max(0.0));
+    Some(format!(
+        "{} (process {} of {}) has no lease and gets {signal} in {left}: `sublet adopt {}` gives it one",
+        stranger.id,
+        stranger.pid,
+        plain(&stranger.user),
+        stranger.pid
+    ))
 }
 
 fn waiting(queue: &Leases) -> String {

@@ -25,7 +25,9 @@ pub struct Offer {
 impl Turn<'_> {
     /// A waiter takes less, and is a waiter no more.
     pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
-        if let Err(refusal) = self.waiting(by, lease) {
+        // A wish that makes no sense is refused even of who could have all that it asked for.
+        let sense = |row: &Lease| smaller(row, vram, gpus).ask.check().map_err(Refusal::BadAsk);
+        if let Err(refusal) = self.waiting(by, lease).and_then(sense) {
             return Answer::Refused(refusal);
         }
         // Whoever can start now does so first; it may be this one, with all that it asked for.
@@ -59,7 +61,6 @@ impl Turn<'_> {
         // Less in both ways, or as much: who wants more asks anew.
         let less = gpus <= row.ask.gpus && !matches!(row.ask.vram, Vram::Bytes(asked) if vram > asked);
         let smaller = smaller(row, vram, gpus);
-        smaller.ask.check().map_err(Refusal::BadAsk)?;
         if let Some(held) = quota::held(self.state, &smaller) {
             return Err(Refusal::OverQuota(held));
         }

@@ -1,7 +1,7 @@
 //! What can be done with one card.
 
 use super::{Check, State};
-use sublet_wire::{Card, CardState, size};
+use sublet_wire::{Card, CardState, Mode, size};
 
 /// All about one card.
 pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
@@ -13,12 +13,24 @@ pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
         context(card, name("context")),
         Check::new(name("exits"), State::Ok, "the end of a holder's last process is noticed at once"),
         park(card, parking, name("park")),
-        Check::new(
-            name("enforce"),
-            State::Less,
-            "not in this release: observe only, nobody is signalled who did not choose it",
-        ),
+        enforce(card, name("enforce")),
     ]
+}
+
+fn enforce(card: &Card, name: String) -> Check {
+    let what = match card.mode {
+        Mode::Observe => "observe: processes without a lease are put on the record, and left alone",
+        Mode::Adopt => "adopt: processes of known users without a lease get one",
+        Mode::Warn => "warn: owners of processes without a lease are warned",
+        Mode::Enforce if card.coarse => {
+            let text = "enforce: but the driver does not tell bytes per process, so nobody is ended";
+            return Check::new(name, State::Less, text);
+        }
+        Mode::Enforce => {
+            "enforce: processes without a lease are warned, then ended; `sublet enforce status` shows them"
+        }
+    };
+    Check::new(name, State::Ok, what)
 }
 
 fn park(card: &Card, parking: bool, name: String) -> Check {

@@ -16,7 +16,7 @@ const LIBRARY_DIRS: [&str; 5] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
 /// Name, bit, what is lost without it.
 const CAPABILITIES: [(&str, u32, &str); 4] = [
-    ("CAP_KILL", 5, "processes of other users cannot be signalled (needed by enforcement only)"),
+    ("CAP_KILL", 5, "processes of other users without a lease cannot be ended where `sublet enforce` wants it"),
     (
         "CAP_SYS_PTRACE",
         19,

@@ -1,0 +1,41 @@
+//! The thread that hears when it is time to look: a card's device file was opened, processes came or went.
+//!
+//! A hint only brings a look forward that would have come by itself. At most a few are passed on in a second,
+//! whatever happens on the host.
+
+use crate::audit::Hints;
+use crate::cards;
+use crate::eyes::{Inbox, Message};
+use crate::wake::wait_readable;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// From one hint that is passed on to the next.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Nobody waits longer for anything here than a day.
+const LONG: Duration = Duration::from_secs(86_400);
+
+/// Passes hints on until it is time to stop.
+pub(crate) fn run(mut hints: Hints, cards: &Arc<cards::Shared>, eyes: &Inbox) {
+    loop {
+        let heard = wait_readable([hints.as_fd(), cards.stopping()], Instant::now() + LONG);
+        match heard {
+            Ok([_, false]) => {}
+            Ok([_, true]) | Err(_) => return,
+        }
+        let hint = hints.drain();
+        if (hint.processes || hint.lost) && eyes.is_watching() {
+            eyes.send(Message::Stirred);
+        }
+        if hint.opened || hint.lost {
+            cards.wish();
+        }
+        for news in hints.news() {
+            eprintln!("{news}");
+        }
+        if hint.is_any() && !matches!(wait_readable([cards.stopping()], Instant::now() + PAUSE), Ok([false])) {
+            return;
+        }
+    }
+}
