@@ -204,7 +204,7 @@ mod tests {
             card 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
             card 0 exits    ok    the end of a holder's last process is noticed at once
             card 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
-            card 0 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
+            card 0 enforce  ok    observe: processes without a lease are put on the record, and left alone
             card 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
             card 1 grant    bad   draining: an operator lets it run empty
                                   hint: put it back with `sublet cards clear 1`
@@ -212,14 +212,14 @@ mod tests {
             card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 1 exits    ok    the end of a holder's last process is noticed at once
             card 1 park     less  nobody is parked: without bytes per process nobody could see them go
-            card 1 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
+            card 1 enforce  ok    observe: processes without a lease are put on the record, and left alone
             card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
             card 2 grant    bad   the card did not answer; no new leases there until it does
             card 2 bytes    less  unknown while the card does not answer
             card 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 2 exits    ok    the end of a holder's last process is noticed at once
             card 2 park     less  unknown while the card does not answer
-            card 2 enforce  less  not in this release: observe only, nobody is signalled who did not choose it
+            card 2 enforce  ok    observe: processes without a lease are put on the record, and left alone
 
             leases can be granted on 1 of 3 cards
         "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }));
