@@ -10,6 +10,8 @@ use crate::ids::ProcKey;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
+/// Of a process's name the kernel keeps so many bytes.
+const NAME_KEPT: usize = 15;
 /// Characters of a container's id that people are shown, as its own tools do.
 const CONTAINER_SHOWN: usize = 12;
 
@@ -112,9 +114,16 @@ impl Audit {
         Ok(())
     }
 
+    /// Its name; where the kernel kept only the beginning of it, its executable's.
+    pub fn program(&self) -> &str {
+        let file = self.exe.as_deref().and_then(|exe| exe.rsplit('/').next());
+        let is_cut = self.name.len() == NAME_KEPT;
+        file.filter(|file| is_cut && file.starts_with(&self.name)).unwrap_or(&self.name)
+    }
+
     /// The process in a few words: `python3 (pid 4312) of uid 1001, in ollama.service`.
     pub fn owner_words(&self) -> String {
-        let mut words = format!("{} (pid {}) of uid {}", self.name, self.process.pid, self.uid);
+        let mut words = format!("{} (pid {}) of uid {}", self.program(), self.process.pid, self.uid);
         // Writing to a String cannot fail.
         let _ = match (&self.container, &self.unit) {
             (Some(id), _) => write!(words, ", in container {}", shown(id)),
@@ -201,6 +210,8 @@ mod tests {
         assert_eq!(audit().owner_words(), "python3 (pid 4312) of uid 1001, in ollama.service");
         let plain = Audit { unit: None, ..audit() };
         assert_eq!(plain.owner_words(), "python3 (pid 4312) of uid 1001");
+        let cut = Audit { name: "sublet-example-".into(), exe: Some("/x/sublet-example-hold".into()), ..plain };
+        assert_eq!(cut.owner_words(), "sublet-example-hold (pid 4312) of uid 1001");
         let docker = Audit { container: Some("3f4e".repeat(16)), ..audit() };
         assert_eq!(docker.owner_words(), "python3 (pid 4312) of uid 1001, in container 3f4e3f4e3f4e");
         let named = Audit { container: Some("a-box-with-a-long-name".into()), ..audit() };
