@@ -307,3 +307,23 @@ fn known_users_get_a_lease_where_that_is_the_mode() {
     found(&service, nobody_known.pid());
     throughout(Duration::from_secs(8), || assert_eq!(service.client().live_ids(), ["L2"]));
 }
+
+#[test]
+fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
+    let service = serve();
+    mode(&service, "enforce");
+    let said = succeeds(&service, &["attach", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
+    assert!(said.contains("R1: exe:sublet-example-hold gets a lease for 1 GiB (interactive)"), "{said}");
+    for id in ["L1", "L2"] {
+        let mut alone = Alone::takes(&service, "512MiB");
+        let lease = await_state(&service.client(), id, LeaseState::Active);
+        assert_eq!((lease.pids, lease.vram_bytes), (vec![alone.pid()], Some(1024 * MIB)));
+        alone.lives_on(5);
+        alone.signal(Signal::TERM);
+        service.client().await_lease("it ends with its process", id, |lease| lease.state == LeaseState::Ended);
+    }
+    succeeds(&service, &["detach", "R1"]);
+    let alone = Alone::takes(&service, "512MiB");
+    found(&service, alone.pid());
+    assert_eq!(alone.ended_by(), None);
+}

@@ -15,7 +15,7 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 4] = ["top", "session", "attach", "renew"];
+const LATER: [&str; 3] = ["top", "session", "renew"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -113,6 +113,9 @@ pub enum Command {
     Audit(audit::AuditArgs),
     Enforce(enforce::EnforceArgs),
     Adopt(enforce::AdoptArgs),
+    Attach(enforce::AttachArgs),
+    /// Take a standing ask back (operators)
+    Detach(enforce::ForgetArgs),
     Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
@@ -278,10 +281,10 @@ mod tests {
     #[test]
     fn what_comes_later_is_said_to_come_later() {
         expect![[r#"
-            `attach` is not in this release
+            `top` is not in this release
             hint: `sublet help` lists what is"#]]
-        .assert_eq(&not_yet(&error("sublet attach ollama")).unwrap().to_string());
-        for line in ["sublet top", "sublet renew L1", "sublet session list"] {
+        .assert_eq(&not_yet(&error("sublet top")).unwrap().to_string());
+        for line in ["sublet renew L1", "sublet session list"] {
             assert!(not_yet(&error(line)).is_some(), "{line}");
         }
         for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {

@@ -65,6 +65,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Audit(args)) => commands::audit::run(globals, args),
         Some(Command::Enforce(args)) => commands::enforce::run(globals, args),
         Some(Command::Adopt(args)) => commands::enforce::adopt(globals, args),
+        Some(Command::Attach(args)) => commands::enforce::attach(globals, args),
+        Some(Command::Detach(args)) => commands::enforce::forget(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),

@@ -3,6 +3,7 @@
 //! A [`Stranger`] is a durable fact from the moment it is found, so that whatever is done to it later has
 //! its story on the record first. What is decided about it is [`crate::decide`]'s.
 
+use crate::ask::Tier;
 use crate::audit::Audit;
 use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::units::{Bytes, Span, Time};
@@ -158,6 +159,14 @@ pub enum Treat {
     Allow,
     /// They may be ended though they are in a container.
     Deny,
+    /// They have a standing ask: wherever they are seen, they get a lease.
+    Attach {
+        /// For so much of each card, where there is room for it; for what they have otherwise.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vram: Option<Bytes>,
+        /// How urgent their work is.
+        tier: Tier,
+    },
 }
 
 impl Who {

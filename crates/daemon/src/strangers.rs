@@ -2,7 +2,7 @@
 
 use crate::names::tenant_of;
 use crate::signals;
-use crate::view::View;
+use crate::view::{self, View};
 use sublet_core::decide::enforce;
 use sublet_core::event::Caller;
 use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat};
@@ -86,11 +86,12 @@ fn may_see(by: &Caller, stranger: &Stranger) -> bool {
 
 /// A rule as clients see it.
 pub fn rule(rule: &Rule) -> wire::Rule {
-    let treat = match rule.treat {
-        Treat::Allow => wire::Treat::Allow,
-        Treat::Deny => wire::Treat::Deny,
+    let (treat, vram, tier) = match rule.treat {
+        Treat::Allow => (wire::Treat::Allow, None, None),
+        Treat::Deny => (wire::Treat::Deny, None, None),
+        Treat::Attach { vram, tier } => (wire::Treat::Attach, vram.map(|vram| vram.0), Some(view::tier(tier))),
     };
-    wire::Rule { id: rule.id.to_string(), who: rule.who.to_string(), treat }
+    wire::Rule { id: rule.id.to_string(), who: rule.who.to_string(), treat, vram_bytes: vram, tier }
 }
 
 /// A mode as clients spell it.

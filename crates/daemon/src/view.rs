@@ -652,7 +652,8 @@ fn vram(vram: ask::Vram) -> wire::Vram {
     }
 }
 
-fn tier(tier: ask::Tier) -> wire::Tier {
+/// A tier as clients spell it.
+pub fn tier(tier: ask::Tier) -> wire::Tier {
     match tier {
         ask::Tier::Interactive => wire::Tier::Interactive,
         ask::Tier::Batch => wire::Tier::Batch,

@@ -457,6 +457,7 @@ pub fn action(action: &Action) -> String {
             let what = match rule.treat {
                 Treat::Allow => "are left alone",
                 Treat::Deny => "may be ended in their container",
+                Treat::Attach { .. } => "have a standing ask",
             };
             format!("rule {}: strangers of {} {what}", rule.id, rule.who)
         }

@@ -113,6 +113,8 @@ pub enum Treat {
     Allow,
     /// May be ended though it is in a container.
     Deny,
+    /// Has a standing ask: gets a lease wherever it is seen.
+    Attach,
 }
 
 /// An operator's word about certain strangers.
@@ -125,6 +127,10 @@ pub struct Rule {
     pub who: String,
     /// What about them.
     pub treat: Treat,
+    /// With a standing ask: for so much of each card; null: for what they have.
+    pub vram_bytes: Option<u64>,
+    /// With a standing ask: how urgent their work is.
+    pub tier: Option<Tier>,
 }
 
 /// `GET /v1/strangers`.
@@ -162,6 +168,13 @@ pub struct RuleAsk {
     pub who: String,
     /// What about them.
     pub treat: Treat,
+    /// With a standing ask: for so much of each card, where there is room; for what they have otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576, maximum = 1_125_899_906_842_624_u64))]
+    pub vram_bytes: Option<u64>,
+    /// With a standing ask: how urgent their work is.
+    #[serde(default)]
+    pub tier: Tier,
 }
 
 /// `POST /v1/adopt`: a lease for a process that has none, for what it has on its cards.

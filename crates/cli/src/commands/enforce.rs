@@ -9,7 +9,7 @@ use crate::table::{Table, plain};
 use crate::text;
 use clap::{Args, Subcommand, ValueEnum};
 use sublet_wire::{
-    Adopt, Card, Cards, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Treat, exit, size, span,
+    Adopt, Card, Cards, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Tier, Treat, exit, size, span,
 };
 
 /// See processes on cards that have no lease, and choose what is done about them
@@ -105,6 +105,29 @@ pub struct AdoptArgs {
     #[arg(long, value_enum, default_value_t = TierArg::Batch)]
     tier: TierArg,
 }
+
+/// Give a service that exists already a standing ask: whenever it is on a card, it gets a lease (operators)
+#[derive(Args, Clone, Debug)]
+#[command(after_help = ATTACH_HELP)]
+pub struct AttachArgs {
+    /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
+    #[arg(value_name = "WHO")]
+    who: String,
+    /// So much of each card, where there is room for it [default: what it has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    vram: Option<u64>,
+    /// How urgent its work is
+    #[arg(long, value_enum, default_value_t = TierArg::Batch)]
+    tier: TierArg,
+}
+
+const ATTACH_HELP: &str = "\
+The service is not restarted, wrapped or changed: a second after it is seen on a card it has a lease, which ends
+with its last process, and it has the next one when it comes again. It waits for nobody: what it takes, it has
+taken. To make it wait for its turn, start it with `sublet run`.
+
+Example:
+  sublet attach unit:ollama.service --vram 8G --tier interactive";
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum ModeArg {
@@ -241,6 +264,11 @@ fn rule_words(rule: &Rule) -> String {
     let what = match rule.treat {
         Treat::Allow => "is left alone",
         Treat::Deny => "may be ended in its container",
+        Treat::Attach => {
+            let size = rule.vram_bytes.map_or_else(|| "what it has".to_owned(), size::show);
+            let tier = rule.tier.map_or("batch", text::tier);
+            return format!("{}: {} gets a lease for {size} ({tier}) wherever it is seen", rule.id, plain(&rule.who));
+        }
     };
     format!("{}: {} {what}", rule.id, plain(&rule.who))
 }
@@ -292,7 +320,7 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
         }
         return Ok(exit::OK);
     }
-    let rule = client.set_rule(&RuleAsk { who: args.who.clone(), treat })?;
+    let rule = client.set_rule(&RuleAsk { who: args.who.clone(), treat, vram_bytes: None, tier: Tier::Batch })?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
@@ -314,7 +342,20 @@ fn is_about(who: &str, stranger: &Stranger) -> bool {
     }
 }
 
-fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
+/// Gives a service a standing ask.
+pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+    let ask = RuleAsk { who: args.who.clone(), treat: Treat::Attach, vram_bytes: args.vram, tier: args.tier.into() };
+    let rule = Client::open(globals)?.set_rule(&ask)?;
+    match globals.json {
+        true => output::json(&rule)?,
+        false => output::print(&format!("{}\n", rule_words(&rule)))?,
+    }
+    tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
+    Ok(exit::OK)
+}
+
+/// Takes a rule back.
+pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
     let rule = Client::open(globals)?.drop_rule(&args.rule)?;
     match globals.json {
         true => output::json(&rule)?,

@@ -27,6 +27,8 @@ const TERM: u8 = 15;
 const KILL: u8 = 9;
 /// A stranger is adopted when it was there for so long: most of what it takes is there then.
 const ADOPT_AFTER: Span = Span::secs(5);
+/// The same of one with a standing ask.
+const ATTACH_AFTER: Span = Span::secs(1);
 /// Whoever is still there so long after SIGKILL has survived it.
 const SURVIVED_AFTER: Span = Span::secs(10);
 /// An audit is acted upon for so long.
@@ -108,11 +110,22 @@ fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
     rules.find(|rule| rule.treat == treat && rule.who.matches(audit)).map(|rule| rule.id)
 }
 
+/// The standing ask of a stranger: so much of each card, and how urgent.
+fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
+    state.rows().rules.values().filter(|rule| rule.who.matches(audit)).find_map(|rule| match rule.treat {
+        Treat::Attach { vram, tier } => Some((vram, tier)),
+        Treat::Allow | Treat::Deny => None,
+    })
+}
+
 /// What happens to a stranger next, in this mode or in that of its cards.
 pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -> Fate {
     let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
     let of = |(card, _): &OnCard| state.rows().cards[card.0 as usize].mode;
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
+    if standing(state, &stranger.audit).is_some() {
+        return Fate::Adopted(stranger.since + ATTACH_AFTER);
+    }
     if mode == Mode::Observe {
         return Fate::Recorded;
     }
@@ -224,8 +237,12 @@ impl Turn<'_> {
         match fate(self.state, &stranger, None, self.now) {
             Fate::Adopted(at) if at <= self.now => {
                 let by = Caller::user(tenant_of(&stranger.audit));
+                let (wish, tier) = standing(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
                 // Whoever its quotas do not let stays a stranger, on the record.
-                let _ = self.adopt(&by, &stranger, &on, None, Tier::Batch);
+                let whole = self.adopt(&by, &stranger, &on, wish, tier);
+                if whole.is_err() && wish.is_some() {
+                    let _ = self.adopt(&by, &stranger, &on, None, tier);
+                }
             }
             Fate::Warned if stranger.step == Step::Found => self.warn(&stranger),
             Fate::LeftAlone(why) if stranger.step == Step::Found && is_warned_all_the_same(&why) => {

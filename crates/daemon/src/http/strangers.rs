@@ -92,7 +92,8 @@ async fn test(app: &App, card: &str) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Says something about certain strangers (operators): they are left alone, or may be ended in a container.
+/// Says something about certain strangers (operators): they are left alone, may be ended in a container, or
+/// have a standing ask.
 #[utoipa::path(post, operation_id = "set_rule", path = "/v1/rules", tag = "strangers",
     request_body = wire::RuleAsk,
     params(Repeat),
@@ -104,9 +105,13 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
     let heard = body::json::<wire::RuleAsk>(request).await?;
     let by = heard.peer.caller.clone();
     let who = heard.body.who.parse().map_err(|_| words::problem(&Refusal::BadRule))?;
+    sensible(heard.body.vram_bytes)?;
     let treat = match heard.body.treat {
         wire::Treat::Allow => Treat::Allow,
         wire::Treat::Deny => Treat::Deny,
+        wire::Treat::Attach => {
+            Treat::Attach { vram: heard.body.vram_bytes.map(Bytes), tier: leases::tier(heard.body.tier) }
+        }
     };
     Ok(app.post.call(by.clone(), Event::RuleAsked { by, who, treat }, heard.key).await?)
 }
@@ -139,9 +144,16 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     let heard = body::json::<wire::Adopt>(request).await?;
     let by = heard.peer.caller.clone();
     let process = heard.peer.process_or_any(heard.body.pid)?;
-    if heard.body.vram_bytes.is_some_and(|bytes| bytes < 1 << 20 || bytes > Bytes::MAX_ASK.0) {
-        return Err(Problem::new(Code::BadValue, "`vram_bytes` must be at least 1 MiB and at most 1024 TiB").into());
-    }
+    sensible(heard.body.vram_bytes)?;
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
     Ok(app.post.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
+}
+
+fn sensible(vram_bytes: Option<u64>) -> Result<(), Problem> {
+    match vram_bytes {
+        Some(bytes) if !(1 << 20..=Bytes::MAX_ASK.0).contains(&bytes) => {
+            Err(Problem::new(Code::BadValue, "`vram_bytes` must be at least 1 MiB and at most 1024 TiB"))
+        }
+        _ => Ok(()),
+    }
 }

@@ -364,3 +364,36 @@ fn a_process_that_turns_out_to_be_a_holders_is_no_stranger() {
         "#]],
     );
 }
+
+#[test]
+fn a_service_with_a_standing_ask_has_a_lease_whenever_it_is_there() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s mode 0 enforce root
+        0s attach unit:ollama.service 8G root
+        0s card 0 first=4G
+        1s audit first unit=ollama.service
+        4s gone L1
+        5s card 0 second=4G other=18G
+        6s audit second unit=ollama.service
+        10s card 0 second=4G other=18G
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            0s rule R1: Attach { vram: Some(Bytes(8589934592)), tier: Interactive } unit:ollama.service
+            1s find X1 of uid 7
+            2s queue L1
+            2s grant L1 8 GiB on 0 epoch 1 until 302s
+            2s close X1 (Adopted(LeaseId(1)))
+            4s end L1 (HolderExited)
+            5s retire L1
+            6s find X2 of uid 7
+            7s queue L2
+            7s grant L2 4 GiB on 0 epoch 2 until 307s
+            7s close X2 (Adopted(LeaseId(2)))
+        "#]],
+    );
+}

@@ -237,6 +237,10 @@ impl Teller {
             ["deny", rule, who] => {
                 Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat: Treat::Deny }
             }
+            ["attach", rule, vram, who] => {
+                let treat = Treat::Attach { vram: Some(bytes(vram)), tier: Tier::Interactive };
+                Event::RuleAsked { by: by(who), who: rule.parse().expect("a rule"), treat }
+            }
             ["unrule", rule, who] => {
                 let rule = RuleId(rule.trim_start_matches('R').parse().expect("a rule"));
                 Event::RuleDropped { by: by(who), rule }
