@@ -130,6 +130,8 @@ const OF_PROGRAMS: [(&str, &str); 8] = [
     ("ldapsearch", "-w"),
     ("mosquitto_pub", "-P"),
 ];
+/// Characters of a key that are looked at.
+const KEY_SHOWN: usize = 64;
 /// Letters and digits in a row without a sense: shorter ones occur in names of files.
 const CHANCE_MIN: usize = 20;
 /// The same for one case of letters and digits, as in hexadecimal.
@@ -138,7 +140,7 @@ const CHANCE_ONE_CASE_MIN: usize = 32;
 /// The arguments with every secret in them replaced.
 pub(super) fn redact(arguments: &[String]) -> Vec<String> {
     let program = arguments.first().map(|first| first.rsplit('/').next().unwrap_or(first)).unwrap_or_default();
-    let mut reader = Reader { program, next: Next::Plain };
+    let mut reader = Reader { program, next: Next::Plain, is_script: false };
     arguments.iter().enumerate().map(|(number, argument)| reader.argument(argument, number == 0)).collect()
 }
 
@@ -156,15 +158,20 @@ enum Next {
     Header(Option<char>),
     /// A user's name and, after a colon, a secret.
     UserAndSecret,
+    /// The rest of a secret, up to the mark that closes it.
+    Until(char),
 }
 
 struct Reader<'a> {
     program: &'a str,
     next: Next,
+    /// The argument is a command line itself: the one before was a shell's `-c`.
+    is_script: bool,
 }
 
 impl Reader<'_> {
     fn argument(&mut self, argument: &str, is_program: bool) -> String {
+        let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
             Next::SecretArgument if !looks_like_option(argument) => {
                 self.next = Next::Plain;
@@ -175,6 +182,7 @@ impl Reader<'_> {
         }
         // A whole argument's value ends where the argument does, whatever is in it.
         if let Some((name, value)) = argument.split_once('=')
+            && !is_script
             && is_name(name)
             && !value.is_empty()
             && is_secret(name)
@@ -217,6 +225,11 @@ impl Reader<'_> {
             }
             let taken = match std::mem::replace(&mut self.next, Next::Plain) {
                 Next::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
+                Next::Until(mark) => {
+                    out.truncate(out.trim_end().len());
+                    out.push(mark);
+                    rest.find(mark).map_or(rest.len(), |at| at + 1)
+                }
                 Next::Header(quote) => header(&mut out, rest, quote),
                 Next::SecretIfGiven if matches!(word, "=" | ":" | ":=" | "=>") => {
                     self.next = Next::SecretWord;
@@ -248,7 +261,19 @@ impl Reader<'_> {
             };
         }
         let word = without_userinfo(word);
-        word.split_inclusive(FIELD_ENDS).map(|field| self.field(field)).collect()
+        let mut out = String::with_capacity(word.len());
+        let mut is_after_secret = false;
+        for field in word.split_inclusive(FIELD_ENDS) {
+            // A comma in a secret does not end it; another name does.
+            if is_after_secret && !field.contains(['=', ':']) {
+                out.push_str(&field[field.trim_end_matches(FIELD_ENDS).len()..]);
+                continue;
+            }
+            let shown = self.field(field);
+            is_after_secret = shown.contains(REDACTED);
+            out.push_str(&shown);
+        }
+        out
     }
 
     /// `name=value`, `"name":"value"`, or neither.
@@ -263,7 +288,11 @@ impl Reader<'_> {
         };
         let value = end[at + 1..].trim_start_matches(['=', '>']);
         if !value.is_empty() {
-            let closes: String = value.chars().next_back().filter(|last| is_mark(*last)).into_iter().collect();
+            let (opens, closes) = (value.chars().next().filter(|c| is_mark(*c)), value.chars().next_back());
+            if let Some(mark) = opens.filter(|mark| value[1..].find(*mark).is_none()) {
+                self.next = Next::Until(mark);
+            }
+            let closes: String = closes.filter(|c| is_mark(*c) && value.len() > 1).into_iter().collect();
             return format!("{}{REDACTED}{closes}{after}", &end[..=at]);
         }
         // `Authorization: Bearer …`, `"password": "…"`: it comes with the next word.
@@ -322,6 +351,12 @@ fn secret_name(field: &str) -> Option<(usize, &str)> {
     None
 }
 
+/// `-c`, `-lc`: what comes next is a script.
+fn is_shells_c(argument: &str) -> bool {
+    let letters = argument.strip_prefix('-').and_then(|rest| rest.strip_suffix('c'));
+    letters.is_some_and(|letters| letters.len() <= 3 && letters.bytes().all(|byte| byte.is_ascii_lowercase()))
+}
+
 fn looks_like_option(word: &str) -> bool {
     word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c == '-' || c.is_ascii_alphabetic()))
 }
@@ -365,7 +400,10 @@ fn is_secret(name: &str) -> bool {
     let has = |list: &[&str], part: &String| list.contains(&part.as_str());
     let Some(last) = parts.last().filter(|last| !has(&PLACE_PARTS, last)) else { return false };
     let is_text = parts.iter().any(|part| has(&TEXT_PARTS, part));
+    // `OPENAI_KEY`: a variable of that name is hardly ever about sorting.
+    let is_variable = last == "key" && parts.len() > 1 && !name.contains(|c: char| c.is_ascii_lowercase());
     last == "auth"
+        || is_variable
         || parts.iter().enumerate().any(|(at, part)| match part.as_str() {
             "key" | "keys" => at > 0 && has(&BEFORE_KEY, &parts[at - 1]),
             text if text.ends_with("token") => !is_text,
@@ -425,7 +463,9 @@ fn is_key(run: &str) -> bool {
     let known = PREFIXES.iter().any(|(prefix, least)| {
         run.match_indices(prefix).any(|(at, _)| {
             let fresh = !run[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+            // Enough to judge by, and a bound for words that are nothing but beginnings.
             let body = &run[at + prefix.len()..];
+            let body = body.get(..KEY_SHOWN).unwrap_or(body);
             // `hf_models_of_mine` is a name: keys that begin with an underscore have none later.
             let of_body = |c: char| c.is_ascii_alphanumeric() || (!prefix.ends_with('_') && matches!(c, '-' | '_'));
             let body = &body[..body.find(|c| !of_body(c)).unwrap_or(body.len())];
@@ -508,12 +548,17 @@ mod tests {
         check("psql host=h;user=ann;password=x;port=5", "psql host=h;user=ann;password=***;port=5");
         check("get https://h/p?a=1&token=abc&b=2", "get https://h/p?a=1&token=***&b=2");
         check("app {\"user\":\"ann\",\"password\":\"x\"}", "app {\"user\":\"ann\",\"password\":***\"}");
+        check("app password=a,b,c password=a,b;x=1", "app password=*** password=***");
+        check("app OPENAI_KEY=k --sort-key=k", "app OPENAI_KEY=*** --sort-key=k");
+        check("app a=1,password=b,c;d,x=2", "app a=1,password=***,;,x=2");
         check("app {\"hfToken\":␠\"a␠b\",␠\"n\":␠1}", "app {\"hfToken\":␠\"***\",␠\"n\":␠1}");
     }
 
     #[test]
     fn command_lines_inside_an_argument() {
-        check("sh -c HF_TOKEN=abc␠python␠train.py", "sh -c HF_TOKEN=***");
+        check("sh -c HF_TOKEN=abc␠python␠train.py", "sh -c HF_TOKEN=***␠python␠train.py");
+        check("bash -lc HF_TOKEN='a␠b␠c'␠python␠train.py", "bash -lc HF_TOKEN=***'␠python␠train.py");
+        check("sh -c app␠--token=\"a␠b", "sh -c app␠--token=***\"");
         check("sh -c cd␠/w;␠HF_TOKEN=abc␠python␠t.py␠--lr␠1", "sh -c cd␠/w;␠HF_TOKEN=***␠python␠t.py␠--lr␠1");
         check("sh -c app␠--password␠'two␠words'␠--n␠1", "sh -c app␠--password␠'***'␠--n␠1");
         check(
@@ -576,6 +621,11 @@ mod tests {
         let pieces =
             ["--password", "=", ":", "'", "\"", " ", "é", "://", "@", "{", "Bearer", "Authorization:", "token", "-u"];
         // Every string of four pieces: cuts, quotes without an end, names without a value.
+        let begun = std::time::Instant::now();
+        for unit in ["sk-", "a=", "a:", "'", "://", "token=", "a ", "{", "eyJ."] {
+            redact(&[unit.repeat(65_536 / unit.len())]);
+        }
+        assert!(begun.elapsed().as_secs() < 10, "{:?} for words of 64 KiB", begun.elapsed());
         for number in 0..pieces.len().pow(4) {
             let part = |power: u32| pieces[number / pieces.len().pow(power) % pieces.len()];
             let text = [part(0), part(1), part(2), part(3)].concat();
