@@ -10,6 +10,7 @@
 //! Deliberately absent: a verdict. A missed target is shown, not turned into a failed exit; only a
 //! bench that could not be run fails.
 
+mod audit;
 mod cli;
 mod client;
 mod disk;
@@ -59,6 +60,7 @@ const BENCHES: &[(&str, Run)] = &[
     ("sim", sim::run),
     ("ptx", ptx::run),
     ("soft", soft::run),
+    ("audit", audit::run),
 ];
 
 /// Measures Sublet beside its peers.
@@ -99,7 +101,15 @@ enum What {
     Ptx,
     /// What calls of the soft cards cost, with one process and with sixteen.
     Soft,
-    /// A process on a soft card, for `soft`.
+    /// Who is on a card, among ten thousand processes.
+    Audit,
+    /// Many processes that sleep, for `audit`.
+    #[command(hide = true)]
+    Crowd {
+        /// How many.
+        count: usize,
+    },
+    /// A process on a soft card, for `soft` and `audit`.
     #[command(hide = true)]
     Sit {
         /// The file of the cards.
@@ -178,6 +188,8 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::Cli => vec!["cli"],
         What::Ptx => vec!["ptx"],
         What::Soft => vec!["soft"],
+        What::Audit => vec!["audit"],
+        What::Crowd { count } => return audit::crowd(count).map(|()| ExitCode::SUCCESS),
         What::Sit { cards } => return soft::sit(&cards).map(|()| ExitCode::SUCCESS),
         What::Load { socket } => return shown(&load::pairs(&socket, rig.connections, rig.load)?),
         What::Peer => return shown(&http::peer_round(&rig, 1)?),

@@ -40,10 +40,11 @@ fn on_card(path: &Path) -> Result<Seat> {
 }
 
 /// Other processes; they leave with the drop.
-struct Others(Vec<Child>);
+pub struct Others(Vec<Child>);
 
 impl Others {
-    fn start(path: &Path, count: usize, state: &State) -> Result<Others> {
+    /// Starts so many, and waits until all are on the card.
+    pub fn start(path: &Path, count: usize, state: &State) -> Result<Others> {
         let mut others = Others(Vec::new());
         for _ in 0..count {
             let mut command = Command::new(std::env::current_exe()?);
