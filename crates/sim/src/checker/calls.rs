@@ -163,6 +163,15 @@ impl Books {
             }
             // Nobody in these worlds has a token.
             Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
+            // And nobody looks into strangers.
+            Event::Audited { .. }
+            | Event::Left { .. }
+            | Event::Struck { .. }
+            | Event::SelfTested { .. }
+            | Event::AdoptAsked { .. }
+            | Event::ModeAsked { .. }
+            | Event::RuleAsked { .. }
+            | Event::RuleDropped { .. } => Cause::Other,
             Event::Accepted { by, lease, vram, gpus } => {
                 Cause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
             }

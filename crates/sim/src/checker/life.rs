@@ -128,6 +128,19 @@ impl Books {
             Action::IssueToken { .. } | Action::RevokeToken { .. } => {
                 must(0, false, || format!("{action:?} in a world without tokens"))
             }
+            Action::Find { .. }
+            | Action::Reaudit { .. }
+            | Action::Warn { .. }
+            | Action::Strike { .. }
+            | Action::Struck { .. }
+            | Action::Relent { .. }
+            | Action::Survived { .. }
+            | Action::Close { .. }
+            | Action::SetMode { .. }
+            | Action::SetRule { .. }
+            | Action::DropRule { .. } => {
+                must(20, false, || format!("{action:?} in a world where nobody looks into strangers"))
+            }
             Action::Renew { lease, at, until, idle, mark, before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
                 let due = self.leases.get(lease).and_then(|book| {
