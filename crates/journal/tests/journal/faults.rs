@@ -320,11 +320,14 @@ fn a_file_of_the_first_version_keeps_its_leases() {
             "tenants.parked_byte_us",
             "tenants.costs",
             "leases.notice_us",
+            "cards.mode",
+            "meta.next_stranger",
+            "meta.next_rule",
         ]);
     for (table, column) in later.filter_map(|name| name.split_once('.')) {
         dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
     }
-    dir.sql("DROP TABLE tokens");
+    dir.sql("DROP TABLE tokens; DROP TABLE strangers; DROP TABLE rules");
     dir.sql("PRAGMA user_version = 1");
     let mut rows = dir.open().1.rows;
     let mut known = world.rows.clone();
@@ -350,6 +353,9 @@ fn a_row_that_makes_no_sense_is_named() {
         "UPDATE leases SET vram = NULL",
         "UPDATE leases SET cards = '[70000]'",
         "UPDATE tenants SET byte_us = 'many'",
+        "UPDATE cards SET mode = 'shout'",
+        "INSERT INTO strangers (id, body) VALUES (1, '{}')",
+        "INSERT INTO rules (id, body) VALUES (1, '{\"id\":1}')",
         "DELETE FROM tenants WHERE id = 0",
         "DELETE FROM cards WHERE id = 0",
         "UPDATE meta SET head_hash = x'00'",

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
+use sublet_core::audit::{Accounted, Ancestor, Audit};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
 use sublet_core::rung::Rung;
+use sublet_core::stranger::{Closed, Mode, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, Entry, Open, StoredAnswer};
@@ -170,8 +172,9 @@ impl World {
         self.now = self.now + Span::millis(self.dice.below(2_000));
         let lease = self.some_lease();
         let phase = lease.map(|id| self.rows.leases[&id].phase.clone());
-        match (self.dice.below(10), lease, phase) {
+        match (self.dice.below(12), lease, phase) {
             (0, ..) => self.step_of_the_host(),
+            (10.., ..) => self.step_of_strangers(),
             (1..=2, ..) | (_, None, _) => drop(self.queue()),
             (3..=8, Some(id), Some(Phase::Waiting { .. })) => self.grant(id),
             (3..=5, Some(id), Some(Phase::Active(_))) => {
@@ -249,6 +252,101 @@ impl World {
             }
             (_, Some(lease), Some(Phase::Ending(..))) => self.act(Action::Retire { lease }),
             (_, Some(id), _) => self.end(id),
+        }
+    }
+
+    /// Who a process is, as the dice have it.
+    pub fn audit(&mut self) -> Audit {
+        let process = self.process();
+        let parent = Ancestor { process: self.process(), uid: None, name: "sh".to_owned(), exe: None };
+        let unread = if self.dice.below(3) == 0 { vec!["its open files".to_owned()] } else { Vec::new() };
+        Audit {
+            process,
+            uid: 1000 + self.dice.below(3) as u32,
+            name: "Größe \"x\" 🦀".to_owned(),
+            exe: (self.dice.below(4) > 0).then(|| format!("/opt/tool{}", self.dice.below(3))),
+            exe_deleted: self.dice.below(2) == 0,
+            command: vec!["tool".to_owned(), "--quiet".to_owned()],
+            cwd: None,
+            cgroup: "/system.slice".to_owned(),
+            unit: (self.dice.below(2) == 0).then(|| "ollama.service".to_owned()),
+            container: (self.dice.below(2) == 0).then(|| "3f4e".repeat(16)),
+            session: 7,
+            started_s: self.now.0,
+            ancestry: vec![parent],
+            devices: vec!["/dev/nvidia0".to_owned()],
+            ran: Some(Accounted { cpu_ms: self.now.0, io_bytes: Some(3), peak_memory_bytes: None }),
+            unread,
+        }
+    }
+
+    fn some_stranger(&mut self) -> Option<Stranger> {
+        let nth = self.dice.below(self.rows.strangers.len().max(1) as u64) as usize;
+        self.rows.strangers.values().nth(nth).cloned()
+    }
+
+    fn step_of_strangers(&mut self) {
+        match (self.dice.below(9), self.some_stranger()) {
+            (0, _) => {
+                let (card, mode) = (CardId(self.dice.below(2) as u16), Mode::ALL[self.dice.below(4) as usize]);
+                self.act(Action::SetMode { card, mode });
+            }
+            (1, _) => self.step_of_rules(),
+            (2..=3, _) | (_, None) => {
+                let (id, audit) = (StrangerId(self.rows.meta.next_stranger), self.audit());
+                let stranger = Stranger { id, audit, since: self.now, cards: vec![CardId(0)], step: Step::Found };
+                self.act(Action::Find { stranger: Box::new(stranger) });
+            }
+            (4, Some(Stranger { id, .. })) => {
+                let (audit, cards) = (Box::new(self.audit()), vec![CardId(1), CardId(0)]);
+                self.act(Action::Reaudit { stranger: id, audit, cards });
+            }
+            (5, Some(Stranger { id, .. })) => {
+                let lease = LeaseId(self.rows.meta.next_lease);
+                let all = [Closed::Exited, Closed::OffCards, Closed::Adopted(lease), Closed::Matched(lease)];
+                let how = all[self.dice.below(4) as usize];
+                self.act(Action::Close { stranger: id, at: self.now, how });
+            }
+            (_, Some(stranger)) => self.step_of_stranger(&stranger),
+        }
+    }
+
+    /// What is next for it, most of the time.
+    fn step_of_stranger(&mut self, Stranger { id, audit, step, .. }: &Stranger) {
+        let (stranger, at) = (*id, self.now);
+        let processes = vec![audit.process, self.process()];
+        let refused = (self.dice.below(3) == 0).then(|| "it is gone".to_owned());
+        let action = match step {
+            Step::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
+            _ if self.dice.below(6) == 0 => Action::Relent { stranger, at },
+            Step::Warned { .. } => Action::Strike { stranger, signal: 15, at, processes },
+            Step::Told { signal, sent: false, .. } => {
+                let outcome = vec![Struck { process: audit.process, refused }];
+                Action::Struck { stranger, signal: *signal, at, outcome }
+            }
+            Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
+            Step::Told { .. } => Action::Survived { stranger, at },
+            Step::Stuck => Action::Close { stranger, at, how: Closed::HostRebooted },
+        };
+        self.act(action);
+    }
+
+    fn step_of_rules(&mut self) {
+        let nth = self.dice.below(self.rows.rules.len().max(1) as u64) as usize;
+        let known = self.rows.rules.keys().nth(nth).copied();
+        match known.filter(|_| self.dice.below(3) == 0) {
+            Some(rule) => self.act(Action::DropRule { rule }),
+            None => {
+                let id = known.filter(|_| self.dice.below(3) == 0).unwrap_or(RuleId(self.rows.meta.next_rule));
+                let who = match self.dice.below(4) {
+                    0 => Who::Exe("/opt/\"tool\"".to_owned()),
+                    1 => Who::Unit("ollama".to_owned()),
+                    2 => Who::Container("3f4e3f4e3f4e".to_owned()),
+                    _ => Who::Uid(1000),
+                };
+                let treat = if self.dice.below(2) == 0 { Treat::Allow } else { Treat::Deny };
+                self.act(Action::SetRule { rule: Rule { id, who, treat } });
+            }
         }
     }
 

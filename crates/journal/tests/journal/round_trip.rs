@@ -3,11 +3,13 @@
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
+use sublet_core::audit::{Accounted, Ancestor, Audit};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant, Turns};
 use sublet_core::rung::Rung;
+use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
@@ -108,6 +110,58 @@ fn token(id: u32) -> Token {
     }
 }
 
+fn extreme_audit() -> Audit {
+    let process = ProcKey { pid: u32::MAX, start: u64::MAX };
+    let parent = Ancestor { process, uid: Some(u32::MAX), name: "\u{0}".to_owned(), exe: Some("é".to_owned()) };
+    Audit {
+        process,
+        uid: u32::MAX,
+        name: "'; DROP TABLE strangers".to_owned(),
+        exe: Some("/名前/🦀".to_owned()),
+        exe_deleted: true,
+        command: vec![String::new(), "\"".to_owned()],
+        cwd: Some("/".to_owned()),
+        cgroup: String::new(),
+        unit: Some("user@1000.service/app.service".to_owned()),
+        container: Some("f".repeat(64)),
+        session: u32::MAX,
+        started_s: u64::MAX,
+        ancestry: vec![parent],
+        devices: vec!["/dev/nvidia0".to_owned()],
+        ran: Some(Accounted { cpu_ms: u64::MAX, io_bytes: Some(u64::MAX), peak_memory_bytes: Some(u64::MAX) }),
+        unread: vec!["its open files".to_owned()],
+    }
+}
+
+/// One of every step.
+fn strangers() -> Vec<Stranger> {
+    let steps = [
+        Step::Found,
+        Step::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
+        Step::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
+        Step::Stuck,
+    ];
+    let ids = [0, 1, 1 << 63, u64::MAX];
+    let stranger = |(id, step)| {
+        let cards = vec![CardId(0), CardId(u16::MAX)];
+        Stranger { id: StrangerId(id), audit: extreme_audit(), since: Time(u64::MAX), cards, step }
+    };
+    ids.into_iter().zip(steps).map(stranger).collect()
+}
+
+/// One about everybody there is a rule for.
+fn rules() -> Vec<Rule> {
+    let about = [
+        Who::Exe("/'\"".to_owned()),
+        Who::Unit("é.service".to_owned()),
+        Who::Container("f".repeat(64)),
+        Who::Uid(u32::MAX),
+    ];
+    let ids = [0, 1, 2, u32::MAX];
+    let treat = |id| if id == 0 { Treat::Allow } else { Treat::Deny };
+    ids.into_iter().zip(about).map(|(id, who)| Rule { id: RuleId(id), who, treat: treat(id) }).collect()
+}
+
 fn extreme_rows() -> Rows {
     let finish = Finish {
         reason: Reason::DeviceLost,
@@ -134,6 +188,8 @@ fn extreme_rows() -> Rows {
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
             day: u32::MAX,
+            next_stranger: u64::MAX,
+            next_rule: u32::MAX,
         },
         tenants: vec![
             Tenant {
@@ -151,8 +207,8 @@ fn extreme_rows() -> Rows {
             Tenant::default(),
         ],
         cards: vec![
-            Card { facts: facts(0), service: Service::In },
-            Card { facts: facts(1), service: Service::Draining },
+            Card { facts: facts(0), service: Service::In, mode: Mode::Enforce },
+            Card { facts: facts(1), service: Service::Draining, mode: Mode::Observe },
             Card {
                 facts: CardFacts {
                     index: u32::MAX,
@@ -164,6 +220,7 @@ fn extreme_rows() -> Rows {
                     ..facts(2)
                 },
                 service: Service::Out { why: "'; DROP TABLE leases".to_owned() },
+                mode: Mode::Adopt,
             },
         ],
         leases: leases.into_iter().map(|lease| (lease.id, lease)).collect(),
@@ -171,6 +228,8 @@ fn extreme_rows() -> Rows {
             .into_iter()
             .map(|token| (token.id, token))
             .collect(),
+        strangers: strangers().into_iter().map(|stranger| (stranger.id, stranger)).collect(),
+        rules: rules().into_iter().map(|rule| (rule.id, rule)).collect(),
     }
 }
 
@@ -182,6 +241,8 @@ fn image(rows: &Rows) -> Batch {
         cards: (0..).map(CardId).zip(rows.cards.iter().cloned()).collect(),
         leases: rows.leases.values().cloned().collect(),
         tokens: rows.tokens.values().cloned().collect(),
+        strangers: rows.strangers.values().cloned().collect(),
+        rules: rows.rules.values().cloned().collect(),
         ..Batch::default()
     }
 }
