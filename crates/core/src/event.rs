@@ -279,7 +279,7 @@ pub enum Event {
         number: u32,
     },
     /// The configuration was read.
-    Configured(Policy),
+    Configured(Box<Policy>),
     /// The disk is full.
     DiskFilled,
     /// The disk has room again.

@@ -122,7 +122,7 @@ impl Sim<'_> {
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();
-        self.report(Event::Configured(new))
+        self.report(Event::Configured(Box::new(new)))
     }
 
     /// Something about a card is not what it was.

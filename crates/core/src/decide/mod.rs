@@ -120,7 +120,7 @@ impl Turn<'_> {
             Event::Accepted { by, lease, vram, gpus } => return self.accept(&by, lease, vram, gpus),
             Event::Day { number } => self.begin_day(number),
             Event::Configured(policy) => {
-                self.state.configure(policy);
+                self.state.configure(*policy);
                 self.serve();
             }
             Event::DiskFilled => self.state.disk_full = true,

@@ -324,7 +324,7 @@ impl Loop {
             }
             Mail::Configured(policy) => {
                 self.policy = (*policy).clone();
-                self.take(Event::Configured(*policy));
+                self.take(Event::Configured(policy));
             }
             Mail::Stop => self.stopping = true,
         }

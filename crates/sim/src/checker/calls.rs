@@ -148,7 +148,7 @@ impl Books {
                 Cause::Gone(*lease)
             }
             Event::Configured(policy) => {
-                self.policy = policy.clone();
+                self.policy = (**policy).clone();
                 self.requeue();
                 self.allow_trips();
                 Cause::Other
