@@ -5,7 +5,7 @@ use crate::policy::{Caps, Parking, Policy};
 use crate::units::Bytes;
 use expect_test::{Expect, expect};
 
-fn house() -> Policy {
+pub(super) fn house() -> Policy {
     let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
     let caps = Caps { never: Some(Bytes::gib(64)), ..Caps::default() };
     Policy { parking, caps, ..Policy::default() }
@@ -848,56 +848,6 @@ fn the_driver_parks_nobody_who_has_more_than_its_lease() {
             5s bind L2
             6s queue L3
             9s park L2 by driver for L3 (11.1 GiB booked, and asks again)
-        "#]],
-    );
-}
-
-#[test]
-fn nobody_is_let_past_on_room_that_leaving_holders_keep() {
-    // Each of those who leave keeps its context: 0.8 + 2 x 1.7 GiB come, and 3.8 of them are for L3.
-    check_with(
-        house(),
-        "0s  cards 5G
-         0s  ram 100G
-         0s  card 0 0M
-         0s  ask ann 2G ttl=300s
-         0s  ask bob 2G ttl=300s
-         1s  bind L1
-         1s  bind L2
-         1s  shim L1 here
-         1s  shim L2 here
-         2s  card 0 L1=2G L2=2G
-         2s  worked L1
-         2s  worked L2
-         3s  ask carl 3800M interactive
-         3.1s  ask dora 700M
-         3.5s  shim L1 parked 1700M
-         3.6s  shim L2 parked 1700M
-         3.7s  card 0 L1=300M L2=300M
-         3.8s  card 0 L1=300M L2=300M
-         9s  release L3 carl
-         9.1s  card 0 L1=300M L2=300M",
-        expect![[r#"
-            0s queue L1
-            0s grant L1 2 GiB on 0 epoch 1 until 300s
-            0s queue L2
-            0s grant L2 2 GiB on 0 epoch 2 until 300s
-            1s bind L1
-            1s bind L2
-            3s queue L3
-            3s park L1 for L3 (2.1 GiB booked, and asks again)
-            3s park L2 for L3 (2.1 GiB booked, and asks again)
-            3.1s queue L4
-            3.8s parked L1
-            3.8s L1 wants 1.7 GiB as of 3s
-            3.8s parked L2
-            3.8s L2 wants 1.7 GiB as of 3s
-            3.8s grant L3 3.7 GiB on 0 epoch 3 until 63.8s
-            9s end L3 (Released)
-            9.1s retire L3
-            9.1s resume L1 2 GiB until 309.1s
-            9.1s resume L2 2 GiB until 309.1s
-            9.1s grant L4 700 MiB on 0 epoch 4 until 69.1s
         "#]],
     );
 }
