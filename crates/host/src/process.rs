@@ -253,6 +253,13 @@ impl Stat {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
 
+    /// In the middle of an `exec`: the old program is gone, and the new one's places are not known yet. Its
+    /// command line is empty then, and so is whatever else is read of its memory.
+    pub(crate) const fn is_starting(&self) -> bool {
+        // Whoever may not know is told a one. A first thread that ended has no memory any more.
+        !self.is_kernel && self.state != b'Z' && self.image[1] == 0
+    }
+
     /// `pid (name) state ppid …`: the name may hold spaces, parentheses and line ends,
     /// so the fields begin after the *last* `)`.
     fn parse(text: &[u8]) -> Option<Stat> {

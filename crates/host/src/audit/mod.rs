@@ -36,6 +36,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 use sublet_core::audit::{Accounted, Ancestor, Audit};
 use sublet_core::ids::ProcKey;
 use text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
@@ -48,6 +49,9 @@ const WORDS_MAX: usize = 64;
 const COMMAND_BYTES_MAX: u64 = 65_536;
 /// How often something that changed while it was read is read again.
 const ATTEMPTS: usize = 4;
+/// How long a program may take from when the kernel has given up the old one until it has the new one's
+/// command line: microseconds, but for a slow disk or a busy host.
+const STARTING_MS_MAX: usize = 100;
 /// Descendants of one process that are told at once.
 const DESCENDANTS_MAX: usize = 4096;
 
@@ -58,8 +62,13 @@ pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError>
 
 /// The same, with the places in memory by which two programs that it ran one after the other are told apart.
 fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
-    for _ in 0..ATTEMPTS {
+    let mut changes = 0;
+    for _ in 0..STARTING_MS_MAX {
         let before = alive(process)?;
+        if before.is_starting() {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
         let audit = read(process, &before, devices);
         // Its files fail in all ways while it ends: whether it is there comes first.
         let after = alive(process)?;
@@ -67,8 +76,12 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
         if before.image == after.image {
             return Ok((audit, after.image));
         }
+        changes += 1;
+        if changes == ATTEMPTS {
+            break;
+        }
     }
-    let source = io::Error::other("it runs another program each time that it is looked at");
+    let source = io::Error::other("it is starting another program each time that it is looked at");
     Err(ProcessError::Unreadable { pid: process.pid, source })
 }
 

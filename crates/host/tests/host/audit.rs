@@ -14,6 +14,7 @@ use sublet_host::process;
 
 crate::tests![
     a_process_is_told_with_where_it_came_from,
+    a_program_that_is_just_being_started_is_told_whole,
     a_process_that_was_handed_on_is_told_with_its_new_parent,
     a_new_name_does_not_hide_the_executable,
     a_command_line_that_was_written_over_is_told_as_it_is_now,
@@ -53,6 +54,15 @@ fn a_process_is_told_with_where_it_came_from() {
     assert_eq!((told.devices, told.unread), (vec![], Vec::<String>::new()));
     let ran = told.ran.unwrap();
     assert!(ran.io_bytes.is_some() && ran.peak_memory_bytes.is_some_and(|bytes| bytes > 0), "{ran:?}");
+}
+
+/// Whoever starts a program hears of it before the kernel has put the command line in its place.
+fn a_program_that_is_just_being_started_is_told_whole() {
+    for _ in 0..300 {
+        let tree = Tree::of(Command::new("sleep").arg("600").current_dir("/"), 0);
+        let told = of(tree.pids[0]);
+        assert_eq!((told.name.as_str(), told.command), ("sleep", vec!["sleep".to_owned(), "600".to_owned()]));
+    }
 }
 
 /// A shell whose child is in the background of a shell that has ended.
