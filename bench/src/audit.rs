@@ -120,7 +120,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let first = *wanted.first().context("nobody is on the card")?;
     let told = audit(first, &devices)?;
     ensure!(told.devices.len() == 1 && told.unread.is_empty(), "the audit is not whole: {told:?}");
-    let one = time(CALLS, || Ok(audit(first, &devices).map(drop)?))?;
+    let one = time(CALLS, || audit(first, &devices).map(drop).map_err(Error::from))?;
     let mut custody = Custody::new(devices.clone());
     custody.follow(&wanted);
     let unchanged = time(CALLS, || {
