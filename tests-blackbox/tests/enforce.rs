@@ -236,6 +236,14 @@ fn what_descends_from_a_holder_is_no_stranger_however_it_hides() {
         assert!(all.is_empty(), "{all:?}");
     });
     await_bytes(&service.client(), "L1", 512);
+    // It left the group that ends with the wrapper.
+    let card = service.client().card();
+    assert!(card.occupants.iter().all(|occupant| occupant.lease.is_some()), "{card:?}");
+    for pid in service.client().lease("L1").pids {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+        // Some end with others of them.
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 #[test]
