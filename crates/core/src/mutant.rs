@@ -94,11 +94,25 @@ pub enum Mutant {
     StrikeUnaudited,
     /// Rule 20: SIGKILL comes first, to strangers.
     StrikeHard,
+    /// Rule 20: a stranger is warned and ended though a rule allows it.
+    StrikeAllowed,
+    /// Rule 16: who descends from a stranger is signalled with it, whoever's it is.
+    StrikeOthers,
+    /// Rule 17: a signal that has gone out is sent again.
+    StrikeTwice,
+    /// Rule 20: a signal leaves though an operator has thought better of it.
+    StrikeLate,
+    /// A stranger on a card that cannot be read is taken for gone.
+    ForgetUnseen,
+    /// Rule 16: a card stays in service though somebody there survived SIGKILL.
+    ServeSurvivor,
+    /// Rule 1: an adopted process gets what it wants, whether there is room or not.
+    AdoptBlind,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 45] = [
+    pub const ALL: [Mutant; 52] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -144,5 +158,12 @@ impl Mutant {
         Mutant::EnforceUntested,
         Mutant::StrikeUnaudited,
         Mutant::StrikeHard,
+        Mutant::StrikeAllowed,
+        Mutant::StrikeOthers,
+        Mutant::StrikeTwice,
+        Mutant::StrikeLate,
+        Mutant::ForgetUnseen,
+        Mutant::ServeSurvivor,
+        Mutant::AdoptBlind,
     ];
 }

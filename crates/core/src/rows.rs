@@ -648,11 +648,12 @@ impl Rows {
             Action::Strike { stranger, signal, at, .. } => {
                 self.set_step(*stranger, Step::Told { signal: *signal, since: *at, sent: false });
             }
-            Action::Struck { stranger, signal, .. } => {
-                if let Some(Stranger { step: Step::Told { signal: told, sent, .. }, .. }) =
+            Action::Struck { stranger, signal, at, .. } => {
+                if let Some(Stranger { step: Step::Told { signal: told, since, sent }, .. }) =
                     self.strangers.get_mut(stranger)
+                    && told == signal
                 {
-                    *sent |= told == signal;
+                    (*since, *sent) = (*at, true);
                 }
             }
             Action::Relent { stranger, .. } => self.set_step(*stranger, Step::Found),

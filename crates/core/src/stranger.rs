@@ -101,7 +101,7 @@ pub enum Step {
     Told {
         /// Which.
         signal: u8,
-        /// When that was decided.
+        /// When that was decided; once it has gone out, when it has.
         since: Time,
         /// It has gone out.
         sent: bool,

@@ -44,7 +44,7 @@ const ROUND: u64 = 1 << 20;
 /// the cards it was found on cannot be.
 pub fn residence(state: &State, stranger: &Stranger, now: Time) -> Option<(Vec<OnCard>, bool)> {
     let is_open = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
-    if !stranger.cards.iter().all(is_open) {
+    if !stranger.cards.iter().all(is_open) && !state.planted(Mutant::ForgetUnseen) {
         return None;
     }
     let mut on = Vec::new();
@@ -106,6 +106,9 @@ fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<LeftAlo
 }
 
 fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
+    if treat == Treat::Allow && state.planted(Mutant::StrikeAllowed) {
+        return None;
+    }
     let mut rules = state.rows().rules.values();
     rules.find(|rule| rule.treat == treat && rule.who.matches(audit)).map(|rule| rule.id)
 }
@@ -116,6 +119,11 @@ fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
         Treat::Attach { vram, tier } => Some((vram, tier)),
         Treat::Allow | Treat::Deny => None,
     })
+}
+
+/// Whether a rule says that it is left alone.
+pub(crate) fn is_allowed(state: &State, audit: &Audit) -> bool {
+    rule(state, audit, Treat::Allow).is_some()
 }
 
 /// What happens to a stranger next, in this mode or in that of its cards.
@@ -222,90 +230,95 @@ impl Turn<'_> {
     }
 
     fn attend(&mut self, id: StrangerId) {
-        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return };
+        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+        let step = stranger.step;
         let close = |how| Action::Close { stranger: id, at: self.now, how };
         if let Some(lease) = self.state.owner(&stranger.audit.process) {
             let action = close(Closed::Matched(lease));
             return self.emit(action);
         }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
-        let Some((on, _)) = residence(self.state, &stranger, self.now) else { return };
+        let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
         if on.is_empty() {
             let action = close(Closed::OffCards);
             return self.emit(action);
         }
-        match fate(self.state, &stranger, None, self.now) {
-            Fate::Adopted(at) if at <= self.now => {
-                let by = Caller::user(tenant_of(&stranger.audit));
-                let (wish, tier) = standing(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
-                // Whoever its quotas do not let stays a stranger, on the record.
-                let whole = self.adopt(&by, &stranger, &on, wish, tier);
-                if whole.is_err() && wish.is_some() {
-                    let _ = self.adopt(&by, &stranger, &on, None, tier);
-                }
-            }
-            Fate::Warned if stranger.step == Step::Found => self.warn(&stranger),
-            Fate::LeftAlone(why) if stranger.step == Step::Found && is_warned_all_the_same(&why) => {
-                let enforced = |(card, _): &OnCard| self.state.rows().cards[card.0 as usize].mode == Mode::Enforce;
-                if on.iter().any(enforced) {
-                    self.warn(&stranger);
-                }
-            }
-            Fate::Signal(signal, due) => self.escalate(&stranger, signal, due),
-            // What was begun in another mode, or before a rule was there, is not gone on with.
-            Fate::Recorded | Fate::Warned | Fate::LeftAlone(LeftAlone::Allowed(_))
-                if matches!(stranger.step, Step::Told { .. } | Step::Stuck) =>
-            {
-                self.emit(Action::Relent { stranger: id, at: self.now });
-            }
+        // Whoever survived has, whatever is said of it meanwhile.
+        if matches!(step, Step::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now) {
+            return self.survived(id, on);
+        }
+        let fate = fate(self.state, stranger, None, self.now);
+        let is_enforced = on.iter().any(|(card, _)| self.state.rows().cards[card.0 as usize].mode == Mode::Enforce);
+        // What was begun in another mode, or before a rule was there, is not gone on with.
+        let is_over = !is_enforced || matches!(fate, Fate::LeftAlone(LeftAlone::Allowed(_)));
+        let is_begun = matches!(step, Step::Told { .. } | Step::Stuck);
+        match fate {
+            // Whoever its quotas do not let stays a stranger, on the record.
+            Fate::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
+            _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now }),
+            Fate::Warned if step == Step::Found => self.warn(id),
+            Fate::LeftAlone(why) if step == Step::Found && is_enforced && is_warned_all_the_same(&why) => self.warn(id),
+            Fate::Signal(signal, due) => self.escalate(id, step, signal, due),
             Fate::Recorded | Fate::LeftAlone(_) | Fate::Adopted(_) | Fate::Warned | Fate::Stuck => {}
         }
     }
 
-    fn warn(&mut self, stranger: &Stranger) {
+    fn adopt_by_itself(&mut self, id: StrangerId, on: &[OnCard]) -> bool {
+        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return false };
+        let by = Caller::user(tenant_of(&stranger.audit));
+        let (wish, tier) = standing(self.state, &stranger.audit).unwrap_or((None, Tier::Batch));
+        let whole = self.adopt(&by, &stranger, on, wish, tier).is_ok();
+        whole || (wish.is_some() && self.adopt(&by, &stranger, on, None, tier).is_ok())
+    }
+
+    fn warn(&mut self, stranger: StrangerId) {
         let until = self.now + self.state.policy().patience.warned;
-        self.emit(Action::Warn { stranger: stranger.id, at: self.now, until });
+        self.emit(Action::Warn { stranger, at: self.now, until });
     }
 
-    fn escalate(&mut self, stranger: &Stranger, signal: u8, due: Time) {
-        let id = stranger.id;
-        if stranger.step == Step::Found {
-            return self.warn(stranger);
-        }
-        let seen = self.state.watchlist().seen.get(&id).cloned();
-        if let Step::Told { signal: told, since, sent } = stranger.step {
-            // What an earlier daemon decided may never have gone out; from then on counts what it decided.
-            let again = !sent && seen.as_ref().is_some_and(|seen| !seen.struck);
-            if again {
-                return self.strike(stranger, told, since, seen);
-            }
-            if told == KILL {
-                if sent && since + SURVIVED_AFTER <= self.now {
-                    self.survived(stranger);
+    fn escalate(&mut self, id: StrangerId, step: Step, signal: u8, due: Time) {
+        let seen = self.state.watchlist().seen.get(&id);
+        let is_fresh = |due: Time| seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
+        let is_struck = seen.is_some_and(|seen| seen.struck);
+        match step {
+            Step::Found => self.warn(id),
+            // What an earlier daemon decided may never have gone out.
+            Step::Told { signal, since, sent } if !sent || self.state.planted(Mutant::StrikeTwice) => {
+                if !is_struck && is_fresh(since) {
+                    self.strike(id, signal, since);
                 }
-                return;
             }
-            if !sent {
-                return;
+            Step::Told { signal: KILL, .. } => {}
+            _ => {
+                if due <= self.now && (is_fresh(due) || self.state.planted(Mutant::StrikeUnaudited)) {
+                    self.strike(id, signal, self.now);
+                }
             }
-        }
-        let is_fresh = seen.as_ref().is_some_and(|seen| is_fresh(seen.at, due, self.now));
-        let is_fresh = is_fresh || self.state.planted(Mutant::StrikeUnaudited);
-        if due <= self.now && is_fresh {
-            self.strike(stranger, signal, self.now, seen);
         }
     }
 
-    fn strike(&mut self, stranger: &Stranger, signal: u8, at: Time, seen: Option<Seen>) {
-        let tree = seen.map(|seen| seen.tree).unwrap_or_default();
+    fn strike(&mut self, id: StrangerId, signal: u8, at: Time) {
+        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = stranger.audit.process;
-        let others = tree.into_iter().filter(|process| *process != own && self.state.owner(process).is_none());
+        let tree = self.state.watchlist().seen.get(&id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
+        let others = tree.iter().copied().filter(|process| *process != own && self.may_be_struck(*process));
         let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
         let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
-        self.emit(Action::Strike { stranger: stranger.id, signal, at, processes });
-        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&stranger.id) {
+        self.emit(Action::Strike { stranger: id, signal, at, processes });
+        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&id) {
             seen.struck = true;
         }
+    }
+
+    /// Whether a process may be signalled because a stranger is that it descends from: it belongs to no
+    /// lease, and no rule allows it.
+    fn may_be_struck(&self, process: ProcKey) -> bool {
+        let known = self.state.watchlist().by_process.get(&process);
+        let known = known.and_then(|id| self.state.rows().strangers.get(id));
+        let is_spared = |audit: &Audit| is_allowed(self.state, audit) || standing(self.state, audit).is_some();
+        let is_allowed = known.is_some_and(|known| is_spared(&known.audit));
+        let is_free = self.state.owner(&process).is_none() || self.state.planted(Mutant::StrikeOthers);
+        process.pid > 1 && is_free && !is_allowed
     }
 
     /// What became of a signal.
@@ -324,10 +337,12 @@ impl Turn<'_> {
     }
 
     /// It is still there: what it has may stay there for ever.
-    fn survived(&mut self, stranger: &Stranger) {
-        let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
-        self.emit(Action::Survived { stranger: stranger.id, at: self.now });
-        let why = format!("{} survived SIGKILL and still has memory there", stranger.id);
+    fn survived(&mut self, stranger: StrangerId, on: Vec<OnCard>) {
+        self.emit(Action::Survived { stranger, at: self.now });
+        let why = format!("{stranger} survived SIGKILL and still has memory there");
+        if self.state.planted(Mutant::ServeSurvivor) {
+            return;
+        }
         on.into_iter().for_each(|(card, _)| self.put_in(card, Service::Out { why: why.clone() }));
     }
 
@@ -390,13 +405,15 @@ impl Turn<'_> {
         let sizes: Option<Vec<Bytes>> = on.iter().map(|(_, bytes)| *bytes).collect();
         let sizes = sizes.filter(|sizes| !sizes.is_empty());
         let sizes = sizes.ok_or_else(|| cannot("the driver does not tell how much it has"))?;
-        let most = sizes.iter().copied().max().unwrap_or_default();
-        let measured = Bytes(most.0.div_ceil(ROUND).max(1) * ROUND);
+        let sizes: Vec<Bytes> = sizes.iter().map(|size| Bytes(size.0.div_ceil(ROUND).max(1) * ROUND)).collect();
+        let measured = sizes.iter().copied().max().unwrap_or_default();
         let vram = wish.unwrap_or(measured).max(measured);
         let cards: Vec<CardId> = on.iter().map(|(card, _)| *card).collect();
-        for ((card, _), size) in on.iter().zip(&sizes) {
-            if vram.less(measured.max(*size)) > self.state.promisable(*card, self.now) {
-                return Err(Refusal::NoRoom { largest: measured + self.state.promisable(*card, self.now) });
+        // A lease is as large on each of its cards: where the process has less, there must be room for it.
+        for (card, size) in cards.iter().zip(&sizes) {
+            let room = *size + self.state.promisable(*card, self.now);
+            if vram > room && !self.state.planted(Mutant::AdoptBlind) {
+                return Err(Refusal::NoRoom { largest: room });
             }
         }
         if stranger.audit.process.pid <= 1 {

@@ -147,7 +147,9 @@ impl Turn<'_> {
     }
 
     fn grace(&mut self) {
-        if !self.state.planted(Mutant::NoGrace) && !self.state.rows().leases.is_empty() {
+        let rows = self.state.rows();
+        let is_anybody_there = !rows.leases.is_empty() || !rows.strangers.is_empty();
+        if !self.state.planted(Mutant::NoGrace) && is_anybody_there {
             let until = self.now + self.state.policy().grace;
             self.emit(Action::Grace { from: self.now, until });
         }

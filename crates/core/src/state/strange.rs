@@ -4,7 +4,8 @@ use super::State;
 use crate::action::Action;
 use crate::decide::enforce;
 use crate::ids::ProcKey;
-use crate::stranger::{Fate, Step};
+use crate::mutant::Mutant;
+use crate::stranger::{Fate, Mode, Step, StrangerId};
 use crate::units::Time;
 use crate::watchlist::Watchlist;
 
@@ -47,16 +48,30 @@ impl State {
         }
     }
 
+    /// Whether a signal that was decided then is still to be sent. Whoever sends it asks when that is on the
+    /// disk, right before it leaves: meanwhile an operator may have thought better of it, or the stranger
+    /// be gone.
+    pub fn is_to_be_struck(&self, stranger: StrangerId, signal: u8, at: Time) -> bool {
+        let Some(row) = self.rows.strangers.get(&stranger) else { return false };
+        let is_decided = row.step == Step::Told { signal, since: at, sent: false };
+        let is_enforced = row.cards.iter().any(|card| self.rows.cards[card.0 as usize].mode == Mode::Enforce);
+        let is_wanted = is_decided && is_enforced && !enforce::is_allowed(self, &row.audit);
+        is_wanted || self.planted(Mutant::StrikeLate)
+    }
+
     /// Strangers that must be audited before their next step is taken, which is due.
     pub fn audits_due(&self, now: Time) -> Vec<ProcKey> {
         let is_due = |stranger: &&crate::stranger::Stranger| {
             let audited = self.watchlist.seen.get(&stranger.id).map(|seen| seen.at);
-            match enforce::fate(self, stranger, None, now) {
-                Fate::Signal(_, due) if stranger.step != Step::Found => {
-                    due <= now && audited.is_none_or(|at| !enforce::is_fresh(at, due, now))
-                }
-                _ => false,
-            }
+            let due = match (enforce::fate(self, stranger, None, now), stranger.step) {
+                (Fate::Signal(..), Step::Found) => return false,
+                // What an earlier daemon decided, and perhaps never did.
+                (Fate::Signal(..), Step::Told { since, sent: false, .. }) => since,
+                (Fate::Signal(_, due), _) => due,
+                _ => return false,
+            };
+            let is_struck = self.watchlist.seen.get(&stranger.id).is_some_and(|seen| seen.struck);
+            !is_struck && due <= now && audited.is_none_or(|at| !enforce::is_fresh(at, due, now))
         };
         self.rows.strangers.values().filter(is_due).map(|stranger| stranger.audit.process).collect()
     }

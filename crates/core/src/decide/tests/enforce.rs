@@ -52,7 +52,7 @@ fn who_does_not_heed_the_warning_gets_sigterm_and_then_sigkill() {
             1s warn X1 until 11s
             12s strike X1 with 15, 3 processes
             12.1s struck X1 with 15
-            22s strike X1 with 9, 2 processes
+            23s strike X1 with 9, 2 processes
             23.1s struck X1 with 9
             24s close X1 (OffCards)
         "#]],
@@ -307,8 +307,10 @@ fn a_daemon_that_died_between_record_and_signal_sends_it_once_and_the_grace_is_t
             1s find X1 of uid 7
             1s warn X1 until 11s
             12s strike X1 with 15, 1 processes
+            13s grace until 73s
             16s strike X1 with 15, 1 processes as of 12s
             16.1s struck X1 with 15
+            17s grace until 77s
             80s strike X1 with 9, 1 processes
         "#]],
     );
@@ -361,6 +363,189 @@ fn a_process_that_turns_out_to_be_a_holders_is_no_stranger() {
             2s queue L1
             2s grant L1 4 GiB on 0 epoch 1 until 62s
             4s close X1 (Matched(LeaseId(1)))
+        "#]],
+    );
+}
+
+#[test]
+fn the_grace_begins_when_the_signal_has_gone_out_however_late_that_is() {
+    let policy = Policy { grace: Span::secs(1), ..brisk() };
+    check_with(
+        policy,
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        100s restart
+        101s card 0 stray=4G
+        102s tested
+        102s audit stray
+        103s struck X1 15 stray
+        104s audit stray
+        112s audit stray
+        113s audit stray
+        200s restart
+        201s card 0 stray=4G
+        202s tested
+        202s audit stray
+        203s struck X1 9 stray
+        204s card 0 stray=4G
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            100s grace until 101s
+            102s strike X1 with 15, 1 processes as of 12s
+            103s struck X1 with 15
+            113s strike X1 with 9, 1 processes
+            200s grace until 201s
+            202s strike X1 with 9, 1 processes as of 113s
+            203s struck X1 with 9
+        "#]],
+    );
+}
+
+#[test]
+fn an_audit_of_long_ago_is_not_enough_for_what_an_earlier_daemon_decided() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        13s restart
+        14s card 0 stray=4G
+        15s audit stray
+        30s tested
+        31s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            13s grace until 73s
+            31s strike X1 with 15, 1 processes as of 12s
+        "#]],
+    );
+}
+
+#[test]
+fn whoever_survives_is_a_survivor_even_if_it_cannot_be_audited_any_more() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray
+        23s audit stray
+        23.1s struck X1 9 stray
+        24s audit stray unread=its-files
+        34s card 0 stray=4G
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15
+            23s strike X1 with 9, 1 processes
+            23.1s struck X1 with 9
+            24s X1 is /usr/bin/python3
+            34s X1 survived
+            34s card 0 Out { why: "X1 survived SIGKILL and still has memory there" }
+        "#]],
+    );
+}
+
+#[test]
+fn whom_a_rule_allows_is_not_signalled_with_its_parent() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G child=1G
+        0s mode 0 enforce root
+        0s allow unit:ollama.service root
+        1s audit stray tree=child,other
+        1s audit child unit=ollama.service
+        12s audit stray tree=child,other
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            0s rule R1: Allow unit:ollama.service
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            1s find X2 of uid 7
+            12s strike X1 with 15, 2 processes
+        "#]],
+    );
+}
+
+#[test]
+fn a_lease_that_a_process_gets_needs_room_where_the_process_has_less() {
+    check(
+        "
+        0s cards 24G 24G
+        0s card 0 stray=10G
+        0s card 1 stray=1G other=20G
+        1s audit stray uid=7
+        2s adopt stray uid:7
+        3s card 1 stray=1G other=10G
+        4s adopt stray uid:7
+        5s ask ann 4G wait=0s
+        ",
+        expect![[r#"
+            1s find X1 of uid 7
+            2s refuse: there is no room now (largest possible: 3.8 GiB)
+            4s queue L1
+            4s grant L1 10 GiB on 0+1 epoch 1 until 304s
+            4s close X1 (Adopted(LeaseId(1)))
+            5s queue L2
+            5s grant L2 4 GiB on 0 epoch 2 until 65s
+        "#]],
+    );
+}
+
+#[test]
+fn what_was_begun_is_over_where_strangers_get_leases_even_if_this_one_gets_none() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray
+        13s mode 0 adopt root
+        100s mode 0 enforce root
+        101s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15
+            13s card 0 mode adopt
+            13s relent X1
+            100s card 0 mode enforce
+            100s warn X1 until 110s
         "#]],
     );
 }
