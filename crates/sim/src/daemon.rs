@@ -9,6 +9,7 @@ use crate::mutants::Sabotage;
 use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
+use crate::vigil::Watching;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::action::Action;
@@ -79,6 +80,8 @@ pub struct Daemon {
     pile: Vec<Call>,
     /// Processes that the host watches.
     watch: BTreeMap<LeaseId, Vec<ProcKey>>,
+    /// What it does about strangers.
+    pub(crate) watching: Watching,
 }
 
 impl Sim<'_> {
@@ -137,7 +140,12 @@ impl Sim<'_> {
         }
         daemon.decided += taken.actions.len() as u64;
         self.checker.after(now, &taken.answer, &taken.actions, daemon.engine.state())?;
-        if self.story.step.get().is_multiple_of(1_000) {
+        if self.sabotage == Some(Sabotage::StrikeBeforeSync) {
+            taken.actions.iter().for_each(|action| self.aim(action, 0));
+        }
+        if let Some(daemon) = &self.daemon
+            && self.story.step.get().is_multiple_of(1_000)
+        {
             self.checker.cross_check(now, daemon.engine.state(), &self.disk)?;
         }
         Ok(taken.answer)
@@ -290,6 +298,9 @@ impl Sim<'_> {
                 Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
                 Action::Bind { lease, process } => self.watch(*lease, *process),
                 Action::Signal { lease, signal, processes, .. } => self.deliver(*lease, *signal, processes)?,
+                Action::Strike { .. } if self.sabotage != Some(Sabotage::StrikeBeforeSync) => {
+                    self.aim(&entry.action, S / 5);
+                }
                 Action::Retire { lease } => {
                     if let Some(daemon) = &mut self.daemon {
                         daemon.watch.remove(lease);
@@ -306,7 +317,7 @@ impl Sim<'_> {
     fn watch(&mut self, lease: LeaseId, root: ProcKey) {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.watch.entry(lease).or_default().push(root);
-        if let Some(tree) = self.world.roots.get(&root).and_then(|tree| self.world.trees.get_mut(tree))
+        if let Some(tree) = self.world.tree_of(root).and_then(|tree| self.world.trees.get_mut(&tree))
             && !tree.leases.contains(&lease)
         {
             tree.leases.push(lease);
@@ -318,11 +329,14 @@ impl Sim<'_> {
     pub(crate) fn says(&mut self, lease: LeaseId) -> Result<(), Violation> {
         let Some(roots) = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(&lease)) else { return Ok(()) };
         let trees: BTreeSet<&u32> = roots.iter().filter_map(|root| self.world.roots.get(root)).collect();
-        let processes: Vec<ProcKey> = trees
+        let mut processes: Vec<ProcKey> = trees
             .into_iter()
             .filter_map(|tree| self.world.trees.get(tree))
             .flat_map(|tree| tree.live.iter().copied())
             .collect();
+        // Whoever got a lease as somebody's child has it alone.
+        let children = roots.iter().filter(|root| !self.world.roots.contains_key(root));
+        processes.extend(children.filter(|root| self.world.tree_of(**root).is_some()));
         if !processes.is_empty() {
             self.greet(lease, &processes);
             return self.report(Event::Members { lease, processes });
@@ -395,6 +409,7 @@ impl Sim<'_> {
             stalled_until: None,
             pile: Vec::new(),
             watch: BTreeMap::new(),
+            watching: Watching::default(),
         });
     }
 
@@ -415,6 +430,7 @@ impl Sim<'_> {
             self.timers.set(self.t + S / 10, Timer::Ram(self.life));
         }
         self.wrappers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|lease| self.heed_soon(lease));
+        self.begin_vigil();
         self.timers.set(self.t, Timer::Tick(self.life));
         self.timers.set(self.t + 20 * S, Timer::Relist(self.life));
         self.flush()

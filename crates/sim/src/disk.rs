@@ -61,6 +61,18 @@ impl Disk {
                 lease.phase = Phase::Ending(Hold { notice: None, ..hold.clone() }, finish.clone());
             }
         }
+        for id in &batch.closed {
+            self.rows.strangers.remove(id);
+        }
+        for stranger in &batch.strangers {
+            self.rows.strangers.insert(stranger.id, stranger.clone());
+        }
+        for id in &batch.dropped {
+            self.rows.rules.remove(id);
+        }
+        for rule in &batch.rules {
+            self.rows.rules.insert(rule.id, rule.clone());
+        }
         for ended in &batch.past {
             self.past.insert(ended.id.0, ended.hold.as_ref().map(|hold| hold.epoch.0));
         }

@@ -119,6 +119,7 @@ impl Sim<'_> {
         let mut new = policy(&mut self.rng, false);
         new = in_which_parks(new, self.shape.habits, &mut self.luck, &mut self.whim);
         (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
+        new.patience = self.shape.vigil.patience;
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();

@@ -449,6 +449,7 @@ impl Sim<'_> {
 
     /// The host will notice that the processes of these leases changed.
     pub(crate) fn noticed(&mut self, leases: &[LeaseId]) {
+        self.notice_exits();
         for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);

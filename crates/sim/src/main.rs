@@ -28,6 +28,9 @@ struct Args {
     /// Worlds in which nobody is made to leave for whoever waits.
     #[arg(long)]
     still: bool,
+    /// Worlds in which nobody looks into strangers.
+    #[arg(long)]
+    blind: bool,
     /// Plant every bug in turn; each must be caught.
     #[arg(long)]
     mutants: bool,
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn seeds(args: &Args) -> ExitCode {
-    let options = Options { steps: args.steps, still: args.still, ..Options::default() };
+    let options = Options { steps: args.steps, still: args.still, blind: args.blind, ..Options::default() };
     let begun = Instant::now();
     let enough = |done: u64| match args.minutes {
         Some(minutes) => begun.elapsed() >= Duration::from_secs(60 * minutes),
@@ -75,10 +78,15 @@ fn seeds(args: &Args) -> ExitCode {
         driven,
         ended,
         lost,
+        found,
+        warned,
+        struck,
+        adopted,
+        survived,
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by those who took the risk, {kept} bounds met: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by those who took the risk, {kept} bounds met, {found} strangers found, {warned} warned, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -101,6 +109,11 @@ fn add(a: Passed, b: Passed) -> Passed {
         driven: a.driven + b.driven,
         ended: a.ended + b.ended,
         lost: a.lost + b.lost,
+        found: a.found + b.found,
+        warned: a.warned + b.warned,
+        struck: a.struck + b.struck,
+        adopted: a.adopted + b.adopted,
+        survived: a.survived + b.survived,
         elapsed: a.elapsed + b.elapsed,
         moving: a.moving + b.moving,
     }

@@ -14,6 +14,8 @@ pub enum Sabotage {
     LoseEntry,
     /// Rule 10: a batch cut by a crash is on the disk in part.
     TornBatch,
+    /// Rule 15: strangers are signalled before that is on the record.
+    StrikeBeforeSync,
 }
 
 /// A bug planted somewhere.
@@ -28,7 +30,13 @@ pub enum Planted {
 impl Planted {
     /// All of them.
     pub fn all() -> Vec<Planted> {
-        let around = [Sabotage::AckBeforeSync, Sabotage::AckAfterFailedSync, Sabotage::LoseEntry, Sabotage::TornBatch];
+        let around = [
+            Sabotage::AckBeforeSync,
+            Sabotage::AckAfterFailedSync,
+            Sabotage::LoseEntry,
+            Sabotage::TornBatch,
+            Sabotage::StrikeBeforeSync,
+        ];
         Mutant::ALL.into_iter().map(Planted::Core).chain(around.into_iter().map(Planted::Around)).collect()
     }
 

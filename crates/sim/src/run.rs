@@ -20,13 +20,15 @@ pub struct Options {
     pub kill_at: Option<(u64, Fate)>,
     /// Nobody is made to leave for whoever waits, whatever the seed says.
     pub still: bool,
+    /// Nobody looks into strangers, whatever the seed says.
+    pub blind: bool,
     /// Thirty holders take turns on one card, all of them at work, and nothing goes wrong.
     pub crowd: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { steps: 2_000, planted: None, kill_at: None, still: false, crowd: false }
+        Options { steps: 2_000, planted: None, kill_at: None, still: false, blind: false, crowd: false }
     }
 }
 
@@ -59,6 +61,16 @@ pub struct Passed {
     pub ended: u64,
     /// Processes that a restore lost, of owners who took the risk or to who came from nowhere.
     pub lost: u64,
+    /// Strangers that were put on the record.
+    pub found: u64,
+    /// How often one was warned.
+    pub warned: u64,
+    /// How often one was to get a signal.
+    pub struck: u64,
+    /// How often one got a lease.
+    pub adopted: u64,
+    /// How often one survived SIGKILL.
+    pub survived: u64,
     /// The daemon's time in all.
     pub elapsed: Span,
     /// How long holders were on their way off their cards, or back to them, all of them together.
@@ -112,6 +124,11 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             driven: sim.checker.by_rung.1,
             ended: sim.checker.ended,
             lost: sim.lost,
+            found: sim.checker.strangers.found,
+            warned: sim.checker.strangers.warned,
+            struck: sim.checker.strangers.struck,
+            adopted: sim.checker.strangers.adopted,
+            survived: sim.checker.strangers.survived,
             elapsed: sim.elapsed,
             moving: sim.checker.moving,
         })

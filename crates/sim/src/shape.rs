@@ -2,6 +2,7 @@
 
 use crate::rng::Rng;
 use crate::shims::Habits;
+use crate::vigil::Vigil;
 use sublet_core::policy::{Caps, HeadStart, Parking, Policy, Renewal};
 use sublet_core::reading::CardFacts;
 use sublet_core::units::{Bytes, Span};
@@ -28,6 +29,8 @@ pub struct Shape {
     pub faults: Rates,
     /// What its programs are like.
     pub habits: Habits,
+    /// How strangers are looked after.
+    pub vigil: Vigil,
     /// Thirty holders take turns on its one card.
     pub crowd: bool,
 }
@@ -50,8 +53,8 @@ pub struct Rates {
 impl Shape {
     /// The world of a seed. What has to do with parking has its own luck: a world in which nobody is
     /// parked is the same with it and without. So has what has to do with making room, which nobody does
-    /// in a still world.
-    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, still: bool) -> Shape {
+    /// in a still world; and so has what has to do with strangers.
+    pub fn draw(rng: &mut Rng, luck: &mut Rng, whim: &mut Rng, vigil: Vigil, still: bool) -> Shape {
         let cards = rng.pick(&[1, 1, 2, 2, 3, 4, 4, 6, 8]);
         let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
         let crowded = rng.chance(30);
@@ -62,19 +65,20 @@ impl Shape {
         Shape {
             tenants,
             jobs: jobs as usize,
-            policy: in_which_parks(policy(rng, crowded), habits, luck, whim),
+            policy: Policy { patience: vigil.patience, ..in_which_parks(policy(rng, crowded), habits, luck, whim) },
             tick_us: rng.pick(&[S / 4, S / 2, S, S]),
             // Nobody can say when whoever stands behind a longer term than may be held is served.
             ttl_max_s: rng.pick(if habits.orderly { &[10] } else { &[10, 30, 60, 120] }),
             faults: if habits.orderly { gentle(rates(rng)) } else { rates(rng) },
             cards,
             habits,
+            vigil,
             crowd: false,
         }
     }
 
     /// Thirty holders of one card, each of which takes most of it: all are at work, and nothing goes wrong.
-    pub fn crowd() -> Shape {
+    pub fn crowd(vigil: Vigil) -> Shape {
         let habits = Habits::gentle();
         let parking = Parking { ram: Bytes::gib(1_000), ..Parking::default() };
         Shape {
@@ -86,6 +90,7 @@ impl Shape {
             ttl_max_s: 60,
             faults: Rates { looks: 0, slow: 0, commits: 0, every_s: 0, strangers_s: 0 },
             habits,
+            vigil,
             crowd: true,
         }
     }

@@ -12,6 +12,7 @@ use crate::run::Options;
 use crate::shape::{S, Shape};
 use crate::story::Story;
 use crate::timers::{Timer, Timers};
+use crate::vigil::Vigil;
 use crate::world::{Ail, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use sublet_core::event::{Caller, Event};
 use sublet_core::ids::LeaseId;
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{Observation, Reading};
+use sublet_core::stranger::StrangerId;
 use sublet_core::units::{Span, Time};
 
 /// Waiters that are served one by one when the world calms down; the others give up.
@@ -30,6 +32,8 @@ const LUCK: u64 = 0x7061_721D;
 const WHIM: u64 = 0x726F_6F6D;
 /// And that of wrappers.
 const DOOM: u64 = 0x646F_6F6D;
+/// And that of strangers.
+const ODDS: u64 = 0x6F64_6473;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -41,6 +45,8 @@ pub struct Sim<'a> {
     pub(crate) whim: Rng,
     /// Of which wrappers die alone.
     pub(crate) doom: Rng,
+    /// Of what has to do with strangers.
+    pub(crate) odds: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -74,6 +80,8 @@ pub struct Sim<'a> {
     pub(crate) wrappers: BTreeMap<LeaseId, Wrapper>,
     /// Leases whose processes got SIGTERM.
     pub(crate) termed: BTreeSet<LeaseId>,
+    /// When strangers last got SIGTERM.
+    pub(crate) struck: BTreeMap<StrangerId, u64>,
     looks: Vec<Option<Look>>,
 }
 
@@ -89,11 +97,13 @@ struct Look {
 impl<'a> Sim<'a> {
     /// The world of a seed, with a bug planted or not, and a commit to die in or not.
     pub fn new(seed: u64, story: &'a Story, options: Options) -> Sim<'a> {
-        let Options { planted, kill_at, still, crowd, .. } = options;
+        let Options { planted, kill_at, still, blind, crowd, .. } = options;
         let mut rng = Rng::new(seed);
         let mut luck = Rng::new(seed ^ LUCK);
         let mut whim = Rng::new(seed ^ WHIM);
-        let shape = if crowd { Shape::crowd() } else { Shape::draw(&mut rng, &mut luck, &mut whim, still) };
+        let mut odds = Rng::new(seed ^ ODDS);
+        let vigil = Vigil::draw(&mut odds, blind || still || crowd);
+        let shape = if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -123,6 +133,7 @@ impl<'a> Sim<'a> {
             lost: 0,
             wrappers: BTreeMap::new(),
             termed: BTreeSet::new(),
+            struck: BTreeMap::new(),
             looks: Vec::new(),
             world,
             story,
@@ -130,6 +141,7 @@ impl<'a> Sim<'a> {
             luck,
             whim,
             doom: Rng::new(seed ^ DOOM),
+            odds,
             shape,
         }
     }
@@ -153,6 +165,8 @@ impl<'a> Sim<'a> {
         }
         self.again_fault();
         self.again_stranger();
+        self.again_lodger();
+        self.timers.set(self.t + 3 * S, Timer::Warden);
         let begun = self.now();
         while self.story.step.get() < steps {
             self.turn()?;
@@ -203,13 +217,22 @@ impl<'a> Sim<'a> {
             Timer::Ram(life) if life == self.life => self.read_ram(),
             Timer::Hand => self.hand(),
             Timer::Die(process) => self.perish(process),
+            Timer::Lodger => self.lodger(),
+            Timer::Audit(life, process) if life == self.life => self.audit(process),
+            Timer::Gone(life, process) if life == self.life => self.report(Event::Left { process }),
+            Timer::SelfTest(life) if life == self.life => self.self_test(),
+            Timer::Blow(life, blow) if life == self.life => self.blow(blow),
+            Timer::Landed(life, blow) if life == self.life => self.landed(blow),
+            Timer::Warden => self.warden(),
             _ => Ok(()),
         }
     }
 
     fn tick(&mut self) -> Result<(), Violation> {
         self.timers.set(self.t + self.shape.tick_us, Timer::Tick(self.life));
-        self.report(Event::Ticked)
+        self.report(Event::Ticked)?;
+        self.look_again();
+        Ok(())
     }
 
     // ---- eyes --------------------------------------------------------------
@@ -241,7 +264,13 @@ impl<'a> Sim<'a> {
         let gpu = &self.world.cards[card as usize];
         let reading = reading.unwrap_or_else(|| eyes::look(gpu, &mut self.rng, failing));
         let uuid = self.world.cards[card as usize].facts.uuid.clone();
-        self.report(Event::Observed { card: uuid, observation: Observation { begun, reading } })
+        let there = match &reading {
+            Reading::Used(used) => used.processes.iter().map(|resident| resident.process).collect(),
+            Reading::Unreadable(_) => Vec::new(),
+        };
+        self.report(Event::Observed { card: uuid, observation: Observation { begun, reading } })?;
+        self.look_into(&there);
+        Ok(())
     }
 
     pub(crate) fn relist(&mut self) -> Result<(), Violation> {
@@ -347,5 +376,6 @@ fn waits_for_loop(timer: Timer) -> bool {
         timer,
         Timer::Connect(..) | Timer::Hear(..) | Timer::Mind(..) | Timer::Left(..) | Timer::Ram(_) | Timer::Heed(..)
     );
-    loops || words
+    let strangers = matches!(timer, Timer::Audit(..) | Timer::Gone(..) | Timer::SelfTest(_) | Timer::Landed(..));
+    loops || words || strangers
 }

@@ -63,6 +63,20 @@ pub enum Timer {
     Hand,
     /// A process exits, for a signal it got.
     Die(ProcKey),
+    /// Somebody without a lease comes to stay.
+    Lodger,
+    /// A process without a lease was looked into.
+    Audit(u32, ProcKey),
+    /// A process that was looked into is noticed to have exited.
+    Gone(u32, ProcKey),
+    /// It was tried whether strangers could be ended.
+    SelfTest(u32),
+    /// A signal to a stranger leaves; the number is its place among them.
+    Blow(u32, u32),
+    /// The daemon hears what became of it.
+    Landed(u32, u32),
+    /// An operator, or an owner, says something about strangers.
+    Warden,
 }
 
 /// The agenda, the earliest first, ties in the order they were made.

@@ -6,6 +6,7 @@
 use crate::rng::Rng;
 use crate::shape::Shape;
 use crate::shims::{Program, Spoken};
+use crate::vigil::Papers;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{CardFacts, Resident};
@@ -78,6 +79,10 @@ pub struct World {
     pub left: Vec<(Spoken, Program)>,
     /// Host memory that nobody takes but parked programs.
     pub ram: Bytes,
+    /// What audits read of processes.
+    pub papers: BTreeMap<ProcKey, Papers>,
+    /// Processes that exited, and nobody has noticed.
+    pub exited: Vec<ProcKey>,
     next_tree: u32,
     next_pid: u32,
     starts: u64,
@@ -102,6 +107,8 @@ impl World {
             programs: BTreeMap::new(),
             left: Vec::new(),
             ram: shape.habits.ram,
+            papers: BTreeMap::new(),
+            exited: Vec::new(),
             next_tree: 1,
             next_pid: 1,
             starts: 1,
@@ -195,8 +202,17 @@ impl World {
         tree.leases.clone()
     }
 
+    /// The tree that a process lives in.
+    pub fn tree_of(&self, process: ProcKey) -> Option<u32> {
+        let lives = |tree: &u32| self.trees.get(tree).is_some_and(|tree| tree.live.contains(&process));
+        let of_root = self.roots.get(&process).copied().filter(lives);
+        of_root.or_else(|| self.trees.iter().find(|(_, tree)| tree.live.contains(&process)).map(|(number, _)| *number))
+    }
+
     /// Nothing of a process is left.
     fn is_gone(&mut self, process: ProcKey) {
+        self.papers.remove(&process);
+        self.exited.push(process);
         (0..self.cards.len()).for_each(|card| self.vacate(card, process));
         for spoken in [(process, Rung::Park), (process, Rung::Driver)] {
             self.left.extend(self.programs.remove(&spoken).map(|program| (spoken, program)));
@@ -243,6 +259,7 @@ impl World {
             self.exit(tree);
         }
         self.left.clear();
+        self.exited.clear();
         self.cards.iter_mut().for_each(|card| card.ail = Ail::Well);
     }
 }

@@ -16,25 +16,31 @@ fn check(seed: u64, options: Options) -> Passed {
 fn two_hundred_seeds_keep_the_rules() {
     let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
     let (mut preempted, mut yielded, mut driven, mut ended) = (0, 0, 0, 0);
+    let (mut warned, mut struck, mut adopted, mut survived) = (0, 0, 0, 0);
     for seed in 1..=200 {
         let passed = check(seed, Options::default());
         (events, kept) = (events + passed.events, kept + passed.kept);
         (parked, resumed) = (parked + passed.parked, resumed + passed.resumed);
         (preempted, yielded) = (preempted + passed.preempted, yielded + passed.yielded);
         (driven, ended) = (driven + passed.driven, ended + passed.ended);
+        (warned, struck) = (warned + passed.warned, struck + passed.struck);
+        (adopted, survived) = (adopted + passed.adopted, survived + passed.survived);
     }
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
     assert!(parked >= 300 && resumed >= 150, "{parked} were parked, and {resumed} brought back");
     assert!(preempted >= 300 && ended >= 50, "{preempted} were made to leave for others, {ended} of them ended");
     assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
+    assert!(warned >= 1_000 && struck >= 400, "{warned} strangers were warned, and {struck} signalled");
+    assert!(adopted >= 300 && survived >= 5, "{adopted} strangers got leases, and {survived} survived SIGKILL");
 }
 
 /// Worlds in which hours of runs once found a rule broken.
 #[test]
 fn worlds_that_once_broke_a_rule_keep_it() {
-    // All of them are from before room was made for whoever waits.
-    let usual = Options { still: true, ..Options::default() };
+    // All of them are from before room was made for whoever waits, and strangers were looked into.
+    let usual = Options { still: true, blind: true, ..Options::default() };
+    let blind = Options { blind: true, ..Options::default() };
     // A process on a card becomes its holder's, and opens the card to who wants it alone.
     check(5_055_540, usual);
     // The driver lists no card any more: what waiters were told is void.
@@ -58,9 +64,9 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(2_004_916, Options { steps: 12_000, ..usual });
     // From here on room is made. An offer was made past somebody who waited behind one of its tenant's that
     // could not come back a moment ago.
-    check(300_070, Options { steps: 12_000, ..Options::default() });
+    check(300_070, Options { steps: 12_000, ..blind });
     // One holder was ended for three waiters at once.
-    check(7, Options::default());
+    check(7, blind);
 }
 
 #[test]
@@ -73,7 +79,7 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
     let deaths =
         [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Unsynced, Fate::Full];
     for seed in [301, 304, 308] {
-        let options = Options { steps: 300, ..Options::default() };
+        let options = Options { steps: 300, blind: true, ..Options::default() };
         let commits = check(seed, options).commits;
         for commit in 1..=commits.min(60) {
             for fate in deaths {
@@ -88,9 +94,25 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
 fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut];
     for seed in [42, 57, 111] {
-        let options = Options { steps: 700, ..Options::default() };
+        let options = Options { steps: 700, blind: true, ..Options::default() };
         let passed = check(seed, options);
         assert!(passed.driven > 0, "nobody is parked by the driver in {seed}");
+        for commit in 1..=passed.commits {
+            for fate in deaths {
+                check(seed, Options { kill_at: Some((commit, fate)), ..options });
+            }
+        }
+    }
+}
+
+/// In these strangers are warned, signalled and given leases.
+#[test]
+fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_else() {
+    let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
+    for seed in [99, 102, 106] {
+        let options = Options { steps: 500, ..Options::default() };
+        let passed = check(seed, options);
+        assert!(passed.struck > 3, "only {} are signalled in {seed}", passed.struck);
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });

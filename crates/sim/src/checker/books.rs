@@ -1,6 +1,7 @@
 //! The checker's own books: leases, cards, tenants, from events and actions alone.
 
 use super::ends::Doom;
+use super::enforce::Watch;
 use super::park::{HOOK, Rests, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
@@ -183,6 +184,8 @@ pub struct CardBook {
     pub residents: Vec<ProcKey>,
     /// All processes that were there.
     pub all: Vec<ProcKey>,
+    /// What each of them had, where the driver tells.
+    pub sizes: Vec<(ProcKey, Option<Bytes>)>,
     /// Leases on it, with what is reserved for each.
     pub claims: BTreeMap<LeaseId, Bytes>,
     /// The sum of that.
@@ -276,6 +279,8 @@ pub struct Books {
     pub ram: Option<Bytes>,
     /// What was booked by those who were parked since then: the look may not have it.
     pub unread: Bytes,
+    /// Strangers, and what is done about them.
+    pub watch: Watch,
 }
 
 impl CardBook {
@@ -316,6 +321,7 @@ impl Books {
             stowed: BTreeMap::new(),
             ram: None,
             unread: Bytes::ZERO,
+            watch: Watch::default(),
         }
     }
 
@@ -326,6 +332,7 @@ impl Books {
         books.next_epoch = rows.meta.next_epoch.0;
         (books.grace_from, books.grace_until) = (rows.meta.grace_from, rows.meta.grace_until);
         books.boot.clone_from(&rows.meta.boot);
+        books.watch = Watch::from_rows(rows);
         for card in &rows.cards {
             books.put_card(books.cards.len(), &card.facts);
             books.serve(books.cards.len() - 1, &card.service);
@@ -395,7 +402,7 @@ impl Books {
         let away = self.heard.is_none_or(|heard| now.since(heard) > ABSENCE);
         self.heard = Some(now);
         self.absent = away || matches!(event, Event::Awoke | Event::Started { .. });
-        if self.absent && !self.leases.is_empty() {
+        if self.absent && !(self.leases.is_empty() && self.watch.is_empty()) {
             self.grace_from = now;
             self.grace_until = self.grace_until.max(now + self.policy.grace);
         }
@@ -522,6 +529,7 @@ impl Books {
                 seen: Vec::new(),
                 residents: Vec::new(),
                 all: Vec::new(),
+                sizes: Vec::new(),
                 claims: BTreeMap::new(),
                 reserved: Bytes::ZERO,
                 ending: BTreeSet::new(),
@@ -600,6 +608,7 @@ impl Books {
         card.seen.clear();
         card.residents.clear();
         card.all = used.processes.iter().map(|resident| resident.process).collect();
+        card.sizes = used.processes.iter().map(|resident| (resident.process, resident.bytes)).collect();
         for resident in &used.processes {
             if !resident.graphics {
                 card.residents.push(resident.process);

@@ -1,6 +1,7 @@
 //! What an event is, and what must be answered to it: rules 7, 18 and 19.
 
 use super::books::{At, Book, Books, Held};
+use super::enforce::Watched;
 use super::make::nothing_but_room;
 use super::park::{HOOK, Way};
 use super::{Verdict, must};
@@ -9,6 +10,7 @@ use sublet_core::event::{Answer, Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
 use sublet_core::parking::Said;
 use sublet_core::policy::Renewal;
+use sublet_core::reading::Reading;
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -50,6 +52,8 @@ pub enum Cause {
     Hooked(LeaseId, Word),
     /// The wrapper of a lease with a hook is not among its processes.
     Unwrapped(LeaseId),
+    /// Something about strangers.
+    Watched(Box<Watched>),
     /// Time passed.
     Ticked,
     /// Something else.
@@ -133,6 +137,7 @@ impl Books {
                 let lost = |books: &Books| card.is_some_and(|n| books.cards[n].look == super::books::Look::Lost);
                 let before = lost(self);
                 let counts = card.is_some_and(|n| observation.begun >= self.cards[n].begun);
+                self.watch.is_compared = counts && matches!(observation.reading, Reading::Used(_));
                 if let Some(number) = card {
                     self.observe(number, observation.begun, &observation.reading);
                 }
@@ -163,7 +168,6 @@ impl Books {
             }
             // Nobody in these worlds has a token.
             Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
-            // And nobody looks into strangers.
             Event::Audited { .. }
             | Event::Left { .. }
             | Event::Struck { .. }
@@ -171,7 +175,7 @@ impl Books {
             | Event::AdoptAsked { .. }
             | Event::ModeAsked { .. }
             | Event::RuleAsked { .. }
-            | Event::RuleDropped { .. } => Cause::Other,
+            | Event::RuleDropped { .. } => self.watched(now, event),
             Event::Accepted { by, lease, vram, gpus } => {
                 Cause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
             }
@@ -341,6 +345,7 @@ impl Books {
             Cause::Resume(lease, Expect::Yes(_)) => {
                 must(0, *answer == Answer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
+            Cause::Watched(watched) => self.answered_watched(watched, answer, actions),
             Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
             _ => Ok(()),
         }

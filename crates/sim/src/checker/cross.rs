@@ -18,6 +18,7 @@ impl Checker {
         self.books.check_leases(state)?;
         self.books.check_cards(now, state)?;
         self.books.check_sizes(state)?;
+        self.books.check_record(state)?;
         explained(now, state);
         Ok(())
     }

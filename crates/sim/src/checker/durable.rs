@@ -3,10 +3,11 @@
 use super::books::{At, Books};
 use super::{Checker, Verdict, must};
 use crate::disk::Disk;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::{Lease, Phase};
+use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
 use sublet_journal::Batch;
 
@@ -27,6 +28,7 @@ pub struct Fact {
 struct Decided {
     kind: &'static str,
     lease: Option<LeaseId>,
+    stranger: Option<StrangerId>,
     charge: Option<(usize, u64, u128)>,
     /// Of whom, and how much host memory for how long.
     parked: Option<(usize, u128)>,
@@ -45,6 +47,8 @@ pub struct Ledger {
     parked: Vec<u128>,
     told: BTreeMap<LeaseId, Fact>,
     sync_failed: bool,
+    /// Signals to strangers that are on the disk.
+    strikes: BTreeSet<(StrangerId, u8)>,
 }
 
 impl Ledger {
@@ -60,7 +64,13 @@ impl Ledger {
             }),
             _ => None,
         };
-        self.pending.push_back(Decided { kind: action.kind(), lease: action.lease(), charge, parked });
+        let (kind, lease, stranger) = (action.kind(), action.lease(), action.stranger());
+        self.pending.push_back(Decided { kind, lease, stranger, charge, parked });
+    }
+
+    /// Whether the disk has that a stranger gets a signal.
+    pub fn is_recorded(&self, stranger: StrangerId, signal: u8) -> bool {
+        self.strikes.contains(&(stranger, signal))
     }
 
     fn meter_parked(&mut self, (tenant, byte_us): (usize, u128)) {
@@ -84,12 +94,16 @@ impl Ledger {
     fn check_entries(&mut self, batch: &Batch) -> Verdict {
         for entry in &batch.entries {
             let decided = self.pending.pop_front();
-            let same = |d: &Decided| d.kind == entry.action.kind() && d.lease == entry.action.lease();
+            let about = (entry.action.lease(), entry.action.stranger());
+            let same = |d: &Decided| d.kind == entry.action.kind() && (d.lease, d.stranger) == about;
             must(15, decided.as_ref().is_some_and(same), || {
                 format!("the log has {:?} where {decided:?} was decided", entry.action)
             })?;
             must(15, entry.at >= self.last_at, || format!("the log goes back from {} to {}", self.last_at, entry.at))?;
             self.last_at = entry.at;
+            if let Action::Strike { stranger, signal, .. } = &entry.action {
+                self.strikes.insert((*stranger, *signal));
+            }
             if let Some(decided) = decided {
                 decided.charge.into_iter().for_each(|charge| self.charge(charge));
                 decided.parked.into_iter().for_each(|parked| self.meter_parked(parked));
@@ -227,6 +241,11 @@ fn check_touched(batch: &Batch, disk: &Disk) -> Verdict {
     for (card, row) in &batch.cards {
         let folded = disk.fold.cards.get(usize::from(card.0));
         must(15, Some(row) == folded, || format!("the row of card {card} is {row:?}, and its log gives {folded:?}"))?;
+    }
+    let images = batch.strangers.iter().map(|stranger| stranger.id).chain(batch.closed.iter().copied());
+    for id in images.chain(batch.entries.iter().filter_map(|entry| entry.action.stranger())) {
+        let (row, folded) = (disk.rows.strangers.get(&id), disk.fold.strangers.get(&id));
+        must(15, row == folded, || format!("the row of {id} is {row:?}, and its log gives {folded:?}"))?;
     }
     let (meta, folded) = (&disk.rows.meta, &disk.fold.meta);
     must(15, meta == folded, || format!("the counters are {meta:?}, and the log gives {folded:?}"))

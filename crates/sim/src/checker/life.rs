@@ -10,7 +10,7 @@ use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Vram};
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::Reason;
+use sublet_core::rows::{Reason, Service};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -33,7 +33,8 @@ impl Books {
                 must(8, self.absent && right, || format!("{action:?} for no absence, or of a wrong length"))
             }
             Action::Enrol { tenant, name } => {
-                let fits = matches!(cause, Cause::Asked { tenant: by, .. } if by == name);
+                let asked = matches!(cause, Cause::Asked { tenant: by, .. } if by == name);
+                let fits = asked || self.is_enrolled_by_adoption(cause, name);
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
                 self.enrol(name);
                 Ok(())
@@ -68,6 +69,7 @@ impl Books {
             Action::Serve { card, service } => {
                 let fits = match cause {
                     _ if self.is_survived(now, cause, usize::from(card.0), service) => true,
+                    _ if *service != Service::In && self.is_haunted_by_stranger(usize::from(card.0)) => true,
                     Cause::Service(_) => true,
                     Cause::Observed(seen, lost) => *lost && *seen == Some(usize::from(card.0)),
                     _ => false,
@@ -77,7 +79,11 @@ impl Books {
                 Ok(())
             }
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
-                let fits = matches!(cause, Cause::Asked { .. }) && *at == now && *give_up >= now && token.is_none();
+                let adopts = self.is_adoption(now, cause, *lease, ask, *root);
+                let asked = matches!(cause, Cause::Asked { .. }) || adopts;
+                let fits = asked && *at == now && *give_up >= now && token.is_none();
+                let is_stranger = root.is_some_and(|root| self.watch.of(root).is_some());
+                must(20, asked || !is_stranger, || format!("{action:?}, and it is not to be adopted"))?;
                 must(0, fits && lease.0 >= self.next_lease, || format!("{action:?}"))?;
                 self.next_lease = lease.0 + 1;
                 let (tenant, bound, at) = (tenant.0 as usize, root.is_some(), At::Waiting(*give_up));
@@ -101,7 +107,9 @@ impl Books {
                 if let Some(root) = root {
                     self.add_member(*lease, *root);
                 }
-                must(9, self.satisfiable(tenant, ask), || format!("{lease} waits for what can never be: {ask:?}"))
+                must(9, adopts || self.satisfiable(tenant, ask), || {
+                    format!("{lease} waits for what can never be: {ask:?}")
+                })
             }
             Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
@@ -138,9 +146,7 @@ impl Books {
             | Action::Close { .. }
             | Action::SetMode { .. }
             | Action::SetRule { .. }
-            | Action::DropRule { .. } => {
-                must(20, false, || format!("{action:?} in a world where nobody looks into strangers"))
-            }
+            | Action::DropRule { .. } => self.act_on_strangers(now, cause, action),
             Action::Renew { lease, at, until, idle, mark, before } => {
                 self.check_renewal(now, cause, *lease, *at, *until, *idle)?;
                 let due = self.leases.get(lease).and_then(|book| {
@@ -207,8 +213,12 @@ impl Books {
             }
             _ => book,
         };
-        self.check_room(now, lease, book, &held.cards, held.vram)?;
-        self.check_order(now, lease, &held, book)?;
+        if self.watch.adopting.is_some_and(|(of, _)| of == lease) {
+            self.check_adoption(now, lease, book, &held)?;
+        } else {
+            self.check_room(now, lease, book, &held.cards, held.vram)?;
+            self.check_order(now, lease, &held, book)?;
+        }
         let due = self.charged(now, book.tenant, held.vram, held.cards.len(), held.until.since(now));
         held.paid = self.charge(now, lease, mark, due)?;
         self.take_turn(now, lease, turn)?;

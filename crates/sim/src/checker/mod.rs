@@ -25,13 +25,17 @@
 //! | 19 | the queue keeps its bounds; what ended leaves nothing behind | [`calls`], [`cross`] |
 //! | 16 | signals go to processes of that lease, SIGKILL after SIGTERM and the grace; a survivor counts, and its card goes out of service | [`ends`] |
 //! | 20 | only who chose it is told to end and ended; who may stay stays | [`ends`], [`make`] |
+//! | 15–17, 20 | strangers: on the record first, warned, audited again, signalled where an operator wants it, and nobody else | [`enforce`] |
+//! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
+pub mod adopt;
 pub mod books;
 pub mod calls;
 pub mod cross;
 pub mod debt;
 pub mod durable;
 pub mod ends;
+pub mod enforce;
 pub mod life;
 pub mod make;
 pub mod order;
@@ -45,6 +49,7 @@ use books::Books;
 pub use calls::Cause;
 pub use durable::Fact;
 use durable::Ledger;
+use enforce::Tally;
 use promises::Promises;
 use std::fmt;
 use sublet_core::action::Action;
@@ -54,6 +59,7 @@ use sublet_core::policy::Policy;
 use sublet_core::rows::Reason;
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
+use sublet_core::stranger::Closed;
 use sublet_core::units::{Span, Time};
 
 /// A rule, broken.
@@ -125,6 +131,8 @@ pub struct Checker {
     pub ended: u64,
     /// How long holders were on their way, all of them together.
     pub moving: Span,
+    /// What happened to strangers.
+    pub strangers: Tally,
 }
 
 impl Checker {
@@ -141,6 +149,7 @@ impl Checker {
             by_rung: (0, 0),
             ended: 0,
             moving: Span::ZERO,
+            strangers: Tally::default(),
         }
     }
 
@@ -164,6 +173,7 @@ impl Checker {
             self.ledger.decided(action, &self.books, parked);
         }
         self.promises.after(now, state, actions)?;
+        self.books.check_strangers(now, &cause)?;
         self.books.settle(now, &cause, actions)
     }
 
@@ -183,6 +193,11 @@ impl Checker {
             Action::Resume { .. } => self.resumed += 1,
             Action::Park { room_for: Some(_), .. } | Action::Notice { .. } => self.preempted += 1,
             Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
+            Action::Find { .. } => self.strangers.found += 1,
+            Action::Warn { .. } => self.strangers.warned += 1,
+            Action::Strike { .. } => self.strangers.struck += 1,
+            Action::Close { how: Closed::Adopted(_), .. } => self.strangers.adopted += 1,
+            Action::Survived { .. } => self.strangers.survived += 1,
             _ => {}
         }
     }

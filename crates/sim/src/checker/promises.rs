@@ -12,6 +12,7 @@ use sublet_core::ids::LeaseId;
 use sublet_core::quota;
 use sublet_core::rows::{Away, Phase};
 use sublet_core::state::State;
+use sublet_core::stranger::Closed;
 use sublet_core::units::{Bytes, Time};
 
 /// Bounds are asked for once in so many events, of so many waiters at the head.
@@ -118,5 +119,8 @@ fn is_silent(state: &State, now: Time) -> bool {
 }
 
 fn upsets(action: &Action) -> bool {
-    matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. })
+    let host =
+        matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. });
+    // Who gets a lease for what it has waits for nobody.
+    host || matches!(action, Action::Close { how: Closed::Adopted(_), .. })
 }

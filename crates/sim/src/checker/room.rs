@@ -59,7 +59,7 @@ impl Books {
     }
 
     /// Leases whose work is on a card: what parked ones left there is in nobody's way.
-    fn at_work<'a>(&'a self, card: &'a CardBook) -> impl Iterator<Item = &'a Book> {
+    pub(super) fn at_work<'a>(&'a self, card: &'a CardBook) -> impl Iterator<Item = &'a Book> {
         card.claims.keys().filter_map(|lease| self.leases.get(lease)).filter(|book| !book.is_parked())
     }
 

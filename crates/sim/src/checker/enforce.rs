@@ -1,0 +1,675 @@
+//! Rules 15 to 17 and 20 for processes that belong to no lease: who is on the record, who may be warned,
+//! who gets which signal, who gets a lease for what it has, and when a story is over.
+//!
+//! The same judgement is used twice: what is done must be [`ripe`](Books::ripe), and what is ripe when the
+//! record was just compared with the cards must have been done.
+
+use super::books::{Books, Look};
+use super::calls::Cause;
+use super::{Checker, Verdict, must};
+use std::collections::BTreeMap;
+use sublet_core::action::Action;
+use sublet_core::audit::Audit;
+use sublet_core::event::{Answer, Event, Refusal};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::rows::Rows;
+use sublet_core::state::State;
+use sublet_core::stranger::{Closed, Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
+use sublet_core::units::{Span, Time};
+
+const TERM: u8 = 15;
+const KILL: u8 = 9;
+/// An audit is acted upon for so long.
+const FRESH: Span = Span::secs(5);
+/// Whoever is there so long after SIGKILL went out has survived it.
+const SURVIVES: Span = Span::secs(10);
+
+/// What happened to strangers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Put on the record.
+    pub found: u64,
+    /// Warned.
+    pub warned: u64,
+    /// To get a signal.
+    pub struck: u64,
+    /// With a lease.
+    pub adopted: u64,
+    /// Alive after SIGKILL.
+    pub survived: u64,
+}
+
+/// What is known of strangers, by the books.
+#[derive(Debug, Default)]
+pub struct Watch {
+    strangers: BTreeMap<StrangerId, Found>,
+    by_process: BTreeMap<ProcKey, StrangerId>,
+    modes: Vec<Mode>,
+    rules: BTreeMap<RuleId, Rule>,
+    next_stranger: u64,
+    next_rule: u32,
+    /// What this daemon's self-test gave.
+    tested: Option<Result<(), String>>,
+    /// The lease that the present event makes of a stranger.
+    pub(super) adopting: Option<(LeaseId, StrangerId)>,
+    /// The last look was compared with the record.
+    pub(super) is_compared: bool,
+    /// Strangers that took a step in the present event: they take one at a time.
+    stepped: Vec<StrangerId>,
+    /// Cards that survivors of the present event are on.
+    survived: Vec<usize>,
+}
+
+/// A stranger on the books.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) audit: Audit,
+    pub(super) since: Time,
+    cards: Vec<usize>,
+    step: Told,
+    /// When this daemon last looked into it, and who it found to descend from it.
+    seen: Option<(Time, Vec<ProcKey>)>,
+    /// A signal was refused, and it is what it was then.
+    refused: bool,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Warned { since: Time, until: Time },
+    Signal { signal: u8, since: Time, sent: Option<Time>, ours: bool },
+    Stuck,
+}
+
+/// What an event says of strangers.
+#[derive(Debug)]
+pub enum Watched {
+    /// One was looked into.
+    Audited(Box<Audit>, Vec<ProcKey>),
+    /// One exited.
+    Left(ProcKey),
+    /// A signal was sent, or refused.
+    Struck(StrangerId, u8),
+    /// A daemon tried whether it could end anybody.
+    Tested,
+    /// One shall have a lease: which, if the caller may say so, and whether it can have one.
+    Adopt(Option<StrangerId>, bool),
+    /// A mode was chosen.
+    Mode(usize, Mode, Answer),
+    /// A rule was made, or dropped, with what must be answered.
+    Rule(Answer),
+}
+
+/// Whether a rule is about a process.
+fn is_about(who: &Who, audit: &Audit) -> bool {
+    let is = |own: &Option<String>, test: &dyn Fn(&str) -> bool| own.as_deref().is_some_and(test);
+    match who {
+        Who::Exe(path) if path.contains('/') => is(&audit.exe, &|own| own == path),
+        Who::Exe(name) => is(&audit.exe, &|own| own.split('/').next_back() == Some(name)),
+        Who::Unit(unit) => is(&audit.unit, &|own| own == unit || *own == format!("{unit}.service")),
+        Who::Container(begins) => is(&audit.container, &|own| own.starts_with(begins)),
+        Who::Uid(uid) => audit.uid == *uid,
+    }
+}
+
+impl Found {
+    fn read(row: &Stranger) -> Found {
+        let step = match row.step {
+            Step::Found => Told::Nothing,
+            Step::Warned { since, until } => Told::Warned { since, until },
+            Step::Told { signal, since, sent } => {
+                Told::Signal { signal, since, sent: sent.then_some(since), ours: false }
+            }
+            Step::Stuck => Told::Stuck,
+        };
+        let cards = row.cards.iter().map(|card| usize::from(card.0)).collect();
+        Found { audit: row.audit.clone(), since: row.since, cards, step, seen: None, refused: false }
+    }
+
+    fn is_as(&self, row: &Stranger) -> bool {
+        let own = Found::read(row);
+        let step = match (self.step, own.step) {
+            (Told::Signal { signal, sent, .. }, Told::Signal { signal: other, sent: theirs, .. }) => {
+                signal == other && sent == theirs
+            }
+            (own, theirs) => own == theirs,
+        };
+        step && self.cards == own.cards && self.audit.process == own.audit.process
+    }
+
+    fn is_system(&self) -> bool {
+        let audit = &self.audit;
+        audit.process.pid < 2 || (audit.exe.is_none() && audit.command.is_empty() && audit.unread.is_empty())
+    }
+}
+
+impl Watch {
+    /// What the disk has of it; nothing of it was seen yet.
+    pub fn from_rows(rows: &Rows) -> Watch {
+        Watch {
+            strangers: rows.strangers.iter().map(|(id, row)| (*id, Found::read(row))).collect(),
+            by_process: rows.strangers.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
+            modes: rows.cards.iter().map(|card| card.mode).collect(),
+            rules: rows.rules.clone(),
+            next_stranger: rows.meta.next_stranger,
+            next_rule: rows.meta.next_rule,
+            ..Watch::default()
+        }
+    }
+
+    /// Whether anybody is on the record.
+    pub fn is_empty(&self) -> bool {
+        self.strangers.is_empty()
+    }
+
+    fn mode(&self, card: usize) -> Mode {
+        self.modes.get(card).copied().unwrap_or_default()
+    }
+
+    fn is_told(&self, treat: Treat, audit: &Audit) -> bool {
+        self.rules.values().any(|rule| rule.treat == treat && is_about(&rule.who, audit))
+    }
+
+    pub(super) fn get(&self, stranger: StrangerId) -> Option<&Found> {
+        self.strangers.get(&stranger)
+    }
+}
+
+impl Checker {
+    /// A signal reaches a process: that it does is on the record, and nobody has taken it back since.
+    pub fn reaches(&self, stranger: StrangerId, signal: u8) -> Verdict {
+        let watch = &self.books.watch;
+        let found = watch.strangers.get(&stranger);
+        let wanted = found.is_some_and(|found| {
+            let told =
+                matches!(found.step, Told::Signal { signal: told, sent: None, ours: true, .. } if told == signal);
+            let enforced = found.cards.iter().any(|card| watch.mode(*card) == Mode::Enforce);
+            told && enforced && !watch.is_told(Treat::Allow, &found.audit)
+        });
+        must(20, wanted, || format!("{stranger} gets signal {signal}, and is not to get it any more: {found:?}"))?;
+        must(15, self.ledger.is_recorded(stranger, signal), || {
+            format!("{stranger} gets signal {signal}, and the disk does not have that")
+        })
+    }
+}
+
+impl Books {
+    // ---- events ----------------------------------------------------------------
+
+    /// Takes in what is said of strangers, before core does.
+    pub fn watched(&mut self, now: Time, event: &Event) -> Cause {
+        let watched = match event {
+            Event::Audited { audit, tree } => {
+                if let Some(found) = self.watch.known_mut(audit.process) {
+                    found.seen = Some((now, tree.clone()));
+                }
+                Watched::Audited(audit.clone(), tree.clone())
+            }
+            Event::Left { process } => Watched::Left(*process),
+            Event::Struck { stranger, signal, .. } => Watched::Struck(*stranger, *signal),
+            Event::SelfTested { can } => {
+                self.watch.tested = Some(can.clone());
+                Watched::Tested
+            }
+            Event::AdoptAsked { by, process, vram, .. } => {
+                let of = |id: &StrangerId| self.watch.strangers.get(id);
+                let theirs = |id: &StrangerId| {
+                    of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
+                };
+                let id = self.watch.by_process.get(process).copied().filter(theirs);
+                let can = id.as_ref().and_then(of).is_some_and(|found| self.adoptable(now, found, *vram).is_ok());
+                Watched::Adopt(id, can)
+            }
+            Event::ModeAsked { by, card, mode } => {
+                let cannot = match &self.watch.tested {
+                    _ if *mode != Mode::Enforce => None,
+                    Some(Ok(())) => None,
+                    Some(Err(why)) => Some(why.clone()),
+                    None => Some("it was not tried yet".to_owned()),
+                };
+                let answer = match (self.card(card), cannot) {
+                    _ if !by.operator => Answer::Refused(Refusal::NotOperator),
+                    (None, _) => Answer::Refused(Refusal::NoSuchCard),
+                    (_, Some(why)) => Answer::Refused(Refusal::CannotEnforce(why)),
+                    _ => Answer::Done,
+                };
+                Watched::Mode(self.card(card).unwrap_or_default(), *mode, answer)
+            }
+            Event::RuleAsked { by, who, .. } => {
+                let same = self.watch.rules.values().find(|rule| rule.who == *who).map(|rule| rule.id);
+                let short = matches!(who, Who::Container(id) if id.len() < 12);
+                Watched::Rule(match () {
+                    () if !by.operator => Answer::Refused(Refusal::NotOperator),
+                    () if short => Answer::Refused(Refusal::BadRule),
+                    () => Answer::Rule(same.unwrap_or(RuleId(self.watch.next_rule))),
+                })
+            }
+            Event::RuleDropped { by, rule } => Watched::Rule(match () {
+                () if !by.operator => Answer::Refused(Refusal::NotOperator),
+                () if self.watch.rules.contains_key(rule) => Answer::Done,
+                () => Answer::Refused(Refusal::NoSuchRule),
+            }),
+            _ => return Cause::Other,
+        };
+        Cause::Watched(Box::new(watched))
+    }
+
+    /// Whether the answer is what the books say.
+    pub fn answered_watched(&self, watched: &Watched, answer: &Answer, actions: &[Action]) -> Verdict {
+        let nothing = |actions: &[Action]| super::make::nothing_but_room(actions);
+        match watched {
+            Watched::Mode(_, _, right) | Watched::Rule(right) => {
+                must(18, answer == right, || format!("{watched:?} is answered {answer:?}"))?;
+                let refused = matches!(right, Answer::Refused(_));
+                must(18, !refused || nothing(actions), || format!("{watched:?} is refused, and yet {actions:?}"))
+            }
+            Watched::Adopt(None, _) => {
+                let right = *answer == Answer::Refused(Refusal::NoSuchStranger);
+                must(18, right, || format!("a stranger that is not the caller's: {answer:?}"))?;
+                must(18, nothing(actions), || format!("it is not the caller's to adopt, and yet {actions:?}"))
+            }
+            Watched::Adopt(Some(id), can) => {
+                let adopted = |action: &Action| match action {
+                    Action::Close { stranger, how: Closed::Adopted(lease), .. } => {
+                        stranger == id && *answer == Answer::Lease(*lease)
+                    }
+                    _ => false,
+                };
+                let right = if *can { actions.iter().any(adopted) } else { matches!(answer, Answer::Refused(_)) };
+                must(1, right, || {
+                    format!("{id} shall have a lease, which can be: {can}; {answer:?} with {actions:?}")
+                })?;
+                let grants = |action: &Action| matches!(action, Action::Queue { .. } | Action::Grant { .. });
+                must(1, *can || !actions.iter().any(grants), || format!("{id} is refused, and yet {actions:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // ---- where it is ------------------------------------------------------------
+
+    /// Whether what is known of a card is good now.
+    fn is_plain(&self, now: Time, number: usize) -> bool {
+        let Some(card) = self.cards.get(number) else { return false };
+        let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
+        fresh && matches!(card.look, Look::Free(_) | Look::Coarse(_))
+    }
+
+    /// The cards it was seen on, or why nobody can say.
+    fn places(&self, now: Time, found: &Found) -> Result<Vec<usize>, &'static str> {
+        if !found.cards.iter().all(|card| self.is_plain(now, *card)) {
+            return Err("a card of its cannot be read");
+        }
+        let on = |number: &usize| self.is_plain(now, *number) && self.cards[*number].all.contains(&found.audit.process);
+        Ok((0..self.cards.len()).filter(on).collect())
+    }
+
+    fn computes(&self, found: &Found, on: &[usize]) -> bool {
+        on.iter().any(|number| self.cards[*number].residents.contains(&found.audit.process))
+    }
+
+    /// Whatever the mode, nothing is done to it.
+    fn is_exempt(&self, found: &Found, on: &[usize]) -> Option<&'static str> {
+        match () {
+            () if found.is_system() => Some("it is of the system"),
+            () if self.watch.is_told(Treat::Allow, &found.audit) => Some("a rule allows it"),
+            () if !self.computes(found, on) => Some("it only draws"),
+            () => None,
+        }
+    }
+
+    fn mode_of(&self, on: &[usize]) -> Mode {
+        on.iter().map(|number| self.watch.mode(*number)).max().unwrap_or_default()
+    }
+
+    /// When something that began then and was to be at another time may be: not within a grace.
+    fn deadline(&self, since: Time, until: Time) -> Time {
+        if since <= self.grace_from { until.max(self.grace_until) } else { until }
+    }
+
+    // ---- signals -------------------------------------------------------------------
+
+    /// The signal that a stranger may get now, or which rule says no, and why.
+    fn ripe(&self, now: Time, found: &Found) -> Result<u8, (u8, &'static str)> {
+        let no = |why| Err((20, why));
+        let on = self.places(now, found).map_err(|why| (20, why))?;
+        let audit = &found.audit;
+        if self.mode_of(&on) != Mode::Enforce {
+            return no("no operator said that strangers there are ended");
+        }
+        if let Some(why) = self.is_exempt(found, &on) {
+            return no(why);
+        }
+        match () {
+            () if self.watch.tested != Some(Ok(())) => return no("it was not seen that strangers can be told apart"),
+            () if found.refused => return no("it was refused a moment ago"),
+            () if audit.container.is_some() && !self.watch.is_told(Treat::Deny, audit) => {
+                return no("it is in a container");
+            }
+            () if on.iter().any(|number| !matches!(self.cards[*number].look, Look::Free(_))) => {
+                return no("it is not known how much it has");
+            }
+            () if !audit.unread.is_empty() => return no("something of it could not be read"),
+            () if audit.devices.is_empty() => return no("it has no device file open"),
+            () if self.owners.contains_key(&audit.process) => return Err((16, "it is a lease's")),
+            () => {}
+        }
+        let (signal, due) = match found.step {
+            Told::Nothing => return no("it was not warned"),
+            Told::Warned { since, until } => (TERM, self.deadline(since, until)),
+            // What an earlier daemon meant to send may not have arrived.
+            Told::Signal { signal, since, sent: None, ours: false } => (signal, since),
+            Told::Signal { sent: None, .. } => return Err((16, "its last signal is on its way")),
+            Told::Signal { signal: TERM, sent: Some(sent), .. } => {
+                (KILL, self.deadline(sent, sent + self.policy.patience.grace))
+            }
+            Told::Signal { .. } | Told::Stuck => return Err((16, "it got SIGKILL")),
+        };
+        match &found.seen {
+            _ if due > now => no("it has some time left"),
+            Some((at, _)) if *at >= due && now.since(*at) <= FRESH => Ok(signal),
+            _ => Err((16, "it was not audited again")),
+        }
+    }
+
+    fn strike(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+        let Action::Strike { stranger, signal, at, processes } = action else { return Ok(()) };
+        must(17, !matches!(cause, Cause::Started(..)), || format!("a start signals {stranger}"))?;
+        let Some(found) = self.watch.strangers.get(stranger) else {
+            return must(16, false, || format!("{action:?}, and it is not on the record"));
+        };
+        let ripe = self.ripe(now, found);
+        match ripe {
+            Ok(due) => must(16, due == *signal, || format!("{action:?}, and it is due {due}: {:?}", found.step))?,
+            Err((rule, why)) => must(rule, false, || format!("{action:?}, but {why}: {found:?}"))?,
+        }
+        let again = matches!(found.step, Told::Signal { since, .. } if since == *at);
+        must(15, *at == now || again, || format!("{action:?} at {now}"))?;
+        let tree = found.seen.as_ref().map(|(_, tree)| tree.as_slice()).unwrap_or_default();
+        let own = found.audit.process;
+        must(16, processes.contains(&own), || format!("{action:?}, and it is {own:?}"))?;
+        for process in processes {
+            let audited = *process == own || tree.contains(process);
+            must(16, audited, || format!("{action:?}: {process:?} was not found to descend from it: {tree:?}"))?;
+            let free = !self.owners.contains_key(process) && process.pid > 1;
+            must(16, free, || format!("{action:?}: {process:?} is {:?}'s, or the system's", self.owners.get(process)))?;
+            let other = self.watch.by_process.get(process).and_then(|id| self.watch.strangers.get(id));
+            let allowed = other.is_some_and(|other| self.watch.is_told(Treat::Allow, &other.audit));
+            must(20, !allowed, || format!("{action:?}: a rule allows {process:?}"))?;
+        }
+        self.watch.set_step(*stranger, Told::Signal { signal: *signal, since: *at, sent: None, ours: true });
+        Ok(())
+    }
+
+    // ---- actions -------------------------------------------------------------------
+
+    /// Checks an action about strangers and takes it in.
+    pub fn act_on_strangers(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+        match action {
+            Action::Find { stranger } => self.find(now, cause, stranger),
+            Action::Reaudit { stranger, audit, cards } => {
+                let fits =
+                    matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Audited(own, _) if own == audit));
+                let known = self.watch.strangers.get_mut(stranger).filter(|it| it.audit.process == audit.process);
+                let Some(found) = known.filter(|_| fits) else {
+                    return must(15, false, || format!("{action:?} after {cause:?}"));
+                };
+                let same = Audit { ran: None, ..found.audit.clone() } == Audit { ran: None, ..(**audit).clone() };
+                found.refused &= same;
+                found.audit = (**audit).clone();
+                found.cards = cards.iter().map(|card| usize::from(card.0)).collect();
+                Ok(())
+            }
+            Action::Warn { stranger, at, until } => self.warn(now, *stranger, *at, *until),
+            Action::Strike { .. } => self.strike(now, cause, action),
+            Action::Struck { stranger, signal, at, outcome } => {
+                let fits = matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Struck(id, sent) if (id, sent) == (*stranger, *signal)));
+                must(15, fits && *at == now, || format!("{action:?} after {cause:?}"))?;
+                let Some(found) = self.watch.strangers.get_mut(stranger) else {
+                    return must(15, false, || format!("{action:?}, and it is not on the record"));
+                };
+                let own = outcome.iter().find(|struck| struck.process == found.audit.process);
+                found.refused = own.is_some_and(|own| own.refused.is_some());
+                if let Told::Signal { signal: told, sent, .. } = &mut found.step
+                    && told == signal
+                {
+                    *sent = Some(now);
+                }
+                Ok(())
+            }
+            Action::Relent { stranger, .. } => self.relent(now, *stranger),
+            Action::Survived { stranger, at } => self.survive(now, *stranger, *at),
+            Action::Close { stranger, at, how } => self.close(now, cause, *stranger, *at, how),
+            Action::SetMode { card, mode } => {
+                let number = usize::from(card.0);
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Mode(n, m, Answer::Done) if (*n, *m) == (number, *mode)));
+                must(20, fits, || format!("{action:?} after {cause:?}"))?;
+                self.watch.modes.resize(self.cards.len(), Mode::Observe);
+                self.watch.modes[number] = *mode;
+                Ok(())
+            }
+            Action::SetRule { rule } => {
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(Answer::Rule(id)) if *id == rule.id));
+                must(20, fits, || format!("{action:?} after {cause:?}"))?;
+                self.watch.next_rule = self.watch.next_rule.max(rule.id.0 + 1);
+                self.watch.rules.insert(rule.id, rule.clone());
+                Ok(())
+            }
+            Action::DropRule { rule } => {
+                let fits = matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Rule(Answer::Done)));
+                must(20, fits && self.watch.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn find(&mut self, now: Time, cause: &Cause, stranger: &Stranger) -> Verdict {
+        let (id, process) = (stranger.id, stranger.audit.process);
+        let tree = match cause {
+            Cause::Watched(it) => match &**it {
+                Watched::Audited(audit, tree) if **audit == stranger.audit => Some(tree.clone()),
+                _ => None,
+            },
+            _ => None,
+        };
+        must(15, tree.is_some(), || format!("{id} is found after {cause:?}"))?;
+        let next = self.watch.next_stranger.max(1);
+        must(15, id.0 == next && stranger.since == now && stranger.step == Step::Found, || format!("{stranger:?}"))?;
+        let known = self.watch.by_process.get(&process);
+        must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
+        let owner = self.owners.get(&process);
+        must(16, owner.is_none(), || format!("{id} is {process:?}, a process of {owner:?}"))?;
+        let mut found = Found::read(stranger);
+        let seen = |number: &usize| match self.cards[*number].look {
+            Look::Free(_) | Look::Coarse(_) => self.cards[*number].all.contains(&process),
+            Look::Blind | Look::Lost => false,
+        };
+        let on: Vec<usize> = (0..self.cards.len()).filter(seen).collect();
+        must(16, !on.is_empty() && on == found.cards, || {
+            format!("{id} is found on {:?}, and seen on {on:?}", found.cards)
+        })?;
+        found.seen = tree.map(|tree| (now, tree));
+        self.watch.next_stranger = id.0 + 1;
+        self.watch.by_process.insert(process, id);
+        self.watch.strangers.insert(id, found);
+        Ok(())
+    }
+
+    fn warn(&mut self, now: Time, stranger: StrangerId, at: Time, until: Time) -> Verdict {
+        let Some(found) = self.watch.strangers.get(&stranger) else {
+            return must(15, false, || format!("{stranger} is warned, and is not on the record"));
+        };
+        let due = self.is_to_be_warned(now, found);
+        must(20, due.is_ok(), || format!("{stranger} is warned, but {due:?}: {found:?}"))?;
+        let right = now + self.policy.patience.warned;
+        must(20, at == now && until == right, || format!("{stranger} is warned at {at} until {until}, not {right}"))?;
+        self.watch.set_step(stranger, Told::Warned { since: at, until });
+        Ok(())
+    }
+
+    fn is_to_be_warned(&self, now: Time, found: &Found) -> Result<(), &'static str> {
+        let on = self.places(now, found)?;
+        match () {
+            () if found.step != Told::Nothing => Err("it was"),
+            () if self.mode_of(&on) < Mode::Warn => Err("nobody is there"),
+            () => self.is_exempt(found, &on).map_or(Ok(()), Err),
+        }
+    }
+
+    /// Whether what was begun must not be gone on with.
+    fn is_let_off(&self, now: Time, found: &Found) -> bool {
+        let Ok(on) = self.places(now, found) else { return false };
+        let begun = matches!(found.step, Told::Signal { .. } | Told::Stuck);
+        let allowed = !found.is_system() && self.watch.is_told(Treat::Allow, &found.audit);
+        begun && !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed)
+    }
+
+    fn relent(&mut self, now: Time, stranger: StrangerId) -> Verdict {
+        let found = self.watch.strangers.get(&stranger);
+        let fits = found.is_some_and(|found| found.refused || self.is_let_off(now, found));
+        must(20, fits, || format!("{stranger} is let off, and there is no reason: {found:?}"))?;
+        self.watch.set_step(stranger, Told::Nothing);
+        Ok(())
+    }
+
+    /// Whether it is there though SIGKILL went out long ago.
+    fn is_survivor(&self, now: Time, found: &Found) -> bool {
+        let Ok(on) = self.places(now, found) else { return false };
+        let killed =
+            matches!(found.step, Told::Signal { signal: KILL, sent: Some(sent), .. } if sent + SURVIVES <= now);
+        killed && !on.is_empty()
+    }
+
+    fn survive(&mut self, now: Time, stranger: StrangerId, at: Time) -> Verdict {
+        let found = self.watch.strangers.get(&stranger);
+        let fits = found.is_some_and(|found| self.is_survivor(now, found)) && at == now;
+        must(16, fits, || format!("{stranger} survived at {at}, it is {now}: {found:?}"))?;
+        let on = found.and_then(|found| self.places(now, found).ok()).unwrap_or_default();
+        self.watch.survived.extend(on);
+        self.watch.set_step(stranger, Told::Stuck);
+        Ok(())
+    }
+
+    /// Whether a stranger that survived just now is on this card.
+    pub fn is_haunted_by_stranger(&self, card: usize) -> bool {
+        self.watch.survived.contains(&card)
+    }
+
+    fn close(&mut self, now: Time, cause: &Cause, stranger: StrangerId, at: Time, how: &Closed) -> Verdict {
+        let Some(found) = self.watch.strangers.get(&stranger) else {
+            return must(15, false, || format!("{stranger} is closed, and is not on the record"));
+        };
+        let process = found.audit.process;
+        let fits = match how {
+            Closed::Exited => matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process)),
+            Closed::OffCards => self.places(now, found).is_ok_and(|on| on.is_empty()),
+            Closed::Adopted(lease) => {
+                let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
+                self.watch.adopting.take() == Some((*lease, stranger)) && holds
+            }
+            Closed::Matched(lease) => self.owners.get(&process) == Some(lease),
+            Closed::HostRebooted => matches!(cause, Cause::Started(true, _)),
+        };
+        must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}"))?;
+        self.watch.strangers.remove(&stranger);
+        self.watch.by_process.remove(&process);
+        Ok(())
+    }
+
+    // ---- afterwards -------------------------------------------------------------------
+
+    /// The record was compared with the cards: is anything left undone?
+    pub fn check_strangers(&mut self, now: Time, cause: &Cause) -> Verdict {
+        let cards = std::mem::take(&mut self.watch.survived);
+        let serving = cards.iter().find(|card| self.cards[**card].serving);
+        must(16, serving.is_none(), || format!("somebody survived SIGKILL on card {serving:?}, which is in service"))?;
+        let left = self.watch.adopting.take();
+        must(1, left.is_none(), || format!("{left:?} was begun to be adopted, and is not"))?;
+        let compared = match cause {
+            Cause::Watched(it) => match &**it {
+                Watched::Left(process) => {
+                    let left = self.watch.by_process.get(process);
+                    return must(19, left.is_none(), || format!("{left:?} exited, and is on the record"));
+                }
+                Watched::Audited(audit, _) => {
+                    let process = &audit.process;
+                    self.watch.by_process.contains_key(process) && !self.owners.contains_key(process)
+                }
+                Watched::Tested => true,
+                _ => false,
+            },
+            Cause::Observed(..) => self.watch.is_compared,
+            _ => false,
+        };
+        let verdict = match compared && !self.disk_full {
+            true => self.watch.strangers.iter().try_for_each(|(id, found)| self.check_stranger(now, cause, *id, found)),
+            false => Ok(()),
+        };
+        self.watch.stepped.clear();
+        verdict
+    }
+
+    fn check_stranger(&self, now: Time, cause: &Cause, id: StrangerId, found: &Found) -> Verdict {
+        let owner = self.owners.get(&found.audit.process);
+        must(19, owner.is_none(), || format!("{id} belongs to {owner:?}, and is on the record"))?;
+        let Ok(on) = self.places(now, found) else { return Ok(()) };
+        must(19, !on.is_empty(), || format!("{id} has left the cards, and is on the record: {found:?}"))?;
+        if self.watch.stepped.contains(&id) {
+            return Ok(());
+        }
+        let warned = self.is_to_be_warned(now, found).is_err();
+        must(20, warned, || format!("{id} was to be warned after {cause:?}: {found:?}"))?;
+        let ripe = self.ripe(now, found);
+        must(20, ripe.is_err(), || format!("{id} was due {ripe:?} after {cause:?}: {found:?}"))?;
+        must(20, !self.is_let_off(now, found), || format!("{id} was to be let off after {cause:?}: {found:?}"))?;
+        must(16, !self.is_survivor(now, found), || format!("{id} survived, and nobody noticed: {found:?}"))?;
+        let adopted = self.is_to_be_adopted(now, found);
+        must(1, !adopted, || format!("{id} was to be adopted after {cause:?}: {found:?}"))
+    }
+
+    /// Its card's strangers get leases, and it could have one.
+    pub(super) fn is_to_be_adopted(&self, now: Time, found: &Found) -> bool {
+        let Ok(on) = self.places(now, found) else { return false };
+        self.mode_of(&on) == Mode::Adopt
+            && found.since + super::adopt::SETTLES <= now
+            && self.tenants.iter().any(|tenant| tenant.name == format!("uid:{}", found.audit.uid))
+            && self.is_exempt(found, &on).is_none()
+            && self.adoptable(now, found, None).is_ok()
+    }
+
+    /// Where a stranger is.
+    pub(super) fn whereabouts(&self, now: Time, found: &Found) -> Result<Vec<usize>, &'static str> {
+        self.places(now, found)
+    }
+
+    /// The record, the modes and the rules are what the state has.
+    pub fn check_record(&self, state: &State) -> Verdict {
+        let rows = state.rows();
+        let same = rows.strangers.len() == self.watch.strangers.len()
+            && rows.strangers.values().all(|row| self.watch.get(row.id).is_some_and(|found| found.is_as(row)));
+        must(0, same, || format!("strangers are {:?}, and on the books {:?}", rows.strangers, self.watch.strangers))?;
+        let modes = rows.cards.iter().enumerate().all(|(number, card)| self.watch.mode(number) == card.mode);
+        must(0, modes, || format!("the modes are not {:?}", self.watch.modes))?;
+        must(0, rows.rules == self.watch.rules, || format!("rules are {:?}, not {:?}", rows.rules, self.watch.rules))
+    }
+}
+
+impl Watch {
+    fn known_mut(&mut self, process: ProcKey) -> Option<&mut Found> {
+        let id = self.by_process.get(&process)?;
+        self.strangers.get_mut(id)
+    }
+
+    fn set_step(&mut self, stranger: StrangerId, step: Told) {
+        if let Some(found) = self.strangers.get_mut(&stranger) {
+            found.step = step;
+            self.stepped.push(stranger);
+        }
+    }
+
+    /// The stranger that a process is.
+    pub(super) fn of(&self, process: ProcKey) -> Option<StrangerId> {
+        self.by_process.get(&process).copied()
+    }
+}
