@@ -6,6 +6,7 @@ use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
 use sublet_core::stranger::StrangerId;
+use sublet_core::units::Time;
 use sublet_host::driver::Driven;
 use sublet_host::hands;
 use sublet_host::shims::Wish;
@@ -28,6 +29,17 @@ pub enum Mail {
     Synced(Synced),
     /// The disk may have room again.
     DiskFreed,
+    /// A signal to a stranger that was decided is on the disk.
+    Strike {
+        /// Which stranger.
+        stranger: StrangerId,
+        /// The signal's number.
+        signal: u8,
+        /// When it was decided.
+        at: Time,
+        /// Which processes.
+        processes: Vec<ProcKey>,
+    },
     /// The configuration was read anew.
     Configured(Box<Policy>),
     /// The daemon stops: finish what is open, then go.
@@ -227,15 +239,6 @@ pub enum Errand {
         /// Which process.
         process: ProcKey,
     },
-    /// A stranger and what descends from it get a signal: each is the one that was audited, or none does.
-    Strike {
-        /// Which stranger.
-        stranger: StrangerId,
-        /// The signal's number.
-        signal: u8,
-        /// Which processes.
-        processes: Vec<ProcKey>,
-    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -273,7 +276,6 @@ impl Errand {
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
-            Errand::Strike { stranger, signal, processes } => host.strike(stranger, signal, processes),
             Errand::Signal { processes, signal } => {
                 for process in processes {
                     match hands::signal(process, signal) {

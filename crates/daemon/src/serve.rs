@@ -286,6 +286,7 @@ fn run(
         policy: settled.policy.clone(),
         clock,
         mail: inbox,
+        post: mail.clone(),
         orders,
         names: names.clone(),
         tokens: tokens.clone(),

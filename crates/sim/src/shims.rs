@@ -16,6 +16,7 @@ use crate::shape::S;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use crate::world::World;
+use std::collections::BTreeMap;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
@@ -477,10 +478,21 @@ impl Sim<'_> {
 
     // ---- the driver --------------------------------------------------------
 
-    /// Whether there is room for a restore: a placeholder is put there and taken away.
+    /// Whether there is room for a restore of all that a holder has away: placeholders are put there and taken
+    /// away.
     fn prove(&mut self, process: Spoken) -> bool {
-        let gone = self.world.programs.get(&process).and_then(|program| program.away.clone()).unwrap_or_default();
-        if !self.world.fit(&gone) {
+        let lease = self.world.programs.get(&process).and_then(|program| program.lease);
+        let together = |(other, program): &(&Spoken, &Program)| {
+            **other == process || (lease.is_some() && program.lease == lease && other.1 == process.1)
+        };
+        let away = self.world.programs.iter().filter(together).filter_map(|(_, program)| program.away.clone());
+        let mut needs: BTreeMap<usize, Bytes> = BTreeMap::new();
+        for (card, bytes) in away.flatten() {
+            let need = needs.entry(card).or_default();
+            *need = *need + bytes;
+        }
+        let needs: Vec<(usize, Bytes)> = needs.into_iter().collect();
+        if !self.world.fit(&needs) {
             self.refuse(process, "there is no room for it");
             return false;
         }

@@ -1,7 +1,7 @@
 //! What the hands are told once an action is durable: where bytes shall be, who is watched, who gets a signal.
 
 use super::{AHEAD, Loop, PARK_WITHIN};
-use crate::mail::{Errand, Held};
+use crate::mail::{Errand, Held, Mail};
 use crate::names::uid_of;
 use crate::words;
 use std::time::{Duration, Instant};
@@ -50,9 +50,11 @@ impl Loop {
                 self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
-            Action::Strike { stranger, signal, processes, .. } => {
-                let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
-                self.engine.hold(Held::Errand(Errand::Strike { stranger, signal, processes }));
+            // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
+            Action::Strike { stranger, signal, processes, at } => {
+                let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
+                let (post, due) = (self.post.clone(), Mail::Strike { stranger, signal, at, processes });
+                self.engine.hold(Held::Run(Box::new(move || drop(post.send(due)))));
             }
             Action::IssueToken { token } => {
                 let (tokens, token) = (self.tokens.clone(), token.clone());

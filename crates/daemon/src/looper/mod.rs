@@ -70,6 +70,8 @@ pub struct Parts {
     pub clock: Clock,
     /// Mail in.
     pub mail: Receiver<Mail>,
+    /// Where that comes from, for what comes back here.
+    pub post: Sender<Mail>,
     /// Orders out.
     pub orders: Sender<Order>,
     /// Names for people.
@@ -92,6 +94,7 @@ pub struct Loop {
     policy: Policy,
     clock: Clock,
     mail: Receiver<Mail>,
+    post: Sender<Mail>,
     orders: Sender<Order>,
     names: Names,
     plans: Plans,
@@ -135,6 +138,7 @@ impl Loop {
             policy: parts.policy,
             clock: parts.clock,
             mail: parts.mail,
+            post: parts.post,
             orders: parts.orders,
             names: parts.names,
             plans: Plans::default(),
@@ -325,6 +329,11 @@ impl Loop {
             Mail::Configured(policy) => {
                 self.policy = (*policy).clone();
                 self.take(Event::Configured(policy));
+            }
+            Mail::Strike { stranger, signal, at, processes } => {
+                if self.engine.state().is_to_be_struck(stranger, signal, at) {
+                    self.host.strike(stranger, signal, processes);
+                }
             }
             Mail::Stop => self.stopping = true,
         }

@@ -97,8 +97,10 @@ pub enum Watched {
     Adopt(Option<StrangerId>, bool),
     /// A mode was chosen.
     Mode(usize, Mode, Answer),
-    /// A rule was made, or dropped, with what must be answered.
+    /// A rule was made, with what must be answered.
     Rule(Answer),
+    /// A rule was dropped.
+    Unrule(Answer),
 }
 
 /// Whether a rule is about a process.
@@ -236,19 +238,22 @@ impl Books {
                 };
                 Watched::Mode(self.card(card).unwrap_or_default(), *mode, answer)
             }
-            Event::RuleAsked { by, who, .. } => {
+            Event::RuleAsked { by, who, treat } => {
                 let same = self.watch.rules.values().find(|rule| rule.who == *who).map(|rule| rule.id);
                 let short = matches!(who, Who::Container(id) if id.len() < 12);
                 Watched::Rule(match () {
                     () if !by.operator => Answer::Refused(Refusal::NotOperator),
                     () if short => Answer::Refused(Refusal::BadRule),
-                    () => Answer::Rule(same.unwrap_or(RuleId(self.watch.next_rule))),
+                    () => {
+                        let id = same.unwrap_or(RuleId(self.watch.next_rule));
+                        Answer::Rule(Box::new(Rule { id, who: who.clone(), treat: *treat }))
+                    }
                 })
             }
-            Event::RuleDropped { by, rule } => Watched::Rule(match () {
-                () if !by.operator => Answer::Refused(Refusal::NotOperator),
-                () if self.watch.rules.contains_key(rule) => Answer::Done,
-                () => Answer::Refused(Refusal::NoSuchRule),
+            Event::RuleDropped { by, rule } => Watched::Unrule(match self.watch.rules.get(rule) {
+                _ if !by.operator => Answer::Refused(Refusal::NotOperator),
+                Some(rule) => Answer::Rule(Box::new(rule.clone())),
+                None => Answer::Refused(Refusal::NoSuchRule),
             }),
             _ => return Cause::Other,
         };
@@ -259,7 +264,7 @@ impl Books {
     pub fn answered_watched(&self, watched: &Watched, answer: &Answer, actions: &[Action]) -> Verdict {
         let nothing = |actions: &[Action]| super::make::nothing_but_room(actions);
         match watched {
-            Watched::Mode(_, _, right) | Watched::Rule(right) => {
+            Watched::Mode(_, _, right) | Watched::Rule(right) | Watched::Unrule(right) => {
                 must(18, answer == right, || format!("{watched:?} is answered {answer:?}"))?;
                 let refused = matches!(right, Answer::Refused(_));
                 must(18, !refused || nothing(actions), || format!("{watched:?} is refused, and yet {actions:?}"))
@@ -350,7 +355,7 @@ impl Books {
             () if on.iter().any(|number| !matches!(self.cards[*number].look, Look::Free(_))) => {
                 return no("it is not known how much it has");
             }
-            () if !audit.unread.is_empty() => return no("something of it could not be read"),
+            () if audit.exe.is_none() => return no("what it runs could not be read"),
             () if audit.devices.is_empty() => return no("it has no device file open"),
             () if self.owners.contains_key(&audit.process) => return Err((16, "it is a lease's")),
             () => {}
@@ -450,14 +455,14 @@ impl Books {
                 Ok(())
             }
             Action::SetRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(Answer::Rule(id)) if *id == rule.id));
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Rule(Answer::Rule(own)) if **own == *rule));
                 must(20, fits, || format!("{action:?} after {cause:?}"))?;
                 self.watch.next_rule = self.watch.next_rule.max(rule.id.0 + 1);
                 self.watch.rules.insert(rule.id, rule.clone());
                 Ok(())
             }
             Action::DropRule { rule } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Rule(Answer::Done)));
+                let fits = matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Unrule(Answer::Rule(was)) if was.id == *rule));
                 must(20, fits && self.watch.rules.remove(rule).is_some(), || format!("{action:?} after {cause:?}"))
             }
             _ => Ok(()),
