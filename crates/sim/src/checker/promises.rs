@@ -16,7 +16,7 @@ use sublet_core::stranger::Closed;
 use sublet_core::units::{Bytes, Time};
 
 /// Bounds are asked for once in so many events, of so many waiters at the head.
-const EVERY: u64 = 4;
+const EVERY: u64 = 8;
 const WAITERS: usize = 8;
 
 /// What waiters were told.
