@@ -350,6 +350,9 @@ pub enum Action {
         stranger: StrangerId,
         /// When.
         at: Time,
+        /// It is only looked into again, and counts as warned until then: it was not what had been audited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Time>,
     },
     /// It survived SIGKILL.
     Survived {

@@ -656,7 +656,10 @@ impl Rows {
                     (*since, *sent) = (*at, true);
                 }
             }
-            Action::Relent { stranger, .. } => self.set_step(*stranger, Step::Found),
+            Action::Relent { stranger, at, until } => {
+                let warned = |until: Time| Step::Warned { since: *at, until };
+                self.set_step(*stranger, until.map_or(Step::Found, warned));
+            }
             Action::Survived { stranger, .. } => self.set_step(*stranger, Step::Stuck),
             Action::Close { stranger, .. } => {
                 self.strangers.remove(stranger);

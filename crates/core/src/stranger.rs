@@ -239,6 +239,9 @@ pub struct Struck {
     /// Why it got none, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Because it is not what was audited: it runs another program, or is elsewhere, by now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub changed: bool,
 }
 
 /// Why nothing is done to a stranger, whatever the mode.

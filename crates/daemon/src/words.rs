@@ -443,7 +443,8 @@ pub fn action(action: &Action) -> String {
                 .collect();
             format!("{signal} was sent to {stranger}: {}", told.join(", "))
         }
-        Action::Relent { stranger, .. } => format!("{stranger} is left alone for now"),
+        Action::Relent { stranger, until: None, .. } => format!("{stranger} is left alone for now"),
+        Action::Relent { stranger, .. } => format!("{stranger} is not what was audited: it is looked into again"),
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
         Action::Close { stranger: id, how, .. } => match how {
             stranger::Closed::Exited => format!("{id} exited"),

@@ -250,12 +250,13 @@ impl Warden {
 
     fn strike(&mut self, process: ProcKey, signal: u8) -> Struck {
         let refused = self.custody.signal(process, signal).err();
-        if let Some(Refused::Changed(_)) = &refused {
+        let changed = matches!(&refused, Some(Refused::Changed(_)));
+        if changed {
             // What it is now is looked into before anything else is done to it.
             self.custody.forget(process);
             self.want(process);
         }
-        Struck { process, refused: refused.map(|refused| with_cause(&refused)) }
+        Struck { process, refused: refused.map(|refused| with_cause(&refused)), changed }
     }
 
     /// Whether the driver names processes as this host does: one of ours makes a context on the card and

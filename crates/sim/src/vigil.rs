@@ -373,7 +373,7 @@ impl Sim<'_> {
         for process in processes {
             let gone = (!self.world.lives(process)).then(|| "it is gone".to_owned());
             let refused = refused.clone().or(gone);
-            outcome.push(Struck { process, refused });
+            outcome.push(Struck { process, refused, changed: false });
         }
         self.reach(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {

@@ -255,7 +255,7 @@ impl Turn<'_> {
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
             Fate::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
-            _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now }),
+            _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
             Fate::Warned if step == Step::Found => self.warn(id),
             Fate::LeftAlone(why) if step == Step::Found && is_enforced && is_warned_all_the_same(&why) => self.warn(id),
             Fate::Signal(signal, due) => self.escalate(id, step, signal, due),
@@ -326,13 +326,15 @@ impl Turn<'_> {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
         let refused = own.and_then(|own| own.refused.clone());
+        // Whoever becomes another program in time gains nothing by it but another look.
+        let changed = own.is_some_and(|own| own.changed);
         self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome });
         if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&id) {
-            seen.refused = refused.clone();
+            seen.refused = refused.clone().filter(|_| !changed);
             seen.struck = false;
         }
         if refused.is_some() {
-            self.emit(Action::Relent { stranger: id, at: self.now });
+            self.emit(Action::Relent { stranger: id, at: self.now, until: changed.then_some(self.now) });
         }
     }
 

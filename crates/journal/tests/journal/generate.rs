@@ -318,10 +318,10 @@ impl World {
         let refused = (self.dice.below(3) == 0).then(|| "it is gone".to_owned());
         let action = match step {
             Step::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
-            _ if self.dice.below(6) == 0 => Action::Relent { stranger, at },
+            _ if self.dice.below(6) == 0 => Action::Relent { stranger, at, until: None },
             Step::Warned { .. } => Action::Strike { stranger, signal: 15, at, processes },
             Step::Told { signal, sent: false, .. } => {
-                let outcome = vec![Struck { process: audit.process, refused }];
+                let outcome = vec![Struck { process: audit.process, refused, changed: false }];
                 Action::Struck { stranger, signal: *signal, at, outcome }
             }
             Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },

@@ -582,3 +582,34 @@ fn a_service_with_a_standing_ask_has_a_lease_whenever_it_is_there() {
         "#]],
     );
 }
+
+#[test]
+fn who_becomes_another_program_in_time_gains_nothing_by_it() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray it is not what was audited
+        13s audit stray exe=/usr/bin/other
+        13.1s struck X1 15 stray
+        24s audit stray exe=/usr/bin/other
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15, refused: it is not what was audited
+            12.1s X1 is looked into again, warned until 12.1s
+            13s X1 is /usr/bin/other
+            13s strike X1 with 15, 1 processes
+            13.1s struck X1 with 15
+            24s strike X1 with 9, 1 processes
+        "#]],
+    );
+}

@@ -220,7 +220,8 @@ impl Teller {
             ["struck", id, signal, name, refused @ ..] => {
                 let stranger = StrangerId(id.trim_start_matches('X').parse().expect("a stranger"));
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
-                let outcome = vec![Struck { process: process(name), refused }];
+                let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
+                let outcome = vec![Struck { process: process(name), refused, changed }];
                 Event::Struck { stranger, signal: signal.parse().expect("a signal"), outcome }
             }
             ["adopt", name, who, rest @ ..] => {
@@ -344,7 +345,10 @@ impl Teller {
                 let refused = refused.map_or(String::new(), |why| format!(", refused: {why}"));
                 writeln!(out, "{now} struck {stranger} with {signal}{refused}")
             }
-            Action::Relent { stranger, .. } => writeln!(out, "{now} relent {stranger}"),
+            Action::Relent { stranger, until: None, .. } => writeln!(out, "{now} relent {stranger}"),
+            Action::Relent { stranger, until: Some(until), .. } => {
+                writeln!(out, "{now} {stranger} is looked into again, warned until {until}")
+            }
             Action::Survived { stranger, .. } => writeln!(out, "{now} {stranger} survived"),
             Action::Close { stranger, how, .. } => writeln!(out, "{now} close {stranger} ({how:?})"),
             Action::SetMode { card, mode } => writeln!(out, "{now} card {card} mode {mode}"),
