@@ -5,7 +5,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, text};
@@ -26,51 +26,55 @@ fn serve() -> Service {
 }
 
 /// A program that holds memory without a lease; killed when this is dropped.
-struct Alone(Child, BufReader<ChildStdout>);
+struct Alone {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    /// What it takes.
+    mib: u64,
+}
 
 impl Alone {
-    fn takes(service: &Service, size: &str) -> Alone {
-        Alone::with(service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]))
+    fn takes(service: &Service, mib: u64) -> Alone {
+        Alone::takes_as(service, None, mib)
     }
 
-    fn takes_as(service: &Service, uid: u32, size: &str) -> Alone {
-        let mut command = service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]);
-        command.uid(uid).gid(uid);
-        Alone::with(command)
-    }
-
-    fn with(mut command: Command) -> Alone {
+    fn takes_as(service: &Service, uid: Option<u32>, mib: u64) -> Alone {
+        let size = format!("{mib}MiB");
+        let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--idle"]);
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a program");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
         out.read_line(&mut line).expect("a line");
         assert!(line.starts_with("holds "), "{line:?}");
-        Alone(child, out)
+        Alone { child, out, mib }
     }
 
     fn pid(&self) -> u32 {
-        self.0.id()
+        self.child.id()
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).expect("an own child");
+        kill_process(Pid::from_child(&self.child), signal).expect("an own child");
     }
 
     /// Nothing happens to it for so long.
     fn lives_on(&mut self, seconds: u64) {
         throughout(Duration::from_secs(seconds), || {
-            assert_eq!(self.0.try_wait().expect("an own child"), None);
+            assert_eq!(self.child.try_wait().expect("an own child"), None);
         });
     }
 
     /// By which signal it ended.
     fn ended_by(mut self) -> Option<i32> {
-        let signal = until("it ends", LONG, || match self.0.try_wait().expect("an own child") {
+        let signal = until("it ends", LONG, || match self.child.try_wait().expect("an own child") {
             Some(status) => Ok(status.signal()),
             None => Err("it runs"),
         });
         let mut last = String::new();
-        self.1.read_to_string(&mut last).expect("its output");
+        self.out.read_to_string(&mut last).expect("its output");
         assert!(signal.is_some() || last.contains("bytes as written"), "{last}");
         signal
     }
@@ -79,8 +83,8 @@ impl Alone {
 impl Drop for Alone {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -88,9 +92,10 @@ fn strangers(service: &Service) -> Strangers {
     service.client().get("/v1/strangers").read()
 }
 
-/// The one stranger that has this process, once it is known.
-fn found(service: &Service, pid: u32) -> Stranger {
-    await_stranger(service, pid, "it is found", |_| true)
+/// The one stranger that is this program, once it is known with all that it takes: it is looked at meanwhile.
+fn found(service: &Service, alone: &Alone) -> Stranger {
+    let all = Some(alone.mib * MIB);
+    await_stranger(service, alone.pid(), "it is found", |stranger| stranger.vram_bytes >= all)
 }
 
 fn await_stranger(service: &Service, pid: u32, what: &str, is_so: impl Fn(&Stranger) -> bool) -> Stranger {
@@ -130,11 +135,11 @@ fn in_order(story: &str, sentences: &[&str]) {
 #[test]
 fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
     let service = serve();
-    let mut alone = Alone::takes(&service, "1GiB");
-    let stranger = found(&service, alone.pid());
+    let mut alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
     assert_eq!((stranger.step, stranger.next), (Step::Found, Next::Nothing), "{stranger:?}");
     assert!(stranger.exe.as_deref().is_some_and(|exe| exe.ends_with("sublet-example-hold")), "{stranger:?}");
-    assert!(stranger.command.iter().any(|word| word == "1GiB"), "{stranger:?}");
+    assert!(stranger.command.iter().any(|word| word == "1024MiB"), "{stranger:?}");
     assert!(stranger.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB), "{stranger:?}");
     alone.lives_on(5);
     let status = succeeds(&service, &["enforce", "status"]);
@@ -147,8 +152,8 @@ fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
 #[test]
 fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
     let service = serve();
-    let alone = Alone::takes(&service, "1GiB");
-    let stranger = found(&service, alone.pid());
+    let alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
     let preview = succeeds(&service, &["enforce", "preview"]);
     assert!(preview.contains("SIGTERM in 2 s"), "{preview}");
     // Without `--yes` it is only shown.
@@ -171,8 +176,8 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
 #[test]
 fn who_ignores_sigterm_gets_sigkill_after_the_grace() {
     let service = serve();
-    let alone = Alone::takes(&service, "1GiB");
-    let stranger = found(&service, alone.pid());
+    let alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
     alone.signal(Signal::STOP);
     mode(&service, "enforce");
     assert_eq!(alone.ended_by(), Some(9));
@@ -186,8 +191,8 @@ fn who_ignores_sigterm_gets_sigkill_after_the_grace() {
 #[test]
 fn an_adopted_process_has_a_lease_and_is_not_touched() {
     let service = serve();
-    let mut alone = Alone::takes(&service, "1GiB");
-    let stranger = found(&service, alone.pid());
+    let mut alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
     mode(&service, "enforce");
     await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     let said = succeeds(&service, &["adopt", &alone.pid().to_string()]);
@@ -205,8 +210,8 @@ fn an_adopted_process_has_a_lease_and_is_not_touched() {
 #[test]
 fn a_process_can_be_adopted_by_its_own_user_and_an_operator_only() {
     let service = serve();
-    let alone = Alone::takes_as(&service, 4711, "512MiB");
-    let stranger = found(&service, alone.pid());
+    let alone = Alone::takes_as(&service, Some(4711), 512);
+    let stranger = found(&service, &alone);
     assert_eq!(stranger.uid, 4711);
     let other = service.command(&["adopt", &alone.pid().to_string()]).uid(4712).gid(4712).output().expect("a program");
     assert!(!other.status.success(), "{}", text(&other));
@@ -256,7 +261,7 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
     // The wrapper dies, and an operator takes the lease: the program is still there.
     kill_process(Pid::from_child(&job.child), Signal::KILL).expect("an own child");
     succeeds(&service, &["end", "L1"]);
-    let stranger = found(&service, program);
+    let stranger = await_stranger(&service, program, "it is found", |_| true);
     mode(&service, "enforce");
     let story = await_closed(&service, &stranger.id);
     in_order(&story, &["is on a card without a lease", "is warned", "SIGTERM was sent"]);
@@ -265,8 +270,8 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
 #[test]
 fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     let service = serve();
-    let mut alone = Alone::takes(&service, "512MiB");
-    found(&service, alone.pid());
+    let mut alone = Alone::takes(&service, 512);
+    found(&service, &alone);
     let said = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold"]);
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     mode(&service, "enforce");
@@ -280,8 +285,8 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
 #[test]
 fn nothing_happens_while_the_driver_hangs() {
     let service = serve();
-    let mut alone = Alone::takes(&service, "512MiB");
-    found(&service, alone.pid());
+    let mut alone = Alone::takes(&service, 512);
+    found(&service, &alone);
     mode(&service, "enforce");
     await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     succeeds(&service, &["soft", "fault", "0", "nvml", "hang"]);
@@ -293,15 +298,15 @@ fn nothing_happens_while_the_driver_hangs() {
 #[test]
 fn a_daemon_that_comes_back_goes_on_where_it_was_and_warns_nobody_twice() {
     let mut service = serve();
-    let alone = Alone::takes(&service, "512MiB");
-    let stranger = found(&service, alone.pid());
+    let alone = Alone::takes(&service, 512);
+    let stranger = found(&service, &alone);
     mode(&service, "enforce");
     await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
     service.kill();
     service.restart();
     assert_eq!(service.client().card().mode, Mode::Enforce);
     assert_eq!(service.client().card().state, CardState::InService);
-    assert_eq!(found(&service, alone.pid()).id, stranger.id);
+    assert_eq!(found(&service, &alone).id, stranger.id);
     let story = succeeds(&service, &["audit", "show", &stranger.id]);
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
@@ -312,11 +317,11 @@ fn known_users_get_a_lease_where_that_is_the_mode() {
     mode(&service, "adopt");
     let job = Job::start(&service, &["--vram", "1G", "--", "true"]);
     assert_eq!(job.end().0, Some(0));
-    let alone = Alone::takes(&service, "512MiB");
+    let alone = Alone::takes(&service, 512);
     let lease = await_state(&service.client(), "L2", LeaseState::Active);
     assert_eq!(lease.pids, [alone.pid()]);
-    let nobody_known = Alone::takes_as(&service, 4711, "512MiB");
-    found(&service, nobody_known.pid());
+    let nobody_known = Alone::takes_as(&service, Some(4711), 512);
+    found(&service, &nobody_known);
     throughout(Duration::from_secs(8), || assert_eq!(service.client().live_ids(), ["L2"]));
 }
 
@@ -327,7 +332,7 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
     let said = succeeds(&service, &["attach", "exe:sublet-example-hold", "--vram", "1G", "--tier", "interactive"]);
     assert!(said.contains("R1: exe:sublet-example-hold gets a lease for 1 GiB (interactive)"), "{said}");
     for id in ["L1", "L2"] {
-        let mut alone = Alone::takes(&service, "512MiB");
+        let mut alone = Alone::takes(&service, 512);
         let lease = await_state(&service.client(), id, LeaseState::Active);
         assert_eq!((lease.pids, lease.vram_bytes), (vec![alone.pid()], Some(1024 * MIB)));
         alone.lives_on(5);
@@ -335,7 +340,7 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
         service.client().await_lease("it ends with its process", id, |lease| lease.state == LeaseState::Ended);
     }
     succeeds(&service, &["detach", "R1"]);
-    let alone = Alone::takes(&service, "512MiB");
-    found(&service, alone.pid());
+    let alone = Alone::takes(&service, 512);
+    found(&service, &alone);
     assert_eq!(alone.ended_by(), None);
 }

@@ -172,7 +172,7 @@ impl Checker {
             self.books.act(now, &cause, action)?;
             self.ledger.decided(action, &self.books, parked);
         }
-        self.promises.after(now, state, actions)?;
+        self.promises.after(now, state, actions, &cause)?;
         self.books.check_strangers(now, &cause)?;
         self.books.settle(now, &cause, actions)
     }

@@ -4,6 +4,7 @@
 //! drained or used by strangers, a daemon that was away, other rules of the house, programs that do not
 //! answer) voids it, and so it does here. Unlike the other books these hear core's own word; what is tested is that it holds.
 
+use super::calls::Cause;
 use super::{Verdict, must};
 use std::collections::BTreeMap;
 use sublet_core::action::Action;
@@ -38,8 +39,11 @@ impl Promises {
     }
 
     /// An event was taken in, with these actions.
-    pub fn after(&mut self, now: Time, state: &State, actions: &[Action]) -> Verdict {
-        if actions.iter().any(upsets) || self.is_less_room(state) || state.disk_full() || is_silent(state, now) {
+    pub fn after(&mut self, now: Time, state: &State, actions: &[Action], cause: &Cause) -> Verdict {
+        // While time only passes, nobody takes any room.
+        let is_still = actions.is_empty() && matches!(cause, Cause::Ticked);
+        let is_less_room = !is_still && self.is_less_room(state);
+        if actions.iter().any(upsets) || is_less_room || state.disk_full() || is_silent(state, now) {
             self.void();
         }
         self.check(now, state)?;
