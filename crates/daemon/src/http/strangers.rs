@@ -20,6 +20,9 @@ use sublet_wire::{Code, Problem};
 /// How long a card that shall be enforced is tried.
 const TEST_PATIENCE: Duration = Duration::from_secs(20);
 const TEST_AGAIN: Duration = Duration::from_millis(50);
+/// How often, and so many times, it is asked whether a new look at the cards is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOKS: usize = 50;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,7 +149,26 @@ pub async fn adopt(State(app): State<App>, request: Request) -> Result<Reply, Re
     let process = heard.peer.process_or_any(heard.body.pid)?;
     sensible(heard.body.vram_bytes)?;
     let (vram, tier) = (heard.body.vram_bytes.map(Bytes), leases::tier(heard.body.tier));
+    look(&app).await?;
     Ok(app.post.call(by.clone(), Event::AdoptAsked { by, process, vram, tier }, heard.key).await?)
+}
+
+/// What a process has is measured now: it may have grown since the last look. A card that does not answer
+/// holds up nobody for long.
+async fn look(app: &App) -> Result<(), Refused> {
+    let begun = app.post.read(|view| view.now).await?;
+    app.host.look();
+    for _ in 0..LOOKS {
+        let is_new = app.post.read(move |view| {
+            let mut cards = view.state.cards().filter(|card| view.state.is_listed(*card));
+            cards.all(|card| view.state.room(card).observed().begun >= begun)
+        });
+        if is_new.await? {
+            break;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
 }
 
 fn sensible(vram_bytes: Option<u64>) -> Result<(), Problem> {
