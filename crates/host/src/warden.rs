@@ -32,7 +32,7 @@ const KEPT_MAX: usize = 1_024;
 /// So many are audited between two looks at the messages: a crowd of them holds up nobody.
 const AT_ONCE: usize = 64;
 /// How long the trial of a card may take.
-const TRIAL_PATIENCE: Duration = Duration::from_secs(15);
+const TRIAL_PATIENCE: Duration = Duration::from_secs(7);
 /// The kernel's number for the first pid namespace, the same on every host.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 

@@ -6,6 +6,7 @@ use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
 use crate::strangers::from_wire;
+use crate::view::View;
 use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -18,7 +19,7 @@ use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
 
 /// How long a card that shall be enforced is tried.
-const TEST_PATIENCE: Duration = Duration::from_secs(20);
+const TEST_PATIENCE: Duration = Duration::from_secs(8);
 const TEST_AGAIN: Duration = Duration::from_millis(50);
 /// How often, and so many times, it is asked whether a new look at the cards is there.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -41,9 +42,13 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let by = body::peer(&request)?.caller.clone();
     let query: StrangersQuery = body::query(&request)?;
     if query.mode == Some(wire::Mode::Enforce) && by.operator {
-        let first = app.post.read(|view| view.state.listed_facts().first().map(|card| card.uuid.clone())).await?;
-        if let Some(uuid) = first {
-            test(&app, &uuid).await?;
+        // Once is enough for who only looks.
+        let untested = |view: &View<'_>| match view.state.tested() {
+            0 => view.state.listed_facts().first().map(|card| card.uuid.clone()),
+            _ => None,
+        };
+        if let Some(uuid) = app.post.read(untested).await? {
+            test(&app, uuid).await?;
         }
     }
     let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire))).await?;
@@ -68,29 +73,29 @@ pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) ->
     let by = heard.peer.caller.clone();
     let mode = from_wire(heard.body.mode);
     if mode == Mode::Enforce && by.operator {
-        test(&app, &card).await?;
+        test(&app, card.clone()).await?;
     }
     Ok(app.post.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
 }
 
-/// Whether strangers can be told apart is tried before anybody is ended for it.
-async fn test(app: &App, card: &str) -> Result<(), Refused> {
-    let begun = tokio::time::Instant::now();
-    let uuid = card.to_owned();
-    let is_tested = app.post.read(move |view| match view.state.card(&uuid) {
-        Some(_) => view.state.can_enforce().is_some_and(|can| can.is_ok()),
-        None => true,
-    });
-    if is_tested.await? {
+/// Whether strangers can be told apart is tried before anybody is ended for it; on a card that is known, unless
+/// it is known that they can.
+async fn test(app: &App, card: String) -> Result<(), Refused> {
+    let uuid = card.clone();
+    let (before, is_needed) = app
+        .post
+        .read(move |view| {
+            let can = view.state.can_enforce().is_some_and(Result::is_ok);
+            (view.state.tested(), !can && view.state.card(&uuid).is_some())
+        })
+        .await?;
+    if !is_needed {
         return Ok(());
     }
-    app.host.self_test(card.to_owned());
-    let before = app.post.read(|view| view.state.tested()).await?;
-    while begun.elapsed() < TEST_PATIENCE {
+    let begun = tokio::time::Instant::now();
+    app.host.self_test(card);
+    while begun.elapsed() < TEST_PATIENCE && app.post.read(|view| view.state.tested()).await? == before {
         tokio::time::sleep(TEST_AGAIN).await;
-        if app.post.read(|view| view.state.tested()).await? > before {
-            return Ok(());
-        }
     }
     Ok(())
 }
