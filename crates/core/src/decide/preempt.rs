@@ -413,8 +413,41 @@ pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             };
             leaving.filter(on).filter_map(gone).max()
         }
-        Making::Ram { .. } | Making::Pauses | Making::Nothing => None,
+        Making::Nothing => turns_end(state, &as_of_now(state, waiter), now),
+        Making::Ram { .. } | Making::Pauses => None,
     }
+}
+
+/// When enough holders on one card will have had their turns, for the first who waits.
+fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
+    let is_first = free_to_start(state).next().is_some_and(|first| first.id == waiter.id);
+    if waiter.ask.gpus != 1 || !is_first {
+        return None;
+    }
+    let on = |card: CardId| {
+        let room = state.room(card);
+        let mut leave: Vec<(Time, Bytes)> = Vec::new();
+        let mut must = now;
+        for (id, claim) in room.claims().iter().filter(|(_, claim)| !claim.parked && claim.ends != Time::ZERO) {
+            let in_the_way = waiter.ask.vram == Vram::Whole || is_in_the_way(waiter, claim);
+            let at = match state.lease(*id).map(|row| prospect(state, waiter, row, now)) {
+                Some(Ok(prospect)) => now + prospect.out,
+                Some(Err(Spared::Turn { until })) => until + state.policy().period,
+                _ if in_the_way => return None,
+                _ => continue,
+            };
+            must = if in_the_way { must.max(at) } else { must };
+            leave.push((at, claim.counted().less(room.context())));
+        }
+        leave.sort();
+        let (mut have, need) = (state.promisable(card, now), need(state, &waiter.ask, card));
+        let enough = leave.into_iter().find(|(_, bytes)| {
+            have = have + *bytes;
+            have >= need
+        });
+        enough.map(|(at, _)| at.max(must))
+    };
+    state.cards().filter(|card| could_hold(state, waiter, *card)).filter_map(on).min()
 }
 
 impl Turn<'_> {
