@@ -92,7 +92,10 @@ impl Peer {
     pub fn process_or_any(&self, pid: u32) -> Result<ProcKey, Problem> {
         let any = || process::identify(pid).ok().map(|identity| identity.key);
         match &self.proof {
-            Proof::Local { .. } if self.caller.operator => any().map_or_else(|| self.process(pid), Ok),
+            // In another pid namespace the number means another process.
+            Proof::Local { credentials, .. } if self.caller.operator && credentials.spaces.pids => {
+                any().map_or_else(|| self.process(pid), Ok)
+            }
             _ => self.process(pid),
         }
     }
