@@ -60,7 +60,7 @@ impl Raw {
             conn.execute_batch(&sql?)?;
         }
         conn.execute_batch(
-            "INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0, 0, 1)",
+            "INSERT INTO meta VALUES (1, '', 0, 1, 1, 0, 0, 0, 0, zeroblob(32), 0, zeroblob(32), 0, 0, 1, 1, 1)",
         )?;
         let wake = checkpoints(path)?;
         let mut woken_at = 0;
