@@ -93,8 +93,9 @@ impl Raw {
             conn.prepare_cached("UPDATE meta SET next_lease = ?1, next_epoch = ?2, grace_until_us = 0")?
                 .execute(params![meta.next_lease as i64, meta.next_epoch.0 as i64])?;
         }
-        let mut tenant =
-            conn.prepare_cached("INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]', '0')")?;
+        let mut tenant = conn.prepare_cached(
+            "INSERT OR REPLACE INTO tenants VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '[]', '0', '{}')",
+        )?;
         for (id, row) in &batch.tenants {
             let [leases, card_us, mark, turn, today] =
                 [row.leases, row.card_us, row.mark.0, row.turn.0, row.today].map(|n| n as i64);
