@@ -29,7 +29,7 @@ pub struct Audit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// The executable was removed or replaced since it was started.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exe_deleted: bool,
     /// Its command line as the process shows it now, secrets taken out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -138,11 +138,6 @@ impl Audit {
 fn shown(container: &str) -> &str {
     let is_id = container.len() == 64 && container.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_id { &container[..CONTAINER_SHOWN] } else { container }
-}
-
-// serde passes what it skips by reference.
-const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 #[cfg(test)]

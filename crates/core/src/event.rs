@@ -383,8 +383,10 @@ pub enum Refusal {
     NotAdoptable(String),
     /// Strangers cannot be ended here, and why.
     CannotEnforce(String),
-    /// The rule makes no sense, or there are as many as may be.
+    /// The rule makes no sense.
     BadRule,
+    /// There are as many rules as may be.
+    TooManyRules,
     /// No such rule.
     NoSuchRule,
     /// There are as many tokens as may be.
@@ -467,6 +469,7 @@ impl fmt::Display for Refusal {
             Refusal::BadRule => f.write_str(
                 "a rule is about `exe:PATH`, `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`",
             ),
+            Refusal::TooManyRules => f.write_str("there are as many rules as may be"),
             Refusal::NoSuchRule => f.write_str("no such rule"),
             Refusal::TokenGone => f.write_str("the token was revoked"),
             Refusal::TooManyTokens { own: true } => {

@@ -4,24 +4,26 @@
 //! the rows; nothing outside this file writes them. What was seen (readings,
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
+mod cards;
 mod movable;
 mod strange;
 
 use crate::action::Action;
-use crate::ask::{Ask, Exclusivity, On, Preempt, Term, Vram};
+use crate::ask::{Ask, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::live::{Live, hook};
 use crate::mutant::Mutant;
-use crate::parking::{CONTEXT, Watch};
+use crate::parking::Watch;
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
-use crate::rows::{Ended, Finish, Hold, Lease, Phase, Reason, Rows, Service};
+use crate::rows::{Ended, Finish, Hold, Lease, Phase, Reason, Rows};
 use crate::units::{Bytes, Span, Time};
 use crate::watchlist::Watchlist;
+use cards::{fit_room, lives_on, new_room};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is known now.
@@ -830,59 +832,6 @@ impl State {
         let rank = if self.planted(Mutant::ServeLast) { -rank } else { rank };
         Place { rank, lease: lease.id, arrival }
     }
-
-    /// Whether new leases may land on a card at all.
-    pub fn in_service(&self, card: CardId) -> bool {
-        let row = &self.rows.cards[card.0 as usize];
-        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card)
-    }
-
-    /// Bytes that may be promised on a card now.
-    pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
-        let room = self.room(card);
-        let restores = self.is_restoring_on(card) && !self.planted(Mutant::GrantDuringRestore);
-        if !self.in_service(card) || restores {
-            return Bytes::ZERO;
-        }
-        let honest = room.promisable(now, self.policy.period);
-        match () {
-            () if self.planted(Mutant::UnreadableIsEmpty) && room.loose().is_none() => {
-                room.largest_ever().less(room.counted())
-            }
-            () if self.planted(Mutant::ForgetLoose) => honest + room.loose().unwrap_or_default(),
-            () if self.planted(Mutant::ForgetReserved) => honest + room.counted().less(room.seen()),
-            () if self.planted(Mutant::NeverStale) => room.promisable(room.observed().begun, self.policy.period),
-            () => honest,
-        }
-    }
-
-    /// Whether the driver brings somebody back to a card: what it finds taken there, it loses.
-    pub fn is_restoring_on(&self, card: CardId) -> bool {
-        let on = |lease: &LeaseId| self.room(card).claims().contains_key(lease);
-        self.restoring.iter().any(on)
-    }
-
-    pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
-        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
-    }
-}
-
-/// A card as nobody has looked at it yet.
-fn new_room(policy: &Policy, facts: &CardFacts) -> Room {
-    Room::new(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT))
-}
-
-fn fit_room(room: &mut Room, policy: &Policy, facts: &CardFacts) {
-    room.resize(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT));
-}
-
-/// Whether the processes of a lease stay on its cards when it has left them.
-fn lives_on(lease: &Lease) -> bool {
-    matches!(&lease.phase, Phase::Parking(_, away) if away.rung.keeps_context())
-}
-
-fn margin(policy: &Policy, display: bool) -> Bytes {
-    if display { policy.margin_display } else { policy.margin }
 }
 
 /// The least of a card that an ask would do with; nothing for a whole card.

@@ -299,6 +299,8 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::CannotEnforce, detail).hint("modes `observe`, `adopt` and `warn` work all the same")
         }
         Refusal::BadRule => Problem::new(Code::BadValue, detail),
+        Refusal::TooManyRules => Problem::new(Code::TooManyRules, detail)
+            .hint("take back those that nobody needs: `sublet enforce forget R1`"),
         Refusal::NoSuchRule => Problem::new(Code::NoSuchRule, detail).hint("`sublet enforce status` lists them"),
         Refusal::BadToken(_) => Problem::new(Code::BadValue, detail),
         Refusal::NoSuchToken => Problem::new(Code::NoSuchToken, detail),

@@ -134,6 +134,8 @@ codes! {
     NotAdoptable = "not_adoptable", 409, Stop;
     /// Strangers cannot be ended on this host.
     CannotEnforce = "cannot_enforce", 409, TellOperator;
+    /// There are as many rules as may be.
+    TooManyRules = "too_many_rules", 409, Stop;
     /// No such rule.
     NoSuchRule = "no_such_rule", 404, Stop;
     /// No card has been seen on this host.

@@ -5,8 +5,8 @@
 //! whom this daemon has not audited after the step was due; and nothing at all happens to whoever is on
 //! a card that cannot be read.
 
-use super::Turn;
 use super::board::Fit;
+use super::{KILL, TERM, Turn};
 use crate::action::Action;
 use crate::ask::{Ask, Term, Tier};
 use crate::audit::Audit;
@@ -23,8 +23,6 @@ use crate::stranger::{
 use crate::units::{Bytes, Span, Time};
 use crate::watchlist::Seen;
 
-const TERM: u8 = 15;
-const KILL: u8 = 9;
 /// A stranger is adopted when it was there for so long: most of what it takes is there then.
 const ADOPT_AFTER: Span = Span::secs(5);
 /// The same of one with a standing ask.
@@ -471,7 +469,7 @@ impl Turn<'_> {
         let id = match same {
             Some(rule) if rule.treat == treat => return Answer::Rule(Box::new(rule.clone())),
             Some(rule) => rule.id,
-            None if self.state.rows().rules.len() >= RULES_MAX => return Answer::Refused(Refusal::BadRule),
+            None if self.state.rows().rules.len() >= RULES_MAX => return Answer::Refused(Refusal::TooManyRules),
             None => RuleId(self.state.rows().meta.next_rule),
         };
         let rule = Rule { id, who, treat };

@@ -30,6 +30,10 @@ pub(crate) use park::HOOK;
 pub use park::way_out;
 pub use tokens::may_know;
 
+/// SIGTERM and SIGKILL, as Linux numbers them.
+const TERM: u8 = 15;
+const KILL: u8 = 9;
+
 /// A gap between two events longer than this is a stall: the loop ticks far more often.
 pub const STALL: Span = Span::secs(10);
 

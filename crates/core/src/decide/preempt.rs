@@ -5,10 +5,10 @@
 //! time to come back, from what was measured of it ([`crate::cost`]). The cheapest set that makes the
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
-use super::Turn;
 use super::board::{could_hold, is_in_the_way};
 use super::park::{as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
+use super::{KILL, TERM, Turn};
 use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
 use crate::cost::Way;
@@ -31,8 +31,6 @@ const AT_A_TIME: usize = 4;
 const BREATH: Span = Span::millis(500);
 /// Nobody is ended so soon after its grant.
 const SETTLE: Span = Span::secs(2);
-const TERM: u8 = 15;
-const KILL: u8 = 9;
 
 /// How a holder could be made to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,111 @@
+//! Facts of holders that leave their cards and come back, made part of the rows.
+
+use super::{Away, Hold, Lease, Phase, Rows, gpu_time};
+use crate::action::Action;
+use crate::ask::{On, Term, Vram};
+use crate::cost::Way;
+use crate::ids::LeaseId;
+use crate::units::{Bytes, Span, Time};
+
+impl Rows {
+    pub(super) fn set_notice(&mut self, lease: LeaseId, notice: Option<Time>) {
+        if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
+            hold.notice = notice;
+        }
+    }
+
+    pub(super) fn park(&mut self, lease: LeaseId, action: &Action) {
+        let Action::Park { at, booked, again, rung, had, program, processes, quiet, .. } = action else { return };
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Active(hold) = &row.phase {
+            // Who leaves in another way need not end.
+            let mut hold = Hold { notice: None, ..hold.clone() };
+            hold.turns().booked = *booked;
+            let (program, processes) = (program.clone(), processes.clone());
+            let away =
+                Away { again: *again, rung: *rung, had: *had, program, processes, quiet: *quiet, ..Away::new(*at) };
+            row.phase = Phase::Parking(hold, away);
+        }
+    }
+
+    pub(super) fn unpark(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Parking(hold, away) = &row.phase {
+            row.phase = Phase::Resuming(hold.clone(), Away { since: at, back: false, ..away.clone() });
+        }
+    }
+
+    pub(super) fn retreat(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Resuming(hold, away) = &row.phase {
+            row.phase = Phase::Parking(hold.clone(), Away { since: at, ..away.clone() });
+        }
+    }
+
+    pub(super) fn resumed(&mut self, lease: LeaseId, at: Time) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Resuming(hold, away) = &row.phase {
+            let mut hold = hold.clone();
+            if away.back {
+                let tenant = &mut self.tenants[row.tenant.0 as usize];
+                tenant.costs.learn(&away.program, away.rung, Way::Back, away.had, at.since(away.since), at);
+            }
+            hold.turns().booked = Bytes::ZERO;
+            // A holder that was kept from its work meanwhile has its term all the same.
+            hold.until = hold.until.max(at);
+            row.phase = Phase::Active(hold);
+        }
+    }
+
+    pub(super) fn parked(&mut self, lease: LeaseId, at: Time, mark: Option<Time>) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        let Phase::Parking(hold, away) = &row.phase else { return };
+        let began = away.since;
+        let (mut hold, mut away) = (hold.clone(), Away { since: at, ..away.clone() });
+        let tenant = &mut self.tenants[row.tenant.0 as usize];
+        tenant.give_back(&self.cards, self.meta.day, &hold, at);
+        tenant.mark = mark.unwrap_or(tenant.mark);
+        tenant.costs.learn(&away.program, away.rung, Way::Out, away.had, at.since(began), at);
+        away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
+        (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
+        let (spent_us, spent_byte_us) = hold.charge(at);
+        let turns = hold.turns();
+        // The turn is over, and counted.
+        (turns.began, turns.stopped, turns.spent_us, turns.spent_byte_us) = (at, Some(at), spent_us, spent_byte_us);
+        row.phase = Phase::Parked(hold, away);
+    }
+
+    pub(super) fn want(&mut self, lease: LeaseId, at: Time, vram: Bytes, at_least: Option<Bytes>) {
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        if let Phase::Parked(hold, away) = &mut row.phase {
+            let first = row.ask.clone();
+            row.ask.vram = Vram::Bytes(vram);
+            row.ask.at_least = at_least;
+            row.ask.gpus = hold.cards.len() as u16;
+            row.ask.on = Some(On::These(hold.cards.clone()));
+            if let Some(left) = away.left {
+                row.ask.term = Term::Fixed(left);
+            }
+            (away.wants, away.again, away.ask) = (Some(at), None, Some(first));
+        }
+    }
+
+    pub(super) fn resume(&mut self, lease: LeaseId, action: &Action) {
+        let Action::Resume { at, vram, until, mark, before, turn, .. } = action else { return };
+        let Some(row) = self.leases.get_mut(&lease) else { return };
+        let Phase::Parked(hold, away) = &row.phase else { return };
+        let (mut hold, wanted) = (hold.clone(), away.wants);
+        let tenant = &mut self.tenants[row.tenant.0 as usize];
+        tenant.meter_parked(&hold, away, *at);
+        tenant.today += gpu_time(&self.cards, &hold.cards, *vram, until.since(*at)).0;
+        tenant.turn = turn.unwrap_or(tenant.turn);
+        (hold.vram, hold.renewed, hold.until, hold.before) = (*vram, *at, *until, *before);
+        (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);
+        let turns = hold.turns();
+        (turns.began, turns.stopped) = (*at, None);
+        let (rung, had, program, processes) = (away.rung, away.had, away.program.clone(), away.processes.clone());
+        row.ask = row.first_ask().clone();
+        let away = Away { again: wanted, back: true, rung, had, program, processes, ..Away::new(*at) };
+        row.phase = Phase::Resuming(hold, away);
+    }
+}

@@ -1,0 +1,68 @@
+//! What may be promised on a card, and what its room is made of.
+
+use super::State;
+use crate::ask::Exclusivity;
+use crate::ids::{CardId, LeaseId, TenantId};
+use crate::mutant::Mutant;
+use crate::parking::CONTEXT;
+use crate::policy::Policy;
+use crate::reading::CardFacts;
+use crate::room::Room;
+use crate::rows::{Lease, Phase, Service};
+use crate::units::{Bytes, Time};
+
+impl State {
+    /// Whether new leases may land on a card at all.
+    pub fn in_service(&self, card: CardId) -> bool {
+        let row = &self.rows.cards[card.0 as usize];
+        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card)
+    }
+
+    /// Bytes that may be promised on a card now.
+    pub fn promisable(&self, card: CardId, now: Time) -> Bytes {
+        let room = self.room(card);
+        let restores = self.is_restoring_on(card) && !self.planted(Mutant::GrantDuringRestore);
+        if !self.in_service(card) || restores {
+            return Bytes::ZERO;
+        }
+        let honest = room.promisable(now, self.policy.period);
+        match () {
+            () if self.planted(Mutant::UnreadableIsEmpty) && room.loose().is_none() => {
+                room.largest_ever().less(room.counted())
+            }
+            () if self.planted(Mutant::ForgetLoose) => honest + room.loose().unwrap_or_default(),
+            () if self.planted(Mutant::ForgetReserved) => honest + room.counted().less(room.seen()),
+            () if self.planted(Mutant::NeverStale) => room.promisable(room.observed().begun, self.policy.period),
+            () => honest,
+        }
+    }
+
+    /// Whether the driver brings somebody back to a card: what it finds taken there, it loses.
+    pub fn is_restoring_on(&self, card: CardId) -> bool {
+        let on = |lease: &LeaseId| self.room(card).claims().contains_key(lease);
+        self.restoring.iter().any(on)
+    }
+
+    pub(crate) fn excludes(&self, card: CardId, tenant: TenantId, wish: Exclusivity) -> bool {
+        !self.planted(Mutant::ForgetExclusive) && self.room(card).excludes(tenant, wish, || self.strangers(card))
+    }
+}
+
+/// A card as nobody has looked at it yet.
+pub(super) fn new_room(policy: &Policy, facts: &CardFacts) -> Room {
+    Room::new(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT))
+}
+
+/// A card, or a policy, is not what it was.
+pub(super) fn fit_room(room: &mut Room, policy: &Policy, facts: &CardFacts) {
+    room.resize(facts.total, margin(policy, facts.display), facts.context.unwrap_or(CONTEXT));
+}
+
+/// Whether the processes of a lease stay on its cards when it has left them.
+pub(super) fn lives_on(lease: &Lease) -> bool {
+    matches!(&lease.phase, Phase::Parking(_, away) if away.rung.keeps_context())
+}
+
+fn margin(policy: &Policy, display: bool) -> Bytes {
+    if display { policy.margin_display } else { policy.margin }
+}
