@@ -22,7 +22,7 @@ use crate::worker::Measured;
 use crate::{Settings, Sight, Unlisted, UnlistedKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,9 +72,9 @@ impl Shared {
         }
     }
 
-    /// Readable when it is time to stop.
-    pub(crate) fn stopping(&self) -> BorrowedFd<'_> {
-        self.stop.as_fd()
+    /// Rings when it is time to stop.
+    pub(crate) fn stopping(&self) -> &Wake {
+        &self.stop
     }
 
     pub(crate) fn stop(&self) {

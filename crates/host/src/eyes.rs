@@ -182,7 +182,7 @@ impl Eyes {
                 Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
                 Message::Stirred => {
                     let leases = self.roster.leases();
-                    leases.iter().for_each(|lease| self.roster.look_below(*lease));
+                    leases.iter().for_each(|lease| self.roster.grow(*lease));
                     leases.into_iter().for_each(|lease| self.tell_members(lease));
                 }
                 Message::Tell(sight) => (self.sink)(sight),

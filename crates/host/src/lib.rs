@@ -164,12 +164,13 @@ impl Host {
             soft: settings.soft.clone(),
             scripted: settings.gpu.kind() == GpuKind::Scripted,
         };
-        let (warden, warden_inbox) = Warden::new(inbox.clone(), trial).map_err(HostError::Descriptors)?;
+        let (warden, warden_inbox) =
+            Warden::new(inbox.clone(), Arc::clone(&shared), trial).map_err(HostError::Descriptors)?;
         eyes.set_warden(warden_inbox.clone());
         // Hints only bring forward what comes by itself: without them everything works, a little later.
         let soft: Vec<PathBuf> = settings.soft.iter().map(|soft| soft.state.clone()).collect();
         let hints = (settings.gpu.kind() != GpuKind::Scripted).then(|| audit::Hints::open(&soft).ok()).flatten();
-        let hints = hints.map(|(hints, _)| (hints, inbox.clone()));
+        let hints = hints.map(|(hints, missing)| (hints, missing, inbox.clone()));
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
         let mut host = Host { cards: shared, eyes: inbox, hub, driver, warden: warden_inbox, threads: Vec::new() };
         if let Some(work) = hub_work {
@@ -178,9 +179,9 @@ impl Host {
         if let Some(work) = driver_work {
             host.spawn("sublet-driver", work)?;
         }
-        if let Some((hints, eyes)) = hints {
+        if let Some((hints, missing, eyes)) = hints {
             let cards = Arc::clone(&host.cards);
-            host.spawn("sublet-stir", move || stir::run(hints, &cards, &eyes))?;
+            host.spawn("sublet-stir", move || stir::run(hints, &missing, &cards, &eyes))?;
         }
         host.spawn("sublet-warden", move || warden.run())?;
         host.spawn("sublet-eyes", move || eyes.run())?;

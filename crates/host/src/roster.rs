@@ -170,11 +170,6 @@ impl Roster {
         (worked && !holder.by_shim) || used_card
     }
 
-    /// Takes in whoever came below the members.
-    pub(crate) fn look_below(&mut self, lease: LeaseId) {
-        self.grow(lease);
-    }
-
     /// What else its programs do counts only while nobody says when they use a card.
     pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
         if let Some(holder) = self.holders.get_mut(&lease) {
@@ -229,7 +224,7 @@ impl Roster {
     }
 
     /// Takes in whatever descends from the members or is in the holder's cgroups.
-    fn grow(&mut self, lease: LeaseId) {
+    pub(crate) fn grow(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get(&lease) else { return };
         let dirs: Vec<_> = holder.cgroups.iter().filter_map(Cgroup::directory).collect();
         let mut parents: Vec<ProcKey> = holder.members.iter().copied().collect();

@@ -16,10 +16,11 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Nobody waits longer for anything here than a day.
 const LONG: Duration = Duration::from_secs(86_400);
 
-/// Passes hints on until it is time to stop.
-pub(crate) fn run(mut hints: Hints, cards: &Arc<cards::Shared>, eyes: &Inbox) {
+/// Passes hints on until it is time to stop; says first what there are none of.
+pub(crate) fn run(mut hints: Hints, missing: &[String], cards: &Arc<cards::Shared>, eyes: &Inbox) {
+    missing.iter().for_each(|missing| eprintln!("{missing}"));
     loop {
-        let heard = wait_readable([hints.as_fd(), cards.stopping()], Instant::now() + LONG);
+        let heard = wait_readable([hints.as_fd(), cards.stopping().as_fd()], Instant::now() + LONG);
         match heard {
             Ok([_, false]) => {}
             Ok([_, true]) | Err(_) => return,
@@ -31,10 +32,8 @@ pub(crate) fn run(mut hints: Hints, cards: &Arc<cards::Shared>, eyes: &Inbox) {
         if hint.opened || hint.lost {
             cards.wish();
         }
-        for news in hints.news() {
-            eprintln!("{news}");
-        }
-        if hint.is_any() && !matches!(wait_readable([cards.stopping()], Instant::now() + PAUSE), Ok([false])) {
+        hints.news().iter().for_each(|news| eprintln!("{news}"));
+        if hint.is_any() && !matches!(wait_readable([cards.stopping().as_fd()], Instant::now() + PAUSE), Ok([false])) {
             return;
         }
     }

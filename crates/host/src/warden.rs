@@ -8,7 +8,7 @@
 
 use crate::Sight;
 use crate::audit::{self, Custody, Devices, Refused};
-use crate::cards::{reap, with_cause};
+use crate::cards::{self, reap, with_cause};
 use crate::exits::Exits;
 use crate::eyes::{Inbox, Message};
 use crate::link::Link;
@@ -18,6 +18,7 @@ use crate::wake::Wake;
 use crate::worker::Measured;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
@@ -29,6 +30,8 @@ const AGAIN: Duration = Duration::from_secs(15);
 const ABSENT: Duration = Duration::from_secs(60);
 /// So many are kept at a time; more are counted on their cards, and not looked into.
 const KEPT_MAX: usize = 1_024;
+/// Words that wait and would come again by themselves.
+const HEARD_MAX: usize = 256;
 /// So many are audited between two looks at the messages: a crowd of them holds up nobody.
 const AT_ONCE: usize = 64;
 /// How long the trial of a card may take.
@@ -57,9 +60,20 @@ enum Word {
 pub(crate) struct WardenInbox {
     queue: mpsc::Sender<Word>,
     bell: Arc<Wake>,
+    /// Words that come again with the next look, and were not dealt with yet.
+    heard: Arc<AtomicUsize>,
 }
 
 impl WardenInbox {
+    /// What comes again by itself need not pile up: an audit waits for as long as its process wants.
+    fn send_again(&self, word: Word) {
+        if self.heard.fetch_add(1, Ordering::AcqRel) >= HEARD_MAX {
+            self.heard.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        self.send(word);
+    }
+
     fn send(&self, word: Word) {
         // Refused only when the thread is gone, and then nobody wants to know.
         let _ = self.queue.send(word);
@@ -68,11 +82,11 @@ impl WardenInbox {
 
     /// These are on a card, and no holder's.
     pub(crate) fn present(&self, processes: Vec<ProcKey>) {
-        self.send(Word::Present(processes));
+        self.send_again(Word::Present(processes));
     }
 
     pub(crate) fn audit(&self, process: ProcKey) {
-        self.send(Word::Audit(process));
+        self.send_again(Word::Audit(process));
     }
 
     pub(crate) fn strike(&self, stranger: StrangerId, signal: u8, processes: Vec<ProcKey>) {
@@ -108,7 +122,6 @@ struct Kept {
 pub(crate) struct Warden {
     queue: mpsc::Receiver<Word>,
     bell: Arc<Wake>,
-    stop: Wake,
     exits: Exits,
     custody: Custody,
     devices: Devices,
@@ -116,26 +129,30 @@ pub(crate) struct Warden {
     /// To be audited.
     waiting: Vec<ProcKey>,
     eyes: Inbox,
+    cards: Arc<cards::Shared>,
     trial: Trial,
+    heard: Arc<AtomicUsize>,
 }
 
 impl Warden {
-    pub(crate) fn new(eyes: Inbox, trial: Trial) -> std::io::Result<(Warden, WardenInbox)> {
+    pub(crate) fn new(eyes: Inbox, cards: Arc<cards::Shared>, trial: Trial) -> std::io::Result<(Warden, WardenInbox)> {
         let (sender, queue) = mpsc::channel();
         let bell = Arc::new(Wake::new()?);
-        let inbox = WardenInbox { queue: sender, bell: Arc::clone(&bell) };
+        let heard = Arc::new(AtomicUsize::new(0));
+        let inbox = WardenInbox { queue: sender, bell: Arc::clone(&bell), heard: Arc::clone(&heard) };
         let devices = Devices::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
         let warden = Warden {
             queue,
             exits: Exits::new(&bell)?,
-            stop: Wake::new()?,
             bell,
             custody: Custody::new(devices.clone()),
             devices,
             kept: BTreeMap::new(),
             waiting: Vec::new(),
             eyes,
+            cards,
             trial,
+            heard,
         };
         Ok((warden, inbox))
     }
@@ -166,8 +183,14 @@ impl Warden {
     fn take_words(&mut self) -> bool {
         while let Ok(word) = self.queue.try_recv() {
             match word {
-                Word::Present(processes) => self.present(processes),
-                Word::Audit(process) => self.want(process),
+                Word::Present(processes) => {
+                    self.heard.fetch_sub(1, Ordering::AcqRel);
+                    self.present(processes);
+                }
+                Word::Audit(process) => {
+                    self.heard.fetch_sub(1, Ordering::AcqRel);
+                    self.want(process);
+                }
                 Word::Strike { stranger, signal, processes } => {
                     let outcome = processes.into_iter().map(|process| self.strike(process, signal)).collect();
                     self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, outcome }));
@@ -279,7 +302,7 @@ impl Warden {
         let arguments = ["context".to_owned(), uuid.to_owned()];
         let mut link = Link::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())
             .map_err(|error| format!("a process to try it with cannot be started: {error}"))?;
-        let heard = link.hear(TRIAL_PATIENCE, &self.stop);
+        let heard = link.hear(TRIAL_PATIENCE, self.cards.stopping());
         reap(link.end().into_iter().collect());
         match heard.map(|line| serde_json::from_slice::<Measured>(&line)) {
             Ok(Ok(_)) => Ok(()),

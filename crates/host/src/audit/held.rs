@@ -18,7 +18,7 @@ use crate::wake::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -71,17 +71,6 @@ impl Refused {
     }
 }
 
-/// What became of the processes that are kept.
-#[derive(Debug, Default)]
-pub struct Turnover {
-    /// Audited and kept now.
-    pub came: Vec<ProcKey>,
-    /// Let go: ended, or not wanted any more.
-    pub left: Vec<ProcKey>,
-    /// Wanted, and not to be audited.
-    pub unread: Vec<(ProcKey, ProcessError)>,
-}
-
 struct Kept {
     descriptor: OwnedFd,
     audit: Audit,
@@ -125,38 +114,9 @@ impl Custody {
         self.kept.get(&process).map(|kept| &kept.audit)
     }
 
-    /// Who is kept, by number.
-    pub fn audits(&self) -> impl Iterator<Item = &Audit> {
-        self.kept.values().map(|kept| &kept.audit)
-    }
-
     /// Lets go of a process. Whoever changed what it runs is let go and taken anew.
     pub fn forget(&mut self, process: ProcKey) {
         self.kept.remove(&process);
-    }
-
-    /// Keeps exactly these: takes whoever is new, lets go of the others and of whoever ended. Costs one
-    /// question to the kernel while nothing changes, however many processes the host has.
-    pub fn follow(&mut self, wanted: &BTreeSet<ProcKey>) -> Turnover {
-        let mut turnover = Turnover::default();
-        let ended = self.ended();
-        self.kept.retain(|process, _| {
-            let stays = wanted.contains(process) && !ended.contains(process);
-            if !stays {
-                turnover.left.push(*process);
-            }
-            stays
-        });
-        for process in wanted.difference(&ended) {
-            if self.kept.contains_key(process) {
-                continue;
-            }
-            match self.take(*process) {
-                Ok(_) => turnover.came.push(*process),
-                Err(error) => turnover.unread.push((*process, error)),
-            }
-        }
-        turnover
     }
 
     /// Sends a signal to a process that is kept, if it is still what was audited.
@@ -188,19 +148,6 @@ impl Custody {
             Errno::SRCH => Refused::Gone(process),
             error => Refused::NotSent(error.into()),
         })
-    }
-
-    /// Who of those that are kept has ended.
-    fn ended(&self) -> BTreeSet<ProcKey> {
-        let asked = self.kept.values().map(|kept| PollFd::new(&kept.descriptor, PollFlags::IN));
-        let mut asked: Vec<PollFd<'_>> = asked.collect();
-        match poll(&mut asked, Some(&timespec(Duration::ZERO))) {
-            Ok(0) | Err(_) => BTreeSet::new(), // not known is not ended: whoever is signalled is asked again
-            Ok(_) => {
-                let answers = self.kept.keys().zip(asked);
-                answers.filter(|(_, answer)| !answer.revents().is_empty()).map(|(process, _)| *process).collect()
-            }
-        }
     }
 }
 

@@ -26,7 +26,7 @@ mod redact;
 mod text;
 
 pub use devices::Devices;
-pub use held::{Custody, Refused, Turnover};
+pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
 
 use crate::process::{self, ProcessError, Stat};

@@ -114,10 +114,17 @@ fn an_executable_that_was_removed_is_told_as_removed() {
     tree.wait();
 }
 
+/// A copy of a program that can be started at once: by another process, because what this one has open for
+/// writing a child of another test has open too for a moment.
+fn copied(program: &Path) -> Scratch {
+    let copy = Scratch::new("copy");
+    assert!(Command::new("cp").arg(program).arg(copy.path()).status().unwrap().success());
+    copy
+}
+
 /// A program of its own, and where it lies.
 pub fn copied_sleep() -> (Tree, Scratch) {
-    let copy = Scratch::new("sleep");
-    std::fs::copy("/bin/sleep", copy.path()).unwrap();
+    let copy = copied(Path::new("/bin/sleep"));
     (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
 }
 
@@ -199,8 +206,7 @@ fn descendants_in_other_cgroups_are_left_out() {
 fn what_may_not_be_read_is_said() {
     let told: Audit = if my_uid() == 0 {
         let tree = Tree::sleeper();
-        let copy = Scratch::new("reader");
-        std::fs::copy(exe(), copy.path()).unwrap();
+        let copy = copied(&exe());
         let mut command = Command::new(copy.path());
         command.args(["odd", "audit", &tree.pids[0].to_string()]).uid(65_534).gid(65_534).current_dir("/");
         serde_json::from_slice(&command.output().unwrap().stdout).unwrap()

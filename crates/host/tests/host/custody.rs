@@ -3,7 +3,6 @@
 use crate::audit::copied_sleep;
 use crate::holders::OwnCgroup;
 use crate::support::{Tree, exe, fresh_lease, key};
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -22,7 +21,6 @@ crate::tests![
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
     the_first_process_this_one_and_its_parents_get_none,
     the_kernel_gets_none,
-    who_is_wanted_is_kept_and_who_ended_is_not,
     a_number_that_was_reused_is_harmless,
 ];
 
@@ -202,29 +200,6 @@ fn the_kernel_gets_none() {
     assert_eq!((&audit.exe, audit.command.len()), (&None, 0));
     let refused = custody.signal(key(pid), 15).unwrap_err();
     assert!(matches!(refused, Refused::Kernel), "{refused:?}");
-}
-
-fn who_is_wanted_is_kept_and_who_ended_is_not() {
-    let (one, mut two, three) = (Tree::sleeper(), Tree::sleeper(), Tree::sleeper());
-    let set = |trees: &[&Tree]| trees.iter().map(|tree| tree.root()).collect::<BTreeSet<_>>();
-    let mut custody = custody();
-    let both = set(&[&one, &two]);
-    let turnover = custody.follow(&both);
-    assert_eq!((turnover.came.len(), turnover.left.len(), turnover.unread.len()), (2, 0, 0));
-    assert_eq!(custody.audits().map(|audit| audit.process).collect::<BTreeSet<_>>(), both);
-    let turnover = custody.follow(&both);
-    assert_eq!((turnover.came.len(), turnover.left.len(), turnover.unread.len()), (0, 0, 0));
-
-    let ended = two.root();
-    two.kill(0);
-    two.wait();
-    let turnover = custody.follow(&both);
-    assert_eq!((turnover.came.len(), turnover.left, turnover.unread.len()), (0, vec![ended], 0));
-    let turnover = custody.follow(&both);
-    assert!(turnover.unread[0].0 == ended && turnover.unread[0].1.is_gone());
-    let turnover = custody.follow(&set(&[&three]));
-    assert_eq!((turnover.came, turnover.left), (vec![three.root()], vec![one.root()]));
-    assert!(process::is_running(one.root()));
 }
 
 /// The next number can be chosen in a namespace of one's own. Without one there is no such test, and that
