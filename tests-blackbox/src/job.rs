@@ -1,13 +1,15 @@
-//! Programs under `sublet run`.
+//! Programs under `sublet run`, and such that have no lease.
 
 use crate::binary::example;
+use crate::wait::throughout;
 use crate::{Client, LONG, MIB, Service, until};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Output, Stdio};
+use std::time::Duration;
 use sublet_wire::{Lease, LeaseState};
 
 /// `sublet run` with a program; killed, with all it started, when this is dropped.
@@ -91,6 +93,81 @@ impl Drop for Job {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
+}
+
+/// A program that holds memory without a lease; killed when this is dropped.
+pub struct Alone {
+    /// The program.
+    pub child: Child,
+    out: BufReader<ChildStdout>,
+    /// What it takes.
+    pub mib: u64,
+}
+
+impl Alone {
+    /// Starts it; it has its memory then.
+    pub fn takes(service: &Service, mib: u64) -> Alone {
+        Alone::takes_as(service, None, mib)
+    }
+
+    /// The same as this user.
+    pub fn takes_as(service: &Service, uid: Option<u32>, mib: u64) -> Alone {
+        let size = format!("{mib}MiB");
+        let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--idle"]);
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a program");
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        assert!(line.starts_with("holds "), "{line:?}");
+        Alone { child, out, mib }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("an own child");
+    }
+
+    /// Nothing happens to it for so long.
+    pub fn lives_on(&mut self, seconds: u64) {
+        throughout(Duration::from_secs(seconds), || {
+            assert_eq!(self.child.try_wait().expect("an own child"), None);
+        });
+    }
+
+    /// By which signal it ended; one that ended by itself found its memory as it was written.
+    pub fn ended_by(mut self) -> Option<i32> {
+        let signal = until("it ends", LONG, || match self.child.try_wait().expect("an own child") {
+            Some(status) => Ok(status.signal()),
+            None => Err("it runs"),
+        });
+        let mut last = String::new();
+        self.out.read_to_string(&mut last).expect("its output");
+        assert!(signal.is_some() || last.contains("bytes as written"), "{last}");
+        signal
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a command says that must succeed.
+pub fn succeeds(service: &Service, words: &[&str]) -> String {
+    let output = service.cli(words);
+    assert!(output.status.success(), "{words:?}: {}", text(&output));
+    text(&output)
 }
 
 /// All that a command said.

@@ -6,12 +6,10 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, await_state, tell, text};
+use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, tell, text};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{CardState, Lease, LeaseState, Reason, Rung};
@@ -39,12 +37,6 @@ fn serve(gpu: &'static str) -> Service {
 fn serve_with(gpu: &'static str, ram: &str) -> Service {
     let config = Some(CONFIG.replace("ram = \"4G\"", ram));
     Service::start_with(Setup { gpu: Gpu::Named(gpu), config, ..Setup::default() })
-}
-
-fn succeeds(service: &Service, words: &[&str]) -> String {
-    let output = service.cli(words);
-    assert!(output.status.success(), "{words:?}: {}", text(&output));
-    text(&output)
 }
 
 fn fault(service: &Service, words: &str) {
@@ -140,28 +132,6 @@ fn park(service: &Service, id: &str) {
         if output.status.success() { Ok(()) } else { Err(text(&output)) }
     });
     assert_eq!(service.client().lease(id).state, LeaseState::Parked);
-}
-
-/// A program on the cards without a lease; killed when this is dropped.
-struct Stranger(Child);
-
-impl Stranger {
-    fn takes(service: &Service, size: &str) -> Stranger {
-        let mut command = service.command(&["soft", "env", "--", &example("hold"), size, "--idle"]);
-        let mut stranger = Stranger(command.stdout(Stdio::piped()).spawn().expect("a program"));
-        let mut line = String::new();
-        BufReader::new(stranger.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        assert!(line.starts_with("holds "), "{line:?}");
-        stranger
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// The process through which the service speaks with the driver.
@@ -411,7 +381,7 @@ fn a_stranger_in_the_room_of_who_comes_back_by_the_library_costs_it_no_byte() {
     signal(program, Signal::STOP);
     tell(&client, "L1", "resume");
     await_state(&client, "L1", LeaseState::Resuming);
-    let stranger = Stranger::takes(&service, "1300MiB");
+    let stranger = Alone::takes(&service, 1300);
     signal(program, Signal::CONT);
     await_audit(&service, "L1", "found no room after all");
     let back = await_state(&client, "L1", LeaseState::Parked);
@@ -432,7 +402,7 @@ fn a_stranger_in_the_room_of_who_comes_back_by_the_driver_means_that_no_restore_
     let stranger = while_the_driver_hangs(&service, || {
         tell(&client, "L1", "resume");
         await_state(&client, "L1", LeaseState::Resuming);
-        Stranger::takes(&service, "1300MiB")
+        Alone::takes(&service, 1300)
     });
     await_audit(&service, "L1", "found no room after all");
     await_state(&client, "L1", LeaseState::Parked);

@@ -3,12 +3,10 @@
 //! All of them are real programs, and what is said of them is read from the command line and the trail.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdout, Stdio};
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_bytes, await_state, text};
+use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{CardState, LeaseState, Mode, Next, Step, Stranger, Strangers};
@@ -23,69 +21,6 @@ grace = "2s"
 fn serve() -> Service {
     let config = Some(CONFIG.to_owned());
     Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
-}
-
-/// A program that holds memory without a lease; killed when this is dropped.
-struct Alone {
-    child: Child,
-    out: BufReader<ChildStdout>,
-    /// What it takes.
-    mib: u64,
-}
-
-impl Alone {
-    fn takes(service: &Service, mib: u64) -> Alone {
-        Alone::takes_as(service, None, mib)
-    }
-
-    fn takes_as(service: &Service, uid: Option<u32>, mib: u64) -> Alone {
-        let size = format!("{mib}MiB");
-        let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--idle"]);
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("a program");
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut line = String::new();
-        out.read_line(&mut line).expect("a line");
-        assert!(line.starts_with("holds "), "{line:?}");
-        Alone { child, out, mib }
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("an own child");
-    }
-
-    /// Nothing happens to it for so long.
-    fn lives_on(&mut self, seconds: u64) {
-        throughout(Duration::from_secs(seconds), || {
-            assert_eq!(self.child.try_wait().expect("an own child"), None);
-        });
-    }
-
-    /// By which signal it ended.
-    fn ended_by(mut self) -> Option<i32> {
-        let signal = until("it ends", LONG, || match self.child.try_wait().expect("an own child") {
-            Some(status) => Ok(status.signal()),
-            None => Err("it runs"),
-        });
-        let mut last = String::new();
-        self.out.read_to_string(&mut last).expect("its output");
-        assert!(signal.is_some() || last.contains("bytes as written"), "{last}");
-        signal
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 fn strangers(service: &Service) -> Strangers {
@@ -111,12 +46,6 @@ fn await_closed(service: &Service, id: &str) -> String {
         if all.iter().all(|stranger| stranger.id != id) { Ok(()) } else { Err(all) }
     });
     succeeds(service, &["audit", "show", id])
-}
-
-fn succeeds(service: &Service, words: &[&str]) -> String {
-    let output = service.cli(words);
-    assert!(output.status.success(), "{words:?}: {}", text(&output));
-    text(&output)
 }
 
 fn mode(service: &Service, mode: &str) {
@@ -272,6 +201,11 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     let service = serve();
     let mut alone = Alone::takes(&service, 512);
     found(&service, &alone);
+    let about = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold", "--dry-run"]);
+    assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
+    let about = succeeds(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
+    assert!(about.contains("nobody who is on a card now"), "{about}");
+    assert_eq!(strangers(&service).rules, [], "it was only shown");
     let said = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold"]);
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     mode(&service, "enforce");

@@ -709,9 +709,12 @@ mod tests {
         assert_eq!((parking.turn, parking.idle, parking.grace), (Span::secs(60), Span::secs(300), Span::secs(2)));
         assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
+        let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
+        assert_eq!((patience.warned, patience.grace), (Span::secs(60), Span::secs(30)));
         for wrong in [
             "[parking]\nram = \"95%\"",
             "[preemption]\nturn = \"soon\"",
+            "[enforcement]\ngrace = \"never\"",
             "[parking]\nram = \"some\"",
             "shim = \"maybe\"",
         ] {

@@ -5,14 +5,16 @@ use crate::signals;
 use crate::view::{self, View};
 use sublet_core::decide::enforce;
 use sublet_core::event::Caller;
-use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat};
+use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat, Who};
 use sublet_wire as wire;
 
 impl View<'_> {
-    /// Those that a caller may know of, as they are, or as they would be in this mode.
-    pub fn strangers(&self, by: &Caller, mode: Option<Mode>) -> wire::Strangers {
+    /// Those that a caller may know of, and that a rule would be about if one is given, as they are, or as they
+    /// would be in this mode.
+    pub fn strangers(&self, by: &Caller, mode: Option<Mode>, who: Option<&Who>) -> wire::Strangers {
         let rows = self.state.rows();
-        let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger));
+        let is_meant = |stranger: &&Stranger| who.is_none_or(|who| who.matches(&stranger.audit));
+        let shown = rows.strangers.values().filter(|stranger| may_see(by, stranger)).filter(is_meant);
         let modes = rows.cards.iter().filter(|_| by.token.is_none());
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.can_enforce();

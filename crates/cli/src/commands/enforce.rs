@@ -310,13 +310,14 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
 fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     if args.dry_run {
-        let found: Strangers = client.get("/v1/strangers")?;
-        let about: Vec<&Stranger> = found.strangers.iter().filter(|stranger| is_about(&args.who, stranger)).collect();
-        match about.is_empty() {
-            true => output::print("nobody who is on a card now\n")?,
-            false => {
-                output::print(&about.iter().map(|one| format!("{} ({})\n", one.id, what(one))).collect::<String>())?
-            }
+        let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(&args.who)))?;
+        if globals.json {
+            output::json(&found)?;
+        } else if found.strangers.is_empty() {
+            output::print("nobody who is on a card now\n")?;
+        } else {
+            let about = found.strangers.iter().map(|one| format!("{} ({})\n", one.id, what(one)));
+            output::print(&about.collect::<String>())?;
         }
         return Ok(exit::OK);
     }
@@ -328,18 +329,11 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
     Ok(exit::OK)
 }
 
-/// As the service reads a rule.
-fn is_about(who: &str, stranger: &Stranger) -> bool {
-    match who.split_once(':') {
-        Some(("uid", uid)) => stranger.uid.to_string() == uid,
-        Some(("unit", unit)) => {
-            stranger.unit.as_deref().is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
-        }
-        Some(("container", id)) => stranger.container.as_deref().is_some_and(|own| own.starts_with(id)),
-        Some(("exe", exe)) if exe.contains('/') => stranger.exe.as_deref() == Some(exe),
-        Some(("exe", exe)) => stranger.exe.as_deref().and_then(|own| own.rsplit('/').next()) == Some(exe),
-        _ => false,
-    }
+/// A word as it may stand in an address.
+fn escaped(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte);
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    word.bytes().map(one).collect()
 }
 
 /// Gives a service a standing ask.

@@ -13,7 +13,7 @@ use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
 use sublet_core::event::{Event, Refusal};
-use sublet_core::stranger::{Mode, RuleId, Treat};
+use sublet_core::stranger::{Mode, RuleId, Treat, Who};
 use sublet_core::units::Bytes;
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
@@ -29,11 +29,13 @@ const LOOKS: usize = 50;
 #[serde(deny_unknown_fields)]
 struct StrangersQuery {
     mode: Option<wire::Mode>,
+    who: Option<String>,
 }
 
 /// Processes on cards that belong to no lease: the caller's own (an operator's view: all of them).
 #[utoipa::path(get, operation_id = "list_strangers", path = "/v1/strangers", tag = "strangers", params(
     ("mode" = Option<wire::Mode>, Query, description = "what would happen to them in this mode"),
+    ("who" = Option<String>, Query, description = "only those that a rule about `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would be about"),
 ), responses(
     (status = 200, description = "the strangers, the modes of the cards, the rules", body = wire::Strangers),
     OnRead,
@@ -51,7 +53,8 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
             test(&app, uuid).await?;
         }
     }
-    let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire))).await?;
+    let who = query.who.as_deref().map(who).transpose()?;
+    let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.strangers.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.strangers {
         stranger.user = app.names.of(&crate::names::tenant_of(stranger.uid));
@@ -112,7 +115,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
 pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::RuleAsk>(request).await?;
     let by = heard.peer.caller.clone();
-    let who = heard.body.who.parse().map_err(|_| words::problem(&Refusal::BadRule))?;
+    let who = who(&heard.body.who)?;
     sensible(heard.body.vram_bytes)?;
     let treat = match heard.body.treat {
         wire::Treat::Allow => Treat::Allow,
@@ -174,6 +177,10 @@ async fn look(app: &App) -> Result<(), Refused> {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
     Ok(())
+}
+
+fn who(text: &str) -> Result<Who, Problem> {
+    text.parse().map_err(|_| words::problem(&Refusal::BadRule))
 }
 
 fn sensible(vram_bytes: Option<u64>) -> Result<(), Problem> {

@@ -66,7 +66,12 @@ class House:
             if self.ready():
                 break
             time.sleep(0.1)
-        time.sleep(0.5 if SOFT else 4)
+
+        # What a context takes is measured once; until then the card is not as empty as it will be.
+        for _ in range(300):
+            if self.get("/v1/cards")[1]["cards"][0]["context_bytes"]:
+                break
+            time.sleep(0.1)
 
     def ready(self):
         try:
