@@ -190,6 +190,13 @@ pub enum Event {
         /// Which.
         process: ProcKey,
     },
+    /// A signal to the processes of a lease that was ended for others has gone out.
+    Signalled {
+        /// Which lease.
+        lease: LeaseId,
+        /// Which signal.
+        signal: u8,
+    },
     /// A signal to a stranger has gone out, or was refused.
     Struck {
         /// Which stranger.

@@ -8,12 +8,21 @@ use crate::rung::Rung;
 use crate::units::{Bytes, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A signal that is on the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It leaves once the record is durable.
+    Soon,
+    /// It left then.
+    Gone(Time),
+}
+
 /// What was seen of one lease.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
-    /// Its processes were sent the last signal they were to get: what an earlier daemon meant to send may
-    /// not have arrived.
-    pub(crate) signalled: bool,
+    /// What became of the last signal that its processes were to get; `None` if an earlier daemon decided
+    /// it, which may not have come to send it.
+    pub(crate) sent: Option<Sent>,
     /// It was heard which those are.
     pub(crate) counted: bool,
     /// Its live processes.

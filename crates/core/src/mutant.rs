@@ -82,6 +82,8 @@ pub enum Mutant {
     EndUnchosen,
     /// Rule 16: SIGKILL comes first.
     KillAtOnce,
+    /// Rule 16: the grace counts from the record, whenever the signal leaves.
+    GraceFromRecord,
     /// Rule 20: who was told that it ends does, though nobody needs its cards any more.
     SpareNobody,
     /// Rule 4: a holder is parked when its hook says so.
@@ -112,7 +114,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 52] = [
+    pub const ALL: [Mutant; 53] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -152,6 +154,7 @@ impl Mutant {
         Mutant::NoTurn,
         Mutant::EndUnchosen,
         Mutant::KillAtOnce,
+        Mutant::GraceFromRecord,
         Mutant::SpareNobody,
         Mutant::BelieveHook,
         Mutant::TwiceForOne,

@@ -12,7 +12,7 @@ use crate::action::Action;
 use crate::ask::{Ask, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::live::{Live, hook};
+use crate::live::{Live, Sent, hook};
 use crate::mutant::Mutant;
 use crate::parking::Watch;
 use crate::policy::{Policy, Renewal};
@@ -396,7 +396,7 @@ impl State {
             }
             Action::Signal { lease, .. } => {
                 if let Some(live) = self.lives.get_mut(lease) {
-                    live.signalled = true;
+                    live.sent = Some(Sent::Soon);
                 }
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
@@ -659,6 +659,14 @@ impl State {
         }
         self.set_due(lease, None);
         Some(lease)
+    }
+
+    /// The last signal of a lease that was ended for others left; the next is due a grace later.
+    pub(crate) fn set_signalled(&mut self, lease: LeaseId, now: Time) {
+        if let Some(live) = self.lives.get_mut(&lease).filter(|live| live.sent == Some(Sent::Soon)) {
+            live.sent = Some(Sent::Gone(now));
+            self.set_due(lease, Some(now + self.policy.parking.grace));
+        }
     }
 
     pub(crate) fn set_due(&mut self, lease: LeaseId, at: Option<Time>) {

@@ -29,6 +29,13 @@ pub enum Mail {
     Synced(Synced),
     /// The disk may have room again.
     DiskFreed,
+    /// A signal to the processes of a lease that was ended for others has left.
+    Signalled {
+        /// Which lease.
+        lease: LeaseId,
+        /// The signal's number.
+        signal: u8,
+    },
     /// A signal to a stranger that was decided is on the disk.
     Strike {
         /// Which stranger.

@@ -38,6 +38,7 @@ impl Sim<'_> {
         })?;
         self.termed.insert(lease);
         let grace = self.shape.policy.parking.grace.0;
+        self.timers.set(self.t, Timer::Sent(self.life, lease.0, signal));
         for process in processes {
             let longest = match self.whim.below(10) {
                 0 if signal != KILL && !self.calm => 3 * grace,

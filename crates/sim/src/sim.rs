@@ -194,6 +194,9 @@ impl<'a> Sim<'a> {
             Timer::Synced(life) if life == self.life => self.synced(),
             Timer::Says(life, lease) if life == self.life => self.says(LeaseId(lease)),
             Timer::Relist(life) if life == self.life => self.relist(),
+            Timer::Sent(life, lease, signal) if life == self.life => {
+                self.report(Event::Signalled { lease: LeaseId(lease), signal })
+            }
             Timer::StallOver(life) if life == self.life => self.stall_over(),
             Timer::Restart if self.daemon.is_none() => self.restart(),
             Timer::Wake(job, turn) => self.wake(job, turn),

@@ -21,6 +21,8 @@ pub enum Timer {
     Says(u32, u64),
     /// The cards are listed again.
     Relist(u32),
+    /// The daemon hears that a signal to a holder has left.
+    Sent(u32, u64, u8),
     /// The daemon's loop goes on after a stall.
     StallOver(u32),
     /// A daemon starts.

@@ -98,6 +98,7 @@ impl Turn<'_> {
             Event::TokenRevoked { by, token, wall_us } => return self.revoke(&by, token, wall_us),
             Event::Audited { audit, tree } => self.audited(*audit, tree),
             Event::Left { process } => self.left(process),
+            Event::Signalled { lease, signal } => self.signalled(lease, signal),
             Event::Struck { stranger, signal, outcome } => self.struck(stranger, signal, outcome),
             Event::SelfTested { can } => {
                 self.state.watchlist_mut().can = Some(can);

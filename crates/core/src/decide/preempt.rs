@@ -13,6 +13,7 @@ use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
 use crate::cost::Way;
 use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::live::Sent;
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
 use crate::plan::{self, Site, Victim};
@@ -166,9 +167,13 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     let patience = unseen + if other <= own { Span(moves.0 / 2).max(BREATH) } else { parking.idle.max(moves) };
     let idle = rung != Rung::End && now.since(since) >= patience;
     let came_back = hold.turns.is_some();
-    let turn = hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
     let least = hold.began() + parking.turn;
-    let turn = if idle { least } else { turn };
+    let turn = match () {
+        () if idle => least,
+        // Whoever is more urgent stays a while after its last work, so that moves are rare enough anyway.
+        () if other < own => hold.began() + parking.turn.max(moves),
+        () => hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into()))),
+    };
     let (turn, least) = if state.planted(Mutant::NoTurn) { (now, now) } else { (turn, least) };
     let rank = match () {
         () if came_back && turn > now => return Err(Spared::Turn { until: turn }),
@@ -477,7 +482,8 @@ impl Turn<'_> {
             }
             return;
         }
-        let again = (!prospect.idle).then_some(self.now);
+        // After whoever it leaves for, who may have asked at this very moment.
+        let again = (!prospect.idle).then_some(self.now + Span(1));
         // What stood in the way meanwhile is seen with the next plan.
         let _ = self.park_by(lease, prospect.rung, again, Some(waiter), false);
     }
@@ -507,21 +513,43 @@ impl Turn<'_> {
             let unknown = !row.roots.is_empty() && self.state.live(lease).is_some_and(|live| !live.counted);
             return self.state.set_due(lease, unknown.then_some(self.now + Span::secs(1)));
         }
-        let sent = self.state.live(lease).is_some_and(|live| live.signalled);
-        let signal = match signal {
-            None if self.state.planted(Mutant::KillAtOnce) => KILL,
-            None => TERM,
+        let sent = self.state.live(lease).and_then(|live| live.sent);
+        let sent =
+            sent.map(|sent| if self.state.planted(Mutant::GraceFromRecord) { Sent::Gone(Time::ZERO) } else { sent });
+        let grace = self.state.policy().parking.grace;
+        let signal = match (signal, sent) {
+            (None, _) if self.state.planted(Mutant::KillAtOnce) => KILL,
+            (None, _) => TERM,
             // A daemon that is gone may not have come to send it.
-            Some((last, _)) if !sent => *last,
-            Some((TERM, _)) => KILL,
+            (Some((last, _)), None) => *last,
+            // A slow disk still has it, and the grace begins when it is gone.
+            (Some(_), Some(Sent::Soon)) => return self.state.set_due(lease, Some(self.now + Span::secs(1))),
+            (Some(_), Some(Sent::Gone(at))) if at + grace > self.now => {
+                return self.state.set_due(lease, Some(at + grace));
+            }
+            (Some((TERM, _)), Some(Sent::Gone(_))) => KILL,
             // It survived: what it has may stay there for ever.
-            Some(_) => {
+            (Some(_), Some(Sent::Gone(_))) => {
                 let why = format!("a process of {lease} survived SIGKILL and still has memory there");
                 cards.into_iter().for_each(|card| self.put_in(card, Service::Out { why: why.clone() }));
                 return self.state.set_due(lease, None);
             }
         };
         self.emit(Action::Signal { lease, signal, at: self.now, processes });
+    }
+}
+
+impl Turn<'_> {
+    /// A signal to the processes of a lease has left: from now on they have their time.
+    pub(super) fn signalled(&mut self, lease: LeaseId, signal: u8) {
+        let Some(Phase::Ending(_, Finish { signal: Some((last, _)), .. })) =
+            self.state.lease(lease).map(|row| &row.phase)
+        else {
+            return;
+        };
+        if *last == signal {
+            self.state.set_signalled(lease, self.now);
+        }
     }
 }
 

@@ -45,9 +45,11 @@ impl Loop {
                 self.engine.hold(Held::Errand(Errand::Look));
             }
             // Before the answer to whoever wanted it, which is held after this.
-            Action::Signal { processes, signal, .. } => {
+            Action::Signal { lease, processes, signal, .. } => {
                 let (processes, signal) = (processes.clone(), *signal);
                 self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+                let (post, gone) = (self.post.clone(), Mail::Signalled { lease: *lease, signal });
+                self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.

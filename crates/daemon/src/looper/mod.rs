@@ -330,6 +330,7 @@ impl Loop {
                 self.policy = (*policy).clone();
                 self.take(Event::Configured(policy));
             }
+            Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
             Mail::Strike { stranger, signal, at, processes } => {
                 if self.engine.state().is_to_be_struck(stranger, signal, at) {
                     self.host.strike(stranger, signal, processes);

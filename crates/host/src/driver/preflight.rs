@@ -17,8 +17,8 @@ const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Where the pipes of MPS are if nobody says otherwise, and how the names of its own processes begin.
 const MPS_FILES: &str = "/nvidia-mps";
 const MPS_NAME: &str = "nvidia-cuda-mps";
-/// A part of a card (MIG) is reached through one of these.
-const MIG_FILES: &str = "/dev/nvidia-caps/";
+/// Name a part of a card (MIG) as `MIG-…`. The files below `/dev/nvidia-caps` tell nothing: programs on whole cards
+/// open some of them too.
 const CARD_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 const MANAGED_FILE: &str = "/dev/nvidia-uvm";
 /// CUDA shares events between processes through files of this name.
@@ -152,7 +152,7 @@ fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
         return Err(format!("{who} uses its card through MPS, which cannot be moved"));
     }
     let names_part = CARD_VARIABLES.into_iter().filter_map(variable).any(|cards| cards.starts_with("MIG-"));
-    if names_part || has_open(MIG_FILES) {
+    if names_part {
         return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
     }
     Ok(())

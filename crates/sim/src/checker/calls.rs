@@ -168,6 +168,7 @@ impl Books {
             }
             // Nobody in these worlds has a token.
             Event::TokenAsked { .. } | Event::TokenRevoked { .. } => Cause::Other,
+            Event::Signalled { lease, signal } => self.signalled(now, *lease, *signal),
             Event::Audited { .. }
             | Event::Left { .. }
             | Event::Struck { .. }

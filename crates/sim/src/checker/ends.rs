@@ -124,11 +124,23 @@ impl Books {
         must(16, *signal == next && doom.from <= now && !again, || {
             format!("{action:?}, and it is due {next}: {doom:?}")
         })?;
-        let doom = Doom { signal: Some(*signal), from: now + self.policy.parking.grace, sent: true };
+        // Its time counts from when it left, which is heard.
+        let doom = Doom { signal: Some(*signal), from: Time::NEVER, sent: true };
         if let Some(book) = self.leases.get_mut(&lease) {
             book.doom = Some(doom);
         }
         Ok(())
+    }
+
+    /// A signal left.
+    pub fn signalled(&mut self, now: Time, lease: LeaseId, signal: u8) -> Cause {
+        let from = now + self.policy.parking.grace;
+        if let Some(doom) = self.leases.get_mut(&lease).and_then(|book| book.doom.as_mut())
+            && (doom.signal, doom.sent, doom.from) == (Some(signal), true, Time::NEVER)
+        {
+            doom.from = from;
+        }
+        Cause::Other
     }
 
     /// Whether a card goes out of service because a process on it survived everything.

@@ -214,6 +214,7 @@ impl Teller {
                 Event::Said { lease, rung, process: process(id), said }
             }
             ["audit", name, rest @ ..] => audited(name, rest),
+            ["sent", id, signal] => Event::Signalled { lease: lease(id), signal: signal.parse().expect("a signal") },
             ["left", name] => Event::Left { process: process(name) },
             ["tested"] => Event::SelfTested { can: Ok(()) },
             ["tested", why @ ..] => Event::SelfTested { can: Err(why.join(" ")) },

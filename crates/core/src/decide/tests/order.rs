@@ -303,9 +303,9 @@ fn nobody_is_let_past_on_room_that_leaving_holders_keep() {
             3s park L2 for L3 (2.1 GiB booked, and asks again)
             3.1s queue L4
             3.8s parked L1
-            3.8s L1 wants 1.7 GiB as of 3s
+            3.8s L1 wants 1.7 GiB as of 3.000001s
             3.8s parked L2
-            3.8s L2 wants 1.7 GiB as of 3s
+            3.8s L2 wants 1.7 GiB as of 3.000001s
             3.8s grant L3 3.7 GiB on 0 epoch 3 until 63.8s
             9s end L3 (Released)
             9.1s retire L3

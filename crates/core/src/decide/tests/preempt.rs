@@ -45,7 +45,7 @@ fn an_interactive_ask_has_the_card_of_a_batch_job_at_once() {
             4s queue L2
             4s park L1 for L2 (14.1 GiB booked, and asks again)
             4.8s parked L1
-            4.8s L1 wants 15.7 GiB as of 4s
+            4.8s L1 wants 15.7 GiB as of 4.000001s
             4.8s grant L2 16 GiB on 0 epoch 2 until 64.8s
             5s end L2 (Released)
             5.1s retire L2
@@ -117,15 +117,99 @@ fn equals_take_turns_and_the_turns_follow_the_cost() {
             4s queue L2
             10s park L1 for L2 (14.1 GiB booked, and asks again)
             10.7s parked L1
-            10.7s L1 wants 15.7 GiB as of 10s
+            10.7s L1 wants 15.7 GiB as of 10.000001s
             10.7s grant L2 16 GiB on 0 epoch 2 until 70.7s
             11s bind L2
             21s park L2 for L1 (14.1 GiB booked, and asks again)
             22.2s parked L2
-            22.2s L2 wants 15.7 GiB as of 21s
+            22.2s L2 wants 15.7 GiB as of 21.000001s
             22.2s resume L1 16 GiB until 322.2s
             23.1s resumed L1
             36s park L1 for L2 (14.1 GiB booked, and asks again)
+        "#]],
+    );
+}
+
+#[test]
+fn who_leaves_for_somebody_stands_behind_it() {
+    check(
+        "18s  worked L1
+         19s  worked L1
+         20s  worked L1
+         20s  ask ann 16G
+         20.6s  shim L1 parked 13700M
+         20.7s  card 0 L1=300M
+         20.8s  card 0 L1=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            20s queue L2
+            20s park L1 for L2 (14.1 GiB booked, and asks again)
+            20.8s parked L1
+            20.8s L1 wants 15.7 GiB as of 20.000001s
+            20.8s grant L2 16 GiB on 0 epoch 2 until 80.8s
+        "#]],
+    );
+}
+
+#[test]
+fn after_a_dear_move_equals_wait_longer_than_who_is_more_urgent() {
+    let dear = "3s  worked L1
+         4s  ask bob 16G interactive
+         9s  shim L1 parked 13700M
+         9.1s  card 0 L1=300M
+         9.2s  card 0 L1=300M
+         10s  release L2 bob
+         10.1s  card 0 L1=300M
+         13s  shim L1 resumed
+         13.1s  card 0 L1=14G
+         14s  worked L1
+         15s  ask bob 16G
+         18s  worked L1
+         22s  worked L1
+         26s  worked L1
+         30s  worked L1
+         34s  worked L1
+         38s  worked L1
+         42s  worked L1
+         46s  worked L1
+         50s  worked L1";
+    check(
+        dear,
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            4s queue L2
+            4s park L1 for L2 (14.1 GiB booked, and asks again)
+            9.2s parked L1
+            9.2s L1 wants 15.7 GiB as of 4.000001s
+            9.2s grant L2 16 GiB on 0 epoch 2 until 69.2s
+            10s end L2 (Released)
+            10.1s retire L2
+            10.1s resume L1 16 GiB until 310.1s
+            13.1s resumed L1
+            15s queue L3
+        "#]],
+    );
+    check(
+        &dear.replace("15s  ask bob 16G", "15s  ask bob 16G interactive"),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            4s queue L2
+            4s park L1 for L2 (14.1 GiB booked, and asks again)
+            9.2s parked L1
+            9.2s L1 wants 15.7 GiB as of 4.000001s
+            9.2s grant L2 16 GiB on 0 epoch 2 until 69.2s
+            10s end L2 (Released)
+            10.1s retire L2
+            10.1s resume L1 16 GiB until 310.1s
+            13.1s resumed L1
+            15s queue L3
+            21s park L1 for L3 (14.1 GiB booked, and asks again)
         "#]],
     );
 }
@@ -151,7 +235,7 @@ fn who_stands_higher_and_works_is_left_alone() {
             3s queue L2
             3s park L1 for L2 (14.1 GiB booked, and asks again)
             3.3s parked L1
-            3.3s L1 wants 15.7 GiB as of 3s
+            3.3s L1 wants 15.7 GiB as of 3.000001s
             3.3s grant L2 20 GiB on 0 epoch 2 until 63.3s
             4s bind L2
         "#]],
@@ -178,7 +262,7 @@ fn who_stands_higher_and_is_idle_leaves_after_a_while() {
             3s queue L2
             3s park L1 for L2 (14.1 GiB booked, and asks again)
             3.3s parked L1
-            3.3s L1 wants 15.7 GiB as of 3s
+            3.3s L1 wants 15.7 GiB as of 3.000001s
             3.3s grant L2 20 GiB on 0 epoch 2 until 63.3s
             4s bind L2
         "#]],
@@ -268,6 +352,7 @@ fn who_chose_to_be_ended_is_told_and_ended() {
          5s  alive L2 L2 L2/child
          5.1s  card 0 L2/child=15G
          6s  ask bob 16G interactive
+         26s  sent L2 15
          57s  alive L2 L2
          57s  card 0 0M
          59s  tick",
@@ -301,6 +386,8 @@ fn who_survives_it_takes_its_card_out_of_service() {
          5s  alive L2 L2 L2/child
          5.1s  card 0 L2/child=15G
          6s  ask bob 16G interactive
+         6s  sent L2 15
+         36s  sent L2 9
          70s  tick",
         expect![[r#"
             0s queue L1
@@ -317,6 +404,37 @@ fn who_survives_it_takes_its_card_out_of_service() {
             6s signal 15 to 1 of L2
             36s signal 9 to 1 of L2
             66s card 0 Out { why: "a process of L2 survived SIGKILL and still has memory there" }
+        "#]],
+    );
+}
+
+#[test]
+fn a_signal_that_leaves_late_gives_as_much_time_as_any() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         50s  sent L2 15
+         79s  sent L2 9
+         90s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 6s for L3
+            6s end L2 (Preempted)
+            6s signal 15 to 1 of L2
+            80s signal 9 to 1 of L2
         "#]],
     );
 }
@@ -378,7 +496,7 @@ fn a_hook_makes_a_holder_leave_and_come_back() {
             6s queue L3
             6s park L2 by yield for L3 (0 B booked, and asks again)
             7.2s parked L2
-            7.2s L2 wants 15 GiB as of 6s
+            7.2s L2 wants 15 GiB as of 6.000001s
             7.2s grant L3 16 GiB on 0 epoch 3 until 67.2s
             10s end L3 (Released)
             10.1s retire L3
@@ -493,7 +611,7 @@ fn the_driver_parks_only_where_a_restore_is_sure_to_have_room() {
             6s queue L3
             9.1s park L2 by driver for L3 (11.1 GiB booked, and asks again)
             19.2s parked L2
-            19.2s L2 wants 12 GiB as of 9.1s
+            19.2s L2 wants 12 GiB as of 9.100001s
             19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
             20s end L3 (Released)
             20.1s retire L3
@@ -782,7 +900,7 @@ fn the_driver_brings_nobody_back_beside_who_could_take_its_room() {
             6s queue L3
             6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
             19.2s parked L2
-            19.2s L2 wants 12 GiB as of 6s
+            19.2s L2 wants 12 GiB as of 6.000001s
             19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
             20s end L3 (Released)
             20.1s retire L3
@@ -804,6 +922,7 @@ fn a_signal_that_an_earlier_daemon_may_not_have_sent_is_sent_again() {
          30s  restart
          31s  cards 24G
          32s  alive L2 L2 L2/child
+         36s  sent L2 15
          80s  tick",
         expect![[r#"
             0s queue L1
