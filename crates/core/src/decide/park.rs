@@ -57,7 +57,7 @@ impl Turn<'_> {
         if let Some(live) = self.state.live_mut(lease) {
             live.rests.clear();
         }
-        match self.park(lease, None, true) {
+        match self.park(lease, false, true) {
             Ok(()) => Answer::Lease(lease),
             Err(why) => Answer::Refused(Refusal::NotParkable(why)),
         }
@@ -100,7 +100,7 @@ impl Turn<'_> {
     }
 
     /// Puts a holder on its way off its cards, in the cheapest way that it can be.
-    pub(super) fn park(&mut self, lease: LeaseId, again: Option<Time>, by_hand: bool) -> Result<(), NotParkable> {
+    pub(super) fn park(&mut self, lease: LeaseId, again: bool, by_hand: bool) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         let rung = way_out(self.state, row, self.now)?;
         self.park_by(lease, rung, again, None, by_hand)
@@ -111,7 +111,7 @@ impl Turn<'_> {
         &mut self,
         lease: LeaseId,
         rung: Rung,
-        again: Option<Time>,
+        again: bool,
         room_for: Option<LeaseId>,
         by_hand: bool,
     ) -> Result<(), NotParkable> {
@@ -131,8 +131,9 @@ impl Turn<'_> {
             Rung::Yield => live.is_some_and(|live| !live.shims.is_empty()),
             Rung::Driver | Rung::End => false,
         };
-        let quiet = again.is_none() && !is_heard && !by_hand;
-        let again = again.or(quiet.then_some(self.now));
+        let quiet = !again && !is_heard && !by_hand;
+        // Behind whoever it leaves for, who may have asked at this very moment.
+        let again = (again || quiet).then_some(self.now + Span(1));
         self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for, processes, quiet });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.

@@ -482,10 +482,8 @@ impl Turn<'_> {
             }
             return;
         }
-        // After whoever it leaves for, who may have asked at this very moment.
-        let again = (!prospect.idle).then_some(self.now + Span(1));
         // What stood in the way meanwhile is seen with the next plan.
-        let _ = self.park_by(lease, prospect.rung, again, Some(waiter), false);
+        let _ = self.park_by(lease, prospect.rung, !prospect.idle, Some(waiter), false);
     }
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.

@@ -92,8 +92,7 @@ impl Turn<'_> {
     /// A holder has to leave its cards. Who can be parked keeps its lease, and who was at work asks for
     /// its cards again at once; the others' lease is over.
     fn part(&mut self, lease: LeaseId, idle: bool, reason: Reason) {
-        let again = (!idle).then_some(self.now);
-        if self.park(lease, again, false).is_err() {
+        if self.park(lease, !idle, false).is_err() {
             self.end(lease, reason);
         }
     }

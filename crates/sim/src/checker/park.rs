@@ -500,7 +500,7 @@ impl Books {
                 let wanted = self.wanted(book.tenant, &held.cards).at_all;
                 must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
                 let silent = !book.worked && !is_heard;
-                must(9, again == (book.worked || silent).then_some(now) && quiet == silent, || {
+                must(9, again == (book.worked || silent).then_some(now + Span(1)) && quiet == silent, || {
                     format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
                 })?;
             }

@@ -164,7 +164,7 @@ fn a_busy_holder_at_its_cap_is_parked_and_asks_again() {
             40s renew L1 until 100s
             100s park L1 (14.1 GiB booked, and asks again)
             100.3s parked L1
-            100.3s L1 wants 15.7 GiB as of 100s
+            100.3s L1 wants 15.7 GiB as of 100.000001s
             100.3s grant L2 16 GiB on 0 epoch 2 until 130.3s
             130.3s end L2 (Expired)
             131.3s retire L2
