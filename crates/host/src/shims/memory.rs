@@ -47,6 +47,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ready: Vec<Memory>,
+    /// The last piece had small pages: the host's memory is in pieces.
+    is_scattered: bool,
     stop: bool,
 }
 
@@ -81,9 +83,10 @@ impl Stock {
             left = left.saturating_sub(memory.bytes);
             found.push(memory);
         }
+        let is_scattered = state.is_scattered;
         drop(state);
         self.shared.bell.notify_all();
-        if left > 0 && has_huge_pages() {
+        if left > 0 && has_huge_pages() && !is_scattered {
             found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
         }
         Ok(found)
@@ -117,8 +120,11 @@ impl Shared {
             let room = available().is_some_and(|available| available >= self.leave + PIECE);
             let made = if room { filled(PIECE).ok() } else { None };
             state = self.lock();
-            match made {
-                Some(memory) => state.ready.push(memory),
+            if let Some((_, is_huge)) = &made {
+                state.is_scattered = !is_huge;
+            }
+            match made.filter(|(_, is_huge)| *is_huge) {
+                Some((memory, _)) => state.ready.push(memory),
                 // No room now: nothing is wrong, parks are only slower.
                 None => state = self.bell.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner).0,
             }
@@ -135,8 +141,9 @@ fn file(bytes: u64, kind: MemfdFlags) -> io::Result<OwnedFd> {
 }
 
 /// The same with its pages there, huge ones where the host has them: those set aside for whoever asks, or
-/// else those that shared memory may have.
-fn filled(bytes: u64) -> io::Result<Memory> {
+/// else those that shared memory may have. And whether they are: where memory is in pieces the kernel gives small
+/// ones, which take ten times as long to make known to the driver, and the program's work waits meanwhile.
+fn filled(bytes: u64) -> io::Result<(Memory, bool)> {
     let set_aside = set_aside().is_some_and(|free| free >= bytes);
     if set_aside && let Ok(memory) = filled_with(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
         return Ok(memory);
@@ -150,7 +157,7 @@ fn set_aside() -> Option<u64> {
     text.trim().parse::<u64>().ok()?.checked_mul(HUGE)
 }
 
-fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<Memory> {
+fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
     let file = file(bytes, kind)?;
     // SAFETY: a new mapping of a file of just this length, which is sealed.
     let at = unsafe {
@@ -175,6 +182,7 @@ fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<Memory> {
             .collect();
         hands.into_iter().map(|hand| hand.join().unwrap_or(Err(rustix::io::Errno::IO))).collect::<Result<Vec<_>, _>>()
     });
+    let is_huge = kind.contains(MemfdFlags::HUGETLB) || huge_bytes(from).is_some_and(|huge| huge >= bytes / 10 * 9);
     // SAFETY: mapped above with this length, and nothing refers to it any more.
     let _ = unsafe { munmap(at, bytes as usize) };
     // Kernels before 5.14 fill pages only by touching them: the holder does.
@@ -183,7 +191,16 @@ fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<Memory> {
     if !filled && kind.contains(MemfdFlags::HUGETLB) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
-    Ok(Memory { file, bytes, filled })
+    Ok((Memory { file, bytes, filled }, is_huge))
+}
+
+/// How many bytes of the mapping that begins there are in huge pages of shared memory, as the kernel tells it.
+fn huge_bytes(from: usize) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let first = format!("{from:x}-");
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&first));
+    let kib = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
+    kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Host memory that programs could still have, by the kernel's own reckoning; `None`: it cannot be read.
@@ -234,7 +251,8 @@ mod tests {
     #[test]
     fn memory_is_read_and_cannot_be_cut_short() {
         assert!(available() <= total());
-        let memory = filled(4 * HUGE).expect("memory");
+        let (memory, is_huge) = filled(4 * HUGE).expect("memory");
+        assert!(!is_huge || has_huge_pages(), "it is told what kind of pages there are");
         assert!(ftruncate(&memory.file, HUGE).is_err());
         let blocks = rustix::fs::fstat(&memory.file).expect("a file").st_blocks as u64 * 512;
         assert!(!memory.filled || blocks >= 4 * HUGE, "{blocks} of its bytes are there");

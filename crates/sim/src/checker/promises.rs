@@ -17,7 +17,7 @@ use sublet_core::stranger::Closed;
 use sublet_core::units::{Bytes, Time};
 
 /// Bounds are asked for once in so many events, of so many waiters at the head.
-const EVERY: u64 = 8;
+const EVERY: u64 = 16;
 const WAITERS: usize = 8;
 
 /// What waiters were told.
@@ -40,13 +40,18 @@ impl Promises {
 
     /// An event was taken in, with these actions.
     pub fn after(&mut self, now: Time, state: &State, actions: &[Action], cause: &Cause) -> Verdict {
-        // While time only passes, nobody takes any room.
-        let is_still = actions.is_empty() && matches!(cause, Cause::Ticked);
-        let is_less_room = !is_still && self.is_less_room(state);
-        if actions.iter().any(upsets) || is_less_room || state.disk_full() || is_silent(state, now) {
-            self.void();
+        if !self.by.is_empty() {
+            // Room is taken by what happens to leases, and by what is seen of cards and processes.
+            let is_seen = matches!(
+                cause,
+                Cause::Observed(..) | Cause::Listed(_) | Cause::Gone(_) | Cause::Unwrapped(_) | Cause::Other
+            );
+            let is_less_room = (is_seen || !actions.is_empty()) && self.is_less_room(state);
+            if actions.iter().any(upsets) || is_less_room || state.disk_full() || is_silent(state, now) {
+                self.void();
+            }
+            self.check(now, state)?;
         }
-        self.check(now, state)?;
         self.events += 1;
         if self.events.is_multiple_of(EVERY) {
             self.ask(now, state);
@@ -77,6 +82,7 @@ impl Promises {
     }
 
     fn ask(&mut self, now: Time, state: &State) {
+        let is_first = self.by.is_empty();
         for (id, _) in state.queue().iter().take(WAITERS) {
             if let Some(lease) = state.lease(id)
                 && let Bound::By { at, settled } = bound(state, lease, now)
@@ -85,6 +91,10 @@ impl Promises {
                 let by = self.by.entry(id).or_insert(at);
                 *by = at.min(*by);
             }
+        }
+        if is_first && !self.by.is_empty() {
+            // What is taken later is more than this.
+            self.is_less_room(state);
         }
     }
 
