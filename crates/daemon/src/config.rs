@@ -96,6 +96,8 @@ struct PreemptionConfig {
     switching: Option<String>,
     /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
     idle: Option<String>,
+    /// Whoever could not be moved is left alone for so long, unless somebody asks for it by hand (`"1m"`).
+    rest: Option<String>,
     /// `"off"`: the driver's own way of parking is not used; read by a start only.
     driver: Option<String>,
     /// Those who chose to be ended for others have so long between SIGTERM and SIGKILL (`"30s"`).
@@ -447,6 +449,7 @@ impl PreemptionConfig {
             }
         })?;
         set(&mut parking.idle, "preemption.idle", &self.idle, read_span)?;
+        set(&mut parking.rest, "preemption.rest", &self.rest, read_span)?;
         set(&mut parking.grace, "preemption.end_grace", &self.end_grace, read_span)
     }
 }
@@ -702,11 +705,12 @@ mod tests {
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
         assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
         let settled = settle(
-            "[preemption]\nmake_room = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nend_grace = \"2s\"",
+            "[preemption]\nmake_room = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nrest = \"90s\"\nend_grace = \"2s\"",
         )
         .unwrap();
         let parking = &settled.policy.parking;
         assert_eq!((parking.turn, parking.idle, parking.grace), (Span::secs(60), Span::secs(300), Span::secs(2)));
+        assert_eq!(parking.rest, Span::secs(90));
         assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
         let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;

@@ -94,7 +94,13 @@ impl Turn<'_> {
             Phase::Waiting { .. } => return Answer::Refused(Refusal::StillWaiting),
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
             Phase::Active(_) | Phase::Resuming(..) => {}
-            Phase::Parking(..) | Phase::Parked(..) => self.wants(lease),
+            Phase::Parking(..) | Phase::Parked(..) => {
+                // A hand that asks may try again at once.
+                if let Some(live) = self.state.live_mut(lease) {
+                    live.rests.clear();
+                }
+                self.wants(lease);
+            }
         }
         Answer::Lease(lease)
     }

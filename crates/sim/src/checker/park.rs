@@ -377,7 +377,15 @@ impl Books {
             None => Expect::Refusal(Refusal::NoSuchLease),
             Some(At::Waiting(_)) => Expect::Refusal(Refusal::StillWaiting),
             Some(At::Ending(..)) => Expect::Refusal(Refusal::Ended),
-            Some(At::Held(_) | At::Away(..)) => {
+            Some(At::Held(_)) => {
+                self.ask_for(lease);
+                Expect::Yes(false)
+            }
+            Some(At::Away(_, trip)) => {
+                let may_try_again = trip.way != Way::Back;
+                if let Some(book) = self.leases.get_mut(&lease).filter(|_| may_try_again) {
+                    book.rests = Rests::default();
+                }
                 self.ask_for(lease);
                 Expect::Yes(false)
             }
