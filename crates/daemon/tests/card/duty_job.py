@@ -2,8 +2,10 @@
 
     duty_job.py BALLAST_GIB BURST_S CYCLES [STEPS]
 
-With DUTY_GO in the environment it waits, once it has its memory, until that file is there. Without STEPS it finds out how many steps a burst takes; with them it does just as many, so that two runs compute the
-same. Prints one line of JSON: when it began its first burst and ended the last, how long it worked, and a hash.
+With DUTY_GO in the environment it waits, once it has its memory, until that file is there, and makes its pauses.
+Without STEPS it finds out how many steps a burst takes; with them it does just as many, so that two runs compute the
+same. Prints one line of JSON: when it began its first burst and ended the last, when each burst ended, how
+long it worked, and a hash for each burst.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ torch.manual_seed(7)
 held = [torch.full((1 << 28,), float(number), device="cuda") for number in range(ballast)]
 a = torch.randn(8192, 8192, device="cuda") / 90
 x = torch.randn(8192, 8192, device="cuda")
-trails = []
+trails, bursts = [], []
 
 
 def step():
@@ -54,10 +56,11 @@ for cycle in range(cycles):
     begun = time.perf_counter()
     work(steps)
     busy += time.perf_counter() - begun
+    bursts.append(round(time.time(), 3))
     trails.append(hashlib.sha256(x.sum(dim=0).cpu().numpy().tobytes()).hexdigest()[:32])
     if cycle + 1 < cycles and go:
         time.sleep(burst)
 ended = time.time()
 for number, piece in enumerate(held):
     assert bool((piece == float(number)).all()), "what was held changed"
-print(json.dumps({"steps": steps, "began": began, "ended": ended, "busy_s": round(busy, 3), "trails": trails}))
+print(json.dumps({"steps": steps, "began": began, "ended": ended, "busy_s": round(busy, 3), "bursts_end": bursts, "trails": trails}))

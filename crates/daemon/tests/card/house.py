@@ -156,8 +156,8 @@ class House:
                 job.terminate()
         for job in self.jobs:
             job.wait()
-        with open(f"{OUT}/{self.name}.audit.txt", "w") as file:
-            subprocess.run([DIST + "/sublet", "audit"], stdout=file, stderr=subprocess.STDOUT)
+        with open(f"{OUT}/{self.name}.audit.json", "w") as file:
+            subprocess.run([DIST + "/sublet", "audit", "--json"], stdout=file, stderr=subprocess.STDOUT)
         self.daemon.terminate()
         self.daemon.wait()
         self.log.close()
