@@ -203,7 +203,9 @@ impl Books {
     pub fn watched(&mut self, now: Time, event: &Event) -> Cause {
         let watched = match event {
             Event::Audited { audit, tree } => {
-                if let Some(found) = self.watch.known_mut(audit.process) {
+                // Whoever has a lease meanwhile is no stranger, and nothing is noted of it.
+                let is_owned = self.owners.contains_key(&audit.process);
+                if let Some(found) = self.watch.known_mut(audit.process).filter(|_| !is_owned) {
                     found.seen = Some((now, tree.clone()));
                 }
                 Watched::Audited(audit.clone(), tree.clone())
