@@ -28,6 +28,7 @@ mod eyes;
 pub mod gpu;
 pub mod hands;
 mod link;
+mod patient;
 pub mod process;
 mod protocol;
 mod roster;

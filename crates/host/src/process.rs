@@ -4,6 +4,7 @@
 //! compares it later, because pids are reused. Absent on purpose: names of users
 //! (the daemon's business), signals, and any opinion about what a process may do.
 
+use crate::patient;
 use rustix::io::Errno;
 use std::fs;
 use std::io;
@@ -142,11 +143,14 @@ pub fn uid(pid: u32) -> Result<u32, ProcessError> {
     status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| odd(pid, "status"))
 }
 
+/// So much of an environment is looked at.
+const ENVIRON_MAX: u64 = 8 << 20;
+
 /// The value of a variable in the environment that a process was started with.
 ///
 /// The process may have changed it since; that does not show here.
 pub fn environ(pid: u32, name: &str) -> Result<Option<String>, ProcessError> {
-    let block = read(pid, "environ")?;
+    let block = patient::read(format!("/proc/{pid}/environ"), ENVIRON_MAX).map_err(|e| ProcessError::of(pid, e))?;
     let mut entries = block.split(|&byte| byte == 0);
     let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
     Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))

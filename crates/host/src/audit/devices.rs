@@ -7,9 +7,10 @@
 //! Absent: which of them holds memory, and how much. That is the driver's to say.
 
 use super::text::{PATH_MAX, clean, clean_bytes};
+use crate::patient;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -19,8 +20,8 @@ const PREFIX: &str = "/dev/nvidia";
 const MAJOR: u32 = 195;
 /// Descriptors of one process that are looked at; it may have a million.
 const DESCRIPTORS_MAX: usize = 65_536;
-/// Mappings of one process that are looked at: the kernel's own limit is 65,530 by default.
-const MAPPINGS_MAX: usize = 262_144;
+/// So much of the mappings of one process is looked at: the kernel's own limit is 65,530 of them by default.
+const MAPPINGS_BYTES_MAX: u64 = 32 << 20;
 /// Device files of one process that are told: a host has a few for each card.
 const DEVICES_MAX: usize = 64;
 
@@ -116,20 +117,18 @@ fn open(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> 
 
 /// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
 fn mapped(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
-    let mut lines = BufReader::with_capacity(65_536, File::open(format!("/proc/{pid}/maps"))?);
-    let mut line = Vec::new();
-    for _ in 0..MAPPINGS_MAX {
-        line.clear();
-        if lines.read_until(b'\n', &mut line)? == 0 {
-            return Ok(());
-        }
-        if let Some(name) = known.name_of_mapped(&line)
+    let lines = patient::read(format!("/proc/{pid}/maps"), MAPPINGS_BYTES_MAX)?;
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        if let Some(name) = known.name_of_mapped(line)
             && !found.contains(&name)
         {
             found.push(name);
         }
     }
-    Err(too_many("mappings", MAPPINGS_MAX))
+    if lines.len() as u64 == MAPPINGS_BYTES_MAX {
+        return Err(io::Error::other("it has too many mappings"));
+    }
+    Ok(())
 }
 
 impl Known<'_> {

@@ -29,11 +29,12 @@ pub use devices::Devices;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
 
+use crate::patient;
 use crate::process::{self, ProcessError, Stat};
 use devices::because;
 use rustix::time::{ClockId, clock_gettime};
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -175,12 +176,13 @@ fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String
 
 /// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.
 fn command(pid: u32, unread: &mut Vec<String>) -> Vec<String> {
-    let mut bytes = Vec::new();
-    let opened = File::open(format!("/proc/{pid}/cmdline"));
-    if let Err(error) = opened.and_then(|file| file.take(COMMAND_BYTES_MAX).read_to_end(&mut bytes)) {
-        unread.push(format!("its command line: {}", because(&error)));
-        return Vec::new();
-    }
+    let bytes = match patient::read(format!("/proc/{pid}/cmdline"), COMMAND_BYTES_MAX) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            unread.push(format!("its command line: {}", because(&error)));
+            return Vec::new();
+        }
+    };
     let is_cut = bytes.len() as u64 == COMMAND_BYTES_MAX;
     let mut words: Vec<String> =
         bytes.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();

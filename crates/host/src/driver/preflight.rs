@@ -6,9 +6,10 @@
 
 use super::hazard::{self, Hazard};
 use super::protocol::Facts;
+use crate::patient;
 use crate::process::{self, Cgroup, Identity};
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 use sublet_core::ids::ProcKey;
 use sublet_core::units::Bytes;
 
@@ -23,6 +24,8 @@ const CARD_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVIC
 const MANAGED_FILE: &str = "/dev/nvidia-uvm";
 /// CUDA shares events between processes through files of this name.
 const IPC_FILES: &str = "/dev/shm/cuda.shm.";
+/// So much of what a process has mapped is looked at.
+const MAPS_MAX: u64 = 32 << 20;
 /// `CAP_SYS_PTRACE`.
 const PTRACE: u32 = 19;
 /// Limits of version 1 beyond this are none.
@@ -41,7 +44,7 @@ pub(crate) fn examine(process: ProcKey, bytes: u64, ground: &Ground<'_>) -> Resu
     let found = present(process)?;
     let who = format!("process {} ({})", process.pid, found.name);
     owned(&found, &who)?;
-    let signs = Signs::read(process.pid);
+    let signs = Signs::read(process.pid).map_err(|error| format!("what {who} has mapped cannot be read: {error}"))?;
     if let Some(rule) = rules.iter().find(|rule| signs.show(rule.hazard)) {
         return Err(format!("{who} stays where it is: {}", rule.why));
     }
@@ -104,10 +107,9 @@ struct Signs {
 }
 
 impl Signs {
-    fn read(pid: u32) -> Signs {
-        // It may end at any time: whoever moves it finds that out.
-        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-        Signs::from(&String::from_utf8_lossy(&maps), threads(pid))
+    fn read(pid: u32) -> io::Result<Signs> {
+        let maps = patient::read(format!("/proc/{pid}/maps"), MAPS_MAX)?;
+        Ok(Signs::from(&String::from_utf8_lossy(&maps), threads(pid)))
     }
 
     fn from(maps: &str, threads: Vec<String>) -> Signs {

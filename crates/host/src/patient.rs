@@ -1,0 +1,97 @@
+//! Reads what a process may keep everybody from reading.
+//!
+//! To show a command line, an environment or mappings the kernel goes through the memory of the process. Where that
+//! is a file on a server that does not answer, or the process is stuck with the lock on its own memory, whoever reads
+//! is stuck with it; a process can bring that about on purpose, and would hold up all that is known about cards. So
+//! each thread that looks has a reader, which is left behind when it does not come back.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// A reader is waited for so long.
+const LONGEST: Duration = Duration::from_secs(1);
+/// Readers in all, most of them left behind: whoever makes more processes like that is not read any more.
+const READERS_MAX: usize = 64;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+static READERS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static OWN: RefCell<Option<Sender<Job>>> = const { RefCell::new(None) };
+}
+
+/// The first so many bytes of a file.
+pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
+    patiently(move || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    })
+}
+
+fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    let (reply, answer) = mpsc::sync_channel(1);
+    let job: Job = Box::new(move || drop(reply.send(what())));
+    OWN.with_borrow_mut(|own| {
+        let reader = match own.take() {
+            Some(reader) => reader,
+            None => begin()?,
+        };
+        reader.send(job).map_err(|_| io::Error::other("the thread that reads it is gone"))?;
+        let stuck = |_| io::Error::new(io::ErrorKind::TimedOut, "it holds up whoever reads it");
+        let read = answer.recv_timeout(LONGEST).map_err(stuck)?;
+        *own = Some(reader);
+        read
+    })
+}
+
+fn begin() -> io::Result<Sender<Job>> {
+    if READERS.fetch_add(1, Ordering::AcqRel) >= READERS_MAX {
+        READERS.fetch_sub(1, Ordering::AcqRel);
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "too many others hold up whoever reads them"));
+    }
+    let (sender, jobs) = mpsc::channel::<Job>();
+    let work = move || {
+        jobs.into_iter().for_each(|job| job());
+        READERS.fetch_sub(1, Ordering::AcqRel);
+    };
+    match Builder::new().name("sublet-read".to_owned()).spawn(work) {
+        Ok(_) => Ok(sender),
+        Err(error) => {
+            READERS.fetch_sub(1, Ordering::AcqRel);
+            Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::time::Instant;
+
+    #[test]
+    fn a_file_that_is_never_there_holds_up_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let name = pipe.to_str().unwrap().to_owned();
+        // To open it takes somebody at the other end.
+        let begun = Instant::now();
+        assert_eq!(read(name.clone(), 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < 10 * LONGEST, "{:?}", begun.elapsed());
+        // The next reader is another.
+        assert_eq!(read("/proc/self/comm".to_owned(), 4).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_why() {
+        assert_eq!(read("/proc/0/environ".to_owned(), 1).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
