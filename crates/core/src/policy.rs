@@ -91,8 +91,8 @@ impl Default for Parking {
             limit: Span::secs(30),
             preempt: true,
             turn: Span::secs(10),
-            // At most a tenth of the time goes into moving.
-            worth: 9,
+            // At most a twentieth of the time goes into moving; who pauses leaves sooner.
+            worth: 19,
             idle: Span::secs(30),
             pause: Span::secs(2),
             grace: Span::secs(30),

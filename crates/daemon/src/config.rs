@@ -92,7 +92,7 @@ struct PreemptionConfig {
     make_room: Option<bool>,
     /// Whoever came back to its cards has them for so long at least (`"10s"`).
     turn: Option<String>,
-    /// No more of the time goes into moving (`"10%"`).
+    /// No more of the time goes into moving (`"5%"`).
     switching: Option<String>,
     /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
     idle: Option<String>,

@@ -65,21 +65,31 @@ fn a_batch_ask_waits_for_a_busy_batch_job_until_its_turn_is_over() {
          8s  worked L1
          9s  worked L1
          10s  worked L1
-         11s  worked L1",
+         11s  worked L1
+         13s  worked L1
+         15s  worked L1
+         16s  worked L1
+         17s  worked L1
+         18s  worked L1",
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
             1s bind L1
             4s queue L2
-            10s park L1 for L2 (14.1 GiB booked, and asks again)
+            17s park L1 for L2 (14.1 GiB booked, and asks again)
         "#]],
     );
 }
 
 #[test]
 fn equals_take_turns_and_the_turns_follow_the_cost() {
-    check(
-        "3s  worked L1
+    // A tenth of the time may go into moving.
+    let mut house = house();
+    house.parking.worth = 9;
+    check_with(
+        house,
+        &format!(
+            "{BEGIN}3s  worked L1
          4s  ask bob 16G
          5s  worked L1
          6s  worked L1
@@ -109,7 +119,8 @@ fn equals_take_turns_and_the_turns_follow_the_cost() {
          32s  worked L1
          34s  worked L1
          36s  worked L1
-         38s  worked L1",
+         38s  worked L1"
+        ),
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
