@@ -7,6 +7,7 @@
 //! exception.
 
 mod back;
+mod ends;
 mod enforce;
 mod fair;
 mod hostile;

@@ -1,0 +1,260 @@
+//! Stories of those who chose to be ended for others: they are told, get their signals in time, and are spared
+//! when nobody needs their cards any more.
+
+use super::preempt::check;
+use expect_test::expect;
+
+#[test]
+fn who_chose_to_be_ended_is_told_and_ended() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end notice=20s
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         26s  sent L2 15
+         57s  alive L2 L2
+         57s  card 0 0M
+         59s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 26s for L3
+            26s end L2 (Preempted)
+            26s signal 15 to 1 of L2
+            56s signal 9 to 1 of L2
+            57s retire L2
+            57s grant L3 16 GiB on 0 epoch 3 until 117s
+        "#]],
+    );
+}
+
+#[test]
+fn who_survives_it_takes_its_card_out_of_service() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         6s  sent L2 15
+         36s  sent L2 9
+         70s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 6s for L3
+            6s end L2 (Preempted)
+            6s signal 15 to 1 of L2
+            36s signal 9 to 1 of L2
+            66s card 0 Out { why: "a process of L2 survived SIGKILL and still has memory there" }
+        "#]],
+    );
+}
+
+#[test]
+fn a_signal_that_leaves_late_gives_as_much_time_as_any() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         50s  sent L2 15
+         79s  sent L2 9
+         90s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 6s for L3
+            6s end L2 (Preempted)
+            6s signal 15 to 1 of L2
+            80s signal 9 to 1 of L2
+        "#]],
+    );
+}
+
+#[test]
+fn who_is_told_goes_on_when_nobody_waits_any_more() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end notice=20s
+         5s  bind L2
+         5.1s  card 0 L2=15G
+         6s  ask bob 16G interactive
+         10s  release L3 bob
+         30s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 26s for L3
+            10s end L3 (Released)
+            26s spare L2
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_is_ended_for_two_at_once() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  card 0 unreadable
+         6s  ask bob 16G interactive
+         6.1s  ask dan 16G interactive
+         7s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            6s queue L3
+            6.1s queue L4
+            7s notice L2 until 7s for L3
+            7s end L2 (Preempted)
+        "#]],
+    );
+}
+
+#[test]
+fn who_was_served_first_by_the_queue_is_not_ended_at_once_for_who_waited_too() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 stray=5G
+         4s  ask bob 20G interactive
+         5s  ask cat 16G spot
+         6s  card 0 0M
+         20s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            5s queue L3
+            5s grant L3 16 GiB on 0 epoch 2 until 65s
+            15s notice L3 until 15s for L2
+            15s end L3 (Preempted)
+            16s retire L3
+            16s grant L2 20 GiB on 0 epoch 3 until 76s
+        "#]],
+    );
+}
+
+#[test]
+fn who_was_told_that_it_ends_and_was_parked_instead_is_not_ended_later() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end notice=5s
+         5s  bind L2
+         5.1s  card 0 L2=15G
+         6s  ask bob 16G interactive
+         7s  shim L2 here
+         8s  park L2 cat
+         9s  shim L2 parked 14700M
+         9.1s  card 0 L2=300M
+         9.2s  card 0 L2=300M
+         10s  resume L2 cat
+         11s  release L3 bob
+         11.1s  card 0 L2=300M
+         12s  shim L2 resumed
+         12.1s  card 0 L2=15G
+         20s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 11s for L3
+            8s park L2 (15.1 GiB booked)
+            9.2s parked L2
+            9.2s grant L3 16 GiB on 0 epoch 3 until 69.2s
+            10s L2 wants 15.7 GiB as of 10s
+            11s end L3 (Released)
+            11.1s retire L3
+            11.1s resume L2 16 GiB until 71.1s
+            12.1s resumed L2
+        "#]],
+    );
+}
+
+#[test]
+fn a_signal_that_an_earlier_daemon_may_not_have_sent_is_sent_again() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         30s  restart
+         31s  cards 24G
+         32s  alive L2 L2 L2/child
+         36s  sent L2 15
+         80s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 6s for L3
+            6s end L2 (Preempted)
+            6s signal 15 to 1 of L2
+            30s grace until 90s
+            36s signal 15 to 1 of L2
+            66s signal 9 to 1 of L2
+        "#]],
+    );
+}
