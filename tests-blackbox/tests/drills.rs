@@ -135,14 +135,17 @@ fn park(service: &Service, id: &str) {
     assert_eq!(service.client().lease(id).state, LeaseState::Parked);
 }
 
+/// What the service has started.
+fn children(service: &Service) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", service.pid())).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
 /// The process through which the service speaks with the driver.
 fn driver_worker(service: &Service) -> u32 {
-    let children = format!("/proc/{0}/task", service.pid());
     until("there is a worker for the driver", LONG, || {
-        let tasks = fs::read_dir(&children).into_iter().flatten().flatten();
-        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-        let pids: Vec<u32> =
-            lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+        let pids = children(service);
         let words = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_it = |pid: &&u32| words(pid).split(|byte| *byte == 0).any(|word| word == b"driver");
         pids.iter().find(is_it).copied().ok_or(pids.clone())
@@ -484,11 +487,8 @@ fn when_others_need_the_hosts_memory_nobody_is_parked_and_it_is_said() {
 
 /// All processes of this service and of a lease stand still, as if the host slept.
 fn while_all_sleep(service: &Service, id: &str, how_long: Duration) {
-    let tasks = fs::read_dir(format!("/proc/{}/task", service.pid())).into_iter().flatten().flatten();
-    let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    let children: Vec<u32> =
-        children.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
-    let all: Vec<u32> = service.client().lease(id).pids.into_iter().chain(children).chain([service.pid()]).collect();
+    let own = service.client().lease(id).pids;
+    let all: Vec<u32> = own.into_iter().chain(children(service)).chain([service.pid()]).collect();
     all.iter().for_each(|pid| signal(*pid, Signal::STOP));
     thread::sleep(how_long);
     all.iter().for_each(|pid| signal(*pid, Signal::CONT));

@@ -99,6 +99,13 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
         let loose = service.client().card().loose_bytes;
         if loose < Some(256 * MIB) { Ok(()) } else { Err(loose) }
     });
+    // Whoever starts it anew is told what would stop that.
+    mode(&service, "observe");
+    let anew = Alone::takes(&service, 1024);
+    let known = found(&service, &anew);
+    assert_eq!(known.again.as_ref(), Some(&stranger.id), "{known:?}");
+    let status = succeeds(&service, &["enforce", "status"]);
+    assert!(status.contains("was the same and was ended; something starts it anew"), "{status}");
     succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 

@@ -82,6 +82,9 @@ pub struct Stranger {
     pub cards: Vec<CardId>,
     /// How far it has come.
     pub step: Step,
+    /// Somebody was ended not long ago who was the same: it is started anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<StrangerId>,
 }
 
 /// How far a stranger has come.

@@ -1,9 +1,10 @@
 //! What this daemon has seen of strangers, and gone with the process: never journaled.
 
+use crate::audit::Audit;
 use crate::ids::ProcKey;
 use crate::stranger::StrangerId;
-use crate::units::Time;
-use std::collections::BTreeMap;
+use crate::units::{Span, Time};
+use std::collections::{BTreeMap, VecDeque};
 
 /// What was seen of strangers.
 #[derive(Clone, Debug, Default)]
@@ -12,10 +13,54 @@ pub struct Watchlist {
     pub(crate) by_process: BTreeMap<ProcKey, StrangerId>,
     /// What this daemon found out about each.
     pub(crate) seen: BTreeMap<StrangerId, Seen>,
+    /// Those who were ended lately, the last one last.
+    pub(crate) ended: VecDeque<Former>,
     /// Why nobody can be ended here; `None`: that was not tried yet.
     pub(crate) can: Option<Result<(), String>>,
     /// How often it was tried.
     pub(crate) tests: u64,
+}
+
+/// Whoever comes so soon after somebody like it was ended is started anew.
+const ANEW: Span = Span::secs(600);
+/// So many who were ended are remembered.
+const FORMER_MAX: usize = 64;
+
+/// A stranger that was ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Former {
+    id: StrangerId,
+    at: Time,
+    audit: Audit,
+}
+
+impl Former {
+    /// A service is started anew by its unit; anything else by whoever calls the same program for the same user.
+    fn is(&self, audit: &Audit) -> bool {
+        match (&self.audit.unit, &audit.unit) {
+            (Some(before), Some(now)) if now.ends_with(".service") => before == now,
+            _ => {
+                let who = |audit: &Audit| (audit.uid, audit.exe.clone(), audit.command.clone());
+                audit.exe.is_some() && who(&self.audit) == who(audit)
+            }
+        }
+    }
+}
+
+impl Watchlist {
+    /// A stranger that was signalled is gone.
+    pub(crate) fn remember(&mut self, id: StrangerId, audit: Audit, at: Time) {
+        if self.ended.len() >= FORMER_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(Former { id, at, audit });
+    }
+
+    /// Who was ended lately, and is here again.
+    pub(crate) fn former(&self, audit: &Audit, now: Time) -> Option<StrangerId> {
+        let lately = self.ended.iter().rev().take_while(|former| now.since(former.at) <= ANEW);
+        lately.into_iter().find(|former| former.is(audit)).map(|former| former.id)
+    }
 }
 
 /// What this daemon found out about a stranger.

@@ -63,6 +63,7 @@ impl View<'_> {
             signal: None,
             in_s: None,
             why: None,
+            again: stranger.again.map(|former| former.to_string()),
             unread: audit.unread.clone(),
         };
         let left = |at: sublet_core::units::Time| Some(at.since(self.now).as_secs_f64());

@@ -423,7 +423,8 @@ pub fn action(action: &Action) -> String {
         }
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Find { stranger } => {
-            format!("{} is on a card without a lease: {}", stranger.id, stranger.audit.owner_words())
+            let again = stranger.again.map_or_else(String::new, |former| format!(", again after {former} was ended"));
+            format!("{} is on a card without a lease: {}{again}", stranger.id, stranger.audit.owner_words())
         }
         Action::Reaudit { stranger, audit, .. } => format!("{stranger} is {} now", audit.owner_words()),
         Action::Warn { stranger, at, until } => {

@@ -88,6 +88,9 @@ pub struct Stranger {
     pub in_s: Option<f64>,
     /// Why nothing happens to it.
     pub why: Option<String>,
+    /// The one like it that was ended not long ago: it is started anew.
+    #[serde(default)]
+    pub again: Option<String>,
     /// What could not be read of it.
     pub unread: Vec<String>,
 }

@@ -205,6 +205,9 @@ fn show(found: &Strangers) -> Result<u8, Failure> {
         output::print("nobody is on a card without a lease\n")?;
     } else {
         output::print(&format!("\n{}", render(found)))?;
+        for again in found.strangers.iter().filter_map(started_anew) {
+            output::print(&format!("{again}\n"))?;
+        }
     }
     Ok(exit::OK)
 }
@@ -237,6 +240,21 @@ fn what(stranger: &Stranger) -> String {
     // The kernel's own name for it is cut short.
     let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
     format!("{name}{place}")
+}
+
+/// Whoever is ended and started anew is ended for ever, until somebody stops what starts it.
+fn started_anew(stranger: &Stranger) -> Option<String> {
+    let former = stranger.again.as_ref()?;
+    let service = stranger.unit.as_ref().filter(|unit| unit.ends_with(".service"));
+    let (by, stop) = match service {
+        Some(unit) => {
+            (format!("{unit} starts it anew"), format!("`systemctl stop {unit}`, or `sublet attach unit:{unit}`"))
+        }
+        None => {
+            ("something starts it anew".to_owned(), format!("`sublet audit show {}` names its parents", stranger.id))
+        }
+    };
+    Some(plain(&format!("{}: {former} was the same and was ended; {by}: {stop}", stranger.id)))
 }
 
 fn next(stranger: &Stranger) -> String {

@@ -198,7 +198,8 @@ impl Turn<'_> {
             None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
             None => {
                 let id = StrangerId(self.state.rows().meta.next_stranger);
-                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found };
+                let again = self.state.watchlist().former(&audit, self.now);
+                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found, again };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
@@ -214,8 +215,17 @@ impl Turn<'_> {
     /// A stranger exited.
     pub(super) fn left(&mut self, process: ProcKey) {
         if let Some(id) = self.state.watchlist().by_process.get(&process).copied() {
-            self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Exited });
+            self.close(id, Closed::Exited);
         }
+    }
+
+    /// A stranger is gone. Who was signalled is remembered, should it be started anew.
+    fn close(&mut self, id: StrangerId, how: Closed) {
+        if let Some(Stranger { step: Step::Told { .. }, audit, .. }) = self.state.rows().strangers.get(&id) {
+            let (audit, now) = (audit.clone(), self.now);
+            self.state.watchlist_mut().remember(id, audit, now);
+        }
+        self.emit(Action::Close { stranger: id, at: self.now, how });
     }
 
     /// Compares the record with what is on the cards, and takes the steps that are due.
@@ -230,16 +240,13 @@ impl Turn<'_> {
     fn attend(&mut self, id: StrangerId) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let step = stranger.step;
-        let close = |how| Action::Close { stranger: id, at: self.now, how };
         if let Some(lease) = self.state.owner(&stranger.audit.process) {
-            let action = close(Closed::Matched(lease));
-            return self.emit(action);
+            return self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) });
         }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
         let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
         if on.is_empty() {
-            let action = close(Closed::OffCards);
-            return self.emit(action);
+            return self.close(id, Closed::OffCards);
         }
         // Whoever survived has, whatever is said of it meanwhile.
         if matches!(step, Step::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now) {

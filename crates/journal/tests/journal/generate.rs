@@ -294,7 +294,9 @@ impl World {
             (1, _) => self.step_of_rules(),
             (2..=3, _) | (_, None) => {
                 let (id, audit) = (StrangerId(self.rows.meta.next_stranger), self.audit());
-                let stranger = Stranger { id, audit, since: self.now, cards: vec![CardId(0)], step: Step::Found };
+                let again = (self.dice.below(4) == 0).then_some(StrangerId(1));
+                let (cards, step) = (vec![CardId(0)], Step::Found);
+                let stranger = Stranger { id, audit, since: self.now, cards, step, again };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
             (4, Some(Stranger { id, .. })) => {

@@ -144,7 +144,14 @@ fn strangers() -> Vec<Stranger> {
     let ids = [0, 1, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
         let cards = vec![CardId(0), CardId(u16::MAX)];
-        Stranger { id: StrangerId(id), audit: extreme_audit(), since: Time(u64::MAX), cards, step }
+        Stranger {
+            id: StrangerId(id),
+            audit: extreme_audit(),
+            since: Time(u64::MAX),
+            cards,
+            step,
+            again: Some(StrangerId(u64::MAX)),
+        }
     };
     ids.into_iter().zip(steps).map(stranger).collect()
 }

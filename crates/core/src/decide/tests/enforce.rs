@@ -60,6 +60,41 @@ fn who_does_not_heed_the_warning_gets_sigterm_and_then_sigkill() {
 }
 
 #[test]
+fn who_is_started_anew_after_it_was_ended_is_known_again() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        12s audit stray
+        12.1s struck X1 15 stray
+        13s left stray
+        14s card 0 next=4G
+        14s audit next
+        15s left next
+        16s card 0 third=4G
+        16s audit third
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            12.1s struck X1 with 15
+            13s close X1 (Exited)
+            14s find X2 of uid 7, X1 again
+            14s warn X2 until 24s
+            15s close X2 (Exited)
+            16s find X3 of uid 7, X1 again
+            16s warn X3 until 26s
+        "#]],
+    );
+}
+
+#[test]
 fn nothing_happens_to_it_while_its_card_cannot_be_read() {
     check_with(
         brisk(),

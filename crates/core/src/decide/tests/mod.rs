@@ -332,7 +332,8 @@ impl Teller {
             Action::IssueToken { token } => writeln!(out, "{now} issue {} to {}", token.id, token.tenant),
             Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
             Action::Find { stranger } => {
-                writeln!(out, "{now} find {} of uid {}", stranger.id, stranger.audit.uid)
+                let again = stranger.again.map_or_else(String::new, |former| format!(", {former} again"));
+                writeln!(out, "{now} find {} of uid {}{again}", stranger.id, stranger.audit.uid)
             }
             Action::Reaudit { stranger, audit, .. } => {
                 writeln!(out, "{now} {stranger} is {}", audit.exe.as_deref().unwrap_or("?"))
