@@ -3,24 +3,36 @@
 //! To show a command line, an environment or mappings the kernel goes through the memory of the process. Where that
 //! is a file on a server that does not answer, or the process is stuck with the lock on its own memory, whoever reads
 //! is stuck with it; a process can bring that about on purpose, and would hold up all that is known about cards. So
-//! each thread that looks has a reader, which is left behind when it does not come back.
+//! each thread that looks has a reader, which is left behind when it does not come back; and what it did not come
+//! back from is not tried again for a while, so that many such processes cost no more than a few seconds now and then.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+const HELD_UP: &str = "it holds up whoever reads it";
 /// A reader is waited for so long.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Readers in all, most of them left behind: whoever makes more processes like that is not read any more.
 const READERS_MAX: usize = 64;
 
+/// What nobody came back from is left alone for so long.
+const REST: Duration = Duration::from_secs(60);
+/// So much of that is remembered.
+const STUCK_MAX: usize = 1024;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 static READERS: AtomicUsize = AtomicUsize::new(0);
+/// Folders, one for each process, and until when they are left alone.
+static STUCK: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     static OWN: RefCell<Option<Sender<Job>>> = const { RefCell::new(None) };
@@ -28,11 +40,27 @@ thread_local! {
 
 /// The first so many bytes of a file.
 pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
-    patiently(move || {
+    let folder = Path::new(&path).parent().map(Path::to_owned).unwrap_or_default();
+    if stuck().get(&folder).is_some_and(|until| *until > Instant::now()) {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, HELD_UP));
+    }
+    let read = patiently(move || {
         let mut bytes = Vec::new();
         File::open(path)?.take(most).read_to_end(&mut bytes)?;
         Ok(bytes)
-    })
+    });
+    if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+        let (mut stuck, now) = (stuck(), Instant::now());
+        stuck.retain(|_, until| *until > now);
+        if stuck.len() < STUCK_MAX {
+            stuck.insert(folder, now + REST);
+        }
+    }
+    read
+}
+
+fn stuck() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
+    STUCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
@@ -44,7 +72,7 @@ fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 's
             None => begin()?,
         };
         reader.send(job).map_err(|_| io::Error::other("the thread that reads it is gone"))?;
-        let stuck = |_| io::Error::new(io::ErrorKind::TimedOut, "it holds up whoever reads it");
+        let stuck = |_| io::Error::new(io::ErrorKind::TimedOut, HELD_UP);
         let read = answer.recv_timeout(LONGEST).map_err(stuck)?;
         *own = Some(reader);
         read
@@ -74,7 +102,6 @@ fn begin() -> io::Result<Sender<Job>> {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
-    use std::time::Instant;
 
     #[test]
     fn a_file_that_is_never_there_holds_up_nobody() {
@@ -86,6 +113,10 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(read(name.clone(), 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(begun.elapsed() < 10 * LONGEST, "{:?}", begun.elapsed());
+        // Once is enough.
+        let begun = Instant::now();
+        assert_eq!(read(name, 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
         // The next reader is another.
         assert_eq!(read("/proc/self/comm".to_owned(), 4).unwrap().len(), 4);
     }
