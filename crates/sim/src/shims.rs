@@ -214,6 +214,14 @@ impl World {
         bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes)
     }
 
+    /// Bytes of a card that the driver took off it, of programs of a tree that have the library.
+    pub(crate) fn away_by_driver(&self, tree: u32, card: usize) -> Bytes {
+        let live = self.trees.get(&tree).into_iter().flat_map(|tree| &tree.live);
+        let counted = live.filter(|process| self.programs.contains_key(&(**process, Rung::Park)));
+        let away = counted.filter_map(|process| self.programs.get(&(*process, Rung::Driver))?.away.as_ref());
+        away.flatten().filter(|(of, _)| *of == card).map(|(_, bytes)| *bytes).sum()
+    }
+
     fn is_on_card(&self, process: ProcKey) -> bool {
         self.cards.iter().any(|card| card.residents.iter().any(|resident| resident.process == process))
     }
