@@ -53,7 +53,9 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
             test(&app, uuid).await?;
         }
     }
-    let who = query.who.as_deref().map(who).transpose()?;
+    // What a query says is part of the request: one that makes no sense cannot be read.
+    let unread = |problem: Problem| Problem::new(Code::BadRequest, problem.detail);
+    let who = query.who.as_deref().map(who).transpose().map_err(unread)?;
     let mut found = app.post.read(move |view| view.strangers(&by, query.mode.map(from_wire), who.as_ref())).await?;
     app.names.wait_for_names(found.strangers.iter().map(|stranger| stranger.uid)).await;
     for stranger in &mut found.strangers {
