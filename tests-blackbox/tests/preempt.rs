@@ -13,6 +13,7 @@ ttl = "5m"
 [preemption]
 turn = "1s"
 idle = "2s"
+switching = "10%"
 end_grace = "2s"
 [parking]
 ram = "4G"
