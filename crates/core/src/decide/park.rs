@@ -53,10 +53,7 @@ impl Turn<'_> {
             Phase::Resuming(..) => return Answer::Refused(Refusal::NotParkable(NotParkable::NotActive)),
             Phase::Active(_) => {}
         }
-        // A hand that asks may try again at once.
-        if let Some(live) = self.state.live_mut(lease) {
-            live.rests.clear();
-        }
+        self.try_again(lease);
         match self.park(lease, false, true) {
             Ok(()) => Answer::Lease(lease),
             Err(why) => Answer::Refused(Refusal::NotParkable(why)),
@@ -95,14 +92,18 @@ impl Turn<'_> {
             Phase::Ending(..) => return Answer::Refused(Refusal::Ended),
             Phase::Active(_) | Phase::Resuming(..) => {}
             Phase::Parking(..) | Phase::Parked(..) => {
-                // A hand that asks may try again at once.
-                if let Some(live) = self.state.live_mut(lease) {
-                    live.rests.clear();
-                }
+                self.try_again(lease);
                 self.wants(lease);
             }
         }
         Answer::Lease(lease)
+    }
+
+    /// A hand that asks may try again at once.
+    fn try_again(&mut self, lease: LeaseId) {
+        if let Some(live) = self.state.live_mut(lease) {
+            live.rests.clear();
+        }
     }
 
     /// Puts a holder on its way off its cards, in the cheapest way that it can be.

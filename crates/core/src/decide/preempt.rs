@@ -535,9 +535,7 @@ impl Turn<'_> {
         };
         self.emit(Action::Signal { lease, signal, at: self.now, processes });
     }
-}
 
-impl Turn<'_> {
     /// A signal to the processes of a lease has left: from now on they have their time.
     pub(super) fn signalled(&mut self, lease: LeaseId, signal: u8) {
         let Some(Phase::Ending(_, Finish { signal: Some((last, _)), .. })) =

@@ -36,6 +36,7 @@ pub mod debt;
 pub mod durable;
 pub mod ends;
 pub mod enforce;
+pub mod hand;
 pub mod life;
 pub mod make;
 pub mod order;

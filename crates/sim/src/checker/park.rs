@@ -10,14 +10,12 @@
 
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
-use super::make::nothing_but_room;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term, Vram};
-use sublet_core::event::{Answer, Caller, Refusal};
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
-use sublet_core::parking::{NotParkable, Said};
+use sublet_core::parking::Said;
 use sublet_core::policy::Parking;
 use sublet_core::rows::{Away, Reason};
 use sublet_core::rung::Rung;
@@ -242,7 +240,7 @@ impl Books {
     }
 
     /// Somebody needs the cards of a holder that is leaving them.
-    fn ask_for(&mut self, lease: LeaseId) {
+    pub(super) fn ask_for(&mut self, lease: LeaseId) {
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
             trip.asked_for |= trip.way == Way::Out;
         }
@@ -342,80 +340,6 @@ impl Books {
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
         let known = known || trip.rung == Rung::Yield;
         heard && known && trip.since < begun && shims.values().all(told)
-    }
-
-    // ---- what may be asked -------------------------------------------------
-
-    fn visible(&self, by: &Caller, lease: LeaseId) -> Option<&Book> {
-        self.leases.get(&lease).filter(|book| by.operator || self.tenants[book.tenant].name == by.tenant)
-    }
-
-    /// What must be answered to whoever wants a holder parked. Of the reasons why it cannot be any
-    /// will do.
-    pub fn park_asked(&mut self, now: Time, by: &Caller, lease: LeaseId) -> Expect {
-        let cannot = Expect::Refusal(Refusal::NotParkable(NotParkable::NotActive));
-        let asked = self.visible(by, lease).map(|book| &book.at);
-        match asked {
-            None => return Expect::Refusal(Refusal::NoSuchLease),
-            Some(At::Waiting(_)) => return Expect::Refusal(Refusal::StillWaiting),
-            Some(At::Ending(..)) => return Expect::Refusal(Refusal::Ended),
-            Some(At::Away(_, trip)) if trip.way == Way::Back => return cannot,
-            Some(At::Away(..)) => return Expect::Yes(false),
-            Some(At::Held(_)) => {}
-        }
-        // A hand that asks may try again at once.
-        if let Some(book) = self.leases.get_mut(&lease) {
-            book.rests = Rests::default();
-        }
-        let can = self.leases.get(&lease).is_some_and(|book| self.could_leave(now, lease, book).is_some());
-        if can { Expect::Yes(true) } else { cannot }
-    }
-
-    /// What must be answered to whoever wants a parked holder to have its cards again.
-    pub fn resume_asked(&mut self, by: &Caller, lease: LeaseId) -> Expect {
-        match self.visible(by, lease).map(|book| &book.at) {
-            None => Expect::Refusal(Refusal::NoSuchLease),
-            Some(At::Waiting(_)) => Expect::Refusal(Refusal::StillWaiting),
-            Some(At::Ending(..)) => Expect::Refusal(Refusal::Ended),
-            Some(At::Held(_)) => {
-                self.ask_for(lease);
-                Expect::Yes(false)
-            }
-            Some(At::Away(_, trip)) => {
-                let may_try_again = trip.way != Way::Back;
-                if let Some(book) = self.leases.get_mut(&lease).filter(|_| may_try_again) {
-                    book.rests = Rests::default();
-                }
-                self.ask_for(lease);
-                Expect::Yes(false)
-            }
-        }
-    }
-
-    /// Whether the answer to a wish to park is what the books say.
-    pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &Answer, actions: &[Action]) -> Verdict {
-        let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, .. } if *of == lease);
-        let idle = || nothing_but_room(actions);
-        match expect {
-            Expect::Refusal(refusal) => {
-                let right = match refusal {
-                    Refusal::NotParkable(_) => matches!(answer, Answer::Refused(Refusal::NotParkable(_))),
-                    _ => *answer == Answer::Refused(refusal.clone()),
-                };
-                let rule = match refusal {
-                    Refusal::NoSuchLease => 18,
-                    Refusal::NotParkable(_) => 3,
-                    _ => 0,
-                };
-                must(rule, right, || format!("parking {lease} is answered {answer:?} instead of {refusal:?}"))?;
-                must(rule, idle(), || format!("parking {lease} is refused, and yet {actions:?}"))
-            }
-            Expect::Yes(begins) => {
-                must(0, *answer == Answer::Lease(lease), || format!("parking {lease} is answered {answer:?}"))?;
-                let begun = actions.iter().filter(|action| parks(action)).count() == usize::from(*begins);
-                must(5, begun, || format!("{lease} is to be parked ({begins}), and {actions:?}"))
-            }
-        }
     }
 
     // ---- rule 3 ------------------------------------------------------------
