@@ -82,7 +82,8 @@ fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 's
 fn begin() -> io::Result<Sender<Job>> {
     if READERS.fetch_add(1, Ordering::AcqRel) >= READERS_MAX {
         READERS.fetch_sub(1, Ordering::AcqRel);
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "too many others hold up whoever reads them"));
+        // It is not this one that holds up anybody.
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many others hold up whoever reads them"));
     }
     let (sender, jobs) = mpsc::channel::<Job>();
     let work = move || {

@@ -19,8 +19,10 @@ const PIECE: u64 = 1 << 30;
 pub(crate) const HUGE: u64 = 2 << 20;
 /// Threads that make a piece ready.
 const HANDS: u64 = 4;
-/// The stock is looked at this often when it could not be filled.
+/// The stock is looked at this often when it could not be filled, and when that was for want of huge pages: each try
+/// clears a piece.
 const AGAIN: Duration = Duration::from_secs(10);
+const SCATTERED_AGAIN: Duration = Duration::from_secs(300);
 
 /// A file to park in.
 pub(crate) struct Memory {
@@ -126,7 +128,10 @@ impl Shared {
             match made.filter(|(_, is_huge)| *is_huge) {
                 Some((memory, _)) => state.ready.push(memory),
                 // No room now: nothing is wrong, parks are only slower.
-                None => state = self.bell.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner).0,
+                None => {
+                    let pause = if state.is_scattered { SCATTERED_AGAIN } else { AGAIN };
+                    state = self.bell.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                }
             }
         }
     }
