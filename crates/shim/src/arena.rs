@@ -24,6 +24,8 @@ pub struct Arena {
     base: u64,
     /// So many bytes are there.
     ready: u64,
+    /// So many have their pages.
+    touched: u64,
     /// Pieces that the driver knows: where each begins and how long it is.
     pieces: Vec<(u64, u64)>,
     /// So many bytes the driver knows.
@@ -42,8 +44,8 @@ impl Arena {
         }
         let from = self.base + self.ready;
         map(from, bytes, Some((file.as_raw_fd(), 0)))?;
-        if !filled {
-            touch(from, bytes);
+        if filled && self.touched == self.ready {
+            self.touched += bytes;
         }
         self.ready += bytes;
         Ok(())
@@ -54,8 +56,15 @@ impl Arena {
         (self.base + offset) as *mut c_void
     }
 
-    /// Sees to it that so many bytes are there.
+    /// Sees to it that so many bytes are there, with their pages.
     pub fn grow(&mut self, bytes: u64) -> Result<(), String> {
+        self.reach(bytes)?;
+        self.touch_to(bytes);
+        Ok(())
+    }
+
+    /// Sees to it that there are addresses for so many bytes.
+    fn reach(&mut self, bytes: u64) -> Result<(), String> {
         let wanted = bytes.checked_next_multiple_of(HUGE).filter(|wanted| *wanted <= REACH);
         let wanted = wanted.ok_or("no host has so much memory")?;
         if wanted <= self.ready {
@@ -66,9 +75,29 @@ impl Arena {
         }
         let (from, more) = (self.base + self.ready, wanted - self.ready);
         map(from, more, None)?;
-        touch(from, more);
         self.ready = wanted;
         Ok(())
+    }
+
+    /// Sees to it that the pages of the first so many bytes are there.
+    fn touch_to(&mut self, bytes: u64) {
+        let to = bytes.next_multiple_of(HUGE).min(self.ready);
+        if to > self.touched {
+            touch(self.base + self.touched, to - self.touched);
+            self.touched = to;
+        }
+    }
+
+    /// Gets the next piece of so many bytes ready before they are needed. Returns whether there is more to do. A
+    /// context is current.
+    pub fn prepare(&mut self, bytes: u64) -> Result<bool, u32> {
+        // Where there is no memory the park will say so.
+        if self.known >= bytes || self.reach(bytes).is_err() {
+            return Ok(false);
+        }
+        self.touch_to((self.known + PIECE).min(bytes));
+        self.know_more()?;
+        Ok(self.known < bytes)
     }
 
     /// Makes the next piece known to the driver. A context is current.
@@ -172,5 +201,22 @@ mod tests {
         }
         // SAFETY: it was said to be there.
         assert_eq!(unsafe { arena.at(HUGE - 1).cast::<u8>().read() }, 0);
+    }
+
+    #[test]
+    fn pages_are_touched_as_far_as_they_are_needed_and_once() {
+        let mut arena = Arena::default();
+        arena.reach(8 * HUGE).expect("addresses");
+        assert_eq!((arena.ready, arena.touched), (8 * HUGE, 0));
+        arena.touch_to(HUGE + 1);
+        assert_eq!(arena.touched, 2 * HUGE);
+        // SAFETY: mapped above, and nobody else knows of it.
+        unsafe { arena.at(0).cast::<u8>().write(7) };
+        arena.grow(4 * HUGE).expect("it is there");
+        assert_eq!((arena.ready, arena.touched), (8 * HUGE, 4 * HUGE));
+        // SAFETY: as above.
+        assert_eq!(unsafe { arena.at(0).cast::<u8>().read() }, 7, "what is in it stays");
+        arena.touch_to(u64::MAX / 2);
+        assert_eq!(arena.touched, 8 * HUGE);
     }
 }

@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Condvar, Mutex, Once, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often counters are summed up, and the daemon is looked for.
 const TICK: Duration = Duration::from_millis(100);
@@ -145,15 +145,26 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     line.send(&hello(None, false))?;
     // A daemon that is new was not told yet who waits.
     let mut told = false;
+    let mut ticked = Instant::now();
     let _kept = Kept::new(&line.0, 0);
     IS_CONNECTED.store(true, SeqCst);
     loop {
-        let pause = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
-        if let Some((order, file)) = line.receive(pause)? {
+        let usual = if IS_PARKED.load(Relaxed) { SHORT_TICK } else { TICK };
+        let rest = parker.rest();
+        if let Some((order, file)) = line.receive(rest.unwrap_or(usual))? {
             obey(order, file, line, parker)?;
+        } else if rest.is_some() {
+            leave_captures_alone();
+            if let Some(bytes) = parker.prepare() {
+                line.send(&Word::Prepared { bytes })?;
+            }
         }
-        if !tick() {
-            parker.tidy();
+        // Who did nothing for a shorter time than a tick may still be at work.
+        if rest.is_none() || ticked.elapsed() >= TICK {
+            ticked = Instant::now();
+            if !tick() {
+                parker.tidy();
+            }
         }
         let mut wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner);
         if gate::state() != gate::PARKED {
@@ -168,10 +179,14 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     }
 }
 
-fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> io::Result<()> {
-    // Captures of the program are not disturbed by what this thread does.
+/// Captures of the program are not disturbed by what this thread does.
+fn leave_captures_alone() {
     let mut relaxed = 2;
     driver::cuThreadExchangeStreamCaptureMode(&raw mut relaxed);
+}
+
+fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> io::Result<()> {
+    leave_captures_alone();
     parker.forget_gone();
     match order {
         Order::Welcome { page } => {
@@ -200,8 +215,8 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             })
         }
         Order::Prepare { bytes } => {
-            let known = parker.prepare(bytes).unwrap_or(0);
-            line.send(&Word::Prepared { bytes: known })
+            parker.wish(bytes);
+            Ok(())
         }
         Order::Arena { bytes, filled } => {
             if let Some(file) = file

@@ -25,6 +25,10 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub struct Parker {
     arena: Arena,
+    /// So many bytes of it are to be made known to the driver before they are needed, with rests between pieces:
+    /// the program's launches wait meanwhile.
+    ahead: u64,
+    rest: Duration,
     streams: BTreeMap<usize, usize>,
     events: BTreeMap<usize, usize>,
 }
@@ -71,6 +75,7 @@ impl Parker {
         if let Some(reason) = page::not_parkable() {
             return Err(reason.text().to_owned());
         }
+        self.ahead = 0;
         let (begun, deadline) = (Instant::now(), Instant::now() + within.min(LONGEST));
         let mut took = Took::default();
         if !gate::close(deadline) {
@@ -161,16 +166,29 @@ impl Parker {
         Ok((bytes, took))
     }
 
-    /// Makes so many bytes of the arena known to the driver before they are needed.
-    pub fn prepare(&mut self, bytes: u64) -> Result<u64, String> {
-        self.arena.grow(bytes)?;
-        while self.arena.known() < bytes {
-            // A piece at a time: a program that ends its context waits for no more.
-            let _stay = contexts::stay();
-            let Some(context) = all_contexts().into_iter().next() else { return Ok(0) };
-            within(context, || self.arena.know_more()).map_err(name_of)?;
+    /// So many bytes of the arena are to be made known to the driver before they are needed.
+    pub fn wish(&mut self, bytes: u64) {
+        self.ahead = bytes;
+    }
+
+    /// How long the program's own work has the driver for itself before the next piece is made known: as long as
+    /// the last one took. `None`: there is nothing more to make known.
+    pub fn rest(&self) -> Option<Duration> {
+        (self.ahead > 0).then_some(self.rest)
+    }
+
+    /// Makes the next piece known. Returns how many bytes are, when that was the last, or when it could not be done.
+    pub fn prepare(&mut self) -> Option<u64> {
+        let (begun, bytes) = (Instant::now(), self.ahead);
+        // A program that ends its context waits for no more than this piece.
+        let _stay = contexts::stay();
+        let context = all_contexts().into_iter().next();
+        let more = context.is_some_and(|context| within(context, || self.arena.prepare(bytes)).unwrap_or(false));
+        self.rest = begun.elapsed();
+        if !more {
+            self.ahead = 0;
         }
-        Ok(self.arena.known())
+        (!more).then(|| self.arena.known())
     }
 
     /// The lease is over: what is parked is lost, and whoever needs it is told so.
@@ -197,6 +215,7 @@ impl Parker {
         if gate::state() == gate::PARKED {
             return Err("it is parked".to_owned());
         }
+        self.ahead = 0;
         let _stay = contexts::stay();
         if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;
