@@ -55,7 +55,7 @@ def adopted():
     told["warned"] = until(house, lambda it: it["step"] == "warned")
     told["status"] = house.cli("enforce", "status")
     told["adopt"] = house.cli("adopt", str(found["pid"]))
-    lease = house.get("/v1/leases")[1]["leases"][0]["id"]
+    lease = house.get("/v1/leases?all=true")[1]["leases"][0]["id"]
     # The driver looks at it first.
     house.until(lease, lambda it: it["seen_bytes"] and not it.get("not_parkable"))
     for verb in ("park", "resume"):
@@ -82,8 +82,9 @@ def ended():
     while used(house) > before + (64 << 20) and time.time() < end:
         time.sleep(0.05)
     told["used_after"] = used(house)
-    time.sleep(1)
-    told["story"] = house.cli("audit", "show", found["id"])
+    while "exited" not in (story := house.cli("audit", "show", found["id"])) and time.time() < end:
+        time.sleep(0.05)
+    told["story"] = story
     told["verify"] = house.cli("audit", "verify", "--state-dir", house.dir + "/state", check=False)
     FOUND["ended"] = told
     house.end()

@@ -208,7 +208,7 @@ def duty():
 def switches():
     """Two trainings that do not fit together take turns, as short as they can be; each computes what it does alone."""
     house = House("switches", 16, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
-    words = trains(7, 30000)
+    words = trains(7, 36000)
     begun = time.perf_counter()
     alone = subprocess.run(words if not SOFT else [DIST + "/sublet", "soft", "env", "--", *words], capture_output=True, text=True)
     alone_s = time.perf_counter() - begun
