@@ -156,6 +156,32 @@ fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
 }
 
 #[test]
+fn who_yields_and_keeps_a_little_takes_nothing_more_until_its_turn_and_is_heard() {
+    let service = serve();
+    let client = service.client();
+    // A prompt makes it load its model again by itself.
+    let comfyui = RECIPES.iter().find(|recipe| recipe.like == "comfyui").expect("a recipe");
+    let (job, port) = comfyui.start(&service, &[], &["--fault", "little"]);
+    let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "6"]);
+    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let little = |lease: &Lease| lease.seen_bytes > Some(CONTEXT) && lease.seen_bytes < Some(MODEL / 2);
+    let kept = |lease: &Lease| lease.state == LeaseState::Parked && little(lease);
+    client.await_lease("it left, and kept a little", "L1", kept);
+    // Its library hears of it a moment later.
+    std::thread::sleep(Duration::from_secs(1));
+    let asked = std::thread::spawn(move || ask(port, "POST /prompt"));
+    throughout(Duration::from_secs(2), || {
+        let lease = client.lease("L1");
+        assert!(kept(&lease), "it waits: {lease:?}");
+    });
+    assert_eq!(other.end().0, Some(0));
+    assert!(asked.join().expect("it asked").contains("42"), "it came back for its request, by itself");
+    let lease = client.lease("L1");
+    assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
+    job.finish("kept a little");
+}
+
+#[test]
 fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
     for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
         let service = serve();

@@ -67,12 +67,14 @@ impl Parker {
         }
     }
 
-    /// Takes the memory off the card, if it is not more than `most`. Returns how much.
+    /// Takes the memory off the card, if it is not more than `most`. Returns how much. Where nothing may be taken, as of
+    /// a program that left in its own way, what it kept stays, and its calls wait like those of anybody parked.
     pub fn park(&mut self, within: Duration, most: Option<u64>) -> Result<(u64, Took), String> {
         if gate::state() == gate::PARKED {
             return Err("it is parked already".to_owned());
         }
-        if let Some(reason) = page::not_parkable() {
+        let nothing_moves = most == Some(0);
+        if let Some(reason) = page::not_parkable().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
         }
         self.ahead = 0;
@@ -99,7 +101,7 @@ impl Parker {
 
     fn out(&mut self, deadline: Instant, most: Option<u64>, took: &mut Took) -> Result<u64, String> {
         let begun = Instant::now();
-        let pieces = plan();
+        let pieces = if most == Some(0) { Vec::new() } else { plan() };
         self.drain(deadline)?;
         took.drain_us = micros(begun);
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
@@ -195,6 +197,9 @@ impl Parker {
     pub fn lose(&mut self, why: &str) {
         if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
             return;
+        }
+        if parked().is_empty() {
+            return gate::set(gate::OPEN);
         }
         crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
         page::own().parked.store(0, SeqCst);

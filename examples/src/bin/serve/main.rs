@@ -2,7 +2,7 @@
 //!
 //! Like vLLM, Ollama, ComfyUI or llama.cpp's router it has a model on the card, gives the memory back when
 //! it is told to by that server's own request, and takes it again. Like them it also misbehaves: with
-//! `--fault` it says that it gave all back and did not, gives back half, or never answers.
+//! `--fault` it says that it gave all back and did not, gives back half or almost all, or never answers.
 //!
 //! Absent: models. One request is served at a time.
 
@@ -51,6 +51,8 @@ enum Fault {
     Lies,
     /// It keeps half.
     Half,
+    /// It keeps a little.
+    Little,
     /// It never answers.
     Hangs,
     /// It does not go when it is told to.

@@ -63,6 +63,7 @@ impl Model {
         let leaving = match fault {
             Some(Fault::Lies) => 0,
             Some(Fault::Half) => self.chunks.len() / 2,
+            Some(Fault::Little) => self.chunks.len().saturating_sub(1),
             Some(Fault::Hangs | Fault::Stays) | None => self.chunks.len(),
         };
         for chunk in &mut self.chunks[..leaving] {
