@@ -126,10 +126,15 @@ pub struct Reply {
     pub retry_after_s: Option<u64>,
 }
 
+/// Most answers are no longer than this.
+const USUAL: usize = 1024;
+
 impl Reply {
     /// An answer with a body.
     pub fn new(status: u16, body: &impl serde::Serialize) -> Reply {
-        let body = serde_json::to_string(body).unwrap_or_else(|_| "null".to_owned());
+        let mut text = Vec::with_capacity(USUAL);
+        let written = serde_json::to_writer(&mut text, body).ok();
+        let body = written.and_then(|()| String::from_utf8(text).ok()).unwrap_or_else(|| "null".to_owned());
         Reply { status, body, retry_after_s: None }
     }
 
@@ -214,6 +219,16 @@ pub enum Errand {
         /// Whose.
         lease: LeaseId,
     },
+    /// A lease's programs are told nothing more.
+    Unwish {
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// The driver has nothing more to do with a lease's processes.
+    Undrive {
+        /// Whose.
+        lease: LeaseId,
+    },
     /// Look at the cards soon.
     Look,
     /// Where a holder's bytes shall be.
@@ -271,11 +286,9 @@ impl Errand {
         match self {
             Errand::Watch { lease, uid, roots, epoch } => host.watch(lease, uid, roots, epoch),
             Errand::Granted { lease, epoch } => host.granted(lease, epoch),
-            Errand::Forget { lease } => {
-                host.forget(lease);
-                host.unwish(lease);
-                host.undrive(lease);
-            }
+            Errand::Forget { lease } => host.forget(lease),
+            Errand::Unwish { lease } => host.unwish(lease),
+            Errand::Undrive { lease } => host.undrive(lease),
             Errand::Look => host.look(),
             Errand::Wish(wish) => host.wish(wish),
             Errand::Drive(driven) => host.drive(driven),

@@ -4,6 +4,7 @@ use super::{AHEAD, Loop, PARK_WITHIN};
 use crate::mail::{Errand, Held, Mail};
 use crate::names::uid_of;
 use crate::words;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::preempt;
@@ -21,7 +22,30 @@ const INSPECT_AGAIN: Duration = Duration::from_secs(5);
 /// Of so many at a time.
 const INSPECTED: usize = 64;
 
+/// Which leases the hands were told of, each for its own: of the others they need not hear when they end.
+#[derive(Default)]
+pub(super) struct Known {
+    watched: BTreeSet<LeaseId>,
+    wished: BTreeSet<LeaseId>,
+    driven: BTreeSet<LeaseId>,
+}
+
 impl Loop {
+    /// A lease is history: the hands that know it forget it.
+    pub(super) fn send_forget(&mut self, lease: LeaseId) {
+        let (watched, wished) = (self.known.watched.remove(&lease), self.known.wished.remove(&lease));
+        let driven = self.known.driven.remove(&lease);
+        for (is_known, errand) in [
+            (watched, Errand::Forget { lease }),
+            (wished, Errand::Unwish { lease }),
+            (driven, Errand::Undrive { lease }),
+        ] {
+            if is_known {
+                self.engine.hold(Held::Errand(errand));
+            }
+        }
+    }
+
     /// What the hands must do once an action is durable.
     pub(super) fn send_hands(&mut self, action: &Action) {
         match action {
@@ -36,7 +60,7 @@ impl Loop {
             _ => {}
         }
         match action {
-            Action::Grant { lease, epoch, .. } if self.bound.contains(lease) => {
+            Action::Grant { lease, epoch, .. } if self.known.watched.contains(lease) => {
                 self.engine.hold(Held::Errand(Errand::Granted { lease: *lease, epoch: *epoch }));
             }
             Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
@@ -91,10 +115,11 @@ impl Loop {
         let Some(row) = state.lease(lease) else { return };
         let (wish, driven) = (wish(state, row), driven(state, row));
         if let Some(wish) = wish {
-            self.bound.insert(lease);
+            self.known.wished.insert(lease);
             self.engine.hold(Held::Errand(Errand::Wish(wish)));
         }
         if let Some(driven) = driven {
+            self.known.driven.insert(lease);
             self.engine.hold(Held::Errand(Errand::Drive(driven)));
         }
     }
@@ -117,7 +142,12 @@ impl Loop {
         };
         let errands: Vec<Errand> =
             state.rows().leases.values().filter(stuck).filter_map(found).take(INSPECTED).collect();
-        errands.into_iter().for_each(|errand| self.engine.hold(Held::Errand(errand)));
+        for errand in errands {
+            if let Errand::Inspect { lease, .. } = &errand {
+                self.known.driven.insert(*lease);
+            }
+            self.engine.hold(Held::Errand(errand));
+        }
     }
 
     /// Where strangers are ended it is tried first, by each daemon anew, whether they can be told apart.
@@ -159,7 +189,7 @@ impl Loop {
             && let Some(uid) = uid_of(state.tenant_name(row.tenant))
         {
             let roots = row.roots.clone();
-            self.bound.insert(lease);
+            self.known.watched.insert(lease);
             let epoch = row.hold().map(|hold| hold.epoch);
             self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, epoch }));
         }

@@ -21,7 +21,8 @@ use crate::tokens::Tokens;
 use crate::view::{self, View};
 use crate::words;
 use crate::writer::{Order, Pen};
-use std::collections::{BTreeMap, BTreeSet};
+use hands::Known;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -102,8 +103,7 @@ pub struct Loop {
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
     watches: BTreeMap<LeaseId, Vec<Watch>>,
-    /// Leases of whose processes the hands were told.
-    bound: BTreeSet<LeaseId>,
+    known: Known,
     syncing: bool,
     stopping: bool,
     suspended_us: u64,
@@ -146,7 +146,7 @@ impl Loop {
             trouble: parts.trouble,
             keys: Keys::default(),
             watches: BTreeMap::new(),
-            bound: BTreeSet::new(),
+            known: Known::default(),
             syncing: false,
             stopping: false,
             suspended_us: suspended_us(),
@@ -490,9 +490,7 @@ impl Loop {
         }
         self.wake_watchers(&taken.actions, &taken.past);
         for ended in &taken.past {
-            if self.bound.remove(&ended.id) {
-                self.engine.hold(Held::Errand(Errand::Forget { lease: ended.id }));
-            }
+            self.send_forget(ended.id);
         }
         taken
     }
