@@ -74,6 +74,10 @@ pub enum Mutant {
     GrantDuringRestore,
     /// Rule 2: the driver brings holders back whoever is on their cards.
     RestoreUnsure,
+    /// Rule 2: whoever the driver brings back comes, though somebody is there by now who could take its room.
+    NeverRetreat,
+    /// Rule 20: equals that may be ended are ended for each other.
+    EndEqual,
     /// Rule 20: who has the right to stay is made to leave.
     PreemptNever,
     /// Rule 9: minimum turns are ignored.
@@ -114,7 +118,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 53] = [
+    pub const ALL: [Mutant; 55] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -150,6 +154,8 @@ impl Mutant {
         Mutant::GreedyOffer,
         Mutant::GrantDuringRestore,
         Mutant::RestoreUnsure,
+        Mutant::NeverRetreat,
+        Mutant::EndEqual,
         Mutant::PreemptNever,
         Mutant::NoTurn,
         Mutant::EndUnchosen,

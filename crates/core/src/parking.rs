@@ -4,7 +4,7 @@
 //! programs that the driver shows on a card: Sublet's library in it, the driver itself, or its
 //! wrapper, which has a hook for all of them. Host memory is booked before anything moves.
 
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Live;
 use crate::mutant::Mutant;
 use crate::reading::Reading;
@@ -59,6 +59,8 @@ pub enum Said {
     Resumed,
     /// They stay where they are, and why.
     Refused(String),
+    /// They will never be back, and why.
+    Lost(String),
     /// It submits work and needs them.
     Wants,
     /// It is not there any more.
@@ -156,8 +158,8 @@ pub fn room(state: &State) -> Option<Bytes> {
 }
 
 /// Host memory that a tenant's parked bytes take.
-fn booked_by(state: &State, lease: &Lease) -> Bytes {
-    let own = state.rows().leases.values().filter(|row| row.tenant == lease.tenant);
+pub(crate) fn booked_by(state: &State, tenant: TenantId) -> Bytes {
+    let own = state.rows().leases.values().filter(|row| row.tenant == tenant);
     own.filter_map(Lease::hold).map(Hold::booked).sum()
 }
 
@@ -181,7 +183,7 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
         return Err(NotParkable::Ram { need, room });
     }
     match state.books().caps(lease.tenant).parked {
-        Some(cap) if booked_by(state, lease) + need > cap => Err(NotParkable::Quota { cap }),
+        Some(cap) if booked_by(state, lease.tenant) + need > cap => Err(NotParkable::Quota { cap }),
         _ => Ok(need),
     }
 }
@@ -227,6 +229,9 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
         return Ok(());
     }
     for card in &hold.cards {
+        if matches!(state.room(*card).observed().reading, Reading::Unreadable(_)) {
+            return Err(NotParkable::NotSure(format!("card {} cannot be read", card.0)));
+        }
         // What draws on a screen takes room like anybody.
         let strangers = state.unowned_on(*card);
         if strangers > 0 {

@@ -678,6 +678,7 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::HolderExited => wire::Reason::HolderExited,
         rows::Reason::Revoked => wire::Reason::Revoked,
         rows::Reason::DeviceLost => wire::Reason::DeviceLost,
+        rows::Reason::RestoreFailed => wire::Reason::RestoreFailed,
         rows::Reason::HostRebooted => wire::Reason::HostRebooted,
         rows::Reason::WaitOver => wire::Reason::WaitOver,
         rows::Reason::Budget => wire::Reason::Budget,

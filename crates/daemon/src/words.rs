@@ -36,6 +36,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         Reason::DeviceLost => {
             format!("lease {id} ended: its card is gone; ask again for another, and tell an operator")
         }
+        Reason::RestoreFailed => format!(
+            "lease {id} ended: the driver could not bring its bytes back, and what was parked is lost; end its processes and begin anew"
+        ),
         Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
         Reason::Budget => {
             format!("lease {id} ended: the GPU time of the day is used up; it returns at midnight")

@@ -63,8 +63,7 @@ pub enum Sight {
         lease: LeaseId,
         /// Which.
         process: ProcKey,
-        /// What, in the words of a program that would move itself. [`Said::Refused`] that begins with
-        /// `lost:` is final: that process will not come back.
+        /// What, in the words of a program that would move itself.
         said: Said,
     },
     /// Host memory that could be had for parked bytes; told while there is somebody to park.

@@ -19,12 +19,12 @@ impl Sim<'_> {
         }
         let preempt = match self.whim.below(100) {
             0..8 => Preempt::Never,
-            8..22 => Preempt::End,
+            8..38 => Preempt::End,
             _ => Preempt::Usual,
         };
-        let notice = self.whim.chance(300).then(|| Notice {
+        let notice = self.whim.chance(if preempt == Preempt::End { 800 } else { 300 }).then(|| Notice {
             signal: self.whim.within(0, 32) as u8,
-            before: Span::secs(self.whim.pick(&[0, 1, 5, 20, 60, 700])),
+            before: Span::secs(self.whim.pick(&[0, 5, 20, 60, 200, 200, 700])),
         });
         let yields = self.whim.chance(self.shape.habits.hooks);
         let may_lose = self.shape.habits.driver > 0 && self.whim.chance(200);
@@ -38,7 +38,9 @@ impl Sim<'_> {
         })?;
         self.termed.insert(lease);
         let grace = self.shape.policy.parking.grace.0;
-        self.timers.set(self.t, Timer::Sent(self.life, lease.0, signal));
+        // That it has left is heard at once, or when whoever sent it has a moment.
+        let heard = if self.whim.chance(300) { self.whim.within(0, grace) } else { 0 };
+        self.timers.set(self.t + heard, Timer::Sent(self.life, lease.0, signal));
         for process in processes {
             let longest = match self.whim.below(10) {
                 0 if signal != KILL && !self.calm => 3 * grace,

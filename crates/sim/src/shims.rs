@@ -161,6 +161,8 @@ pub struct Program {
     outbox: Vec<(LeaseId, Said)>,
     /// When the room for a restore was last proven.
     proven_us: u64,
+    /// It was lost by one, and will never be back.
+    lost: bool,
 }
 
 impl Program {
@@ -269,6 +271,7 @@ impl Sim<'_> {
             at_gate: false,
             outbox: Vec::new(),
             proven_us: 0,
+            lost: false,
         };
         self.world.programs.insert((process, rung), program);
     }
@@ -394,7 +397,8 @@ impl Sim<'_> {
     pub(crate) fn mind(&mut self, process: Spoken) -> Result<(), Violation> {
         let (life, rung) = (self.life, process.1);
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
-        let Some(lease) = program.heard_as(life).filter(|_| program.doing.is_none()) else { return Ok(()) };
+        let is_idle = program.doing.is_none() && !program.lost;
+        let Some(lease) = program.heard_as(life).filter(|_| is_idle) else { return Ok(()) };
         let order = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
             Some(Phase::Parking(_, away) | Phase::Parked(_, away)) if program.away.is_none() && away.rung == rung => {
                 Order::Park
@@ -407,8 +411,15 @@ impl Sim<'_> {
             }
             _ => return Ok(()),
         };
-        if order == Order::Resume && rung == Rung::Driver && !self.prove(process) {
-            return Ok(());
+        if order == Order::Resume && rung == Rung::Driver {
+            // It speaks to one process at a time: others may be before this one.
+            if !self.calm && !self.shape.habits.orderly && self.luck.chance(100) {
+                self.mind_after(process, 30 * S);
+                return Ok(());
+            }
+            if !self.prove(process) {
+                return Ok(());
+            }
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
@@ -520,15 +531,20 @@ impl Sim<'_> {
         }
         let ask = lease.and_then(|lease| self.disk.rows.leases.get(&lease)).map(|row| (row.first_ask().may_lose, row));
         let vram = ask.and_then(|(_, row)| row.hold()).map(|hold| hold.vram);
-        // Who came just before, or has more than its lease, nobody could have reckoned with.
-        let since = proven.saturating_sub(10 * self.shape.policy.period.0 + 20 * S);
+        // Who came after the last look, or has more than its lease, nobody could have reckoned with.
+        let since = proven.saturating_sub(3 * self.shape.policy.period.0);
         let intruded = gone.iter().any(|(card, _)| self.world.cards[*card].intruded_us >= since);
         let beyond = gone.iter().any(|(_, bytes)| vram.is_none_or(|vram| *bytes > vram));
         let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond;
         must(2, excused, || format!("the driver loses {process:?} of {lease:?}, which lacked room: {gone:?}"))?;
         self.lost += 1;
-        let leases = self.world.exit_process(process.0);
-        self.noticed(&leases);
+        if self.luck.chance(500) {
+            let leases = self.world.exit_process(process.0);
+            self.noticed(&leases);
+        } else if let Some(program) = self.world.programs.get_mut(&process) {
+            program.lost = true;
+            self.say(process, Said::Lost("out of memory".to_owned()));
+        }
         Ok(())
     }
 

@@ -231,6 +231,8 @@ pub enum Reason {
     Revoked,
     /// Its card is gone.
     DeviceLost,
+    /// The driver could not bring its bytes back.
+    RestoreFailed,
     /// The host was started anew.
     HostRebooted,
     /// It was not granted within the time its owner would wait.

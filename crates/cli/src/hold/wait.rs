@@ -173,6 +173,7 @@ fn why_soon(reason: Reason) -> &'static str {
         Reason::Budget => "the GPU time of the day is used up",
         Reason::ParkExpired => "it was parked as long as anything may be",
         Reason::DeviceLost => "its card is lost",
+        Reason::RestoreFailed => "the driver could not bring its bytes back",
         Reason::Released | Reason::HolderExited | Reason::HostRebooted | Reason::WaitOver => "it is over",
     }
 }

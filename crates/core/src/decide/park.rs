@@ -160,6 +160,10 @@ impl Turn<'_> {
             Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
             Said::Resumed => voices.entry(process).or_default().parked = None,
             Said::Refused(why) => return self.refused(lease, rung, &why),
+            Said::Lost(_) if self.state.lease(lease).is_some_and(Lease::is_held) => {
+                return self.end(lease, Reason::RestoreFailed);
+            }
+            Said::Lost(_) => return,
             Said::Wants => return self.wants(lease),
         }
         self.state.set_movable(lease);
@@ -199,13 +203,18 @@ impl Turn<'_> {
         match &row.phase {
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
-                self.rest(lease, why, 1);
-                self.emit(Action::Retreat { lease, at: self.now });
-                self.settle(lease);
+                self.retreat(lease, why);
             }
             // It was not to leave at all: it is told again until it has its room.
             _ => {}
         }
+    }
+
+    /// Who was coming back stays away for now.
+    fn retreat(&mut self, lease: LeaseId, why: &str) {
+        self.rest(lease, why, 1);
+        self.emit(Action::Retreat { lease, at: self.now });
+        self.settle(lease);
     }
 
     /// Whatever of a holder has left comes back.
@@ -276,6 +285,10 @@ impl Turn<'_> {
             let Some(row) = self.state.lease(lease) else { continue };
             let Some(hold) = row.hold().filter(|hold| hold.cards.contains(&card)) else { continue };
             let said = self.state.live(lease).and_then(|live| live.watch.said);
+            if let Some(why) = no_longer_sure(self.state, row, hold) {
+                self.retreat(lease, &why);
+                continue;
+            }
             let after = said.is_some_and(|said| said < begun);
             let agrees =
                 after && (!matches!(row.phase, Phase::Parking(..)) || is_seen_gone(self.state, row, hold, card));
@@ -391,9 +404,7 @@ impl Turn<'_> {
                 self.back(row);
             }
             Phase::Resuming(_, Away { back: true, .. }) if !said => {
-                self.rest(lease, "one of its programs did not answer", 1);
-                self.emit(Action::Retreat { lease, at });
-                self.settle(lease);
+                self.retreat(lease, "one of its programs did not answer");
             }
             // It has its room; its cards need only be seen.
             _ => self.look_again(row, at + limit),
@@ -438,6 +449,17 @@ pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
         !is_safe && parking::sure_of_room(state, lease, hold).is_err()
     };
     rest.is_some_and(|rest| rest.until > now) || unsure()
+}
+
+/// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
+/// take its room.
+fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
+    let Phase::Resuming(_, away) = &lease.phase else { return None };
+    let is_back = state.live(lease.id).is_none_or(|live| none_parked(live, away.rung));
+    if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
+        return None;
+    }
+    parking::sure_of_room(state, lease, hold).err().map(|why| why.to_string())
 }
 
 /// The cheapest way in which a holder can leave its cards now, without being ended.

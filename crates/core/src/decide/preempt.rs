@@ -12,7 +12,7 @@ use super::{KILL, TERM, Turn};
 use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
 use crate::cost::Way;
-use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Sent;
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable};
@@ -23,11 +23,13 @@ use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
 use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Waiters for whom room is made at a time.
 const AT_A_TIME: usize = 4;
+/// Plans that are tried for a waiter when the first takes more host memory than there is.
+const OTHER_PLANS: usize = 8;
 /// Whoever works may pause for so long, however cheap it would be to move: a batch is read, a file written.
 const BREATH: Span = Span::millis(500);
 /// Nobody is ended so soon after its grant.
@@ -150,7 +152,10 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     }
     // Between the grant and the start of its command there is nobody who could be told.
     let chose = holder.ask.may_be_ended() || state.planted(Mutant::EndUnchosen);
-    if chose && hold.began() + SETTLE <= now {
+    // Equals take turns by moves that lose nothing: two who end each other would both come to nothing.
+    let first = waiter.first_ask();
+    let is_equal = first.tier == holder.ask.tier && first.priority <= holder.ask.priority;
+    if chose && (!is_equal || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let out = takes(state, holder, Rung::End, Way::Out) + notice;
         let lost = now.since(hold.began());
@@ -222,6 +227,8 @@ pub struct Outlook {
     /// Somebody ahead waits for this card, and nothing can be done for it.
     closed: Vec<bool>,
     ram: Option<Bytes>,
+    /// Host memory that tenants' holders take who are to leave for somebody ahead.
+    taken: BTreeMap<TenantId, Bytes>,
     /// Those who are to leave for somebody ahead.
     asked: BTreeSet<LeaseId>,
 }
@@ -241,16 +248,23 @@ impl Outlook {
             _ => Bytes::ZERO,
         };
         let rooms: Vec<Bytes> = state.cards().map(room).collect();
-        Outlook { closed: vec![false; rooms.len()], rooms, ram: parking::room(state), asked: BTreeSet::new() }
+        Outlook {
+            closed: vec![false; rooms.len()],
+            rooms,
+            ram: parking::room(state),
+            taken: BTreeMap::new(),
+            asked: BTreeSet::new(),
+        }
     }
 
-    /// Whom a waiter could be let in for, on which cards.
-    fn question<'a>(&self, state: &'a State, waiter: &Lease, now: Time) -> Question<'a> {
+    /// Whom a waiter could be let in for, on which cards, but for those who shall stay.
+    fn question<'a>(&self, state: &'a State, waiter: &Lease, stay: &BTreeSet<LeaseId>, now: Time) -> Question<'a> {
         let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
         let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
         let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
         let able: Vec<CardId> = cards.iter().copied().filter(open).filter(readable).collect();
-        let holders = state.movable().filter(|row| row.id != waiter.id && !self.asked.contains(&row.id));
+        let is_free = |row: &Lease| row.id != waiter.id && !self.asked.contains(&row.id) && !stay.contains(&row.id);
+        let holders = state.movable().filter(|row| is_free(row));
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
         let found = holders.filter(on_able).filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
         let found: Vec<(&Lease, Prospect)> = found.collect();
@@ -261,7 +275,7 @@ impl Outlook {
 
     /// What it would cost to make a waiter's room on each card by itself, where it can be.
     fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(CardId, Span)> {
-        let Question { victims, sites, .. } = self.question(state, &as_of_now(state, waiter), now);
+        let Question { victims, sites, .. } = self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), now);
         let price = |site: &Site| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
         sites.iter().filter_map(price).collect()
     }
@@ -270,11 +284,25 @@ impl Outlook {
     pub fn make(&mut self, state: &State, waiter: &Lease, now: Time) -> Making {
         let waiter = &*as_of_now(state, waiter);
         let wanted = usize::from(waiter.ask.gpus);
-        let Question { cards, found, victims, sites } = self.question(state, waiter, now);
-        let Some(choice) = plan::cheapest(&sites, wanted, &victims) else {
-            cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
-            return Making::Nothing;
+        let mut stay = BTreeSet::new();
+        let mut lacking = Bytes::ZERO;
+        let (question, choice, takes) = loop {
+            let question = self.question(state, waiter, &stay, now);
+            let Some(choice) = plan::cheapest(&question.sites, wanted, &question.victims) else {
+                question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+                return if lacking > Bytes::ZERO { Making::Ram { need: lacking } } else { Making::Nothing };
+            };
+            let takes = host_memory(state, &question, &choice.victims, now);
+            // Together they take more host memory than there is: the same without the one that takes most of it.
+            let Some(too_much) = self.beyond_memory(state, &takes) else { break (question, choice, takes) };
+            lacking = lacking.max(takes.iter().map(|(.., bytes)| *bytes).sum());
+            if stay.len() >= OTHER_PLANS {
+                question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
+                return Making::Ram { need: lacking };
+            }
+            stay.insert(too_much);
         };
+        let Question { found, victims, sites, .. } = question;
         if choice.victims.is_empty() {
             self.take(state, waiter, &choice.cards);
             return Making::Coming(choice.cards);
@@ -288,16 +316,11 @@ impl Outlook {
             self.take(state, waiter, &choice.cards);
             return Making::Wait { until, price };
         }
-        let booked = |(lease, prospect): &(LeaseId, Prospect)| match (prospect.rung, state.lease(*lease)) {
-            (Rung::Park | Rung::Driver, Some(row)) => parking::parkable(state, row, prospect.rung, now).ok(),
-            _ => None,
-        };
-        let need: Bytes = chosen.iter().filter_map(booked).sum();
-        if self.ram.is_none_or(|ram| ram < need) && need > Bytes::ZERO {
-            cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
-            return Making::Ram { need };
+        for (_, tenant, bytes) in takes {
+            self.ram = self.ram.map(|ram| ram.less(bytes));
+            let taken = self.taken.entry(tenant).or_default();
+            *taken = *taken + bytes;
         }
-        self.ram = self.ram.map(|ram| ram.less(need));
         self.asked.extend(chosen.iter().map(|(lease, _)| *lease));
         for at in &choice.victims {
             for (card, bytes) in &victims[*at].gains {
@@ -307,6 +330,19 @@ impl Outlook {
         }
         self.take(state, waiter, &choice.cards);
         Making::Plan { cards: choice.cards, victims: chosen, price }
+    }
+
+    /// Who of those that would leave takes most of a host memory that is too small for all of them.
+    fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<LeaseId> {
+        let all: Bytes = takes.iter().map(|(.., bytes)| *bytes).sum();
+        let lacks_ram = all > Bytes::ZERO && self.ram.is_none_or(|ram| ram < all);
+        let is_over = |tenant: TenantId| {
+            let own: Bytes = takes.iter().filter(|(_, of, _)| *of == tenant).map(|(.., bytes)| *bytes).sum();
+            let before = parking::booked_by(state, tenant) + self.taken.get(&tenant).copied().unwrap_or_default();
+            state.books().caps(tenant).parked.is_some_and(|cap| own > Bytes::ZERO && before + own > cap)
+        };
+        let too_many = takes.iter().filter(|(_, tenant, _)| lacks_ram || is_over(*tenant));
+        too_many.max_by_key(|(lease, _, bytes)| (*bytes, *lease)).map(|(lease, ..)| *lease)
     }
 
     fn take(&mut self, state: &State, waiter: &Lease, cards: &[CardId]) {
@@ -350,6 +386,19 @@ impl Outlook {
         times.sort();
         times.get(wanted.checked_sub(1)?).copied().filter(|at| *at != Time::NEVER)
     }
+}
+
+/// Host memory that each of these takes when it leaves.
+fn host_memory(state: &State, question: &Question<'_>, chosen: &[usize], now: Time) -> Vec<(LeaseId, TenantId, Bytes)> {
+    let of = |at: &usize| {
+        let (row, prospect) = &question.found[*at];
+        let bytes = match prospect.rung {
+            Rung::Park | Rung::Driver => parking::parkable(state, row, prospect.rung, now).ok()?,
+            Rung::Yield | Rung::End => return None,
+        };
+        Some((row.id, row.tenant, bytes))
+    };
+    chosen.iter().filter_map(of).collect()
 }
 
 fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {

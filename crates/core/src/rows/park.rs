@@ -65,7 +65,11 @@ impl Rows {
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.give_back(&self.cards, self.meta.day, &hold, at);
         tenant.mark = mark.unwrap_or(tenant.mark);
-        tenant.costs.learn(&away.program, away.rung, Way::Out, away.had, at.since(began), at);
+        // Whose way back failed did not leave now: its bytes never came.
+        if !away.back {
+            tenant.costs.learn(&away.program, away.rung, Way::Out, away.had, at.since(began), at);
+        }
+        away.back = false;
         away.left = row.fixed().then(|| self.meta.due(hold.renewed, hold.until).since(at));
         (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
         let (spent_us, spent_byte_us) = hold.charge(at);

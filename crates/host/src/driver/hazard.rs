@@ -24,8 +24,6 @@ pub(crate) struct Rule {
     from: u32,
     before: u32,
     pub(crate) hazard: Hazard,
-    /// Whoever runs the house may accept it.
-    pub(crate) acceptable: bool,
     pub(crate) why: &'static str,
 }
 
@@ -33,18 +31,18 @@ const EVER: u32 = u32::MAX;
 
 /// Of each hazard at most one rule holds for a branch.
 const TABLE: [Rule; 7] = [
-    rule(0, 570, Hazard::Moving, false, "drivers before 570 cannot take a process off its cards"),
-    rule(570, 610, Hazard::Ipc, true, "before driver 610 memory shared through CUDA IPC cannot leave a card"),
-    rule(570, 595, Hazard::Managed, true, "managed memory cannot leave a card this way"),
-    rule(595, EVER, Hazard::Managed, false, "managed memory cannot leave a card, and since driver 595 trying ends it"),
-    rule(570, 595, Hazard::Nccl, true, "a process of an NCCL group cannot leave its card this way"),
-    rule(595, EVER, Hazard::Nccl, false, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
+    rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its cards"),
+    rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a card"),
+    rule(570, 595, Hazard::Managed, "managed memory cannot leave a card this way"),
+    rule(595, EVER, Hazard::Managed, "managed memory cannot leave a card, and since driver 595 trying ends it"),
+    rule(570, 595, Hazard::Nccl, "a process of an NCCL group cannot leave its card this way"),
+    rule(595, EVER, Hazard::Nccl, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
     // Nobody has reported that it was mended.
-    rule(610, EVER, Hazard::Threads, true, "since driver 610 a lock has crashed programs of several threads"),
+    rule(610, EVER, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),
 ];
 
-const fn rule(from: u32, before: u32, hazard: Hazard, acceptable: bool, why: &'static str) -> Rule {
-    Rule { from, before, hazard, acceptable, why }
+const fn rule(from: u32, before: u32, hazard: Hazard, why: &'static str) -> Rule {
+    Rule { from, before, hazard, why }
 }
 
 /// The branch of a driver: 580 of `580.159.04`.
@@ -52,37 +50,26 @@ pub(crate) fn branch(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// What this branch does not bear, of what was not accepted.
-pub(crate) fn of(branch: u32, accepted: &[Hazard]) -> impl Iterator<Item = &'static Rule> + '_ {
-    let holds = move |rule: &&Rule| rule.from <= branch && branch < rule.before;
-    TABLE.iter().filter(holds).filter(|rule| !(rule.acceptable && accepted.contains(&rule.hazard)))
+/// What this branch does not bear.
+pub(crate) fn of(branch: u32) -> impl Iterator<Item = &'static Rule> {
+    TABLE.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn hazards(version: &str, accepted: &[Hazard]) -> Vec<Hazard> {
-        of(branch(version).unwrap(), accepted).map(|rule| rule.hazard).collect()
+    fn hazards(version: &str) -> Vec<Hazard> {
+        of(branch(version).unwrap()).map(|rule| rule.hazard).collect()
     }
 
     #[test]
     fn a_driver_has_the_hazards_of_its_branch() {
         use Hazard::{Ipc, Managed, Moving, Nccl, Threads};
-        assert_eq!(hazards("535.54.03", &[]), [Moving]);
-        assert_eq!(hazards("580.159.04", &[]), [Ipc, Managed, Nccl]);
-        assert_eq!(hazards("595.10", &[]), [Ipc, Managed, Nccl]);
-        assert_eq!(hazards("610.1.2", &[]), [Managed, Nccl, Threads]);
-        assert_eq!(hazards("610.1.2", &[Threads]), [Managed, Nccl]);
-    }
-
-    #[test]
-    fn what_would_end_a_process_cannot_be_accepted() {
-        use Hazard::{Ipc, Managed, Moving, Nccl, Threads};
-        let all = [Moving, Ipc, Managed, Nccl, Threads];
-        assert_eq!(hazards("550.1", &all), [Moving]);
-        assert_eq!(hazards("580.1", &all), []);
-        assert_eq!(hazards("595.1", &all), [Managed, Nccl]);
+        assert_eq!(hazards("535.54.03"), [Moving]);
+        assert_eq!(hazards("580.159.04"), [Ipc, Managed, Nccl]);
+        assert_eq!(hazards("595.10"), [Ipc, Managed, Nccl]);
+        assert_eq!(hazards("610.1.2"), [Managed, Nccl, Threads]);
     }
 
     #[test]

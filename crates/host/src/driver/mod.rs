@@ -38,8 +38,6 @@ use work::Work;
 /// How to move processes by the driver.
 #[derive(Clone, Debug)]
 pub struct DriverSettings {
-    /// Hazards that are taken all the same. What would end a process is not taken, whatever this says.
-    pub accepted: Vec<Hazard>,
     /// A process that is to be locked may have work under way for so long.
     pub lock: Duration,
     /// A call of the driver may take so long, and two seconds for each GiB that it moves.
@@ -48,7 +46,7 @@ pub struct DriverSettings {
 
 impl Default for DriverSettings {
     fn default() -> DriverSettings {
-        DriverSettings { accepted: Vec::new(), lock: Duration::from_secs(5), patience: Duration::from_secs(15) }
+        DriverSettings { lock: Duration::from_secs(5), patience: Duration::from_secs(15) }
     }
 }
 
@@ -56,7 +54,7 @@ impl Default for DriverSettings {
 pub fn limits() -> Vec<String> {
     let Ok(text) = std::fs::read_to_string("/proc/driver/nvidia/version") else { return Vec::new() };
     let mut limits: Vec<String> = match version_in(&text).and_then(hazard::branch) {
-        Some(branch) => hazard::of(branch, &[]).map(|rule| rule.why.to_owned()).collect(),
+        Some(branch) => hazard::of(branch).map(|rule| rule.why.to_owned()).collect(),
         None => vec!["the driver's version is not known, so nobody is moved by it".to_owned()],
     };
     if !rustix::process::geteuid().is_root() {

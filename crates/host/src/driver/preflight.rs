@@ -31,16 +31,9 @@ const PTRACE: u32 = 19;
 /// Limits of version 1 beyond this are none.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// What it is judged by, beside the process itself.
-pub(crate) struct Ground<'a> {
-    pub(crate) facts: &'a Facts,
-    /// Hazards that whoever runs the house takes.
-    pub(crate) accepted: &'a [Hazard],
-}
-
 /// Whether a process can be moved, its lease having so many bytes on cards; one plain sentence if not.
-pub(crate) fn examine(process: ProcKey, bytes: u64, ground: &Ground<'_>) -> Result<(), String> {
-    let rules = rules(ground)?;
+pub(crate) fn examine(process: ProcKey, bytes: u64, facts: &Facts) -> Result<(), String> {
+    let rules = rules(facts)?;
     let found = present(process)?;
     let who = format!("process {} ({})", process.pid, found.name);
     owned(&found, &who)?;
@@ -73,13 +66,13 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     }
 }
 
-fn rules(ground: &Ground<'_>) -> Result<Vec<&'static hazard::Rule>, String> {
-    if !ground.facts.calls {
+fn rules(facts: &Facts) -> Result<Vec<&'static hazard::Rule>, String> {
+    if !facts.calls {
         return Err("this driver cannot take a process off its cards".to_owned());
     }
-    let version = ground.facts.driver.as_deref();
+    let version = facts.driver.as_deref();
     let branch = version.and_then(hazard::branch).ok_or("the driver does not say which version it is")?;
-    let rules: Vec<_> = hazard::of(branch, ground.accepted).collect();
+    let rules: Vec<_> = hazard::of(branch).collect();
     match rules.iter().find(|rule| rule.hazard == Hazard::Moving) {
         Some(rule) => Err(rule.why.to_owned()),
         None => Ok(rules),
@@ -142,20 +135,24 @@ fn threads(pid: u32) -> Vec<String> {
 
 /// MPS and MIG share a card below the process: neither can be moved.
 fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
-    let variable = |name: &str| process::environ(pid, name).ok().flatten();
-    let open: Vec<PathBuf> = fs::read_dir(format!("/proc/{pid}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .collect();
-    let has_open = |part: &str| open.iter().any(|file| file.to_string_lossy().contains(part));
-    if name.starts_with(MPS_NAME) || variable(MPS_VARIABLE).is_some() || has_open(MPS_FILES) {
+    // What cannot be read is not taken for harmless.
+    let variable = |name: &str| {
+        process::environ(pid, name).map_err(|error| format!("the environment of {who} cannot be read: {error}"))
+    };
+    let unread = |error: io::Error| format!("what {who} has open cannot be read: {error}");
+    let mut open = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).map_err(unread)? {
+        // It may close a file meanwhile.
+        open.extend(fs::read_link(entry.map_err(unread)?.path()));
+    }
+    let has_open = |part: &str| open.iter().any(|file: &PathBuf| file.to_string_lossy().contains(part));
+    if name.starts_with(MPS_NAME) || variable(MPS_VARIABLE)?.is_some() || has_open(MPS_FILES) {
         return Err(format!("{who} uses its card through MPS, which cannot be moved"));
     }
-    let names_part = CARD_VARIABLES.into_iter().filter_map(variable).any(|cards| cards.starts_with("MIG-"));
-    if names_part {
-        return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
+    for cards in CARD_VARIABLES {
+        if variable(cards)?.is_some_and(|cards| cards.starts_with("MIG-")) {
+            return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
+        }
     }
     Ok(())
 }
@@ -238,7 +235,7 @@ mod tests {
     }
 
     fn on(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
-        examine(process, bytes, &Ground { facts: &facts(Some(driver)), accepted: &[] })
+        examine(process, bytes, &facts(Some(driver)))
     }
 
     struct Sleeper(Child);
@@ -280,10 +277,10 @@ mod tests {
         let key = Sleeper::new(&[]).key();
         assert!(on("535.1", key, 1).unwrap_err().contains("before 570"));
         let none = facts(None);
-        let told = examine(key, 1, &Ground { facts: &none, accepted: &[] });
+        let told = examine(key, 1, &none);
         assert!(told.unwrap_err().contains("which version"));
         let old = Facts { calls: false, ..facts(Some("580.1")) };
-        assert!(examine(key, 1, &Ground { facts: &old, accepted: &[] }).is_err());
+        assert!(examine(key, 1, &old).is_err());
     }
 
     #[test]

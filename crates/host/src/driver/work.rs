@@ -5,7 +5,7 @@
 
 use super::hands::{Fault, Hands};
 use super::holder::{At, Attempt, Holder, Member, Next};
-use super::preflight::{self, Ground};
+use super::preflight;
 use super::protocol::{Answer, Failure, Need, Place, Request};
 use super::{Driven, DrivenPlace, DriverSettings, Note};
 use crate::cards;
@@ -152,10 +152,7 @@ impl Work {
         for (lease, inspection) in self.inspections.iter_mut().filter(|(_, it)| it.found.is_none()) {
             let verdict = |process: &ProcKey| match &facts {
                 _ if !process::is_running(*process) => Said::Left,
-                Ok(facts) => {
-                    let ground = Ground { facts, accepted: &self.settings.accepted };
-                    Said::Cannot(preflight::examine(*process, inspection.bytes, &ground).err())
-                }
+                Ok(facts) => Said::Cannot(preflight::examine(*process, inspection.bytes, facts).err()),
                 Err(why) => Said::Cannot(Some(why.clone())),
             };
             let found: Vec<_> = inspection.processes.iter().map(|process| (*process, verdict(process))).collect();
@@ -363,10 +360,9 @@ impl Work {
         };
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let Some(DrivenPlace::Away { within, booked }) = holder.place else { return };
-        let ground = Ground { facts: &facts, accepted: &self.settings.accepted };
         let here = holder.members.iter().filter(|(_, member)| !matches!(member.at, At::Checkpointed | At::Lost));
         let judged = here.map(|(process, member)| {
-            preflight::examine(*process, booked, &ground)?;
+            preflight::examine(*process, booked, &facts)?;
             let known = member.at != At::Unknown;
             known.then_some(()).ok_or_else(|| format!("the driver does not say where process {} is", process.pid))
         });
@@ -589,8 +585,8 @@ impl Work {
     /// It will not come back. Nothing is ever tried with it again.
     fn lose(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
         self.set(lease, process, At::Lost);
-        let why = format!("lost: process {} could not be brought back to its cards: {what}", process.pid);
-        self.say(lease, process, Said::Refused(why));
+        let why = format!("process {} could not be brought back to its cards: {what}", process.pid);
+        self.say(lease, process, Said::Lost(why));
     }
 
     fn unlock(&mut self, lease: LeaseId, process: ProcKey) {

@@ -120,7 +120,7 @@ fn open(soft: &Soft, lock: Duration) -> Rig {
     Rig::with("soft:1x1GiB", |settings, _| {
         settings.soft = Some(soft.place());
         settings.period = NEVER;
-        settings.driver = Some(DriverSettings { lock, patience: Duration::from_secs(3), ..DriverSettings::default() });
+        settings.driver = Some(DriverSettings { lock, patience: Duration::from_secs(3) });
     })
 }
 
@@ -232,8 +232,8 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.reopen();
     stage.on_cards(1);
     assert!(matches!(stage.word("where it is").1, Said::Here { parked: Some(_) }));
-    let why = stage.refusal();
-    assert!(why.starts_with("lost: ") && why.contains("OUT_OF_MEMORY (2)"), "{why}");
+    let said = stage.word("that it is lost").1;
+    assert!(matches!(&said, Said::Lost(why) if why.contains("OUT_OF_MEMORY (2)")), "{said:?}");
     assert_eq!(stage.at(0), Checkpoint::Failed);
     drop(other);
     let count = stage.rig().count();

@@ -14,7 +14,7 @@ use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 11] = [
+const REASONS: [Reason; 12] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -24,6 +24,7 @@ const REASONS: [Reason; 11] = [
     Reason::ParkExpired,
     Reason::Preempted,
     Reason::DeviceLost,
+    Reason::RestoreFailed,
     Reason::HostRebooted,
     Reason::WaitOver,
 ];

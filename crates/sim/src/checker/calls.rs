@@ -77,6 +77,8 @@ pub enum Word {
     Resume,
     /// One of its programs could not do what it was told.
     Refuse,
+    /// One of its programs will never be back.
+    Lose,
     /// One of its programs said how it stands.
     Tell,
 }

@@ -37,6 +37,9 @@ impl Books {
         must(20, chose_it(&book.ask), || {
             format!("{lease} is told that it ends, and did not choose it: {:?}", book.ask)
         })?;
+        let other = self.leases.get(room_for).map(|other| (other.ask.tier, -i16::from(other.ask.priority)));
+        let above = other.is_some_and(|other| other < (book.ask.tier, -i16::from(book.ask.priority)));
+        must(20, above, || format!("{lease} is told that it ends for {room_for}, which stands no higher"))?;
         self.check_preempted(now, cause, book, Some(*room_for), false)?;
         let told = book.held().and_then(|held| held.notice);
         must(5, told.is_none(), || format!("{lease} is told twice that it ends"))?;

@@ -285,6 +285,7 @@ impl Books {
                 Cause::Observed(Some(card), true) => book.held().is_some_and(|held| held.cards.contains(card)),
                 _ => false,
             },
+            Reason::RestoreFailed => matches!(cause, Cause::Said(of, Word::Lose) if *of == lease),
             Reason::Budget => false,
             Reason::Preempted => return self.check_preemption(now, cause, lease, book),
             Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),

@@ -152,6 +152,9 @@ impl Books {
     pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
         for number in &held.cards {
             let card = &self.cards[*number];
+            if matches!(card.look, Look::Blind | Look::Lost) {
+                return Err("nobody can see who is there");
+            }
             let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
             if !card.all.iter().all(|process| ours(&process)) {
                 return Err("strangers are there");

@@ -174,6 +174,7 @@ impl Checker {
             self.ledger.decided(action, &self.books, parked);
         }
         self.promises.after(now, state, actions, &cause)?;
+        self.books.check_restores(&cause)?;
         self.books.check_strangers(now, &cause)?;
         self.books.settle(now, &cause, actions)
     }

@@ -219,6 +219,7 @@ impl Books {
             Said::Left => drop(shims.remove(&process)),
             Said::Refused(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
+            Said::Lost(_) => return Word::Lose,
             Said::Wants => {
                 self.ask_for(lease);
                 return Word::Resume;
@@ -699,7 +700,8 @@ impl Books {
         let (_, _, trip) = self.trip(lease, Way::Back)?;
         let refused = matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease);
         let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
-        must(8, at == now && trip.back && (refused || silent), || {
+        let unsure = matches!(cause, Cause::Observed(..)) && self.is_unsure(lease).is_some();
+        must(8, at == now && trip.back && (refused || silent || unsure), || {
             format!("{lease} leaves again after {cause:?}: {trip:?}")
         })?;
         let rung = trip.rung;
@@ -707,6 +709,27 @@ impl Books {
         self.set_trip(lease, trip, |_| {});
         self.rest(now, lease, rung, 1);
         Ok(())
+    }
+
+    /// Why a holder that the driver is to bring back may lack room by now.
+    fn is_unsure(&self, lease: LeaseId) -> Option<&'static str> {
+        let book = self.leases.get(&lease)?;
+        let At::Away(held, trip) = &book.at else { return None };
+        let restores = trip.way == Way::Back && trip.back && trip.rung == Rung::Driver && !book.ask.may_lose;
+        let waits = restores && !self.none_parked(lease, trip.rung);
+        if waits { self.sure_of_room(lease, held).err() } else { None }
+    }
+
+    /// A card was seen: nobody is brought back there to a room that others could take.
+    pub fn check_restores(&self, cause: &Cause) -> Verdict {
+        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
+        let card = &self.cards[*number];
+        if !matches!(card.look, Look::Free(_) | Look::Coarse(_)) {
+            return Ok(());
+        }
+        let mut unsure = self.trips.iter().filter(|lease| card.claims.contains_key(lease));
+        let unsure = unsure.find_map(|lease| Some((lease, self.is_unsure(*lease)?)));
+        must(2, unsure.is_none(), || format!("{unsure:?} is brought back all the same"))
     }
 
     /// A holder's bytes are back, and its host memory is free.

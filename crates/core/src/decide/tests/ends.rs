@@ -39,6 +39,40 @@ fn who_chose_to_be_ended_is_told_and_ended() {
 }
 
 #[test]
+fn equals_do_not_end_each_other_and_who_stands_higher_does() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end ttl=300s
+         5s  bind L2
+         5s  alive L2 L2 L2/child
+         5.1s  card 0 L2/child=15G
+         6s  ask dan 16G end
+         30s  card 0 L2/child=15G
+         30s  worked L2
+         60s  card 0 L2/child=15G
+         60s  worked L2
+         61s  ask dan 16G end priority=1
+         62s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 304s
+            5s bind L2
+            6s queue L3
+            61s queue L4
+            62s notice L2 until 62s for L4
+            62s end L2 (Preempted)
+            62s signal 15 to 1 of L2
+        "#]],
+    );
+}
+
+#[test]
 fn who_survives_it_takes_its_card_out_of_service() {
     check(
         "3s  release L1 ann

@@ -206,6 +206,7 @@ impl Teller {
                     ["parked", size] => Said::Parked(bytes(size)),
                     ["resumed"] => Said::Resumed,
                     ["refused", why @ ..] => Said::Refused(why.join(" ")),
+                    ["lost", why @ ..] => Said::Lost(why.join(" ")),
                     ["wants"] => Said::Wants,
                     ["left"] => Said::Left,
                     other => panic!("no such word: {other:?}"),

@@ -701,6 +701,180 @@ fn the_driver_brings_nobody_back_beside_who_could_take_its_room() {
 }
 
 #[test]
+fn whoever_the_driver_was_to_bring_back_stays_away_when_somebody_came_meanwhile_who_could_take_its_room() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         22s  card 0 stray=1G
+         22.1s  card 0 stray=1G
+         22.2s  card 0 stray=1G
+         90s  card 0 0M
+         95s  driver L2 resumed
+         95.5s  card 0 L2=11G stray=1G
+         96s  card 0 L2=11G stray=1G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            22s retreat L2
+            22.2s parked L2
+            22.2s L2 wants 12 GiB as of 6.000001s
+            90s resume L2 12 GiB until 150s
+            95.5s resumed L2
+        "#]],
+    );
+}
+
+#[test]
+fn whose_bytes_the_driver_lost_has_no_lease_any_more() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         26s  driver L2 lost out of memory
+         26s  driver L2 lost out of memory
+         27s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            26s end L2 (RestoreFailed)
+            27s retire L2
+        "#]],
+    );
+}
+
+/// Three holders of a third of a card each: two with Sublet's library, and one that is as urgent as who waits, but has
+/// had its turn and takes no host memory.
+const THIRDS: &str = "0s  cards 24G
+                      0s  ram 100G
+                      0s  card 0 0M
+                      0s  ask ann 8G ttl=300s
+                      0s  ask ann 8G ttl=300s
+                      0s  ask cat 7G ttl=300s yields interactive
+                      1s  bind L1
+                      1s  bind L2
+                      1s  bind L3
+                      1s  shim L1 here
+                      1s  shim L2 here
+                      199s  card 0 L1=7G L2=7G L3=6G
+                      199s  worked L1
+                      199s  worked L2
+                      199s  worked L3
+                      200s  ask bob 13G interactive";
+
+#[test]
+fn who_leaves_together_fits_into_the_host_memory_together() {
+    let plenty = house();
+    check_with(
+        plenty.clone(),
+        THIRDS,
+        expect![[r#"
+        0s queue L1
+        0s grant L1 8 GiB on 0 epoch 1 until 300s
+        0s queue L2
+        0s grant L2 8 GiB on 0 epoch 2 until 300s
+        0s queue L3
+        0s grant L3 7 GiB on 0 epoch 3 until 300s
+        1s bind L1
+        1s bind L2
+        1s bind L3
+        198s renew L1 until 498s
+        200s queue L4
+        200s park L1 for L4 (7.1 GiB booked, and asks again)
+        200s park L2 for L4 (7.1 GiB booked, and asks again)
+    "#]],
+    );
+    let parking = Parking { ram: Bytes::gib(10), ..plenty.parking.clone() };
+    check_with(
+        Policy { parking, ..plenty.clone() },
+        THIRDS,
+        expect![[r#"
+        0s queue L1
+        0s grant L1 8 GiB on 0 epoch 1 until 300s
+        0s queue L2
+        0s grant L2 8 GiB on 0 epoch 2 until 300s
+        0s queue L3
+        0s grant L3 7 GiB on 0 epoch 3 until 300s
+        1s bind L1
+        1s bind L2
+        1s bind L3
+        198s renew L1 until 498s
+        200s queue L4
+        200s park L1 for L4 (7.1 GiB booked, and asks again)
+        200s park L3 by yield for L4 (0 B booked, and asks again)
+    "#]],
+    );
+    let caps = Caps { parked: Some(Bytes::gib(10)), ..plenty.caps };
+    check_with(
+        Policy { caps, ..plenty },
+        THIRDS,
+        expect![[r#"
+        0s queue L1
+        0s grant L1 8 GiB on 0 epoch 1 until 300s
+        0s queue L2
+        0s grant L2 8 GiB on 0 epoch 2 until 300s
+        0s queue L3
+        0s grant L3 7 GiB on 0 epoch 3 until 300s
+        1s bind L1
+        1s bind L2
+        1s bind L3
+        198s renew L1 until 498s
+        200s queue L4
+        200s park L1 for L4 (7.1 GiB booked, and asks again)
+        200s park L3 by yield for L4 (0 B booked, and asks again)
+    "#]],
+    );
+}
+
+#[test]
 fn the_driver_parks_nobody_who_has_more_than_its_lease() {
     check(
         "3s  release L1 ann
