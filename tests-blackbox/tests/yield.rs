@@ -2,7 +2,7 @@
 //! that lie, do half of it, hang, or lose their wrapper. And those that are ended, and begin again.
 //!
 //! The servers are stand-ins with the routes of the real ones, and real memory of soft cards; the hooks are
-//! those of docs/recipes.
+//! those of the pages in docs/recipes.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
@@ -43,38 +43,31 @@ fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
-/// A server and the hooks that it understands.
+/// A server and the hooks that it understands, from the first example of its page.
 struct Recipe {
     like: &'static str,
-    on_yield: &'static str,
-    on_resume: &'static str,
+    on_yield: String,
+    on_resume: Option<String>,
 }
 
-/// As docs/recipes has them, but for the ports.
-const RECIPES: [Recipe; 4] = [
-    Recipe {
-        like: "vllm",
-        on_yield: "POST http://localhost:PORT/sleep?level=1",
-        on_resume: "POST http://localhost:PORT/wake_up",
-    },
-    Recipe {
-        like: "ollama",
-        on_yield: r#"POST http://localhost:PORT/api/generate {"model": "llama3.2", "keep_alive": 0}"#,
-        on_resume: r#"POST http://localhost:PORT/api/generate {"model": "llama3.2"}"#,
-    },
-    Recipe {
-        like: "comfyui",
-        on_yield: r#"POST http://localhost:PORT/free {"unload_models": true, "free_memory": true}"#,
-        on_resume: "true",
-    },
-    Recipe {
-        like: "llama-cpp",
-        on_yield: r#"POST http://localhost:PORT/models/unload {"model": "m"}"#,
-        on_resume: r#"POST http://localhost:PORT/models/load {"model": "m"}"#,
-    },
-];
+/// The servers that have a page.
+const SERVERS: [&str; 4] = ["vllm", "ollama", "comfyui", "llama-cpp"];
 
 impl Recipe {
+    /// As docs/recipes has it, but for the port.
+    fn of(like: &'static str) -> Recipe {
+        let page = format!("{}/../docs/recipes/{like}.md", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&page).expect("a page");
+        let example = text.split("```").nth(1).expect("an example");
+        let hook = |flag: &str| {
+            let hook = example.split_once(flag)?.1.split('\'').nth(1)?;
+            let (before, after) = hook.split_once("localhost:")?;
+            Some(format!("{before}localhost:PORT{}", after.trim_start_matches(|c: char| c.is_ascii_digit())))
+        };
+        let on_yield = hook("--on-yield").unwrap_or_else(|| panic!("{page} has a hook"));
+        Recipe { like, on_yield, on_resume: hook("--on-resume") }
+    }
+
     /// The server on a lease of its own, with its hooks, once its model is on the card and was seen there.
     fn start(&self, service: &Service, flags: &[&str], fault: &[&str]) -> (Job, u16) {
         self.start_with(service, MODEL, flags, fault)
@@ -83,9 +76,10 @@ impl Recipe {
     fn start_with(&self, service: &Service, bytes: u64, flags: &[&str], fault: &[&str]) -> (Job, u16) {
         let port = port();
         let hook = |text: &str| text.replace("PORT", &port.to_string());
-        let (on_yield, on_resume) = (hook(self.on_yield), hook(self.on_resume));
+        let (on_yield, on_resume) = (hook(&self.on_yield), self.on_resume.as_deref().map(hook));
         let (program, number) = (example("serve"), port.to_string());
-        let hooks = ["--vram", "3G", "--on-yield", &on_yield, "--on-resume", &on_resume];
+        let mut hooks = vec!["--vram", "3G", "--on-yield", &on_yield];
+        hooks.extend(on_resume.iter().flat_map(|hook| ["--on-resume", hook.as_str()]));
         let size = format!("{}MiB", bytes / MIB);
         let server = ["--", &program, &size, "--like", self.like, "--port", &number];
         let mut job = Job::start(service, &[&hooks[..], flags, &server, fault].concat());
@@ -130,7 +124,7 @@ fn end_of(client: &Client) -> Option<Reason> {
 
 #[test]
 fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
-    for recipe in &RECIPES {
+    for recipe in SERVERS.map(Recipe::of) {
         let service = serve();
         let client = service.client();
         let (job, port) = recipe.start(&service, &[], &[]);
@@ -160,8 +154,7 @@ fn who_yields_and_keeps_a_little_takes_nothing_more_until_its_turn_and_is_heard(
     let service = serve();
     let client = service.client();
     // A prompt makes it load its model again by itself.
-    let comfyui = RECIPES.iter().find(|recipe| recipe.like == "comfyui").expect("a recipe");
-    let (job, port) = comfyui.start(&service, &[], &["--fault", "little"]);
+    let (job, port) = Recipe::of("comfyui").start(&service, &[], &["--fault", "little"]);
     let mut other = Job::start(&service, &["--vram", "3G", "--", &example("hold"), "256MiB", "--seconds", "6"]);
     assert!(other.line().starts_with("holds "), "{}", other.said());
     let little = |lease: &Lease| lease.seen_bytes > Some(CONTEXT) && lease.seen_bytes < Some(MODEL / 2);
@@ -186,7 +179,7 @@ fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
     for (fault, bytes) in [("lies", MODEL), ("half", 2 * MODEL)] {
         let service = serve();
         let client = service.client();
-        let (job, _) = RECIPES[0].start_with(&service, bytes, &[], &["--fault", fault]);
+        let (job, _) = Recipe::of("vllm").start_with(&service, bytes, &[], &["--fault", fault]);
         let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
         job.await_said("L1 yields its cards to others");
         // Its word frees nothing: whoever waits has nothing until the card was seen without it.
@@ -214,7 +207,7 @@ fn a_hook_that_hangs_or_fails_is_said_and_who_did_not_choose_to_be_ended_stays()
         let client = service.client();
         let bound = ["--hook-timeout", "1s"];
         let job = match hook {
-            None => RECIPES[0].start(&service, &bound, fault).0,
+            None => Recipe::of("vllm").start(&service, &bound, fault).0,
             Some(hook) => holds(&service, &[&bound[..], &["--on-yield", hook]].concat(), &[]),
         };
         let words = ["run", "--vram", "3G", "--wait", "12s", "--", "true"];
@@ -309,7 +302,7 @@ fn a_program_that_ignores_all_notices_is_killed_and_its_lease_says_why() {
 fn a_change_of_a_lease_is_told_to_whoever_waits_for_it() {
     let service = serve();
     let client = service.client();
-    let (job, _) = RECIPES[0].start(&service, &[], &[]);
+    let (job, _) = Recipe::of("vllm").start(&service, &[], &[]);
     let target = "/v1/leases/L1?wait=60s&for=change&known=active&told=false";
     let waiter = std::thread::spawn({
         let client = service.client();

@@ -110,6 +110,7 @@ pub fn queue() -> Leases {
 /// Host memory for parked bytes.
 pub fn parking() -> ParkingRam {
     ParkingRam {
+        by_driver: true,
         driver_limits: vec!["managed memory cannot leave a card this way".into()],
         ram_bytes: 32 << 30,
         booked_bytes: 8 << 30,

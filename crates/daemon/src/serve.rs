@@ -275,7 +275,8 @@ fn run(
         ram: parking.ram.0,
         leave: parking.leave.0,
     });
-    eyes.driver = (settled.driver && parking.ram > Bytes::ZERO).then(DriverSettings::default);
+    let by_driver = settled.driver && parking.ram > Bytes::ZERO;
+    eyes.driver = by_driver.then(DriverSettings::default);
     announce_parking(settled.shim, parking);
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
@@ -320,6 +321,7 @@ fn run(
         synced,
         trouble,
         kind,
+        by_driver,
         soft_state,
         shim: settled.shim,
         house: Arc::clone(&house),

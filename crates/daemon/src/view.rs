@@ -447,7 +447,7 @@ impl View<'_> {
     }
 
     /// Host memory for parked bytes, if there is to be any.
-    pub fn parking(&self) -> Option<wire::ParkingRam> {
+    pub fn parking(&self, by_driver: bool, kind: &str) -> Option<wire::ParkingRam> {
         let ram = self.state.policy().parking.ram;
         let (pages, advice) = sublet_host::shims::page_kind();
         (ram > Bytes::ZERO).then(|| wire::ParkingRam {
@@ -456,7 +456,9 @@ impl View<'_> {
             free_bytes: parking::room(self.state).map(|room| room.0),
             pages: pages.to_owned(),
             advice: advice.map(str::to_owned),
-            driver_limits: sublet_host::driver::limits(),
+            by_driver,
+            // A soft driver bears all.
+            driver_limits: if kind == "real" && by_driver { sublet_host::driver::limits() } else { Vec::new() },
         })
     }
 

@@ -86,7 +86,7 @@ fn seeds(args: &Args) -> ExitCode {
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by those who took the risk, {kept} bounds met, {found} strangers found, {warned} warned, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());

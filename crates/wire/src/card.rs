@@ -36,6 +36,9 @@ pub struct ParkingRam {
     pub pages: String,
     /// What would make parking faster, in words; null if nothing would.
     pub advice: Option<String>,
+    /// Programs without the library are parked by the driver.
+    #[serde(default)]
+    pub by_driver: bool,
     /// What the driver's own way of parking cannot do here, in words; empty if nothing is known against it.
     #[serde(default)]
     pub driver_limits: Vec<String>,

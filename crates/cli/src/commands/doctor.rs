@@ -135,6 +135,10 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
 fn driver(parking: &ParkingRam) -> Check {
     let text = "programs without the library are parked by the driver where a restore is sure to have room".to_owned();
     match parking.driver_limits.as_slice() {
+        _ if !parking.by_driver => {
+            let text = "programs without the library are not parked: `driver = \"off\"` in [preemption]";
+            Check::new("driver park", State::Less, text)
+        }
         [] => Check::new("driver park", State::Ok, text),
         limits => {
             let limits: Vec<String> = limits.iter().map(|limit| format!("\nbut: {limit}")).collect();

@@ -4,6 +4,7 @@ use super::body::{self, Name};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
+use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};
 use std::collections::BTreeMap;
@@ -19,7 +20,9 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let peer = body::peer(&request)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
     let see_all = peer.sees_all(app.house().see_all);
-    let (mut cards, parking) = app.post.read(move |view| (view.cards(&caller, see_all), view.parking())).await?;
+    let (by_driver, kind) = (app.by_driver, app.kind);
+    let look = move |view: &View<'_>| (view.cards(&caller, see_all), view.parking(by_driver, kind));
+    let (mut cards, parking) = app.post.read(look).await?;
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());

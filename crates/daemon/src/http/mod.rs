@@ -86,6 +86,8 @@ pub struct Reach {
     pub soft_state: Option<String>,
     /// Programs are started with the library that parks them.
     pub shim: bool,
+    /// Programs without it are parked by the driver.
+    pub by_driver: bool,
     /// What the configuration says to the face; read anew on reload.
     pub house: Arc<RwLock<House>>,
     /// The daemon stops.

@@ -80,9 +80,13 @@ fn rules(facts: &Facts) -> Result<Vec<&'static hazard::Rule>, String> {
 }
 
 fn owned(found: &Identity, who: &str) -> Result<(), String> {
-    let own = rustix::process::geteuid();
-    let may = own.is_root() || own.as_raw() == found.uid || has_capability(PTRACE);
+    let may = may_move_others() || rustix::process::geteuid().as_raw() == found.uid;
     if may { Ok(()) } else { Err(format!("{who} is another user's, and Sublet has no right to move it")) }
+}
+
+/// Whether processes of other users can be moved.
+pub(super) fn may_move_others() -> bool {
+    rustix::process::geteuid().is_root() || has_capability(PTRACE)
 }
 
 fn has_capability(number: u32) -> bool {

@@ -7,6 +7,7 @@
 //! exception.
 
 mod back;
+mod driver;
 mod ends;
 mod enforce;
 mod fair;

@@ -1,0 +1,206 @@
+//! Stories of holders that the driver moves: only where a restore is sure to have room.
+
+use super::preempt::check;
+use expect_test::expect;
+
+#[test]
+fn the_driver_parks_only_where_a_restore_is_sure_to_have_room() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G stray=1G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         8s  card 0 L2=11G
+         8.1s  worked L2
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         20.1s  card 0 0M
+         21s  shim L2 wants
+         22s  ask bob 4G
+         25s  driver L2 resumed
+         25.1s  card 0 L2=11G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            9.1s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 9.100001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            20.1s retire L3
+            20.1s resume L2 12 GiB until 80.1s
+            22s queue L4
+            25.1s resumed L2
+            25.1s grant L4 4 GiB on 0 epoch 4 until 85.1s
+        "#]],
+    );
+}
+
+#[test]
+fn the_driver_brings_nobody_back_beside_who_could_take_its_room() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         20.1s  card 0 stray=1G
+         23s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            20.1s retire L3
+            23s resume L2 12 GiB until 83s
+        "#]],
+    );
+}
+
+#[test]
+fn whoever_the_driver_was_to_bring_back_stays_away_when_somebody_came_meanwhile_who_could_take_its_room() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         22s  card 0 stray=1G
+         22.1s  card 0 stray=1G
+         22.2s  card 0 stray=1G
+         90s  card 0 0M
+         95s  driver L2 resumed
+         95.5s  card 0 L2=11G stray=1G
+         96s  card 0 L2=11G stray=1G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            22s retreat L2
+            22.2s parked L2
+            22.2s L2 wants 12 GiB as of 6.000001s
+            90s resume L2 12 GiB until 150s
+            95.5s resumed L2
+        "#]],
+    );
+}
+
+#[test]
+fn whose_bytes_the_driver_lost_has_no_lease_any_more() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         26s  driver L2 lost out of memory
+         26s  driver L2 lost out of memory
+         27s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            26s end L2 (RestoreFailed)
+            27s retire L2
+        "#]],
+    );
+}
+
+#[test]
+fn the_driver_parks_nobody_who_has_more_than_its_lease() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=13G
+         6s  ask bob 16G interactive
+         8s  card 0 L2=11G
+         9s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            9s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+        "#]],
+    );
+}
