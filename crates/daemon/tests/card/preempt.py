@@ -2,8 +2,8 @@
 
     preempt.py DIST OUT [--soft] [WHICH ...]
 
-DIST has sublet, libsublet_shim.so and the examples. WHICH is of: park first driver wake duty switches pair ipc. Each begins
-a service of its own and ends it. Figures go to OUT/preempt.json and to the screen. With --soft the programs are the
+DIST has sublet, libsublet_shim.so and the examples. WHICH is of: park both first driver wake duty switches pair ipc. Each
+begins a service of its own and ends it. Figures go to OUT/preempt.json and to the screen. With --soft the programs are the
 examples, on soft cards, to try the script itself.
 """
 
@@ -64,6 +64,27 @@ def park():
     house.end()
 
 
+def both():
+    """The same, and who comes is a program too: it is started when it has its card, computes, and ends."""
+    house = House("both", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n')
+    house.run("--vram", f"{40 * 1024 // SCALE}M", "--", *holds(32), name="victim")
+    house.came("L1")
+    guests = []
+    for number in range(2, 4 if SOFT else 8):
+        house.until("L1", seen(32))
+        time.sleep(4)
+        flags = ["--vram", f"{40 * 1024 // SCALE}M", "--tier", "interactive", "--"]
+        job = house.run(*flags, *trains(4, 200), name=f"guest{number}")
+        job.wait()
+        job.out.seek(0)
+        guests.append(job.out.read().splitlines()[-1:])
+    house.until("L1", seen(32))
+    at = {(line["kind"], line["lease"]): line["at_unix_s"] for line in json.loads(house.cli("audit", "--json"))["lines"]}
+    took = [round(at["grant", lease] - at["queue", lease], 4) for kind, lease in at if kind == "queue" and lease != "L1"]
+    FOUND["both"] = {"victim_gib": 32, "ask_to_grant_s": took, "guests": guests, "victim": house.lease("L1")["state"]}
+    house.end()
+
+
 def first():
     """The first time that a program leaves, with a stock of memory ready for it; a new program each time."""
     house = House("first", 60, '[preemption]\nswitching = "50%"\nturn = "1s"\n', stock="2G" if SOFT else "34G")
@@ -114,11 +135,7 @@ def driver():
     house.run("--vram", f"{40 * 1024 // SCALE}M", "--no-shim", "--", *holds(32), name="victim")
     house.came("L1")
     house.until("L1", seen(32))
-    figures = {"victim_gib": 32}
-    if not SOFT:
-        pid = pid_on_card(house, "L1")
-        house.until("L1", seen(32))
-        figures["bare_out_s"], figures["bare_back_s"] = bare(pid, 1)
+    figures = {"victim_gib": 32, "bare_out_s": [], "bare_back_s": []}
     took, back = [], []
     # Who came back has a turn as long as its moves take, before it leaves even for somebody more urgent.
     for turn in (6, 2 if SOFT else 30):
@@ -130,6 +147,11 @@ def driver():
         house.release(guest)
         house.until("L1", lambda lease: lease["state"] == "active")
         back.append(time.perf_counter() - begun)
+        if not SOFT:
+            # Beside it, the same process by the bare calls.
+            house.until("L1", seen(32))
+            for figure, seconds in zip(("bare_out_s", "bare_back_s"), bare(pid_on_card(house, "L1"), 1)):
+                figures[figure] += seconds
     figures["ask_to_grant_s"], figures["release_to_back_s"] = took, back
     FOUND["driver"] = figures
     house.end()
@@ -264,4 +286,4 @@ def ipc():
     house.end()
 
 
-run_all("preempt", {"park": park, "first": first, "driver": driver, "wake": wake, "duty": duty, "switches": switches, "pair": pair, "ipc": ipc})
+run_all("preempt", {"park": park, "both": both, "first": first, "driver": driver, "wake": wake, "duty": duty, "switches": switches, "pair": pair, "ipc": ipc})
