@@ -353,8 +353,8 @@ impl Sim<'_> {
                 .filter(|resident| self.world.trees[&tree.unwrap_or_default()].live.contains(&resident.process))
                 .map(|resident| resident.bytes.unwrap_or_default().0)
                 .sum();
-            // What the driver took off the card still counts where the library counts.
-            let here = here + if capped { self.world.away_by_driver(tree.unwrap_or_default(), card).0 } else { 0 };
+            // What was taken off the card still counts where the library counts.
+            let here = here + if capped { self.world.away(tree.unwrap_or_default(), card).0 } else { 0 };
             match self.rng.below(10) {
                 _ if gated => {}
                 0 => self.world.vacate(card, process),

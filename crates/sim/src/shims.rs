@@ -216,11 +216,12 @@ impl World {
         bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes)
     }
 
-    /// Bytes of a card that the driver took off it, of programs of a tree that have the library.
-    pub(crate) fn away_by_driver(&self, tree: u32, card: usize) -> Bytes {
+    /// Bytes of a card that were taken off it, of programs of a tree that have the library.
+    pub(crate) fn away(&self, tree: u32, card: usize) -> Bytes {
         let live = self.trees.get(&tree).into_iter().flat_map(|tree| &tree.live);
         let counted = live.filter(|process| self.programs.contains_key(&(**process, Rung::Park)));
-        let away = counted.filter_map(|process| self.programs.get(&(*process, Rung::Driver))?.away.as_ref());
+        let both = counted.flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        let away = both.filter_map(|spoken| self.programs.get(&spoken)?.away.as_ref());
         away.flatten().filter(|(of, _)| *of == card).map(|(_, bytes)| *bytes).sum()
     }
 
