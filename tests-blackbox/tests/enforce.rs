@@ -212,13 +212,27 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
     let about = succeeds(&service, &["enforce", "allow", "exe:/no such&file", "--dry-run"]);
     assert!(about.contains("nobody who is on a card now"), "{about}");
+    let about = succeeds(&service, &["attach", "exe:sublet-example-hold", "--vram", "1G", "--dry-run"]);
+    assert!(about.contains("X1 (sublet-example-hold)"), "{about}");
+    let about = succeeds(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
+    assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
+    let nobody = service.cli(&["adopt", "999999", "--dry-run"]);
+    assert!(!nobody.status.success() && text(&nobody).contains("is not on a card without a lease"), "{nobody:?}");
     assert_eq!(strangers(&service).rules, [], "it was only shown");
+    assert_eq!(strangers(&service).strangers.len(), 1, "and nobody was adopted");
     let said = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold"]);
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
     mode(&service, "enforce");
     let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
     assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");
     alone.lives_on(5);
+    for words in [["enforce", "forget", "R1", "--dry-run"].as_slice(), &["detach", "R1", "--dry-run"]] {
+        let about = succeeds(&service, words);
+        assert!(about.contains("R1: exe:sublet-example-hold is left alone"), "{about}");
+    }
+    let nothing = service.cli(&["detach", "R7", "--dry-run"]);
+    assert!(!nothing.status.success() && text(&nothing).contains("there is no rule `R7`"), "{nothing:?}");
+    assert_eq!(strangers(&service).rules.len(), 1, "it was only shown");
     succeeds(&service, &["enforce", "forget", "R1"]);
     assert_eq!(alone.ended_by(), None);
 }

@@ -90,6 +90,9 @@ pub struct ForgetArgs {
     /// Its id, such as R1
     #[arg(value_name = "RULE")]
     rule: String,
+    /// Only show the rule
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// Give a process that is on a card without a lease a lease for what it has there
@@ -104,6 +107,9 @@ pub struct AdoptArgs {
     /// How urgent its work is
     #[arg(long, value_enum, default_value_t = TierArg::Batch)]
     tier: TierArg,
+    /// Only show what it has
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// Give a service that exists already a standing ask: whenever it is on a card, it gets a lease (operators)
@@ -119,6 +125,9 @@ pub struct AttachArgs {
     /// How urgent its work is
     #[arg(long, value_enum, default_value_t = TierArg::Batch)]
     tier: TierArg,
+    /// Only show whom it would be about
+    #[arg(long)]
+    dry_run: bool,
 }
 
 const ATTACH_HELP: &str = "\
@@ -328,21 +337,26 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
 fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     if args.dry_run {
-        let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(&args.who)))?;
-        if globals.json {
-            output::json(&found)?;
-        } else if found.strangers.is_empty() {
-            output::print("nobody who is on a card now\n")?;
-        } else {
-            let about = found.strangers.iter().map(|one| format!("{} ({})\n", one.id, what(one)));
-            output::print(&about.collect::<String>())?;
-        }
-        return Ok(exit::OK);
+        return show_about(globals, &client, &args.who);
     }
     let rule = client.set_rule(&RuleAsk { who: args.who.clone(), treat, vram_bytes: None, tier: Tier::Batch })?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
+    }
+    Ok(exit::OK)
+}
+
+/// Whom a rule would be about now.
+fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
+    let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(who)))?;
+    if globals.json {
+        output::json(&found)?;
+    } else if found.strangers.is_empty() {
+        output::print("nobody who is on a card now\n")?;
+    } else {
+        let about = found.strangers.iter().map(|one| format!("{} ({})\n", one.id, plain(&what(one))));
+        output::print(&about.collect::<String>())?;
     }
     Ok(exit::OK)
 }
@@ -356,8 +370,12 @@ fn escaped(word: &str) -> String {
 
 /// Gives a service a standing ask.
 pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    if args.dry_run {
+        return show_about(globals, &client, &args.who);
+    }
     let ask = RuleAsk { who: args.who.clone(), treat: Treat::Attach, vram_bytes: args.vram, tier: args.tier.into() };
-    let rule = Client::open(globals)?.set_rule(&ask)?;
+    let rule = client.set_rule(&ask)?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
@@ -368,7 +386,20 @@ pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
 
 /// Takes a rule back.
 pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
-    let rule = Client::open(globals)?.drop_rule(&args.rule)?;
+    let client = Client::open(globals)?;
+    if args.dry_run {
+        let found: Strangers = client.get("/v1/strangers")?;
+        let rule = found.rules.iter().find(|rule| rule.id == args.rule).ok_or_else(|| {
+            let why = format!("there is no rule `{}`", plain(&args.rule));
+            Failure::usage(why).hint("`sublet enforce status` lists them")
+        })?;
+        match globals.json {
+            true => output::json(rule)?,
+            false => output::print(&format!("{}\n", rule_words(rule)))?,
+        }
+        return Ok(exit::OK);
+    }
+    let rule = client.drop_rule(&args.rule)?;
     match globals.json {
         true => output::json(&rule)?,
         false => output::print(&format!("{} holds no more\n", rule.id))?,
@@ -380,6 +411,21 @@ pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
 pub fn adopt(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     globals.must_be_local("a process is adopted on its host", "leave `--url` out and unset SUBLET_URL")?;
     let client = Client::open(globals)?;
+    if args.dry_run {
+        let found: Strangers = client.get("/v1/strangers")?;
+        let one = found.strangers.iter().find(|one| one.pid == args.pid).ok_or_else(|| {
+            let why = format!("process {} is not on a card without a lease, or not yours", args.pid);
+            Failure::usage(why).hint("`sublet enforce status` lists those that are")
+        })?;
+        match globals.json {
+            true => output::json(one)?,
+            false => {
+                let has = one.vram_bytes.map_or_else(|| "an unknown amount".to_owned(), size::show);
+                output::print(&format!("{} ({}) has {has}\n", one.id, plain(&what(one))))?;
+            }
+        }
+        return Ok(exit::OK);
+    }
     let lease = client.adopt(&Adopt { pid: args.pid, vram_bytes: args.vram, tier: args.tier.into() })?;
     if globals.json {
         output::json(&lease)?;
