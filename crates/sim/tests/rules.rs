@@ -93,7 +93,7 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
 #[test]
 fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut];
-    for seed in [42, 57, 111] {
+    for seed in [368, 377, 518] {
         let options = Options { steps: 700, blind: true, ..Options::default() };
         let passed = check(seed, options);
         assert!(passed.driven > 0, "nobody is parked by the driver in {seed}");
@@ -109,7 +109,7 @@ fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() 
 #[test]
 fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_else() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
-    for seed in [99, 102, 106] {
+    for seed in [102, 106, 190] {
         let options = Options { steps: 500, ..Options::default() };
         let passed = check(seed, options);
         assert!(passed.struck > 3, "only {} are signalled in {seed}", passed.struck);
