@@ -225,6 +225,15 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
 /// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody
 /// else on its cards is a holder whose every program has Sublet's library in it, which keeps it to its own.
 pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
+    let has_more = |card: &CardId| state.room(*card).seen_of(lease.id) > hold.vram;
+    if hold.cards.iter().any(has_more) && !state.planted(Mutant::RestoreUnsure) {
+        return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
+    }
+    others_keep_off(state, lease, hold)
+}
+
+/// Whether nobody else could take the room that a restore needs.
+pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
@@ -237,9 +246,6 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
         if strangers > 0 {
             let why = format!("processes without a lease are on card {}: {strangers}", card.0);
             return Err(NotParkable::NotSure(why));
-        }
-        if state.room(*card).seen_of(lease.id) > hold.vram {
-            return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
         }
         let others = state.room(*card).claims().iter();
         let mut others = others.filter(|(id, claim)| **id != lease.id && !claim.parked);

@@ -150,6 +150,16 @@ impl Books {
     /// Whether nobody on its cards could take what a restore needs: all of them are holders with the
     /// library in every program.
     pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+        let has_more = |number: &usize| self.seen_of(lease, *number) > held.vram;
+        if held.cards.iter().any(has_more) {
+            Err("it has more there than its lease")
+        } else {
+            self.others_keep_off(lease, held)
+        }
+    }
+
+    /// The same of everybody else there.
+    pub fn others_keep_off(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
         for number in &held.cards {
             let card = &self.cards[*number];
             if matches!(card.look, Look::Blind | Look::Lost) {
@@ -158,9 +168,6 @@ impl Books {
             let ours = |process: &&ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
             if !card.all.iter().all(|process| ours(&process)) {
                 return Err("strangers are there");
-            }
-            if self.seen_of(lease, *number) > held.vram {
-                return Err("it has more there than its lease");
             }
             let at_work = |other: &&LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
             for other in card.claims.keys().filter(|other| **other != lease).filter(at_work) {

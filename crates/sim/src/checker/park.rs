@@ -717,7 +717,7 @@ impl Books {
         let At::Away(held, trip) = &book.at else { return None };
         let restores = trip.way == Way::Back && trip.back && trip.rung == Rung::Driver && !book.ask.may_lose;
         let waits = restores && !self.none_parked(lease, trip.rung);
-        if waits { self.sure_of_room(lease, held).err() } else { None }
+        if waits { self.others_keep_off(lease, held).err() } else { None }
     }
 
     /// A card was seen: nobody is brought back there to a room that others could take.

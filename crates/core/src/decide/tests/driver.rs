@@ -204,3 +204,44 @@ fn the_driver_parks_nobody_who_has_more_than_its_lease() {
         "#]],
     );
 }
+
+#[test]
+fn who_comes_back_with_more_than_its_lease_is_not_sent_away_again() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         24s  card 0 L2=13G
+         25s  driver L2 resumed
+         26s  card 0 L2=13G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            26s resumed L2
+        "#]],
+    );
+}
