@@ -232,6 +232,7 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
         },
         Order::Over { why } => {
             parker.lose(&why);
+            IS_PARKED.store(gate::state() == gate::PARKED, SeqCst);
             Ok(())
         }
     }
