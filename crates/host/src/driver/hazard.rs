@@ -5,7 +5,7 @@
 
 /// Something about a process that a driver does not bear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hazard {
+pub(crate) enum Hazard {
     /// Being moved at all.
     Moving,
     /// Memory or events shared with other processes through CUDA IPC.

@@ -21,8 +21,6 @@ pub(crate) mod protocol;
 pub(crate) mod target;
 mod work;
 
-pub use hazard::Hazard;
-
 use crate::cards;
 use crate::eyes::Inbox;
 use crate::soft::SoftPlace;
