@@ -343,9 +343,11 @@ impl Sim<'_> {
         let most = if job.greedy { job.vram.0 + job.vram.0 / 2 } else { job.vram.0 };
         let (tree, cards) = (job.tree, job.cards.clone());
         let gated = self.is_gated(process) || job.lease.is_some_and(|lease| self.is_asleep(lease));
-        // The library keeps a program to its lease.
+        // The library keeps a program to its lease, which may have come back with less than it was granted.
         let capped = self.world.programs.contains_key(&(process, Rung::Park));
-        let most = if capped { job.vram.0 } else { most };
+        let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
+        let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
+        let most = if capped { cap } else { most };
         for card in cards {
             let here: u64 = self.world.cards[card]
                 .residents
