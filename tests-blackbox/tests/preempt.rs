@@ -75,6 +75,53 @@ fn equals_take_turns_and_compute_the_same() {
     }
 }
 
+/// Thirty who want the same card, three at a time: all of them get on, and each computes what it would alone.
+#[test]
+fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
+    let service = serve("soft:1x24GiB");
+    let train = example("mlp");
+    let program = [train.as_str(), "--steps", "300"];
+    let alone = undisturbed(&service, &program);
+    let words = [&["--vram", "7G", "--"], &program[..]].concat();
+    let jobs: Vec<Job> = (0..30).map(|_| Job::start(&service, &words)).collect();
+    for (number, job) in (1..).zip(jobs) {
+        let (code, rest) = job.end();
+        assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "job {number}: {rest}");
+    }
+    let audit = text(&service.cli(&["audit"]));
+    let left = audit.lines().filter(|line| line.contains("is told to leave its cards for")).count();
+    let back = audit.lines().filter(|line| line.contains("is back on its cards")).count();
+    assert!(left >= 10 && back >= 10, "{left} left for others, and {back} came back: {audit}");
+}
+
+/// Where the driver tells what the card has and not whose it is, holders leave one after the other.
+#[test]
+fn a_card_that_does_not_tell_whose_bytes_are_whose_is_left_by_one_after_the_other() {
+    let service = serve("soft:1x5GiB");
+    let client = service.client();
+    assert!(service.cli(&["soft", "fault", "0", "nvml", "no-bytes"]).status.success());
+    let holders: Vec<Job> = (0..2).map(|_| Job::holds(&service, "1900M", "256MiB", &["--idle"])).collect();
+    until("the card is coarse, and both have their bytes", LONG, || {
+        let card = client.card();
+        let both = card.used_bytes.is_some_and(|used| used >= 512 << 20);
+        if card.coarse && both { Ok(()) } else { Err(card) }
+    });
+    let words = ["--vram", "2500M", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "1"];
+    let mut guest = Job::start(&service, &words);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    for lease in ["L1", "L2"] {
+        let parked = client.lease(lease);
+        assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Park)), "{lease}");
+    }
+    // The second was told when the first had been seen to leave.
+    let audit = text(&service.cli(&["audit"]));
+    let steps = |line: &&str| line.contains("is told to leave its cards for") || line.contains("is parked");
+    let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is told")).collect();
+    assert_eq!(told, [true, false, true, false], "{audit}");
+    assert_eq!(guest.end().0, Some(0));
+    holders.into_iter().for_each(|job| job.finish("after it was parked where nobody tells whose bytes are whose"));
+}
+
 #[test]
 fn an_idle_notebook_makes_room_for_a_batch_job_and_finds_all_again() {
     let service = serve("soft:1x4GiB");

@@ -2,7 +2,7 @@
 
 use crate::decide::HOOK;
 use crate::ids::{CardId, ProcKey};
-use crate::parking::{Rest, Voice, Watch};
+use crate::parking::{Before, Rest, Voice, Watch};
 use crate::rows::{Lease, Phase};
 use crate::rung::Rung;
 use crate::units::{Bytes, Time};
@@ -47,6 +47,8 @@ pub struct Live {
     pub looked_at: Option<Time>,
     /// How a park or a resume goes.
     pub(crate) watch: Watch,
+    /// Its cards as they were when it began to leave, if one of them does not tell whose bytes are whose.
+    pub(crate) before: BTreeMap<CardId, Before>,
     /// It submitted work while its bytes were leaving.
     pub(crate) wants: bool,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.

@@ -92,6 +92,8 @@ pub enum Mutant {
     SpareNobody,
     /// Rule 4: a holder is parked when its hook says so.
     BelieveHook,
+    /// Rule 4: holders leave a card at the same time that does not tell whose bytes are whose.
+    MoveTogether,
     /// Rule 5: room is made again for who has it coming.
     TwiceForOne,
     /// Rule 20: strangers are ended where it was not tried whether they can be told apart.
@@ -118,7 +120,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 55] = [
+    pub const ALL: [Mutant; 56] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -163,6 +165,7 @@ impl Mutant {
         Mutant::GraceFromRecord,
         Mutant::SpareNobody,
         Mutant::BelieveHook,
+        Mutant::MoveTogether,
         Mutant::TwiceForOne,
         Mutant::EnforceUntested,
         Mutant::StrikeUnaudited,

@@ -8,6 +8,7 @@ use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Live;
 use crate::mutant::Mutant;
 use crate::reading::Reading;
+use crate::room::Room;
 use crate::rows::{Hold, Lease, Phase};
 use crate::rung::Rung;
 use crate::state::State;
@@ -88,8 +89,10 @@ pub enum NotParkable {
     NotSure(String),
     /// A card of its cannot be read, so nobody could see its bytes go.
     Unreadable,
-    /// The driver does not say how many bytes each process has.
+    /// The driver does not say how many bytes each process has, and only the library in it does.
     Coarse,
+    /// For the same reason one holder moves at a time there, and one does.
+    OneAtATime(CardId),
     /// It was tried a moment ago.
     Lately(String),
     /// Nobody knows how much host memory there is.
@@ -125,7 +128,14 @@ impl fmt::Display for NotParkable {
                 write!(f, "a restore would not be sure to have room: {why} (`--may-lose` takes the risk)")
             }
             NotParkable::Unreadable => f.write_str("a card of its cannot be read now"),
-            NotParkable::Coarse => f.write_str("the driver does not tell how many bytes each process has"),
+            NotParkable::Coarse => {
+                f.write_str("the driver does not tell how many bytes each process has, and only Sublet's library would")
+            }
+            NotParkable::OneAtATime(card) => write!(
+                f,
+                "somebody else leaves card {} or comes back to it, whose driver does not tell whose bytes are whose",
+                card.0
+            ),
             NotParkable::Lately(why) => write!(f, "it was tried a moment ago: {why}"),
             NotParkable::RamUnknown => f.write_str("nobody knows how much host memory is available"),
             NotParkable::Ram { need, room } => {
@@ -137,7 +147,7 @@ impl fmt::Display for NotParkable {
 }
 
 /// Beside a context, a parked program may have so much on a card: modules, and what streams keep.
-const RESIDUE: Bytes = Bytes::mib(512);
+pub(crate) const RESIDUE: Bytes = Bytes::mib(512);
 /// A context whose size was never measured: more than any was seen to take.
 pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 /// Whoever says that it parked less need not show it.
@@ -188,9 +198,52 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
     }
 }
 
-/// What a holder was last seen to have on its cards.
+/// What a holder was last seen to have on its cards; where nobody can see it, as much as its lease allows.
 pub(crate) fn had(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
-    hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).sum()
+    let on = |room: &Room| if room.is_coarse() { hold.vram } else { room.seen_of(lease) };
+    hold.cards.iter().map(|card| on(state.room(*card))).sum()
+}
+
+/// A card as it was when a holder began to leave it. Where nobody tells whose bytes are whose, what it lost
+/// since then is the holder's, if nobody else moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Before {
+    used: Bytes,
+    /// Everybody else who had something there.
+    leases: Vec<LeaseId>,
+    processes: Vec<ProcKey>,
+}
+
+/// A holder's cards as they are before it leaves, if one of them does not tell whose bytes are whose.
+pub(crate) fn before(state: &State, lease: LeaseId, hold: &Hold) -> BTreeMap<CardId, Before> {
+    if !hold.cards.iter().any(|card| state.room(*card).is_coarse()) {
+        return BTreeMap::new();
+    }
+    let of = |card: &CardId| {
+        let room = state.room(*card);
+        let Reading::Used(used) = &room.observed().reading else { return None };
+        let processes = used.processes.iter().map(|resident| resident.process);
+        let processes = processes.filter(|process| state.owner(process) != Some(lease)).collect();
+        let leases = room.claims().keys().copied().filter(|other| *other != lease).collect();
+        Some((*card, Before { used: room.total().less(used.free), leases, processes }))
+    };
+    hold.cards.iter().filter_map(of).collect()
+}
+
+/// Whether somebody else than this lease leaves a card or comes back to it, or has just ended there, and nobody
+/// could tell whose bytes went.
+fn others_move(state: &State, lease: LeaseId, card: CardId) -> bool {
+    let room = state.room(card);
+    if !room.is_coarse() || state.planted(Mutant::MoveTogether) {
+        return false;
+    }
+    let mut moving = state.moving().filter(|other| *other != lease);
+    moving.any(|other| room.claims().contains_key(&other)) || state.ending_on(card).any(|other| other != lease)
+}
+
+/// A card of a holder's on which it must wait for somebody else to have left or come back.
+pub(crate) fn waits_for_others(state: &State, lease: LeaseId, hold: &Hold) -> Option<CardId> {
+    hold.cards.iter().copied().find(|card| others_move(state, lease, *card))
 }
 
 /// Whether its programs and its cards would let it leave in this way, whatever the host memory.
@@ -207,7 +260,7 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
         let room = state.room(*card);
         room.open(now, state.policy().period).map_err(|_| NotParkable::Unreadable)?;
         let Reading::Used(used) = &room.observed().reading else { return Err(NotParkable::Unreadable) };
-        if used.coarse {
+        if used.coarse && rung != Rung::Park {
             return Err(NotParkable::Coarse);
         }
         others += residents(state, lease.id, *card).filter(|process| !voices.contains_key(process)).count();
@@ -217,6 +270,10 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
         _ if others > 0 && rung == Rung::Park => Err(NotParkable::Others(others)),
         _ if others > 0 && rung == Rung::Driver => Err(NotParkable::NotInspected),
         Some(why) => Err(NotParkable::Says(why.clone())),
+        None if rung == Rung::Park => match waits_for_others(state, lease.id, hold) {
+            Some(card) => Err(NotParkable::OneAtATime(card)),
+            None => Ok(()),
+        },
         None if rung == Rung::Driver && !lease.ask.may_lose => sure_of_room(state, lease, hold),
         None => Ok(()),
     }
@@ -302,17 +359,19 @@ fn are_known(state: &State, lease: &Lease, hold: &Hold, live: &Live, rung: Rung)
 }
 
 /// Whether a look at a card shows that a holder's bytes are gone: no more than contexts are left, and
-/// at least half of what its programs say they took off its cards. Who yields may keep an eighth.
+/// at least half of what its programs say they took off its cards. Who yields may keep an eighth. Where the
+/// driver tells only what the whole card has, the card must have lost nearly all that they say, and nobody else.
 pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: CardId) -> bool {
     let room = state.room(card);
     let Some(away) = lease.away() else { return false };
     match &room.observed().reading {
-        Reading::Used(used) if !used.coarse => {}
-        _ => return false,
+        Reading::Used(used) if used.coarse => return has_lost(state, lease, hold),
+        Reading::Used(_) => {}
+        Reading::Unreadable(_) => return false,
     }
     let context = state.room(card).context();
     let programs = residents(state, lease.id, card).count() as u64;
-    let after = had(state, lease.id, hold);
+    let after: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
     let few = Bytes((context + RESIDUE).0.saturating_mul(programs));
     if away.rung == Rung::Yield {
         return room.seen_of(lease.id) <= few || after.0 <= away.had.0 / 8;
@@ -324,4 +383,25 @@ pub(crate) fn is_seen_gone(state: &State, lease: &Lease, hold: &Hold, card: Card
     let said: Bytes = live.voices(away.rung).values().filter_map(|voice| voice.parked).sum();
     // What was booked is what was seen when it began, and a little.
     said <= SMALL || after <= hold.booked().less(Bytes(said.0 / 2))
+}
+
+/// Whether a holder's cards have lost what its programs say they took off them, all but an eighth, and nobody
+/// else was there who went since it began to leave. Of what was before a start nothing is known.
+fn has_lost(state: &State, lease: &Lease, hold: &Hold) -> bool {
+    let Some(live) = state.live(lease.id) else { return false };
+    let said: Bytes = live.shims.values().filter_map(|voice| voice.parked).sum();
+    let mut lost = Bytes::ZERO;
+    for card in &hold.cards {
+        let room = state.room(*card);
+        let (Some(before), Reading::Used(used)) = (live.before.get(card), &room.observed().reading) else {
+            return false;
+        };
+        let there = |process: &ProcKey| used.processes.iter().any(|resident| resident.process == *process);
+        let stayed = before.leases.iter().all(|other| room.claims().contains_key(other));
+        if room.is_coarse() && !(stayed && before.processes.iter().all(there)) {
+            return false;
+        }
+        lost = lost + before.used.less(room.total().less(used.free));
+    }
+    said <= SMALL || lost.0 >= said.0 / 8 * 7
 }

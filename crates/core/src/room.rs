@@ -6,9 +6,15 @@
 //! committed  = loose + Σ max(reserved, seen) + margin
 //! promisable = max(0, total − committed);  0 if the card cannot be trusted now
 //! ```
+//! Where the driver tells what is free and not whose the rest is (*coarse*), who is parked counts with what
+//! a context and modules take at most:
+//! ```text
+//! committed  = max(total − free, Σ reserved + Σ left of who is parked) + margin
+//! ```
 
 use crate::ask::Exclusivity;
 use crate::ids::{LeaseId, ProcKey, TenantId};
+use crate::parking::RESIDUE;
 use crate::reading::{Observation, Reading, Resident, Unreadable};
 use crate::units::{Bytes, Span, Time};
 use std::collections::BTreeMap;
@@ -58,6 +64,8 @@ pub struct Room {
     session_exclusive: u32,
     device_exclusive: u32,
     residue: Bytes,
+    /// How many are parked.
+    parked: u32,
     observed: Observation,
     /// Claims whose `seen` is not zero, so that a look need not visit the others.
     present: BTreeMap<LeaseId, Bytes>,
@@ -91,6 +99,7 @@ impl Room {
             session_exclusive: 0,
             device_exclusive: 0,
             residue: Bytes::ZERO,
+            parked: 0,
             observed: Observation { begun: Time::ZERO, reading: Reading::Unreadable(Unreadable::NotYet) },
             present: BTreeMap::new(),
             ends: Vec::new(),
@@ -129,7 +138,10 @@ impl Room {
         self.reserved = by(self.reserved, claim.reserved);
         let step = |n: u32| if add { n + 1 } else { n - 1 };
         match claim.exclusivity {
-            _ if claim.parked => self.residue = by(self.residue, claim.seen),
+            _ if claim.parked => {
+                self.residue = by(self.residue, claim.seen);
+                self.parked = step(self.parked);
+            }
             Exclusivity::Shared => {}
             Exclusivity::Session => self.session_exclusive = step(self.session_exclusive),
             Exclusivity::Device => self.device_exclusive = step(self.device_exclusive),
@@ -187,6 +199,25 @@ impl Room {
     /// What a lease was seen to have here.
     pub fn seen_of(&self, lease: LeaseId) -> Bytes {
         self.present.get(&lease).copied().unwrap_or_default()
+    }
+
+    /// What a parked lease counts with here, so that it need not be given that again.
+    pub fn left_of(&self, lease: LeaseId) -> Bytes {
+        match self.claims.get(&lease) {
+            Some(claim) if claim.parked && self.is_coarse() => self.left(),
+            _ => self.seen_of(lease),
+        }
+    }
+
+    /// What stays here of a holder that the library parks: its context, and where nobody can see how much it
+    /// is, as much as there could be beside it.
+    pub fn left(&self) -> Bytes {
+        if self.is_coarse() { self.context + RESIDUE } else { self.context }
+    }
+
+    /// Whether the driver tells what is free and not whose the rest is.
+    pub fn is_coarse(&self) -> bool {
+        matches!(&self.observed.reading, Reading::Used(used) if used.coarse)
     }
 
     /// What a process keeps here while it lives; more than any was seen to, if nobody measured it.
@@ -292,7 +323,7 @@ impl Room {
     /// Whether strangers' bytes may hide behind promises that are not used yet: the driver tells what
     /// is free, and not whose the rest is.
     pub fn hides_loose(&self) -> bool {
-        matches!(&self.observed.reading, Reading::Used(used) if used.coarse) && self.reserved > Bytes::ZERO
+        self.is_coarse() && self.reserved > Bytes::ZERO
     }
 
     /// Bytes counted for leases.
@@ -307,7 +338,10 @@ impl Room {
     /// Bytes counted as taken; `None` if the card was not readable.
     pub fn committed(&self) -> Option<Bytes> {
         match &self.observed.reading {
-            Reading::Used(used) if used.coarse => Some(self.total.less(used.free).max(self.reserved) + self.margin),
+            Reading::Used(used) if used.coarse => {
+                let left = Bytes(self.left().0.saturating_mul(self.parked.into()));
+                Some(self.total.less(used.free).max(self.reserved + left) + self.margin)
+            }
             Reading::Used(_) => self.loose().map(|loose| loose + self.counted + self.margin),
             Reading::Unreadable(_) => None,
         }

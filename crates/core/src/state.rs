@@ -624,7 +624,8 @@ impl State {
 
     pub(crate) fn set_observed(&mut self, card: CardId, observation: Observation) {
         let room = &mut self.rooms[card.0 as usize];
-        let fresh = matches!(observation.reading, Reading::Used(_));
+        // Where nobody tells whose bytes are whose, nobody knows a peak.
+        let fresh = matches!(&observation.reading, Reading::Used(used) if !used.coarse);
         room.observe(observation, |process| self.owners.get(process).copied());
         if fresh {
             for (lease, bytes) in room.present() {

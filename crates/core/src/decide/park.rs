@@ -128,6 +128,7 @@ impl Turn<'_> {
         }
         let booked = parking::parkable(self.state, row, rung, self.now)?;
         let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(self.state, lease, hold));
+        let before = row.hold().map(|hold| parking::before(self.state, lease, hold)).unwrap_or_default();
         let live = self.state.live(lease);
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
         let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
@@ -145,6 +146,7 @@ impl Turn<'_> {
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
             live.wants = false;
+            live.before = before;
         }
         self.settle(lease);
         Ok(())
@@ -366,6 +368,10 @@ impl Turn<'_> {
         let tenant = &self.state.rows().tenants[row.tenant.0 as usize];
         let mark = (unused > Span::ZERO).then(|| tenant.mark - unused);
         self.emit(Action::Parked { lease, at: self.now, mark });
+        if hold.cards.iter().any(|card| self.state.room(*card).is_coarse()) {
+            // Who leaves for the same waiter goes next there, before this one could come back.
+            self.plan_now();
+        }
         let wants = self.state.live(lease).is_some_and(|live| live.wants);
         let again = row.away().and_then(|away| away.again).or(wants.then_some(self.now));
         let again = if self.state.planted(Mutant::LosePlace) { again.map(|_| self.now) } else { again };
@@ -391,7 +397,11 @@ impl Turn<'_> {
         match &row.phase {
             Phase::Parking(..) => {
                 let why = if said { Unparked::NotSeen } else { Unparked::Silent };
+                // Where nobody tells whose bytes are whose, somebody else may have grown.
+                let coarse =
+                    row.hold().is_some_and(|hold| hold.cards.iter().any(|card| self.state.room(*card).is_coarse()));
                 let (text, times) = match why {
+                    Unparked::NotSeen if coarse => ("its cards were not seen to lose its bytes", 1),
                     Unparked::NotSeen => ("its programs said that its bytes were gone, and they were not", DISTRUST),
                     _ => ("one of its programs did not answer", 1),
                 };
@@ -439,16 +449,18 @@ impl Turn<'_> {
     }
 }
 
-/// Whether a waiter is not tried now: it could not come back a moment ago, or the driver would bring
-/// it back to cards on which somebody could take its room meanwhile.
+/// Whether a waiter is not tried now: it could not come back a moment ago, somebody else moves on a card that does
+/// not tell whose bytes are whose, or the driver would bring it back to cards on which somebody could take its
+/// room meanwhile.
 pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
     let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
+    let waits = parking::waits_for_others(state, lease.id, hold).is_some();
     let unsure = || {
         let is_safe = away.rung != Rung::Driver || lease.first_ask().may_lose;
         !is_safe && parking::sure_of_room(state, lease, hold).is_err()
     };
-    rest.is_some_and(|rest| rest.until > now) || unsure()
+    rest.is_some_and(|rest| rest.until > now) || waits || unsure()
 }
 
 /// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
@@ -493,7 +505,7 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span 
 
 /// What a parked holder still has on each of its cards at least.
 fn still_has(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
-    hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).min().unwrap_or_default()
+    hold.cards.iter().map(|card| state.room(*card).left_of(lease)).min().unwrap_or_default()
 }
 
 /// A waiter with what it lacks now: of a parked one less, or more, may be left on its cards than when

@@ -402,7 +402,7 @@ fn host_memory(state: &State, question: &Question<'_>, chosen: &[usize], now: Ti
 }
 
 fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
-    let keeps = |room: &Room| if prospect.rung.keeps_context() { room.context() } else { Bytes::ZERO };
+    let keeps = |room: &Room| if prospect.rung.keeps_context() { room.left() } else { Bytes::ZERO };
     let gain = |card: CardId| {
         let room = state.room(card);
         let counted = room.claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
@@ -509,7 +509,14 @@ impl Turn<'_> {
         if off || self.state.queue().is_empty() || self.state.disk_full || self.state.movable().next().is_none() {
             return;
         }
-        if !self.state.is_plan_due(self.now) {
+        if self.state.is_plan_due(self.now) {
+            self.plan_now();
+        }
+    }
+
+    /// The same whenever it was last reckoned.
+    pub(super) fn plan_now(&mut self) {
+        if !self.state.policy().parking.preempt || self.state.disk_full {
             return;
         }
         self.state.set_planned(self.now);

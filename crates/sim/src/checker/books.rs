@@ -2,7 +2,7 @@
 
 use super::ends::Doom;
 use super::enforce::Watch;
-use super::park::{HOOK, Rests, Trip, Voice, Voices, Way};
+use super::park::{BESIDE, CONTEXT, HOOK, Rests, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
@@ -192,6 +192,26 @@ pub struct CardBook {
     pub reserved: Bytes,
     /// Those of them that are over.
     pub ending: BTreeSet<LeaseId>,
+}
+
+impl CardBook {
+    /// Whether the last look did not tell whose bytes are whose.
+    pub fn is_coarse(&self) -> bool {
+        matches!(self.look, Look::Coarse(_))
+    }
+
+    /// What it had in all.
+    pub fn taken(&self) -> Option<Bytes> {
+        match self.look {
+            Look::Free(free) | Look::Coarse(free) => Some(self.facts.total.less(free)),
+            Look::Blind | Look::Lost => None,
+        }
+    }
+
+    /// What a parked holder may have there at most, where nobody can see it.
+    pub fn left(&self) -> Bytes {
+        self.facts.context.unwrap_or(CONTEXT) + BESIDE
+    }
 }
 
 /// What a look gave, without the processes.

@@ -7,6 +7,9 @@
 //! at each of its cards, one after the other, and it is parked. A look shows that it is back if all of
 //! its programs had said so before, and no other process of its is on the card; one such look at each
 //! card is enough, for its room is its own anyway. A word that comes later makes all looks begin anew.
+//!
+//! Where a look tells what a card has and not whose it is, one holder at a time moves there, in the library's way;
+//! its cards must have lost seven eighths of what its programs say, and nobody who was beside it may have gone.
 
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
@@ -25,7 +28,8 @@ use sublet_core::units::{Bytes, Span, Time};
 const LOOKS: u32 = 2;
 /// A context that nobody measured, what a program may have beside it, and what is too little to show.
 pub const CONTEXT: Bytes = Bytes::mib(1024);
-const BESIDE: Bytes = Bytes::mib(512);
+/// What a program may have beside its context.
+pub const BESIDE: Bytes = Bytes::mib(512);
 const LITTLE: Bytes = Bytes::mib(64);
 /// Whoever said what was not so is left alone for so many rests.
 const DISTRUST: u64 = 60;
@@ -75,6 +79,16 @@ pub struct Trip {
     pub rung: Rung,
     /// What it had on its cards when it began to leave.
     pub had: Bytes,
+    /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
+    before: BTreeMap<usize, Beside>,
+}
+
+/// A card when somebody began to leave it.
+#[derive(Clone, Debug)]
+struct Beside {
+    taken: Bytes,
+    leases: Vec<LeaseId>,
+    processes: Vec<ProcKey>,
 }
 
 /// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
@@ -130,6 +144,7 @@ impl Trip {
             sight: Span::ZERO,
             rung: Rung::Park,
             had: Bytes::ZERO,
+            before: BTreeMap::new(),
         }
     }
 
@@ -321,7 +336,12 @@ impl Books {
         let told = |voice: &Voice| voice.parked.is_some() && voice.word < begun;
         // Whose programs all went away has nothing there; a hook and the driver have a voice or none.
         let heard = trip.rung == Rung::Park || !voices.is_empty();
-        let heard = heard && trip.since < begun && voices.values().all(told) && matches!(card.look, Look::Free(_));
+        let heard = heard && trip.since < begun && voices.values().all(told);
+        if card.is_coarse() {
+            let known = self.own_on(lease, number).all(|process| voices.contains_key(process));
+            return heard && known && trip.rung == Rung::Park && self.shows_less(held, trip, said);
+        }
+        let heard = heard && matches!(card.look, Look::Free(_));
         let few = self.seen_of(lease, number).0 <= each.0 * programs;
         let all = self.seen_in_all(lease, held);
         if trip.rung == Rung::Yield {
@@ -331,6 +351,61 @@ impl Books {
             && few
             && self.own_on(lease, number).all(|process| voices.contains_key(process))
             && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
+    }
+
+    /// Whether a holder's cards have lost what its programs say, while nobody else went from them.
+    fn shows_less(&self, held: &Held, trip: &Trip, said: Bytes) -> bool {
+        let mut lost = Bytes::ZERO;
+        for number in &held.cards {
+            let (card, before) = (&self.cards[*number], trip.before.get(number));
+            let (Some(before), Some(taken)) = (before, card.taken()) else { return false };
+            let stayed = before.leases.iter().all(|other| card.claims.contains_key(other))
+                && before.processes.iter().all(|process| card.all.contains(process));
+            if card.is_coarse() && !stayed {
+                return false;
+            }
+            lost = lost + before.taken.less(taken);
+        }
+        said <= LITTLE || lost.0 >= said.0 / 8 * 7
+    }
+
+    /// What a holder's cards have beside its own, if one of them does not tell whose is what.
+    fn beside(&self, lease: LeaseId, held: &Held) -> BTreeMap<usize, Beside> {
+        let of = |number: &usize| {
+            let card = &self.cards[*number];
+            let others = card.all.iter().filter(|process| self.owners.get(process) != Some(&lease));
+            let leases = card.claims.keys().filter(|other| **other != lease).copied().collect();
+            Some((*number, Beside { taken: card.taken()?, leases, processes: others.copied().collect() }))
+        };
+        let hidden = held.cards.iter().any(|number| self.cards[*number].is_coarse());
+        held.cards.iter().filter(|_| hidden).filter_map(of).collect()
+    }
+
+    /// What a holder has on its cards: what was seen of it, or what its lease allows where nobody can see it.
+    fn has_in_all(&self, lease: LeaseId, held: &Held) -> Bytes {
+        let on = |number: &usize| match self.cards[*number].is_coarse() {
+            true => held.vram,
+            false => self.seen_of(lease, *number),
+        };
+        held.cards.iter().map(on).sum()
+    }
+
+    /// What a parked lease counts with on a card.
+    pub fn left_of(&self, lease: LeaseId, number: usize) -> Bytes {
+        let card = &self.cards[number];
+        let parked = self.leases.get(&lease).is_some_and(Book::is_parked) && card.claims.contains_key(&lease);
+        if card.is_coarse() && parked { card.left() } else { self.seen_of(lease, number) }
+    }
+
+    /// Whether somebody else's bytes go from a card or come to it that does not tell whose they are.
+    pub fn is_taken_up(&self, lease: LeaseId, held: &Held) -> bool {
+        let goes = |other: &LeaseId| match self.leases.get(other).map(|book| &book.at) {
+            Some(At::Away(_, trip)) => trip.way != Way::Gone,
+            Some(At::Ending(..)) => true,
+            _ => false,
+        };
+        let coarse = held.cards.iter().map(|number| &self.cards[*number]).filter(|card| card.is_coarse());
+        coarse.flat_map(|card| card.claims.keys()).any(|other| *other != lease && goes(other))
     }
 
     fn shows_back(&self, book: &Book, trip: &Trip, number: usize, begun: Time) -> bool {
@@ -370,12 +445,16 @@ impl Books {
         for number in &held.cards {
             let card = &self.cards[*number];
             let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
-            if stale || !matches!(card.look, Look::Free(_)) {
+            let tells = matches!(card.look, Look::Free(_)) || (card.is_coarse() && rung == Rung::Park);
+            if stale || !tells {
                 return Err("nobody would see its bytes go");
             }
             if rung != Rung::Yield && self.own_on(lease, *number).any(|process| !shims.contains_key(process)) {
                 return Err("one of its programs does not listen");
             }
+        }
+        if rung == Rung::Park && self.is_taken_up(lease, held) {
+            return Err("somebody else moves where nobody tells whose bytes are whose");
         }
         if rung == Rung::Driver && !book.ask.may_lose {
             self.sure_of_room(lease, held)?;
@@ -383,7 +462,7 @@ impl Books {
         if rung == Rung::Yield {
             return Ok(Bytes::ZERO);
         }
-        let need = self.seen_in_all(lease, held) + LITTLE;
+        let need = self.has_in_all(lease, held) + LITTLE;
         let booked = |whose: Option<usize>| -> Bytes {
             let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
             all.filter_map(Book::held).map(|held| held.booked).sum()
@@ -420,7 +499,7 @@ impl Books {
         must(9, unasked && !(quiet && is_heard), || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and that quietly: {quiet}")
         })?;
-        let had_then = self.seen_in_all(lease, held);
+        let had_then = self.has_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
             _ if room_for.is_some() => self.check_room_for(now, cause, book, (again, quiet), *room_for)?,
@@ -447,7 +526,8 @@ impl Books {
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
         })?;
-        let trip = Trip { again, rung, had: *had, ..Trip::new(Way::Out, now, Span::ZERO) };
+        let before = self.beside(lease, held);
+        let trip = Trip { again, rung, had: *had, before, ..Trip::new(Way::Out, now, Span::ZERO) };
         let trip = trip.turned(Way::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |held| (held.booked, held.moved, held.notice) = (booked, true, None));
         self.noticed.remove(&lease);
@@ -526,7 +606,8 @@ impl Books {
             Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip),
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
-        let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
+        let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
+        let rests = if *why == Unparked::NotSeen && !coarse { DISTRUST } else { 1 };
         let rung = trip.rung;
         let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});
@@ -603,7 +684,7 @@ impl Books {
         must(9, fits, || format!("{lease} waits for its cards, and nobody asked: {cause:?}, {trip:?}"))?;
         let since = trip.again.unwrap_or(now);
         must(9, at == since, || format!("{lease} waits for its cards as of {at}, and asked for them at {since}"))?;
-        let has = held.cards.iter().map(|card| self.seen_of(lease, *card)).min().unwrap_or_default();
+        let has = held.cards.iter().map(|card| self.left_of(lease, *card)).min().unwrap_or_default();
         let need = held.vram.less(has).max(Bytes(1));
         must(2, vram == need, || format!("{lease} waits for {vram}, and it lacks {need}"))?;
         let whole = book.ask.vram == Vram::Whole;
@@ -645,6 +726,9 @@ impl Books {
         must(11, !self.disk_full, || format!("{lease} has its cards again on a full disk"))?;
         let rests = book.rests.on(trip.rung);
         must(2, rests <= now, || format!("{lease} comes back at {now}, and rests until {rests}"))?;
+        must(4, !self.is_taken_up(lease, held), || {
+            format!("{lease} comes back where somebody else moves, and nobody tells whose bytes are whose")
+        })?;
         let sure = self.sure_of_room(lease, held);
         must(2, trip.rung != Rung::Driver || book.ask.may_lose || sure.is_ok(), || {
             format!("the driver brings {lease} back, and it may lack room: {sure:?}")
@@ -677,14 +761,14 @@ impl Books {
             began: now,
             stopped: None,
             // What it has there already it does not take from anybody.
-            vram: vram.less(held.cards.iter().map(|card| self.seen_of(lease, *card)).min().unwrap_or_default()),
+            vram: vram.less(held.cards.iter().map(|card| self.left_of(lease, *card)).min().unwrap_or_default()),
             ..held.clone()
         };
         self.check_order(now, lease, &back, book)?;
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
         let tenant = book.tenant;
-        let (rung, had) = (trip.rung, trip.had);
-        let trip = Trip { again: Some(wants), back: true, rung, had, ..Trip::new(Way::Back, now, Span::ZERO) };
+        let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
+        let trip = Trip { again: Some(wants), back: true, rung, had, before, ..Trip::new(Way::Back, now, Span::ZERO) };
         let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
         back.vram = *vram;
         back.paid = self.charge(now, lease, *mark, due)?;

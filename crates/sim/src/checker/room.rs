@@ -23,7 +23,12 @@ impl Books {
         let total = card.facts.total;
         let committed = match card.look {
             Look::Blind | Look::Lost => return Bytes::ZERO,
-            Look::Coarse(free) => total.less(free).max(card.reserved),
+            Look::Coarse(free) => {
+                let parked = |lease: &&LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+                let left = card.left().0 * card.claims.keys().filter(parked).count() as u64;
+                let own = own.filter(|own| card.claims.contains_key(own)).map_or(Bytes::ZERO, |_| card.left());
+                total.less(free).max(card.reserved + Bytes(left)).less(own)
+            }
             Look::Free(free) => {
                 let claimed = |(lease, seen): &(LeaseId, Bytes)| card.claims.get(lease).map(|held| (*seen, *held));
                 let seen: Bytes = card.seen.iter().filter_map(claimed).map(|(seen, _)| seen).sum();
@@ -86,7 +91,7 @@ impl Books {
         let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else {
             return Cow::Borrowed(&book.ask);
         };
-        let left = held.cards.iter().map(|number| self.seen_of(book.id, *number)).min().unwrap_or_default();
+        let left = held.cards.iter().map(|number| self.left_of(book.id, *number)).min().unwrap_or_default();
         Cow::Owned(Ask { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
     }
 

@@ -40,7 +40,9 @@ fn park(card: &Card, parking: bool, name: String) -> Check {
         }
         () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the card does not answer"),
         () if card.coarse => {
-            Check::new(name, State::Less, "nobody is parked: without bytes per process nobody could see them go")
+            let text = "one program at a time is parked, and only with Sublet's library in it: what leaves is seen in \
+                        what the whole card has";
+            Check::new(name, State::Less, text)
         }
         () => Check::new(
             name,

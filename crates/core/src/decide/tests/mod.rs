@@ -7,6 +7,7 @@
 //! exception.
 
 mod back;
+mod coarse;
 mod driver;
 mod ends;
 mod enforce;
@@ -278,7 +279,8 @@ impl Teller {
                 Some((who, size)) => {
                     free = free.less(bytes(size));
                     let process = process(who);
-                    used.processes.push(Resident { process, bytes: Some(bytes(size)), graphics: false });
+                    let told = (!used.coarse).then(|| bytes(size));
+                    used.processes.push(Resident { process, bytes: told, graphics: false });
                 }
                 None if part.ends_with(['G', 'M']) => free = free.less(bytes(part)),
                 None => {}

@@ -258,8 +258,6 @@ fn what_cannot_be_parked_is_not_tried() {
          6s  alive L1 L1 L1/x
          7s  card 0 L1=14G L1/x=1G
          7s  park L1 ann
-         8s  card 0 L1=14G coarse
-         8s  park L1 ann
          9s  card 0 unreadable
          9s  park L1 ann
          10s card 0 L1=14G
@@ -275,7 +273,6 @@ fn what_cannot_be_parked_is_not_tried() {
             1s bind L1
             4s refuse: the holder cannot be parked: it uses managed memory
             7s refuse: the holder cannot be parked: one of its programs uses a card without Sublet's library
-            8s refuse: the holder cannot be parked: the driver does not tell how many bytes each process has
             9s refuse: the holder cannot be parked: a card of its cannot be read now
             10s refuse: the holder cannot be parked: no program of its uses a card through Sublet's library
             11s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 12 GiB of the parking RAM can be had
