@@ -563,9 +563,8 @@ impl Turn<'_> {
         let Phase::Ending(hold, Finish { signal, .. }) = &row.phase else { return };
         let (processes, cards) = (targets(self.state, row), hold.cards.clone());
         if processes.is_empty() {
-            // After a start it must be heard first who is there.
-            let unknown = !row.roots.is_empty() && self.state.live(lease).is_some_and(|live| !live.counted);
-            return self.state.set_due(lease, unknown.then_some(self.now + Span::secs(1)));
+            // After a start it must be heard first who is there; and a wrapper counts once it was seen on a card.
+            return self.state.set_due(lease, Some(self.now + Span::secs(1)));
         }
         let sent = self.state.live(lease).and_then(|live| live.sent);
         let sent =

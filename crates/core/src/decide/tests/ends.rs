@@ -1,7 +1,8 @@
 //! Stories of those who chose to be ended for others: they are told, get their signals in time, and are spared
 //! when nobody needs their cards any more.
 
-use super::preempt::check;
+use super::check_with;
+use super::preempt::{check, house};
 use expect_test::expect;
 
 #[test]
@@ -289,6 +290,36 @@ fn a_signal_that_an_earlier_daemon_may_not_have_sent_is_sent_again() {
             30s grace until 90s
             36s signal 15 to 1 of L2
             66s signal 9 to 1 of L2
+        "#]],
+    );
+}
+
+#[test]
+fn who_is_seen_on_its_card_only_after_its_end_gets_its_signals_all_the_same() {
+    check_with(
+        house(),
+        "0s   cards 24G
+         0s   ram 100G
+         0s   card 0 0M
+         0s   ask ann 16G spot
+         1s   bind L1
+         1s   alive L1 L1
+         5s   ask bob 16G
+         5.5s card 0 L1=14G
+         7s   sent L1 15
+         40s  gone L1
+         41s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s queue L2
+            5s notice L1 until 5s for L2
+            5s end L1 (Preempted)
+            6.5s signal 15 to 1 of L1
+            37s signal 9 to 1 of L1
+            41s retire L1
+            41s grant L2 16 GiB on 0 epoch 2 until 101s
         "#]],
     );
 }
