@@ -17,7 +17,8 @@ use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
-pub const FORMAT: u32 = 5;
+/// 6: what an end took, and why a restore failed.
+pub const FORMAT: u32 = 6;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -279,11 +280,17 @@ pub enum Action {
         /// It was its tenant's first waiter: the next one's turn begins.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<Time>,
+        /// What the driver said, if it lost its bytes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
     /// Every card of an ended lease was seen again: its bytes count no more.
     Retire {
         /// Which.
         lease: LeaseId,
+        /// If it was ended for others: what it ran, and when it was gone. So it is learned what that takes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ran: Option<(String, Time)>,
     },
     /// A token is good from now on.
     IssueToken {
@@ -399,6 +406,8 @@ pub enum Unparked {
     Silent,
     /// All of them said that the bytes are gone, and the cards say otherwise.
     NotSeen,
+    /// The same where nobody tells whose bytes are whose: somebody else may have grown meanwhile.
+    Unclear,
 }
 
 impl Action {
@@ -436,7 +445,7 @@ impl Action {
             | Action::Spare { lease }
             | Action::Signal { lease, .. }
             | Action::End { lease, .. }
-            | Action::Retire { lease } => Some(*lease),
+            | Action::Retire { lease, .. } => Some(*lease),
             _ => None,
         }
     }

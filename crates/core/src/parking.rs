@@ -153,6 +153,9 @@ pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 /// Whoever says that it parked less need not show it.
 const SMALL: Bytes = Bytes::mib(64);
 
+/// What is remembered of who was not to be believed.
+pub(crate) const LIED: &str = "its programs said that its bytes were gone, and they were not";
+
 /// Host memory that can be booked now.
 pub fn room(state: &State) -> Option<Bytes> {
     let parking = &state.policy().parking;

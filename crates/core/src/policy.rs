@@ -102,6 +102,11 @@ impl Default for Parking {
 }
 
 impl Parking {
+    /// Whoever said that its bytes are gone when they were not is left alone for so long.
+    pub fn distrust(&self) -> Span {
+        Span(self.rest.0.saturating_mul(60))
+    }
+
     /// How long a holder may take to leave its cards, or to come back, in its way.
     pub fn limit_of(&self, away: &Away) -> Span {
         match away.rung {

@@ -260,6 +260,9 @@ pub struct Turns {
     /// Host memory booked for its bytes.
     #[serde(default)]
     pub booked: Bytes,
+    /// When it last said that its bytes were gone though they were not, and in which way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lied: Option<(Rung, Time)>,
 }
 
 /// What there is to know of a holder that is parked, or on its way there or back.
@@ -443,7 +446,8 @@ impl Hold {
 
     fn turns(&mut self) -> &mut Turns {
         let began = self.granted;
-        self.turns.get_or_insert(Turns { began, stopped: None, spent_us: 0, spent_byte_us: 0, booked: Bytes::ZERO })
+        let new = || Turns { began, stopped: None, spent_us: 0, spent_byte_us: 0, booked: Bytes::ZERO, lied: None };
+        self.turns.get_or_insert_with(new)
     }
 
     /// What of its payment is for the time after `now`.
@@ -601,13 +605,13 @@ impl Rows {
                 }
             }
             Action::Park { lease, .. } => self.park(*lease, action),
-            Action::Unpark { lease, at, .. } => self.unpark(*lease, *at),
+            Action::Unpark { lease, at, why } => self.unpark(*lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(*lease, *at, *mark),
             Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
             Action::Resume { lease, .. } => self.resume(*lease, action),
             Action::Retreat { lease, at } => self.retreat(*lease, *at),
             Action::Resumed { lease, at } => self.resumed(*lease, *at),
-            Action::End { lease, reason, at, peak, mark, turn } => {
+            Action::End { lease, reason, at, peak, mark, turn, .. } => {
                 if let Some(row) = self.leases.get(lease) {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
@@ -621,7 +625,12 @@ impl Rows {
                     finish.signal = Some((*signal, *at));
                 }
             }
-            Action::Retire { lease } => return self.retire(*lease),
+            Action::Retire { lease, ran } => {
+                if let Some((program, at)) = ran {
+                    self.learn_end(*lease, program, *at);
+                }
+                return self.retire(*lease);
+            }
             Action::IssueToken { token } => {
                 self.meta.next_token = self.meta.next_token.max(token.id.0 + 1);
                 self.tokens.insert(token.id, token.clone());

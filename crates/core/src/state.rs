@@ -14,7 +14,7 @@ use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::live::{Live, Sent, hook};
 use crate::mutant::Mutant;
-use crate::parking::Watch;
+use crate::parking::{LIED, Rest, Watch};
 use crate::policy::{Policy, Renewal};
 use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
@@ -114,6 +114,10 @@ impl State {
     fn index(&mut self, lease: &Lease) {
         // Activity is unreadable after a start, and unreadable counts as active.
         let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
+        if let Some((rung, at)) = lease.hold().and_then(|hold| hold.turns.as_ref()?.lied) {
+            let until = at + self.policy.parking.distrust();
+            live.rests.insert(rung, Rest { until, why: LIED.to_owned() });
+        }
         if let Some(hold) = lease.hold() {
             self.queue.set_served(lease.tenant, hold.granted);
         }
@@ -201,7 +205,7 @@ impl State {
                     self.queue.come_back(tenant);
                 }
             }
-            Action::Retire { lease } => {
+            Action::Retire { lease, .. } => {
                 if let Some(row) = self.rows.leases.get(lease)
                     && let Phase::Ending(hold, _) = &row.phase
                 {
@@ -389,7 +393,7 @@ impl State {
                     None => self.drop_live(*lease),
                 }
             }
-            Action::Retire { lease } => self.drop_live(*lease),
+            Action::Retire { lease, .. } => self.drop_live(*lease),
             Action::Notice { lease, .. } | Action::Spare { lease } => {
                 self.set_ends(*lease);
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));

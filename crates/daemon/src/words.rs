@@ -405,6 +405,10 @@ pub fn action(action: &Action) -> String {
             let why = match why {
                 Unparked::Refused(why) => why.clone(),
                 Unparked::Silent => "one of its programs did not answer in time".to_owned(),
+                Unparked::Unclear => {
+                    "the driver does not tell whose bytes are whose, and its cards were not seen to lose its own"
+                        .to_owned()
+                }
                 Unparked::NotSeen => {
                     "its programs said that its bytes were gone, and the cards say otherwise".to_owned()
                 }
@@ -418,7 +422,10 @@ pub fn action(action: &Action) -> String {
         }
         Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its cards again"),
         Action::Resumed { lease, .. } => format!("{lease} is back on its cards"),
-        Action::End { lease, reason, .. } => ended(&lease.to_string(), *reason),
+        Action::End { lease, reason, why, .. } => {
+            let said = why.as_ref().map_or_else(String::new, |why| format!(" (it said: {why})"));
+            ended(&lease.to_string(), *reason) + &said
+        }
         Action::IssueToken { token } => {
             let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
             let scope = if token.read_only { "may look" } else { "may ask for leases" };
@@ -469,6 +476,6 @@ pub fn action(action: &Action) -> String {
             format!("rule {}: strangers of {} {what}", rule.id, rule.who)
         }
         Action::DropRule { rule } => format!("rule {rule} holds no more"),
-        Action::Retire { lease } => format!("the cards of {lease} were seen again; its bytes count no more"),
+        Action::Retire { lease, .. } => format!("the cards of {lease} were seen again; its bytes count no more"),
     }
 }

@@ -187,9 +187,8 @@ impl Open {
             | Action::Signal { lease, .. }
             | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
             Action::End { lease, .. } => self.touch(*lease).charged = true,
-            Action::Retire { lease } => {
-                self.touch(*lease);
-            }
+            // What its end took was learned of its tenant.
+            Action::Retire { lease, ran } => self.touch(*lease).charged |= ran.is_some(),
             Action::IssueToken { token } => {
                 self.meta = true;
                 self.tokens.insert(token.id);

@@ -301,7 +301,7 @@ impl Sim<'_> {
                 Action::Strike { .. } if self.sabotage != Some(Sabotage::StrikeBeforeSync) => {
                     self.aim(&entry.action, S / 5);
                 }
-                Action::Retire { lease } => {
+                Action::Retire { lease, .. } => {
                     if let Some(daemon) = &mut self.daemon {
                         daemon.watch.remove(lease);
                     }

@@ -204,11 +204,16 @@ impl Turn<'_> {
         let ending = |lease: &&Lease| matches!(lease.phase, Phase::Ending(..));
         let ending: Vec<LeaseId> = self.state.rows().leases.values().filter(ending).map(|l| l.id).collect();
         for lease in ending {
-            self.emit(Action::Retire { lease });
+            self.emit(Action::Retire { lease, ran: None });
         }
     }
 
     fn end(&mut self, lease: LeaseId, reason: Reason) {
+        self.end_because(lease, reason, None);
+    }
+
+    /// The same with what the driver said.
+    fn end_because(&mut self, lease: LeaseId, reason: Reason, why: Option<String>) {
         let peak = self.state.live(lease).and_then(|live| live.peak);
         let at = match self.state.lease(lease) {
             Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.asked),
@@ -219,9 +224,9 @@ impl Turn<'_> {
             (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].mark - unused)
         });
         let turn = self.state.lease(lease).is_some_and(|row| self.state.is_first(row)).then_some(self.now);
-        self.emit(Action::End { lease, reason, at, peak, mark, turn });
+        self.emit(Action::End { lease, reason, at, peak, mark, turn, why });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
-            self.emit(Action::Retire { lease });
+            self.emit(Action::Retire { lease, ran: None });
         }
     }
 

@@ -31,8 +31,6 @@ use std::borrow::Cow;
 pub(crate) const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
-/// Whoever said that its bytes are gone when they were not is believed again after so many rests.
-const DISTRUST: u64 = 60;
 
 impl Turn<'_> {
     /// Somebody wants a holder off its cards.
@@ -162,8 +160,8 @@ impl Turn<'_> {
             Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
             Said::Resumed => voices.entry(process).or_default().parked = None,
             Said::Refused(why) => return self.refused(lease, rung, &why),
-            Said::Lost(_) if self.state.lease(lease).is_some_and(Lease::is_held) => {
-                return self.end(lease, Reason::RestoreFailed);
+            Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
+                return self.end_because(lease, Reason::RestoreFailed, Some(why));
             }
             Said::Lost(_) => return,
             Said::Wants => return self.wants(lease),
@@ -214,20 +212,20 @@ impl Turn<'_> {
 
     /// Who was coming back stays away for now.
     fn retreat(&mut self, lease: LeaseId, why: &str) {
-        self.rest(lease, why, 1);
+        self.rest(lease, why, self.state.policy().parking.rest);
         self.emit(Action::Retreat { lease, at: self.now });
         self.settle(lease);
     }
 
     /// Whatever of a holder has left comes back.
     fn stay(&mut self, lease: LeaseId, why: &str) {
-        self.rest(lease, why, 1);
+        self.rest(lease, why, self.state.policy().parking.rest);
         self.emit(Action::Unpark { lease, at: self.now, why: Unparked::Refused(why.to_owned()) });
         self.settle(lease);
     }
 
-    fn rest(&mut self, lease: LeaseId, why: &str, times: u64) {
-        let until = self.now + Span(self.state.policy().parking.rest.0.saturating_mul(times));
+    fn rest(&mut self, lease: LeaseId, why: &str, rest: Span) {
+        let until = self.now + rest;
         let Some(rung) = self.state.lease(lease).and_then(Lease::away).map(|away| away.rung) else { return };
         if let Some(live) = self.state.live_mut(lease) {
             live.rests.insert(rung, Rest { until, why: why.to_owned() });
@@ -396,16 +394,16 @@ impl Turn<'_> {
         let said = said.is_some();
         match &row.phase {
             Phase::Parking(..) => {
-                let why = if said { Unparked::NotSeen } else { Unparked::Silent };
-                // Where nobody tells whose bytes are whose, somebody else may have grown.
-                let coarse =
-                    row.hold().is_some_and(|hold| hold.cards.iter().any(|card| self.state.room(*card).is_coarse()));
-                let (text, times) = match why {
-                    Unparked::NotSeen if coarse => ("its cards were not seen to lose its bytes", 1),
-                    Unparked::NotSeen => ("its programs said that its bytes were gone, and they were not", DISTRUST),
-                    _ => ("one of its programs did not answer", 1),
+                let parking = &self.state.policy().parking;
+                let is_coarse = |hold: &Hold| hold.cards.iter().any(|card| self.state.room(*card).is_coarse());
+                let (why, text, rest) = match said {
+                    false => (Unparked::Silent, "one of its programs did not answer", parking.rest),
+                    true if row.hold().is_some_and(is_coarse) => {
+                        (Unparked::Unclear, "its cards were not seen to lose its bytes", parking.rest)
+                    }
+                    true => (Unparked::NotSeen, parking::LIED, parking.distrust()),
                 };
-                self.rest(lease, text, times);
+                self.rest(lease, text, rest);
                 self.emit(Action::Unpark { lease, at, why });
                 self.settle(lease);
             }

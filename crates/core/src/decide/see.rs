@@ -64,9 +64,20 @@ impl Turn<'_> {
         let over: Vec<LeaseId> = self.state.ending_on(card).filter(over).collect();
         for lease in over {
             if self.state.set_seen_again(lease, card) {
-                self.emit(Action::Retire { lease });
+                let ran = self.ended_for_others(lease).then(|| (self.program_of(lease), self.now));
+                self.emit(Action::Retire { lease, ran });
             }
         }
+    }
+
+    /// Whether a lease was ended for others, by signals that its processes got.
+    fn ended_for_others(&self, lease: LeaseId) -> bool {
+        let phase = self.state.lease(lease).map(|row| &row.phase);
+        matches!(phase, Some(Phase::Ending(_, finish)) if finish.reason == Reason::Preempted && finish.signal.is_some())
+    }
+
+    fn program_of(&self, lease: LeaseId) -> String {
+        self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default()
     }
 
     fn lose(&mut self, card: CardId) {

@@ -1,10 +1,11 @@
 //! Facts of holders that leave their cards and come back, made part of the rows.
 
 use super::{Away, Hold, Lease, Phase, Rows, gpu_time};
-use crate::action::Action;
+use crate::action::{Action, Unparked};
 use crate::ask::{On, Term, Vram};
 use crate::cost::Way;
 use crate::ids::LeaseId;
+use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 
 impl Rows {
@@ -28,10 +29,24 @@ impl Rows {
         }
     }
 
-    pub(super) fn unpark(&mut self, lease: LeaseId, at: Time) {
+    pub(super) fn unpark(&mut self, lease: LeaseId, at: Time, why: &Unparked) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Parking(hold, away) = &row.phase {
-            row.phase = Phase::Resuming(hold.clone(), Away { since: at, back: false, ..away.clone() });
+            let mut hold = hold.clone();
+            if *why == Unparked::NotSeen {
+                hold.turns().lied = Some((away.rung, at));
+            }
+            row.phase = Phase::Resuming(hold, Away { since: at, back: false, ..away.clone() });
+        }
+    }
+
+    /// It was ended for others: so long it took until its cards were seen without it.
+    pub(super) fn learn_end(&mut self, lease: LeaseId, program: &str, at: Time) {
+        if let Some(row) = self.leases.get(&lease)
+            && let Phase::Ending(_, finish) = &row.phase
+        {
+            let costs = &mut self.tenants[row.tenant.0 as usize].costs;
+            costs.learn(program, Rung::End, Way::Out, Bytes::ZERO, at.since(finish.at), at);
         }
     }
 
@@ -74,6 +89,7 @@ impl Rows {
         (hold.paid, hold.idle, hold.before) = (Span::ZERO, false, None);
         let (spent_us, spent_byte_us) = hold.charge(at);
         let turns = hold.turns();
+        turns.lied = turns.lied.filter(|(rung, _)| *rung != away.rung);
         // The turn is over, and counted.
         (turns.began, turns.stopped, turns.spent_us, turns.spent_byte_us) = (at, Some(at), spent_us, spent_byte_us);
         row.phase = Phase::Parked(hold, away);

@@ -74,7 +74,7 @@ fn old_answers_and_ended_leases_are_forgotten() {
 
     // A lease from before ends late: it is history like any other.
     world.end(first);
-    world.act(sublet_core::action::Action::Retire { lease: first });
+    world.act(sublet_core::action::Action::Retire { lease: first, ran: None });
     journal.commit(&world.close()).unwrap();
     assert!(reader.ended(LeaseId(1)).unwrap().is_some());
     assert_eq!(verify(&dir.path()).unwrap().findings, [""; 0]);

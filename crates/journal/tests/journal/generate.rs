@@ -120,14 +120,15 @@ impl World {
         let reasons = [Reason::Released, Reason::Expired, Reason::HolderExited, Reason::WaitOver];
         let reason = reasons[self.dice.below(4) as usize];
         let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
-        self.act(Action::End { lease, reason, at: self.now, peak, mark: None, turn: None });
+        let why = (self.dice.below(4) == 0).then(|| "out of memory".to_owned());
+        self.act(Action::End { lease, reason, at: self.now, peak, mark: None, turn: None, why });
     }
 
     pub fn cycle(&mut self) {
         let lease = self.lease();
         self.now = self.now + Span::millis(10);
         self.end(lease);
-        self.act(Action::Retire { lease });
+        self.act(Action::Retire { lease, ran: None });
     }
 
     /// A token, with what the dice give it.
@@ -250,7 +251,10 @@ impl World {
                 let process = self.process();
                 self.act(Action::Bind { lease, process });
             }
-            (_, Some(lease), Some(Phase::Ending(..))) => self.act(Action::Retire { lease }),
+            (_, Some(lease), Some(Phase::Ending(..))) => {
+                let ran = (self.dice.below(2) == 0).then(|| ("python3".to_owned(), self.now));
+                self.act(Action::Retire { lease, ran });
+            }
             (_, Some(id), _) => self.end(id),
         }
     }

@@ -65,6 +65,7 @@ fn extreme_hold() -> Hold {
             spent_us: u64::MAX,
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
+            lied: Some((Rung::Driver, Time(u64::MAX))),
         }),
         notice: None,
     }

@@ -393,7 +393,9 @@ impl Books {
             let bound = !row.roots.is_empty();
             let (tenant, ask, asked) = (row.tenant.0 as usize, row.ask.clone(), row.asked);
             // What is not known counts as work.
-            let (worked, worked_at, rests) = (bound, Time::ZERO, Rests::default());
+            let (worked, worked_at) = (bound, Time::ZERO);
+            let lied = row.hold().and_then(|hold| hold.turns.as_ref()).and_then(|turns| turns.lied);
+            let rests = Rests::read(lied, parking);
             let doom = match &row.phase {
                 Phase::Ending(_, finish) if finish.reason == Reason::Preempted => {
                     let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);

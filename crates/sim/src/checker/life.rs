@@ -171,7 +171,7 @@ impl Books {
                 self.end(now, *lease, *reason);
                 Ok(())
             }
-            Action::Retire { lease } => self.retire(*lease, matches!(cause, Cause::Started(true, _))),
+            Action::Retire { lease, .. } => self.retire(*lease, matches!(cause, Cause::Started(true, _))),
         }
     }
 

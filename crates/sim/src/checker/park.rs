@@ -124,6 +124,15 @@ impl Rests {
     fn set(&mut self, rung: Rung, until: Time) {
         self.0[rung as usize] = until;
     }
+
+    /// As the disk has it: only who said what was not so is remembered.
+    pub fn read(lied: Option<(Rung, Time)>, parking: &Parking) -> Rests {
+        let mut rests = Rests::default();
+        if let Some((rung, at)) = lied {
+            rests.set(rung, at + Span(parking.rest.0 * DISTRUST));
+        }
+        rests
+    }
 }
 
 impl Trip {
@@ -595,6 +604,7 @@ impl Books {
     /// A holder's bytes stay after all.
     pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &Unparked) -> Verdict {
         let (_, held, trip) = self.trip(lease, Way::Out)?;
+        let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
         let fits = match why {
             // Whoever has more than was booked does not fit, whatever it says.
             Unparked::Refused(_) if trip.rung != Rung::Yield && self.said(lease, trip.rung) > held.booked => true,
@@ -603,11 +613,11 @@ impl Books {
                 matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease)
             }
             Unparked::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
-            Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip),
+            Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,
+            Unparked::Unclear => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && coarse,
         };
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
-        let coarse = held.cards.iter().any(|number| self.cards[*number].is_coarse());
-        let rests = if *why == Unparked::NotSeen && !coarse { DISTRUST } else { 1 };
+        let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
         let rung = trip.rung;
         let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});

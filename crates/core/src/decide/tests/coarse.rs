@@ -63,7 +63,7 @@ fn a_word_is_not_enough_and_somebody_may_have_grown_meanwhile() {
             1s bind L1
             5s park L1 (16.1 GiB booked)
             20s queue L2
-            35s unpark L1 (NotSeen)
+            35s unpark L1 (Unclear)
             37s resumed L1
             40s renew L1 until 100s
             84s renew L1 until 144s
@@ -94,7 +94,7 @@ fn what_others_gave_back_is_not_the_holders() {
             5s park L1 (16.1 GiB booked)
             5.2s end L2 (Released)
             5.3s retire L2
-            35.4s unpark L1 (NotSeen)
+            35.4s unpark L1 (Unclear)
         "#]],
     );
 }
@@ -116,7 +116,7 @@ fn a_daemon_that_died_does_not_know_what_the_card_had_and_lets_it_stay() {
             1s bind L1
             5s park L1 (16.1 GiB booked)
             5.1s grace until 65.1s
-            65.5s unpark L1 (NotSeen)
+            65.5s unpark L1 (Unclear)
             71s resumed L1
             71s renew L1 until 131s
         "#]],

@@ -1,8 +1,11 @@
 //! Stories of those who chose to be ended for others: they are told, get their signals in time, and are spared
 //! when nobody needs their cards any more.
 
-use super::check_with;
 use super::preempt::{check, house};
+use super::{check_with, told};
+use crate::cost::{Costs, Way};
+use crate::rung::Rung;
+use crate::units::Bytes;
 use expect_test::expect;
 
 #[test]
@@ -322,4 +325,24 @@ fn who_is_seen_on_its_card_only_after_its_end_gets_its_signals_all_the_same() {
             41s grant L2 16 GiB on 0 epoch 2 until 101s
         "#]],
     );
+}
+
+#[test]
+fn what_it_takes_to_end_a_program_is_learned() {
+    let story = "0s   cards 24G
+         0s   ram 100G
+         0s   card 0 0M
+         0s   ask ann 16G spot
+         1s   bind L1
+         1s   alive L1 L1 L1/child
+         2s   card 0 L1/child=14G
+         10s  ask bob 16G
+         10s  sent L1 15
+         17s  alive L1 L1
+         17s  card 0 0M";
+    let teller = told(story, house());
+    let estimate = |costs: &Costs| costs.estimate("", Rung::End, Way::Out, Bytes::ZERO).0 / 1_000;
+    let (first, now) = (estimate(&Costs::default()), estimate(&teller.state.rows().tenants[0].costs));
+    assert_eq!(first, 1_000);
+    assert!((5_000..=7_000).contains(&now), "it took seven seconds, and the next is reckoned with {now} ms");
 }

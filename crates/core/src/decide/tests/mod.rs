@@ -46,6 +46,10 @@ fn check_with(policy: Policy, story: &str, expect: Expect) {
 }
 
 fn tell(story: &str, policy: Policy) -> String {
+    told(story, policy).out
+}
+
+fn told(story: &str, policy: Policy) -> Teller {
     let state = State::new(Rows::default(), policy);
     let mut teller = Teller { state, now: Time::ZERO, looks: BTreeMap::new(), out: String::new() };
     for line in story.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -63,7 +67,7 @@ fn tell(story: &str, policy: Policy) -> String {
             event => teller.line(at, event),
         }
     }
-    teller.out
+    teller
 }
 
 struct Teller {
@@ -329,7 +333,7 @@ impl Teller {
             Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
-            Action::Retire { lease } => writeln!(out, "{now} retire {lease}"),
+            Action::Retire { lease, .. } => writeln!(out, "{now} retire {lease}"),
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
             Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
             Action::Day { number } => writeln!(out, "{now} day {number}"),

@@ -698,3 +698,26 @@ fn who_leaves_together_fits_into_the_host_memory_together() {
     "#]],
     );
 }
+
+#[test]
+fn who_was_not_to_be_believed_is_not_after_a_restart_either() {
+    check(
+        "4s   ask bob 16G interactive
+         4.6s shim L1 parked 13700M
+         36s  shim L1 resumed
+         40s  restart
+         41s  shim L1 here
+         42s  card 0 L1=14G
+         130s tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            4s queue L2
+            4s park L1 for L2 (14.1 GiB booked, and asks again)
+            34.6s unpark L1 (NotSeen)
+            40s grace until 100s
+            42s resumed L1
+        "#]],
+    );
+}
