@@ -529,6 +529,11 @@ impl Turn<'_> {
 
     fn make_leave(&mut self, lease: LeaseId, prospect: &Prospect, waiter: LeaseId) {
         if prospect.rung == Rung::End {
+            let hold = self.state.lease(lease).and_then(Lease::hold);
+            if hold.is_some_and(|hold| parking::waits_for_others(self.state, lease, hold).is_some()) {
+                // Whose bytes went nobody could tell: it is asked once the others have left.
+                return;
+            }
             let before = self.state.lease(lease).and_then(|row| row.ask.notice).map(|notice| notice.before);
             let until = self.now + before.unwrap_or(Span::ZERO);
             self.emit(Action::Notice { lease, at: self.now, until, room_for: waiter });

@@ -194,7 +194,10 @@ impl Books {
 /// What stays on a card of a holder that leaves it: its context, while its processes live.
 pub fn keeps(book: &Book, card: &CardBook) -> Bytes {
     match &book.at {
-        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Rung::Driver => card.facts.context.unwrap_or(CONTEXT),
+        At::Away(_, trip) if trip.way == Way::Out && trip.rung != Rung::Driver => match card.is_coarse() {
+            true => card.left(),
+            false => card.facts.context.unwrap_or(CONTEXT),
+        },
         _ => Bytes::ZERO,
     }
 }
