@@ -239,6 +239,9 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
         Some(Making::Ram { need }) => {
             format!("the parking RAM has no room for the {} that would have to leave", show(need.0))
         }
+        Some(Making::Cap { cap }) => {
+            format!("those who would have to leave have one owner, who may have {} parked at a time", show(cap.0))
+        }
         Some(Making::Pauses) => {
             "nobody is made to leave for it now: it was parked a moment ago, or was idle and comes back when there is room"
                 .to_owned()

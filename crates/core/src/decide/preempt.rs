@@ -122,6 +122,11 @@ pub enum Making {
         /// It takes so much.
         need: Bytes,
     },
+    /// A tenant whose holders would have to leave may not have so much parked.
+    Cap {
+        /// It may have so much.
+        cap: Bytes,
+    },
     /// Nobody leaves for it now: it left a moment ago, or comes back only when there is room.
     Pauses,
     /// Nobody can be made to leave who would help.
@@ -285,20 +290,20 @@ impl Outlook {
         let waiter = &*as_of_now(state, waiter);
         let wanted = usize::from(waiter.ask.gpus);
         let mut stay = BTreeSet::new();
-        let mut lacking = Bytes::ZERO;
+        let mut lacking = Making::Nothing;
         let (question, choice, takes) = loop {
             let question = self.question(state, waiter, &stay, now);
             let Some(choice) = plan::cheapest(&question.sites, wanted, &question.victims) else {
                 question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
-                return if lacking > Bytes::ZERO { Making::Ram { need: lacking } } else { Making::Nothing };
+                return lacking;
             };
             let takes = host_memory(state, &question, &choice.victims, now);
             // Together they take more host memory than there is: the same without the one that takes most of it.
-            let Some(too_much) = self.beyond_memory(state, &takes) else { break (question, choice, takes) };
-            lacking = lacking.max(takes.iter().map(|(.., bytes)| *bytes).sum());
+            let Some((too_much, what)) = self.beyond_memory(state, &takes) else { break (question, choice, takes) };
+            lacking = what;
             if stay.len() >= OTHER_PLANS {
                 question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
-                return Making::Ram { need: lacking };
+                return lacking;
             }
             stay.insert(too_much);
         };
@@ -332,17 +337,22 @@ impl Outlook {
         Making::Plan { cards: choice.cards, victims: chosen, price }
     }
 
-    /// Who of those that would leave takes most of a host memory that is too small for all of them.
-    fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<LeaseId> {
+    /// Who of those that would leave takes most of a host memory that is too small for all of them, and what is
+    /// too small.
+    fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<(LeaseId, Making)> {
         let all: Bytes = takes.iter().map(|(.., bytes)| *bytes).sum();
         let lacks_ram = all > Bytes::ZERO && self.ram.is_none_or(|ram| ram < all);
-        let is_over = |tenant: TenantId| {
+        let over = |tenant: TenantId| {
             let own: Bytes = takes.iter().filter(|(_, of, _)| *of == tenant).map(|(.., bytes)| *bytes).sum();
             let before = parking::booked_by(state, tenant) + self.taken.get(&tenant).copied().unwrap_or_default();
-            state.books().caps(tenant).parked.is_some_and(|cap| own > Bytes::ZERO && before + own > cap)
+            state.books().caps(tenant).parked.filter(|cap| own > Bytes::ZERO && before + own > *cap)
         };
-        let too_many = takes.iter().filter(|(_, tenant, _)| lacks_ram || is_over(*tenant));
-        too_many.max_by_key(|(lease, _, bytes)| (*bytes, *lease)).map(|(lease, ..)| *lease)
+        let what = |tenant: TenantId| match over(tenant) {
+            _ if lacks_ram => Some(Making::Ram { need: all }),
+            cap => cap.map(|cap| Making::Cap { cap }),
+        };
+        let too_many = takes.iter().filter_map(|(lease, tenant, bytes)| Some((*bytes, *lease, what(*tenant)?)));
+        too_many.max_by_key(|(bytes, lease, _)| (*bytes, *lease)).map(|(_, lease, what)| (lease, what))
     }
 
     fn take(&mut self, state: &State, waiter: &Lease, cards: &[CardId]) {
@@ -466,7 +476,7 @@ pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             leaving.filter(on).filter_map(gone).max()
         }
         Making::Nothing => turns_end(state, &as_of_now(state, waiter), now),
-        Making::Ram { .. } | Making::Pauses => None,
+        Making::Ram { .. } | Making::Cap { .. } | Making::Pauses => None,
     }
 }
 

@@ -1,6 +1,8 @@
 //! Stories of room that is made for who waits.
 
-use super::check_with;
+use super::super::preempt::{Making, making};
+use super::{check_with, told};
+use crate::ids::LeaseId;
 use crate::policy::{Caps, Parking, Policy};
 use crate::units::Bytes;
 use expect_test::{Expect, expect};
@@ -720,4 +722,30 @@ fn who_was_not_to_be_believed_is_not_after_a_restart_either() {
             42s resumed L1
         "#]],
     );
+}
+
+/// What is too small is named: the host's memory, or what one owner may have of it.
+#[test]
+fn it_is_said_what_keeps_several_from_leaving_together() {
+    let story = "0s  cards 24G
+         0s  ram 100G
+         0s  card 0 0M
+         0s  ask ann 10G ttl=300s
+         0s  ask ann 10G ttl=300s
+         1s  bind L1
+         1s  bind L2
+         1s  shim L1 here
+         1s  shim L2 here
+         2s  card 0 L1=9G L2=9G
+         200s ask bob 20G interactive";
+    let of = |policy: Policy| {
+        let teller = told(story, policy);
+        let waiter = teller.state.lease(LeaseId(3)).expect("a waiter");
+        making(&teller.state, waiter, teller.now).expect("it is the first").0
+    };
+    let lacks_ram = Parking { ram: Bytes::gib(10), ..house().parking };
+    assert_eq!(of(Policy { parking: lacks_ram, ..house() }), Making::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)) });
+    let cap = Bytes::gib(10);
+    let caps = Caps { parked: Some(cap), ..house().caps };
+    assert_eq!(of(Policy { caps, ..house() }), Making::Cap { cap });
 }
