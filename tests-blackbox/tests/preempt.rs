@@ -262,3 +262,24 @@ fn the_driver_parks_nobody_beside_a_stranger_unless_it_takes_the_risk() {
     stranger.kill().expect("an own child");
     stranger.wait().expect("an own child");
 }
+
+/// A job over several cards whose processes speak through NCCL cannot be moved in any way, and is told apart.
+#[test]
+fn a_job_of_several_cards_with_nccl_leaves_for_nobody_and_explain_says_why() {
+    let service = serve("soft:2x4GiB");
+    let client = service.client();
+    let hold = example("hold");
+    let words = ["--vram", "3G", "--gpus", "2", "--no-shim", "--", &hold, "256MiB", "--idle", "--thread"];
+    let mut job = Job::start(&service, &[&words[..], &["NCCL Service 0"]].concat());
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    await_bytes(&client, "L1", 256);
+    let words = ["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"];
+    let guest = Job::start(&service, &words);
+    until("the driver was asked about it", LONG, || {
+        let words = text(&service.cli(&["explain", "L2"]));
+        if words.contains("NCCL group") { Ok(()) } else { Err(words) }
+    });
+    assert_eq!(client.lease("L1").state, LeaseState::Active);
+    job.finish("nobody touched it");
+    assert_eq!(guest.end().0, Some(0));
+}

@@ -146,14 +146,22 @@ pub fn uid(pid: u32) -> Result<u32, ProcessError> {
 /// So much of an environment is looked at.
 const ENVIRON_MAX: u64 = 8 << 20;
 
-/// The value of a variable in the environment that a process was started with.
-///
-/// The process may have changed it since; that does not show here.
-pub fn environ(pid: u32, name: &str) -> Result<Option<String>, ProcessError> {
-    let block = patient::read(format!("/proc/{pid}/environ"), ENVIRON_MAX).map_err(|e| ProcessError::of(pid, e))?;
-    let mut entries = block.split(|&byte| byte == 0);
-    let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
-    Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+/// The environment that a process was started with. It may have changed it since; that does not show here.
+pub struct Environment(Vec<u8>);
+
+impl Environment {
+    /// Reads all of it, once.
+    pub fn read(pid: u32) -> Result<Environment, ProcessError> {
+        let block = patient::read(format!("/proc/{pid}/environ"), ENVIRON_MAX);
+        block.map(Environment).map_err(|error| ProcessError::of(pid, error))
+    }
+
+    /// The value of a variable.
+    pub fn get(&self, name: &str) -> Option<String> {
+        let mut entries = self.0.split(|&byte| byte == 0);
+        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        value.map(|value| String::from_utf8_lossy(value).into_owned())
+    }
 }
 
 /// Bytes that a process, and its children that it waited for, ever read and wrote.
@@ -350,7 +358,7 @@ mod tests {
         assert!(is_running(me.key));
         assert!(ancestry(pid).iter().any(|parent| parent.pid == me.parent));
         assert!(io_bytes(pid).unwrap() > 0 && anonymous_bytes(pid).unwrap() > 0);
-        assert_eq!(environ(pid, "NO_SUCH_VARIABLE").unwrap(), None);
+        assert_eq!(Environment::read(pid).unwrap().get("NO_SUCH_VARIABLE"), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use crate::activity::{Counters, Meter};
 use crate::exits::Exits;
-use crate::process::{self, Cgroup, ProcessError};
+use crate::process::{self, Cgroup, Environment, ProcessError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -217,9 +217,10 @@ impl Roster {
 
     /// The environment is the process's own word, so it counts only for its own user.
     fn by_environ(&self, pid: u32) -> Option<LeaseId> {
-        let lease: LeaseId = process::environ(pid, LEASE_VARIABLE).ok()??.parse().ok()?;
+        let environment = Environment::read(pid).ok()?;
+        let lease: LeaseId = environment.get(LEASE_VARIABLE)?.parse().ok()?;
         let holder = self.holders.get(&lease)?;
-        let epoch = process::environ(pid, EPOCH_VARIABLE).ok()??.parse().ok().map(Epoch);
+        let epoch = environment.get(EPOCH_VARIABLE)?.parse().ok().map(Epoch);
         (epoch.is_some() && epoch == holder.epoch && process::uid(pid).ok()? == holder.uid).then_some(lease)
     }
 

@@ -35,6 +35,9 @@ struct Options {
     /// On this card.
     #[arg(long, default_value_t = 0)]
     device: u32,
+    /// A thread of this name is beside it, as programs have them that use other libraries.
+    #[arg(long)]
+    thread: Option<String>,
 }
 
 /// Bytes that are read back at a time.
@@ -103,6 +106,12 @@ fn run(options: &Options) -> Result<()> {
     let end = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&end)).context("signals cannot be listened for")?;
+    }
+    if let Some(name) = &options.thread {
+        let idle = || loop {
+            std::thread::park();
+        };
+        std::thread::Builder::new().name(name.clone()).spawn(idle).context("a thread cannot be started")?;
     }
     let device = Device::get(options.device)?;
     let context = Context::primary(device)?;

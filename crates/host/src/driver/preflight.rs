@@ -7,7 +7,7 @@
 use super::hazard::{self, Hazard};
 use super::protocol::Facts;
 use crate::patient;
-use crate::process::{self, Cgroup, Identity};
+use crate::process::{self, Cgroup, Environment, Identity};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 use sublet_core::ids::ProcKey;
@@ -140,9 +140,8 @@ fn threads(pid: u32) -> Vec<String> {
 /// MPS and MIG share a card below the process: neither can be moved.
 fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
     // What cannot be read is not taken for harmless.
-    let variable = |name: &str| {
-        process::environ(pid, name).map_err(|error| format!("the environment of {who} cannot be read: {error}"))
-    };
+    let unreadable = |error| format!("the environment of {who} cannot be read: {error}");
+    let environment = Environment::read(pid).map_err(unreadable)?;
     let unread = |error: io::Error| format!("what {who} has open cannot be read: {error}");
     let mut open = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).map_err(unread)? {
@@ -150,13 +149,12 @@ fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
         open.extend(fs::read_link(entry.map_err(unread)?.path()));
     }
     let has_open = |part: &str| open.iter().any(|file: &PathBuf| file.to_string_lossy().contains(part));
-    if name.starts_with(MPS_NAME) || variable(MPS_VARIABLE)?.is_some() || has_open(MPS_FILES) {
+    if name.starts_with(MPS_NAME) || environment.get(MPS_VARIABLE).is_some() || has_open(MPS_FILES) {
         return Err(format!("{who} uses its card through MPS, which cannot be moved"));
     }
-    for cards in CARD_VARIABLES {
-        if variable(cards)?.is_some_and(|cards| cards.starts_with("MIG-")) {
-            return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
-        }
+    let has_a_part = |name: &&str| environment.get(name).is_some_and(|cards| cards.starts_with("MIG-"));
+    if CARD_VARIABLES.iter().any(has_a_part) {
+        return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
     }
     Ok(())
 }

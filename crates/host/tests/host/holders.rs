@@ -137,7 +137,7 @@ fn daemonised(lease: LeaseId) -> Tree {
     // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
     let (pid, mark) = (tree.pids[1], lease.to_string());
     while std::fs::read(format!("/proc/{pid}/cmdline")).unwrap() != b"sleep\x00600\0"
-        || process::environ(pid, "SUBLET_LEASE").unwrap().as_deref() != Some(&mark)
+        || process::Environment::read(pid).unwrap().get("SUBLET_LEASE").as_deref() != Some(&mark)
     {
         std::thread::yield_now();
     }

@@ -44,7 +44,10 @@ impl Soft {
         let cards = self.path().join("cards");
         let is_it = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let on_cards = process::environ(*pid, ENV).ok().flatten().is_some_and(|it| Path::new(&it) == cards);
+            let on_cards = process::Environment::read(*pid)
+                .ok()
+                .and_then(|all| all.get(ENV))
+                .is_some_and(|it| Path::new(&it) == cards);
             on_cards && line.ends_with(b"worker\0driver\0") && line.starts_with(b"sublet\0")
         };
         let children = process::children(std::process::id()).unwrap();
