@@ -299,3 +299,74 @@ fn a_service_with_a_standing_ask_has_a_lease_each_time_it_comes() {
     found(&service, &alone);
     assert_eq!(alone.ended_by(), None);
 }
+
+/// A cgroup as engines make them, if this user may; gone with the test.
+struct ContainerCgroup(std::path::PathBuf);
+
+impl ContainerCgroup {
+    fn make() -> Option<ContainerCgroup> {
+        let id = format!("{:064x}", std::process::id());
+        let usable =
+            |place: &std::path::PathBuf| std::fs::create_dir_all(place).is_ok() && place.join("cgroup.procs").exists();
+        let roots = ["", "unified", "freezer", "pids"].map(|root| format!("/sys/fs/cgroup/{root}/docker/{id}"));
+        roots.map(std::path::PathBuf::from).into_iter().find(usable).map(ContainerCgroup)
+    }
+}
+
+impl Drop for ContainerCgroup {
+    fn drop(&mut self) {
+        // Its last process may be about to go.
+        let gone = || std::fs::remove_dir(&self.0).is_ok();
+        let _ = (0..50).any(|_| {
+            gone() || {
+                std::thread::sleep(Duration::from_millis(100));
+                false
+            }
+        });
+    }
+}
+
+/// `sublet run -- docker run …`: the engine starts the container elsewhere, as another user, with an environment of
+/// its own; it is on the lease all the same. The test is the engine.
+#[test]
+fn a_container_that_a_holder_started_is_no_stranger() {
+    let service = serve();
+    mode(&service, "enforce");
+    let place = service.dir().join("engine");
+    std::fs::create_dir(&place).expect("a directory");
+    let docker = place.join("docker");
+    // It asks the engine for a container with these variables, and waits for its end.
+    let script = format!(
+        "#!/bin/sh\ncd {}\nshift\nwhile [ \"$1\" = --env ]; do printenv \"$2\" | sed \"s/^/$2=/\" >> asked.part; shift 2; done\n\
+         mv asked.part asked\nwhile [ ! -e over ]; do sleep 0.05; done\n",
+        place.display()
+    );
+    std::fs::write(&docker, script).expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&docker, mode).expect("an own file");
+    let job = Job::start(&service, &["--vram", "2G", "--", docker.to_str().expect("plain"), "run", "image", "train"]);
+    let asked = until("the engine is asked", LONG, || std::fs::read_to_string(place.join("asked")));
+    assert!(asked.contains("SUBLET_LEASE=L1") && asked.contains("CUDA_VISIBLE_DEVICES="), "{asked}");
+
+    let cgroup = ContainerCgroup::make();
+    let other = rustix::process::geteuid().is_root() && cgroup.is_some();
+    let mut command = service.command(&["soft", "env", "--", &example("hold"), "512MiB", "--idle"]);
+    command.envs(asked.lines().filter_map(|line| line.split_once('=')));
+    if other {
+        command.uid(4711).gid(4711);
+    }
+    let mut container = command.stdout(std::process::Stdio::piped()).spawn().expect("a program");
+    if let Some(cgroup) = &cgroup {
+        std::fs::write(cgroup.0.join("cgroup.procs"), container.id().to_string()).expect("a cgroup");
+    }
+    await_bytes(&service.client(), "L1", 512);
+    throughout(Duration::from_secs(5), || {
+        assert_eq!(container.try_wait().expect("an own child"), None, "it was ended");
+        let all = strangers(&service).strangers;
+        assert!(all.iter().all(|stranger| stranger.pid != container.id()), "{all:?}");
+    });
+    kill_process(Pid::from_child(&container), Signal::TERM).expect("an own child");
+    assert!(container.wait().expect("an own child").success());
+    std::fs::write(place.join("over"), "").expect("a file");
+    assert_eq!(job.end().0, Some(0));
+}

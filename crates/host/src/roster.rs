@@ -6,6 +6,7 @@
 //! it, unless another names it as a root. Nothing is reported here.
 
 use crate::activity::{Counters, Meter};
+use crate::audit;
 use crate::exits::Exits;
 use crate::process::{self, Cgroup, Environment, ProcessError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,13 +216,15 @@ impl Roster {
         self.holders.iter().find(|(_, holder)| inside(holder)).map(|(lease, _)| *lease)
     }
 
-    /// The environment is the process's own word, so it counts only for its own user.
+    /// The environment is the process's own word, so it counts only for its own user; or in a container, whose
+    /// users are its own: who could name the lease's epoch there was told it, and may start containers.
     fn by_environ(&self, pid: u32) -> Option<LeaseId> {
         let environment = Environment::read(pid).ok()?;
         let lease: LeaseId = environment.get(LEASE_VARIABLE)?.parse().ok()?;
         let holder = self.holders.get(&lease)?;
         let epoch = environment.get(EPOCH_VARIABLE)?.parse().ok().map(Epoch);
-        (epoch.is_some() && epoch == holder.epoch && process::uid(pid).ok()? == holder.uid).then_some(lease)
+        let is_own = || process::uid(pid).is_ok_and(|uid| uid == holder.uid) || audit::is_in_container(pid);
+        (epoch.is_some() && epoch == holder.epoch && is_own()).then_some(lease)
     }
 
     /// Takes in whatever descends from the members or is in the holder's cgroups.

@@ -215,7 +215,7 @@ mod tests {
             card 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
             card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
             card 1 exits    ok    the end of a holder's last process is noticed at once
-            card 1 park     less  nobody is parked: without bytes per process nobody could see them go
+            card 1 park     less  one program at a time is parked, and only with Sublet's library in it: what leaves is seen in what the whole card has
             card 1 enforce  ok    observe: processes without a lease are put on the record, and left alone
             card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
             card 2 grant    bad   the card did not answer; no new leases there until it does

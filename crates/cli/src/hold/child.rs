@@ -4,6 +4,7 @@
 //! can be seen. The command stays in the wrapper's process group, so a terminal
 //! reaches it without help.
 
+use super::container;
 use super::environment::Variables;
 use super::hook;
 use crate::failure::Failure;
@@ -80,6 +81,7 @@ pub fn replace(command: &[OsString], variables: &Variables) -> Failure {
 }
 
 fn build(command: &[OsString], variables: &Variables) -> Result<Command, Failure> {
+    let command = container::through(command, variables);
     let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("no command was given"))?;
     let mut built = Command::new(program);
     built.args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));

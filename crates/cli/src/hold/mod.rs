@@ -2,6 +2,7 @@
 
 pub mod ask;
 pub mod child;
+mod container;
 pub mod environment;
 pub mod events;
 pub mod hook;

@@ -28,6 +28,7 @@ mod text;
 pub use devices::Devices;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
+pub(crate) use place::is_in_container;
 
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};

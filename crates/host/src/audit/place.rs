@@ -8,7 +8,7 @@
 //! Absent: asking systemd or a container engine. Paths are all there is, and a guess stays `None`.
 
 use super::text::{WORD_MAX, clean};
-use crate::process::Cgroup;
+use crate::process::{self, Cgroup};
 
 /// Hexadecimal digits of an id that Docker, containerd, CRI-O and Podman give a container.
 const ID_DIGITS: usize = 64;
@@ -37,6 +37,11 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
         unit: paths().find_map(unit),
         container: paths().find_map(container),
     }
+}
+
+/// Whether a process is in a container, as far as its cgroups say.
+pub(crate) fn is_in_container(pid: u32) -> bool {
+    process::cgroups(pid).is_ok_and(|cgroups| place(&cgroups).container.is_some())
 }
 
 /// The unit that a cgroup path names.

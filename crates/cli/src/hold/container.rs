@@ -1,0 +1,105 @@
+//! Commands that start a container: the engine makes its processes elsewhere, and they are told what the command
+//! would have been told.
+//!
+//! `docker run` and the like do not start a container themselves: a service does, for whoever asks. Its processes
+//! descend from nobody here and have an environment of their own. So the variables of the lease are passed on by
+//! name, from where the daemon knows whose the container is, and CUDA knows its cards. What the user says of the
+//! same variables comes later on the command line, and counts.
+
+use super::environment::Variables;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Engines whose `run` takes `--env NAME`.
+const ENGINES: [&str; 3] = ["docker", "podman", "nerdctl"];
+/// Their own options before the word that says what to do, which have a value in the next word.
+const WITH_VALUE: [&str; 12] = [
+    "-H",
+    "--host",
+    "-c",
+    "--context",
+    "--config",
+    "-l",
+    "--log-level",
+    "-n",
+    "--namespace",
+    "--connection",
+    "--root",
+    "--runroot",
+];
+
+/// What means something in a container. Paths do not.
+const PASSED: [&str; 5] =
+    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SUBLET_LEASE", "SUBLET_EPOCH", "SUBLET_DEADLINE"];
+
+/// The command, with the names of the variables where it starts a container.
+pub fn through(command: &[OsString], variables: &Variables) -> Vec<OsString> {
+    let mut words = command.to_vec();
+    if let Some(at) = starts_container(command) {
+        let passed = variables.iter().map(|(name, _)| *name).filter(|name| PASSED.contains(name));
+        words.splice(at..at, passed.flat_map(|name| ["--env".into(), OsString::from(name)]));
+    }
+    words
+}
+
+/// Where the options of `run` or `create` begin, if it is one.
+fn starts_container(command: &[OsString]) -> Option<usize> {
+    let engine = Path::new(command.first()?).file_name()?;
+    if !ENGINES.iter().any(|name| engine == *name) {
+        return None;
+    }
+    let is = |word: &OsStr, words: &[&str]| words.iter().any(|other| word == *other);
+    let (mut at, mut group) = (1, false);
+    loop {
+        let word = command.get(at)?;
+        at += 1;
+        match word {
+            word if is(word, &["run", "create"]) => return Some(at),
+            word if is(word, &["container"]) && !group => group = true,
+            word if is(word, &WITH_VALUE) => at += 1,
+            word if word.as_encoded_bytes().starts_with(b"-") => {}
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(command: &str) -> String {
+        let command: Vec<OsString> = command.split(' ').map(OsString::from).collect();
+        let variables = ["SUBLET_LEASE", "SUBLET_EPOCH", "LD_PRELOAD"].map(|name| (name, "7".to_owned())).to_vec();
+        let words = through(&command, &variables);
+        words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_starts_a_container_passes_the_lease_on() {
+        let both = "--env SUBLET_LEASE --env SUBLET_EPOCH";
+        for (before, after) in [
+            ("docker run", "--rm --gpus all pytorch python train.py"),
+            ("/usr/bin/podman run", "image"),
+            ("docker container run", "-it image"),
+            ("docker --context far create", "image"),
+            ("nerdctl --debug -n k8s.io run", "image run"),
+        ] {
+            assert_eq!(told(&format!("{before} {after}")), format!("{before} {both} {after}"));
+        }
+    }
+
+    #[test]
+    fn whatever_else_is_left_as_it_is() {
+        for command in [
+            "python run",
+            "docker ps",
+            "docker exec -it some run",
+            "docker --unheard-of run2 run image",
+            "docker container container run image",
+            "docker compose run service",
+            "docker",
+        ] {
+            assert_eq!(told(command), command);
+        }
+    }
+}
