@@ -10,6 +10,7 @@ use sublet_core::units::Time;
 use sublet_host::driver::Driven;
 use sublet_host::hands;
 use sublet_host::shims::Wish;
+use sublet_host::terminal;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
 use sublet_wire::{Lease, LeaseState, Problem};
@@ -251,6 +252,13 @@ pub enum Errand {
         /// The signal's number.
         signal: u8,
     },
+    /// Whoever started this process finds a line on the terminal, if that can be.
+    Tell {
+        /// Which.
+        process: ProcKey,
+        /// The line.
+        line: String,
+    },
     /// It is tried whether strangers could be ended.
     SelfTest {
         /// On this card.
@@ -296,6 +304,11 @@ impl Errand {
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
+            Errand::Tell { process, line } => {
+                if let Err(why) = terminal::tell(process, &line) {
+                    tracing::debug!(pid = process.pid, "nobody is told on a terminal: {why}");
+                }
+            }
             Errand::Signal { processes, signal } => {
                 for process in processes {
                     match hands::signal(process, signal) {

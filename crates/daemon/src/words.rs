@@ -14,11 +14,24 @@ use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::stranger::{self, Treat};
-use sublet_core::units::{Bytes, Time};
+use sublet_core::stranger::{self, Stranger, Treat};
+use sublet_core::units::{Bytes, Span, Time};
 use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{Code, Problem};
+
+/// The line on the terminal of whoever started a process that is warned; `left` until it must leave, if it must.
+pub fn warning(stranger: &Stranger, left: Option<Span>) -> String {
+    let audit = &stranger.audit;
+    let cards: Vec<String> = stranger.cards.iter().map(|card| card.0.to_string()).collect();
+    let (card, pid) = (if cards.len() == 1 { "card" } else { "cards" }, audit.process.pid);
+    let or = left.map_or_else(String::new, |left| format!(", or it must leave in {} s", left.secs_ceil()));
+    let cards = cards.join(", ");
+    format!(
+        "sublet: your process {pid} ({}) uses {card} {cards} without a lease; `sublet adopt {pid}` gets it one{or}",
+        audit.name
+    )
+}
 
 /// How a lease ended, and what to do next.
 pub fn ended(id: &str, reason: Reason) -> String {

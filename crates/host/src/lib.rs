@@ -36,6 +36,7 @@ pub mod shims;
 mod sight;
 pub mod soft;
 mod stir;
+pub mod terminal;
 mod wake;
 mod warden;
 pub mod worker;

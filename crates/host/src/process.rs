@@ -240,6 +240,8 @@ pub(crate) struct Stat {
     pub(crate) parent: u32,
     /// The leader of its session.
     pub(crate) session: u32,
+    /// The number of its terminal; 0 if it has none.
+    pub(crate) terminal: u64,
     /// The kernel's own, with no program.
     pub(crate) is_kernel: bool,
     pub(crate) threads: u64,
@@ -287,6 +289,7 @@ impl Stat {
             state: *fields.first()?.as_bytes().first()?,
             parent: u32::try_from(number(4)?).ok()?,
             session: u32::try_from(signed(6)?).ok()?,
+            terminal: signed(7)?,
             is_kernel: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?).saturating_add(signed(16)?).saturating_add(signed(17)?),
             threads: number(20)?,

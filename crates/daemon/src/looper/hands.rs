@@ -13,7 +13,8 @@ use sublet_core::parking;
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::stranger::Mode;
+use sublet_core::stranger::{Mode, StrangerId};
+use sublet_core::units::Span;
 use sublet_host::driver::{Driven, DrivenPlace};
 use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 
@@ -76,6 +77,7 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
+            Action::Warn { stranger, at, until } => self.tell_owner(*stranger, until.since(*at)),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
             Action::Strike { stranger, signal, processes, at } => {
                 let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());
@@ -102,6 +104,15 @@ impl Loop {
             let (processes, signal) = (preempt::targets(state, row), notice.signal);
             self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
         }
+    }
+
+    /// Whoever started a process that is warned finds that on the terminal.
+    fn tell_owner(&mut self, stranger: StrangerId, left: Span) {
+        let rows = self.engine.state().rows();
+        let Some(row) = rows.strangers.get(&stranger) else { return };
+        let enforced = row.cards.iter().any(|card| rows.cards[usize::from(card.0)].mode == Mode::Enforce);
+        let (process, line) = (row.audit.process, words::warning(row, enforced.then_some(left)));
+        self.engine.hold(Held::Errand(Errand::Tell { process, line }));
     }
 
     fn was_parked(&self, lease: LeaseId) -> bool {
