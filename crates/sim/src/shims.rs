@@ -279,9 +279,14 @@ impl Sim<'_> {
 
     /// Whether a process' work does not get through now.
     pub(crate) fn is_gated(&self, process: ProcKey) -> bool {
-        [Rung::Park, Rung::Driver]
-            .iter()
-            .any(|rung| self.world.programs.get(&(process, *rung)).is_some_and(Program::is_gated))
+        let of = |rung: Rung| self.world.programs.get(&(process, rung));
+        // The driver lets a holder's processes go on when all of them are back.
+        let lease = of(Rung::Driver).and_then(|program| program.lease);
+        let locked = |(other, program): (&Spoken, &Program)| {
+            other.1 == Rung::Driver && program.lease == lease && program.away.is_some()
+        };
+        let together = || lease.is_some() && self.world.programs.iter().any(locked);
+        [Rung::Park, Rung::Driver].into_iter().any(|rung| of(rung).is_some_and(Program::is_gated)) || together()
     }
 
     // ---- words -------------------------------------------------------------
