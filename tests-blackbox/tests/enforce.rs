@@ -370,3 +370,28 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     std::fs::write(place.join("over"), "").expect("a file");
     assert_eq!(job.end().0, Some(0));
 }
+
+/// A process whose parents have ended is still known by who started it, where the kernel tells.
+#[test]
+fn who_started_a_stranger_is_on_the_record_though_it_ended_since() {
+    let service = serve();
+    let pid_file = service.dir().join("pid");
+    // `soft env` becomes the shell, which starts the program from a second one; both end, and init has it.
+    let script = format!(
+        "sh -c 'trap \"\" HUP; exec setsid {} 256MiB --idle' > /dev/null & echo $! > {}",
+        example("hold"),
+        pid_file.display()
+    );
+    let shell = service.command(&["soft", "env", "--", "bash", "-c", &script]).status().expect("a shell");
+    assert!(shell.success());
+    let pid: u32 = std::fs::read_to_string(&pid_file).expect("a number").trim().parse().expect("a number");
+    let stranger = await_stranger(&service, pid, "it is found", |_| true);
+    let story = succeeds(&service, &["audit", "show", &stranger.id]);
+    let signalled = rustix::process::Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL));
+    assert_eq!(signalled, Some(Ok(())));
+    if service.log().contains("not known: who started what") || service.log().contains("not noticed at once: processes")
+    {
+        return eprintln!("skipped: the kernel does not tell this user who started whom");
+    }
+    assert!(story.contains("bash (") && story.contains(", ended) < "), "{story}");
+}

@@ -76,6 +76,9 @@ pub struct Ancestor {
     /// The path of its executable, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
+    /// It started the process, or whoever did, and ended since; when it was started is not known then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ended: bool,
 }
 
 /// What the kernel accounts to a process.

@@ -4,6 +4,7 @@
 //! to watch, only messages wake it. Reading the cards is the card thread's.
 
 use crate::Sight;
+use crate::audit::Forebears;
 use crate::exits::Exits;
 use crate::roster::Roster;
 use crate::shims::{self, Hub};
@@ -134,6 +135,10 @@ impl Eyes {
     }
 
     /// Whoever is no holder's is looked into there.
+    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+        self.roster.set_forebears(forebears);
+    }
+
     pub(crate) fn set_warden(&mut self, warden: WardenInbox) {
         self.warden = Some(warden);
     }

@@ -166,12 +166,16 @@ impl Host {
             soft: settings.soft.clone(),
             scripted: settings.gpu.kind() == GpuKind::Scripted,
         };
-        let (warden, warden_inbox) =
+        let (mut warden, warden_inbox) =
             Warden::new(inbox.clone(), Arc::clone(&shared), trial).map_err(HostError::Descriptors)?;
         eyes.set_warden(warden_inbox.clone());
         // Hints only bring forward what comes by itself: without them everything works, a little later.
         let soft: Vec<PathBuf> = settings.soft.iter().map(|soft| soft.state.clone()).collect();
         let hints = (settings.gpu.kind() != GpuKind::Scripted).then(|| audit::Hints::open(&soft).ok()).flatten();
+        if let Some((hints, _)) = &hints {
+            eyes.set_forebears(hints.forebears());
+            warden.set_forebears(hints.forebears());
+        }
         let hints = hints.map(|(hints, missing)| (hints, missing, inbox.clone()));
         let cards = cards::CardThread::new(settings, clock, Arc::clone(&shared), inbox.clone());
         let mut host = Host { cards: shared, eyes: inbox, hub, driver, warden: warden_inbox, threads: Vec::new() };

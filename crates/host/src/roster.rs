@@ -6,7 +6,7 @@
 //! it, unless another names it as a root. Nothing is reported here.
 
 use crate::activity::{Counters, Meter};
-use crate::audit;
+use crate::audit::{self, Forebears};
 use crate::exits::Exits;
 use crate::process::{self, Cgroup, Environment, ProcessError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,13 +45,19 @@ pub(crate) struct Roster {
     holders: BTreeMap<LeaseId, Holder>,
     owner: BTreeMap<ProcKey, LeaseId>,
     exits: Exits,
+    forebears: Forebears,
     ticks_per_s: u64,
 }
 
 impl Roster {
     pub(crate) fn new(exits: Exits) -> Roster {
         let ticks_per_s = rustix::param::clock_ticks_per_second();
-        Roster { holders: BTreeMap::new(), owner: BTreeMap::new(), exits, ticks_per_s }
+        let forebears = Forebears::default();
+        Roster { holders: BTreeMap::new(), owner: BTreeMap::new(), exits, forebears, ticks_per_s }
+    }
+
+    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+        self.forebears = forebears;
     }
 
     pub(crate) fn exits(&mut self) -> &mut Exits {
@@ -181,7 +187,9 @@ impl Roster {
     /// Finds out whose an unknown process is, and takes it in. Returns its lease.
     pub(crate) fn attribute(&mut self, process: ProcKey) -> Option<LeaseId> {
         let by_descent = process::ancestry(process.pid).into_iter().find_map(|parent| self.owner(parent));
-        let lease = by_descent.or_else(|| self.by_mark(process.pid))?;
+        // Whoever started it may have ended since, below somebody who is a member.
+        let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
+        let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_origin)?;
         self.admit(process, lease).then_some(lease)
     }
 

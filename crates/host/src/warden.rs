@@ -7,7 +7,7 @@
 //! Absent: which of them gets a signal, and when.
 
 use crate::Sight;
-use crate::audit::{self, Custody, Devices, Refused};
+use crate::audit::{self, Custody, Devices, Forebears, Refused};
 use crate::cards::{self, reap, with_cause};
 use crate::exits::Exits;
 use crate::eyes::{Inbox, Message};
@@ -132,6 +132,7 @@ pub(crate) struct Warden {
     cards: Arc<cards::Shared>,
     trial: Trial,
     heard: Arc<AtomicUsize>,
+    forebears: Forebears,
 }
 
 impl Warden {
@@ -153,8 +154,13 @@ impl Warden {
             cards,
             trial,
             heard,
+            forebears: Forebears::default(),
         };
         Ok((warden, inbox))
+    }
+
+    pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
+        self.forebears = forebears;
     }
 
     pub(crate) fn run(mut self) {
@@ -238,7 +244,10 @@ impl Warden {
             return;
         }
         let audit = match audit::audit(process, &self.devices) {
-            Ok(audit) => audit,
+            Ok(mut audit) => {
+                self.forebears.complete(&mut audit);
+                audit
+            }
             Err(error) if error.is_gone() => return self.let_go(process, true),
             // It is there and says nothing of itself; the next look asks again.
             Err(_) => return,

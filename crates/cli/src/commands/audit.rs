@@ -140,7 +140,8 @@ fn who(audit: &Value) -> String {
     let parents = audit.get("ancestry").and_then(Value::as_array).map(|parents| {
         let one = |parent: &Value| {
             let pid = parent.pointer("/process/pid").and_then(Value::as_u64).unwrap_or(0);
-            format!("{} ({pid})", parent.get("name").and_then(Value::as_str).unwrap_or("?"))
+            let ended = if parent.get("ended") == Some(&Value::Bool(true)) { ", ended" } else { "" };
+            format!("{} ({pid}{ended})", parent.get("name").and_then(Value::as_str).unwrap_or("?"))
         };
         parents.iter().map(one).collect::<Vec<_>>().join(" < ")
     });

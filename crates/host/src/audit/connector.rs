@@ -3,10 +3,10 @@
 //! It speaks only to the host's first namespaces, and older kernels only to whoever has CAP_NET_ADMIN; both
 //! refuse without a word. So it counts as there when it has told of a thread of our own.
 //!
-//! Absent: who the processes are. Messages are counted, looked at for their kind, and dropped. And taskstats,
-//! the kernel's accounts of processes that ended: they are a netlink family of their own, told for each
-//! processor apart, and nobody needs them to know that it is time to look.
+//! Absent: who the processes are. Messages are counted, looked at for their kind and for who made whom, and
+//! dropped.
 
+use super::forebears::Made;
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
@@ -28,6 +28,7 @@ const EXEC: u32 = 2;
 const EXIT: u32 = 0x8000_0000;
 /// Where things are: after netlink's header (16 bytes) and the connector's (20).
 const KIND_AT: usize = 36;
+const TIME_AT: usize = 44;
 const DATA_AT: usize = 52;
 /// Messages that are taken at once. A processor makes some ten thousand processes a second at the very most.
 const AT_ONCE: usize = 1024;
@@ -35,7 +36,7 @@ const AT_ONCE: usize = 1024;
 const PROOF_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What was heard at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// Messages of any kind.
     pub(super) count: usize,
@@ -43,6 +44,8 @@ pub(super) struct Heard {
     pub(super) processes: bool,
     /// Messages were lost.
     pub(super) lost: bool,
+    /// Processes that were made.
+    pub(super) made: Vec<Made>,
 }
 
 /// A socket that hears of processes.
@@ -102,6 +105,7 @@ impl Connector {
                 Ok((length, _)) => {
                     heard.count += 1;
                     heard.processes |= is_of_process(&message[..length]);
+                    heard.made.extend(made(&message[..length]));
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -171,6 +175,15 @@ fn is_of_process(message: &[u8]) -> bool {
         Some(EXEC | EXIT) => field(0).is_some() && field(0) == field(1),
         _ => false,
     }
+}
+
+/// Which process made which, if a message tells that.
+fn made(message: &[u8]) -> Option<Made> {
+    if word(message, KIND_AT) != Some(FORK) || !is_of_process(message) {
+        return None;
+    }
+    let at_ns = u64::from_ne_bytes(message.get(TIME_AT..TIME_AT + 8)?.try_into().ok()?);
+    Some(Made { child: word(message, DATA_AT + 12)?, parent: word(message, DATA_AT + 4)?, at_ns })
 }
 
 /// Does a message tell that a process made a thread?

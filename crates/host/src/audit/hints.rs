@@ -17,8 +17,10 @@
 //!
 //! Absent: who came or went, and everything that would be needed to act on it.
 
+use super::accounts::Accounts;
 use super::connector::Connector;
 use super::files::Files;
+use super::forebears::Forebears;
 use crate::wake::timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -91,6 +93,8 @@ pub struct Hints {
     timer: OwnedFd,
     files: Option<Files>,
     processes: Processes,
+    accounts: Option<Accounts>,
+    forebears: Forebears,
     pace: Pace,
     is_armed: bool,
     news: Vec<String>,
@@ -128,7 +132,16 @@ impl Hints {
                 Processes::Absent
             }
         };
-        let mut hints = Hints { epoll, timer, files, processes, pace, is_armed: false, news: Vec::new() };
+        // Names of those who ended are worth having where who made whom is known.
+        let accounts = match &processes {
+            Processes::Listening { .. } => Accounts::open(pace.buffer),
+            _ => Err(io::Error::other("it needs the process connector")),
+        };
+        let accounts =
+            accounts.map_err(|error| missing.push(format!("not known: who started what and ended: {error}")));
+        let (accounts, forebears) = (accounts.ok(), Forebears::default());
+        let mut hints =
+            Hints { epoll, timer, files, processes, accounts, forebears, pace, is_armed: false, news: Vec::new() };
         hints.arm()?;
         Ok((hints, missing))
     }
@@ -147,6 +160,11 @@ impl Hints {
             hint.lost = true;
         }
         hint
+    }
+
+    /// What was heard of who started whom; it goes on being told there.
+    pub(crate) fn forebears(&self) -> Forebears {
+        self.forebears.clone()
     }
 
     /// What became different about the hints themselves, in sentences for a log.
@@ -195,6 +213,14 @@ impl Hints {
                     (*since, *count) = (now, 0);
                 }
                 *count += heard.count;
+                self.forebears.made(&heard.made);
+                if let Some(Err(error)) = self.accounts.as_ref().map(|accounts| hear_ends(accounts, &self.forebears)) {
+                    self.accounts = None;
+                    self.news.push(format!("not known from now on: who started what and ended: {error}"));
+                }
+                if heard.lost {
+                    self.forebears.forget();
+                }
                 let is_flood = *count > self.pace.events_per_s_max;
                 hint.processes |= heard.processes;
                 hint.lost |= heard.lost;
@@ -210,6 +236,8 @@ impl Hints {
     /// Leaves the connector: a socket that stays would be filled for nothing.
     fn rest(&mut self, now: Instant, why: &str) {
         self.disarm();
+        self.forebears.forget();
+        self.accounts = None;
         self.processes = Processes::Resting { until: now + self.pace.rest };
         self.tell(format!("not noticed at once for {} s: {PROCESSES}: {why}", self.pace.rest.as_secs_f32()));
     }
@@ -219,6 +247,7 @@ impl Hints {
         match Connector::open(self.pace.buffer) {
             Ok(connector) => {
                 self.processes = Processes::Listening { connector, since: now, count: 0 };
+                self.accounts = Accounts::open(self.pace.buffer).ok();
                 self.tell(format!("noticed at once again: {PROCESSES}"));
             }
             Err(error) => self.rest(now, &error.to_string()),
@@ -286,6 +315,13 @@ impl AsFd for Hints {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
+}
+
+/// Takes in who ended.
+fn hear_ends(accounts: &Accounts, forebears: &Forebears) -> io::Result<()> {
+    let (ended, _) = accounts.take()?;
+    forebears.ended(ended);
+    Ok(())
 }
 
 fn without_connector(error: &io::Error) -> String {

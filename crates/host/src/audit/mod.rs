@@ -16,9 +16,11 @@
 //!
 //! Absent on purpose: matching a process to a lease, names of users, bytes on cards, and any choice.
 
+mod accounts;
 mod connector;
 mod devices;
 mod files;
+mod forebears;
 mod held;
 mod hints;
 mod place;
@@ -26,6 +28,7 @@ mod redact;
 mod text;
 
 pub use devices::Devices;
+pub(crate) use forebears::Forebears;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
 pub(crate) use place::is_in_container;
@@ -271,5 +274,5 @@ fn parent(below: ProcKey) -> Result<Option<(ProcKey, Stat)>, ()> {
 fn ancestor(process: ProcKey, stat: &Stat) -> Ancestor {
     let exe = fs::read_link(format!("/proc/{}/exe", process.pid)).ok();
     let exe = exe.as_deref().map(Path::as_os_str).map(|path| clean_bytes(path.as_bytes(), WORD_MAX));
-    Ancestor { process, uid: process::uid(process.pid).ok(), name: clean(&stat.name, WORD_MAX), exe }
+    Ancestor { process, uid: process::uid(process.pid).ok(), name: clean(&stat.name, WORD_MAX), exe, ended: false }
 }

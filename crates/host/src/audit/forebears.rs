@@ -1,0 +1,216 @@
+//! Who started a process, also where that one ended since and left it to another parent.
+//!
+//! The connector tells who made whom, and the kernel's accounts who somebody was that ended. Both are kept for a
+//! while, as numbers and names; whatever was lost makes all of it void, because a number may be another's by then.
+//! So this says less than there was, and nothing that was not.
+//!
+//! Absent: a decision. Parents that are there are read in `/proc`.
+
+use super::accounts::Ended;
+use super::text::{WORD_MAX, clean};
+use crate::process;
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use sublet_core::audit::{Ancestor, Audit};
+use sublet_core::ids::ProcKey;
+
+/// So many are remembered of each kind.
+const KEPT_MAX: usize = 16_384;
+/// Clocks of two kinds agree to so many seconds.
+const SLACK_S: u64 = 2;
+/// So many generations are followed.
+const GENERATIONS_MAX: usize = 32;
+
+/// One process made another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Made {
+    pub(super) child: u32,
+    pub(super) parent: u32,
+    /// By the kernel's clock that stands still while the host sleeps, in ns.
+    pub(super) at_ns: u64,
+}
+
+/// What was heard of processes lately. One is written by who listens, and read by who audits.
+#[derive(Clone, Default)]
+pub(crate) struct Forebears(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    made: Latest<Made>,
+    ended: Latest<Ended>,
+}
+
+/// The latest of each process, the oldest forgotten first.
+struct Latest<T> {
+    by_pid: HashMap<u32, (T, u64)>,
+    order: VecDeque<(u32, u64)>,
+    next: u64,
+}
+
+impl<T> Default for Latest<T> {
+    fn default() -> Latest<T> {
+        Latest { by_pid: HashMap::new(), order: VecDeque::new(), next: 0 }
+    }
+}
+
+impl<T> Latest<T> {
+    fn put(&mut self, pid: u32, item: T) {
+        self.next += 1;
+        self.by_pid.insert(pid, (item, self.next));
+        self.order.push_back((pid, self.next));
+        while self.order.len() > KEPT_MAX {
+            if let Some((pid, number)) = self.order.pop_front()
+                && self.by_pid.get(&pid).is_some_and(|(_, latest)| *latest == number)
+            {
+                self.by_pid.remove(&pid);
+            }
+        }
+    }
+
+    fn get(&self, pid: u32) -> Option<&T> {
+        self.by_pid.get(&pid).map(|(item, _)| item)
+    }
+}
+
+impl Forebears {
+    pub(super) fn made(&self, made: &[Made]) {
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        made.iter().for_each(|made| heard.made.put(made.child, *made));
+    }
+
+    pub(super) fn ended(&self, ended: Vec<Ended>) {
+        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.into_iter().for_each(|ended| heard.ended.put(ended.pid, ended));
+    }
+
+    /// Something was not heard: a number that is known may be another's by now.
+    pub(super) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Heard::default();
+    }
+
+    /// Those who started a process, nearest first, up to the first that is still there; none if its parent is the
+    /// one that started it, or nobody heard of it.
+    pub(crate) fn of(&self, pid: u32) -> Vec<Ancestor> {
+        let Ok(stat) = process::stat(pid) else { return Vec::new() };
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (wall, clock) = (clock_gettime(ClockId::Realtime), clock_gettime(ClockId::Monotonic));
+        let began_s = wall.tv_sec.saturating_sub(clock.tv_sec).max(0).unsigned_abs();
+        heard.of(pid, stat.parent, began_s, |pid| {
+            let stat = process::stat(pid).ok().filter(|stat| !stat.has_ended())?;
+            let (process, name) = (stat.key(pid), clean(&stat.name, WORD_MAX));
+            Some(Ancestor { process, uid: process::uid(pid).ok(), name, exe: None, ended: false })
+        })
+    }
+
+    /// Puts those who started it and ended since before the parents that it has now.
+    pub(crate) fn complete(&self, audit: &mut Audit) {
+        let mut gone = self.of(audit.process.pid);
+        if !gone.is_empty() {
+            gone.retain(|ancestor| audit.ancestry.iter().all(|parent| parent.process != ancestor.process));
+            audit.ancestry.splice(0..0, gone);
+        }
+    }
+}
+
+impl Heard {
+    /// `began_s` is the time on the wall at which the kernel's clock began.
+    fn of(&self, pid: u32, parent_now: u32, began_s: u64, alive: impl Fn(u32) -> Option<Ancestor>) -> Vec<Ancestor> {
+        let mut found = Vec::new();
+        let Some(mut made) = self.made.get(pid).copied() else { return found };
+        if made.parent == parent_now {
+            return found;
+        }
+        while found.len() < GENERATIONS_MAX {
+            let above = self.made.get(made.parent).copied();
+            // Who was made later than its child is somebody else with the same number.
+            let above = match above {
+                Some(above) if above.at_ns >= made.at_ns => return found,
+                above => above,
+            };
+            match alive(made.parent) {
+                Some(ancestor) => {
+                    // It is the one that was heard of, or one that was there before anything was heard.
+                    found.push(ancestor);
+                    return found;
+                }
+                None => {
+                    let ended = self.ended.get(made.parent);
+                    // An account of somebody else with the same number began at another time.
+                    let began = |at_ns: u64| began_s + at_ns / 1_000_000_000;
+                    let ended = ended.filter(|ended| match above {
+                        Some(above) => ended.began_s.abs_diff(began(above.at_ns)) <= SLACK_S,
+                        None => ended.began_s <= began(made.at_ns) + SLACK_S,
+                    });
+                    let name = ended.map_or_else(|| "?".to_owned(), |ended| clean(&ended.name, WORD_MAX));
+                    let process = ProcKey { pid: made.parent, start: 0 };
+                    found.push(Ancestor { process, uid: ended.map(|ended| ended.uid), name, exe: None, ended: true });
+                }
+            }
+            match above {
+                Some(above) => made = above,
+                None => return found,
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(made: &[(u32, u32)], ended: &[(u32, &str)]) -> Heard {
+        let mut heard = Heard::default();
+        for (at_ns, (parent, child)) in (1..).zip(made) {
+            heard.made.put(*child, Made { child: *child, parent: *parent, at_ns });
+        }
+        for (pid, name) in ended {
+            let ended = Ended { pid: *pid, uid: 1000, name: (*name).to_owned(), began_s: 100 };
+            heard.ended.put(*pid, ended);
+        }
+        heard
+    }
+
+    fn told(heard: &Heard, pid: u32, parent_now: u32, living: &[u32]) -> String {
+        let alive = |pid: u32| {
+            let process = ProcKey { pid, start: 5 };
+            let ancestor = Ancestor { process, uid: Some(0), name: "shell".to_owned(), exe: None, ended: false };
+            living.contains(&pid).then_some(ancestor)
+        };
+        let words = heard.of(pid, parent_now, 100, alive).into_iter().map(|ancestor| {
+            let state = if ancestor.ended { "ended" } else { "lives" };
+            format!("{} {} {state}", ancestor.process.pid, ancestor.name)
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn who_forked_twice_is_known_by_who_started_it() {
+        let heard = heard(&[(10, 11), (11, 12)], &[(11, "launcher")]);
+        assert_eq!(told(&heard, 12, 1, &[10]), "11 launcher ended, 10 shell lives");
+        assert_eq!(told(&heard, 11, 10, &[10]), "", "its parent is there");
+        assert_eq!(told(&heard, 99, 1, &[10]), "", "nobody heard of it");
+        assert_eq!(told(&heard, 12, 1, &[]), "11 launcher ended, 10 ? ended");
+    }
+
+    #[test]
+    fn a_number_that_somebody_else_has_by_now_is_nobody() {
+        // 11 made 12 and ended; its number went to a child of 50.
+        let heard = heard(&[(10, 11), (11, 12), (50, 11)], &[(11, "launcher")]);
+        assert_eq!(told(&heard, 12, 1, &[10, 11, 50]), "");
+    }
+
+    #[test]
+    fn no_more_is_kept_than_fits_and_the_latest_stays() {
+        let mut latest = Latest::default();
+        for number in 0..3 * KEPT_MAX as u32 {
+            latest.put(number % (KEPT_MAX as u32 / 2), number);
+        }
+        assert!(latest.order.len() <= KEPT_MAX && latest.by_pid.len() == KEPT_MAX / 2);
+        for number in 0..2 * KEPT_MAX as u32 {
+            latest.put(1_000_000 + number, number);
+        }
+        assert_eq!((latest.by_pid.len(), latest.get(0)), (KEPT_MAX, None));
+    }
+}
