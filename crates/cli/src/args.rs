@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, attach, audit, cards, completions, doctor, end, enforce, explain, journal, lease, man, park, ps, replay,
-    run, serve, soft, token, usage, wrap,
+    accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
+    replay, run, serve, soft, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -115,6 +115,7 @@ pub enum Command {
     Adopt(enforce::AdoptArgs),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
+    Door(door::DoorArgs),
     Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),

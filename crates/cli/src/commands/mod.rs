@@ -6,6 +6,7 @@ pub mod audit;
 pub mod cards;
 pub mod completions;
 pub mod doctor;
+pub mod door;
 pub mod end;
 pub mod enforce;
 pub mod explain;
