@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, audit, cards, completions, doctor, end, enforce, explain, journal, lease, man, park, ps, replay, run,
-    serve, soft, token, usage, wrap,
+    accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
+    replay, run, serve, soft, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -113,9 +113,9 @@ pub enum Command {
     Audit(audit::AuditArgs),
     Enforce(enforce::EnforceArgs),
     Adopt(enforce::AdoptArgs),
-    Attach(enforce::AttachArgs),
-    /// Take a standing ask back (operators)
-    Detach(enforce::ForgetArgs),
+    Attach(attach::AttachArgs),
+    Detach(attach::DetachArgs),
+    Door(door::DoorArgs),
     Token(token::TokenArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),

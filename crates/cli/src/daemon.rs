@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
 use sublet_daemon::journal::{self, OpenError};
-pub use sublet_daemon::{Options, TcpConfig};
+pub use sublet_daemon::{Options, TcpConfig, Who};
 use sublet_wire::exit;
 
 /// What checking a journal found.
@@ -68,6 +68,11 @@ pub fn worker(args: &[String]) -> ExitCode {
 /// Whether this machine has an NVIDIA device at all.
 pub fn nvidia_visible() -> bool {
     sublet_daemon::nvidia_visible()
+}
+
+/// Whether a process of this host is one that is meant, as a rule would mean it.
+pub fn is_meant(who: &Who, pid: u32) -> bool {
+    sublet_daemon::is_meant(who, pid)
 }
 
 /// The API's description.

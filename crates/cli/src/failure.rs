@@ -53,6 +53,10 @@ impl Failure {
     pub fn message(&self) -> &str {
         &self.message
     }
+    /// The next step, if there is one.
+    pub fn next_step(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
     /// What the process should exit with.
     pub fn exit(&self) -> u8 {
         self.exit

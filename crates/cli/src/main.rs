@@ -5,7 +5,7 @@
 //! Only [`daemon`] knows the daemon's own crate, and only `commands::replay` that of replays.
 //!
 //! Absent on purpose: any decision about leases, and any async runtime on the way of a
-//! client, whose start must cost next to nothing.
+//! client, whose start must cost next to nothing; `commands::door` starts its own.
 
 mod args;
 mod client;
@@ -65,8 +65,9 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Audit(args)) => commands::audit::run(globals, args),
         Some(Command::Enforce(args)) => commands::enforce::run(globals, args),
         Some(Command::Adopt(args)) => commands::enforce::adopt(globals, args),
-        Some(Command::Attach(args)) => commands::enforce::attach(globals, args),
-        Some(Command::Detach(args)) => commands::enforce::forget(globals, args),
+        Some(Command::Attach(args)) => commands::attach::attach(globals, args),
+        Some(Command::Detach(args)) => commands::attach::detach(globals, args),
+        Some(Command::Door(args)) => commands::door::run(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),

@@ -88,7 +88,8 @@ fn temporary_dir() -> PathBuf {
     PathBuf::from(format!("/tmp/sublet-{}", uid()))
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+/// A path in the environment, if there is one.
+pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 

@@ -180,16 +180,19 @@ impl Who {
 
     /// Whether it is about this one.
     pub fn matches(&self, audit: &Audit) -> bool {
+        self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
+    }
+
+    /// Whether it is about a process that runs this file, in this unit, in this container, as this user.
+    pub fn means(&self, exe: Option<&str>, unit: Option<&str>, container: Option<&str>, uid: u32) -> bool {
         match self {
-            Who::Exe(exe) => audit.exe.as_ref().is_some_and(|own| {
+            Who::Exe(meant) => exe.is_some_and(|own| {
                 let name = own.rsplit('/').next().unwrap_or_default();
-                if exe.contains('/') { own == exe } else { name == exe }
+                if meant.contains('/') { own == meant } else { name == meant }
             }),
-            Who::Unit(unit) => {
-                audit.unit.as_ref().is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
-            }
-            Who::Container(id) => audit.container.as_ref().is_some_and(|own| own.starts_with(id.as_str())),
-            Who::Uid(uid) => audit.uid == *uid,
+            Who::Unit(meant) => unit.is_some_and(|own| own == meant || own.strip_suffix(".service") == Some(meant)),
+            Who::Container(id) => container.is_some_and(|own| own.starts_with(id.as_str())),
+            Who::Uid(meant) => uid == *meant,
         }
     }
 

@@ -34,12 +34,20 @@ pub use config::{ConfigError, TcpConfig};
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
 pub use sublet_core::policy::Policy;
+pub use sublet_core::stranger::Who;
 pub use sublet_host::gpu::nvidia_visible;
 pub use sublet_journal as journal;
 
 /// Becomes a worker process: see `sublet_host::worker`.
 pub fn worker(args: &[String]) -> std::process::ExitCode {
     sublet_host::worker::run(args)
+}
+
+/// Whether a process of this host is one that is meant, as a rule would mean it. One that cannot be read is not.
+pub fn is_meant(who: &Who, pid: u32) -> bool {
+    sublet_host::audit::whereabouts(pid).is_ok_and(|found| {
+        who.means(found.exe.as_deref(), found.unit.as_deref(), found.container.as_deref(), found.uid)
+    })
 }
 
 /// The rules of the house that a configuration makes now, or the defaults.

@@ -112,32 +112,6 @@ pub struct AdoptArgs {
     dry_run: bool,
 }
 
-/// Give a service that exists already a standing ask: whenever it is on a card, it gets a lease (operators)
-#[derive(Args, Clone, Debug)]
-#[command(after_help = ATTACH_HELP)]
-pub struct AttachArgs {
-    /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
-    #[arg(value_name = "WHO")]
-    who: String,
-    /// So much of each card, where there is room for it [default: what it has]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    vram: Option<u64>,
-    /// How urgent its work is
-    #[arg(long, value_enum, default_value_t = TierArg::Batch)]
-    tier: TierArg,
-    /// Only show whom it would be about
-    #[arg(long)]
-    dry_run: bool,
-}
-
-const ATTACH_HELP: &str = "\
-The service is not restarted, wrapped or changed: a second after it is seen on a card it has a lease, which ends
-with its last process, and it has the next one when it comes again. It waits for nobody: what it takes, it has
-taken. To make it wait for its turn, start it with `sublet run`.
-
-Example:
-  sublet attach unit:ollama.service --vram 8G --tier interactive";
-
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum ModeArg {
     Observe,
@@ -287,7 +261,8 @@ fn next(stranger: &Stranger) -> String {
     format!("{so_far}{next}")
 }
 
-fn rule_words(rule: &Rule) -> String {
+/// A rule in words.
+pub fn rule_words(rule: &Rule) -> String {
     let what = match rule.treat {
         Treat::Allow => "is left alone",
         Treat::Deny => "may be ended in its container",
@@ -348,7 +323,7 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
 }
 
 /// Whom a rule would be about now.
-fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
+pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
     let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(who)))?;
     if globals.json {
         output::json(&found)?;
@@ -366,22 +341,6 @@ fn escaped(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte);
     let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     word.bytes().map(one).collect()
-}
-
-/// Gives a service a standing ask.
-pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
-    let client = Client::open(globals)?;
-    if args.dry_run {
-        return show_about(globals, &client, &args.who);
-    }
-    let ask = RuleAsk { who: args.who.clone(), treat: Treat::Attach, vram_bytes: args.vram, tier: args.tier.into() };
-    let rule = client.set_rule(&ask)?;
-    match globals.json {
-        true => output::json(&rule)?,
-        false => output::print(&format!("{}\n", rule_words(&rule)))?,
-    }
-    tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
-    Ok(exit::OK)
 }
 
 /// Takes a rule back.

@@ -1,10 +1,12 @@
 //! One file for each command: its flags, what it does, how it looks.
 
 pub mod accept;
+pub mod attach;
 pub mod audit;
 pub mod cards;
 pub mod completions;
 pub mod doctor;
+pub mod door;
 pub mod end;
 pub mod enforce;
 pub mod explain;

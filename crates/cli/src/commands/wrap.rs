@@ -16,6 +16,7 @@ use crate::place;
 use crate::table::{Table, plain};
 use crate::text;
 use clap::Args;
+pub use folder::sublet;
 use folder::{First, Folder, is_wrapper, same};
 use recipe::{Found, Recipe};
 use serde::Serialize;

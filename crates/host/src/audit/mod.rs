@@ -65,6 +65,29 @@ pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError>
     audit_of_image(process, devices).map(|(audit, _)| audit)
 }
 
+/// What tells a service of this host from others, as rules name them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// Whose it is.
+    pub uid: u32,
+    /// The path of its executable, if that may be read.
+    pub exe: Option<String>,
+    /// The systemd unit that it is in.
+    pub unit: Option<String>,
+    /// The container that it is in.
+    pub container: Option<String>,
+}
+
+/// Where a process is and what it runs, without the rest of an audit.
+pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
+    let stat = process::stat(pid)?;
+    let place = place::place(&process::cgroups(pid)?);
+    let (exe, _) = executable(pid, &stat, &mut Vec::new());
+    let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
+    // The number may have become another's meanwhile.
+    alive(stat.key(pid)).map(|_| found)
+}
+
 /// The same, with the places in memory by which two programs that it ran one after the other are told apart.
 fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
     let mut changes = 0;

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Devices, audit, descendants_in_cgroup};
+use sublet_host::audit::{Devices, audit, descendants_in_cgroup, whereabouts};
 use sublet_host::process;
 
 crate::tests![
@@ -45,6 +45,8 @@ fn a_process_is_told_with_where_it_came_from() {
     assert_eq!(told.command, ["sleep", "600"]);
     assert_eq!(told.cwd.as_deref(), Some(dir.path().canonicalize().unwrap().to_str().unwrap()));
     assert!(told.exe.as_deref().is_some_and(|exe| exe.starts_with('/')) && !told.exe_deleted);
+    let found = whereabouts(tree.pids[0]).unwrap();
+    assert_eq!((found.uid, found.exe, found.unit, found.container), (told.uid, told.exe, told.unit, told.container));
     // A tick is ten milliseconds, and the wall clock may be moved by as little.
     assert!((before - 1..=now_s() + 1).contains(&told.started_s), "{} is not about {before}", told.started_s);
     let me = key(std::process::id());
@@ -231,6 +233,7 @@ fn a_process_that_ended_is_gone() {
         std::thread::yield_now();
     }
     assert!(audit(root, &Devices::default()).unwrap_err().is_gone(), "and not yet reaped");
+    assert!(whereabouts(root.pid).is_err());
     tree.wait();
     assert!(audit(root, &Devices::default()).unwrap_err().is_gone());
 }

@@ -1,0 +1,240 @@
+//! `sublet attach`, `sublet detach`: a standing ask for a service that exists already.
+//!
+//! Two ways. A rule in the daemon gives whatever is found on a card a lease after the fact: nothing of the
+//! service is changed. A drop-in makes systemd start the service through `sublet run`: it asks before its
+//! first byte, waits for its turn, and has Sublet's library. The library alone, in a service that was
+//! adopted, would do nothing: a program says which lease is its own when it starts, and there is none yet.
+
+mod dropin;
+mod unit;
+
+use super::enforce::{rule_words, show_about};
+use super::wrap;
+use crate::args::Globals;
+use crate::client::Client;
+use crate::failure::{Failure, tell_hint};
+use crate::hold::ask::{TierArg, parse_size};
+use crate::output;
+use crate::place;
+use crate::table::plain;
+use clap::Args;
+use dropin::{DropIn, Wish};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use sublet_wire::{Rule, RuleAsk, Strangers, Treat, exit};
+use unit::{Manager, Unit};
+
+/// Give a service that exists already a standing ask: whenever it is on a card, it gets a lease (operators)
+#[derive(Args, Clone, Debug)]
+#[command(after_help = ATTACH_HELP)]
+pub struct AttachArgs {
+    /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
+    #[arg(value_name = "WHO")]
+    who: String,
+    /// So much of each card, where there is room for it [default: what it has]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    vram: Option<u64>,
+    /// How urgent its work is
+    #[arg(long, value_enum, default_value_t = TierArg::Batch)]
+    tier: TierArg,
+    /// Only show whom it would be about
+    #[arg(long)]
+    dry_run: bool,
+    /// Instead of a rule: show the systemd drop-in with which the unit asks by itself, before it starts
+    #[arg(long, requires = "vram", conflicts_with = "dry_run")]
+    drop_in: bool,
+    /// Write the drop-in that is shown
+    #[arg(long, requires = "drop_in")]
+    write: bool,
+    /// A unit of your own manager (`systemctl --user`)
+    #[arg(long, requires = "drop_in")]
+    user: bool,
+    /// Where the file system begins, for tests
+    #[arg(long, value_name = "DIR", hide = true)]
+    root: Option<PathBuf>,
+}
+
+const ATTACH_HELP: &str = "\
+With a rule the service is not restarted, wrapped or changed: a second after it is seen on a card it has a
+lease, which ends with its last process, and it has the next one when it comes again. What it takes, it has
+taken; `sublet door` holds requests back while it is parked.
+
+With --drop-in a unit is started through `sublet run`: it asks before it takes its first byte, waits for its
+turn, keeps to what it leased, and is parked by Sublet's library. The file is shown, and written only with
+--write; systemd is told nothing: `systemctl daemon-reload` and a restart are yours to do.
+
+Examples:
+  sublet attach unit:ollama.service --vram 8G --tier interactive
+  sublet attach unit:ollama.service --vram 8G --drop-in            what would be written
+  sublet attach unit:jupyter.service --vram 4G --drop-in --user --write";
+
+/// Take a standing ask back: a rule (operators), a drop-in that `attach` wrote, or both
+#[derive(Args, Clone, Debug)]
+pub struct DetachArgs {
+    /// The rule's id, such as R1, or whom it is about, such as unit:ollama.service
+    #[arg(value_name = "RULE|WHO")]
+    what: String,
+    /// A unit of your own manager (`systemctl --user`)
+    #[arg(long)]
+    user: bool,
+    /// Only show what would be taken back
+    #[arg(long)]
+    dry_run: bool,
+    /// Where the file system begins, for tests
+    #[arg(long, value_name = "DIR", hide = true)]
+    root: Option<PathBuf>,
+}
+
+/// A drop-in, for programs.
+#[derive(Serialize)]
+struct Shown<'a> {
+    unit: &'a str,
+    file: &'a Path,
+    text: &'a str,
+    written: bool,
+    /// What is left to do.
+    then: Vec<String>,
+}
+
+/// What was taken back, for programs.
+#[derive(Serialize)]
+struct Detached {
+    rule: Option<Rule>,
+    drop_in: Option<PathBuf>,
+    done: bool,
+}
+
+/// Gives a service a standing ask.
+pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+    if args.drop_in {
+        return drop_in(globals, args);
+    }
+    let client = Client::open(globals)?;
+    if args.dry_run {
+        return show_about(globals, &client, &args.who);
+    }
+    let ask = RuleAsk { who: args.who.clone(), treat: Treat::Attach, vram_bytes: args.vram, tier: args.tier.into() };
+    let rule = client.set_rule(&ask)?;
+    match globals.json {
+        true => output::json(&rule)?,
+        false => output::print(&format!("{}\n", rule_words(&rule)))?,
+    }
+    tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
+    if args.who.starts_with("unit:") {
+        tell_hint("it takes its memory before it has the lease; with `--drop-in` it would ask first");
+    }
+    Ok(exit::OK)
+}
+
+fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
+    globals.must_be_local("a unit is changed on its host", "leave `--url` out and unset SUBLET_URL")?;
+    let vram = args.vram.ok_or_else(|| Failure::usage("say how much it needs, with `--vram`"))?;
+    let manager = Manager::of(args.user, args.root.as_deref())?;
+    let name = unit_name(&args.who)?.ok_or_else(|| {
+        Failure::usage(format!("`{}` is no unit, and only units have drop-ins", plain(&args.who)))
+            .hint("write unit:NAME.service; anything else is started with `sublet run` by whoever starts it")
+    })?;
+    let unit = Unit::read(&manager, &name)?;
+    let sublet = wrap::sublet()?;
+    // What the unit is not told it looks for in the usual places, as anybody does.
+    let socket = globals.socket().map(Path::to_owned).or_else(|| place::variable("SUBLET_SOCKET"));
+    let socket = socket.map(|socket| place::absolute(&socket));
+    let text = dropin::text(&unit, &Wish { sublet: &sublet, socket: socket.as_deref(), vram, tier: args.tier })?;
+    let file = DropIn::at(&manager, &name);
+    file.must_be_ours()?;
+    if args.write {
+        file.put(&text)?;
+    }
+    let systemctl = if args.user { "systemctl --user" } else { "systemctl" };
+    let then = vec![format!("{systemctl} daemon-reload"), format!("{systemctl} restart {name}")];
+    if globals.json {
+        let shown = Shown { unit: &name, file: file.path(), text: &text, written: args.write, then };
+        output::json(&shown)?;
+        return Ok(exit::OK);
+    }
+    if !args.write {
+        eprintln!("would write {}:", file.path().display());
+    }
+    output::print(&text)?;
+    if args.write {
+        eprintln!("wrote {}", file.path().display());
+        tell_hint(&format!("it counts after `{}` and `{}`", then[0], then[1]));
+        let user = if args.user { " --user" } else { "" };
+        tell_hint(&format!("`sublet detach unit:{name}{user}` undoes it"));
+    } else {
+        tell_hint("`--write` writes it");
+    }
+    Ok(exit::OK)
+}
+
+/// The unit that a text is about, with its kind; `None` if it is about something else.
+fn unit_name(who: &str) -> Result<Option<String>, Failure> {
+    let Some(name) = who.strip_prefix("unit:") else { return Ok(None) };
+    unit::name(name).map(Some)
+}
+
+/// Takes a rule back, and the drop-in of the unit that it is about.
+pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
+    let is_rule = !args.what.contains(':');
+    let rule = match (is_rule, args.user) {
+        (true, true) => return Err(Failure::usage("a rule is nobody's own unit").hint("write unit:NAME with `--user`")),
+        (true, false) if args.dry_run => Some(rule_named(&Client::open(globals)?, &args.what)?),
+        (true, false) => Some(Client::open(globals)?.drop_rule(&args.what)?),
+        // Rules are about the system's units; and a file can be removed without a daemon.
+        (false, true) => None,
+        (false, false) => rule_about(globals, &args.what),
+    };
+    let who = rule.as_ref().map_or(args.what.as_str(), |rule| rule.who.as_str());
+    let file = match file_of(args, who) {
+        // A rule may name a unit of somebody's own manager: none that has a drop-in of ours.
+        Err(_) if rule.is_some() => None,
+        found => found?.filter(DropIn::is_there),
+    };
+    if rule.is_none() && file.is_none() {
+        return Err(Failure::new(exit::FAILURE, format!("nothing is attached to `{}`", plain(who)))
+            .hint("`sublet enforce status` lists the rules; drop-ins of your own units need `--user`"));
+    }
+    if let Some(rule) = rule.as_ref().filter(|_| !is_rule && !args.dry_run) {
+        Client::open(globals)?.drop_rule(&rule.id)?;
+    }
+    if let Some(rule) = rule.as_ref().filter(|_| !globals.json) {
+        let words = if args.dry_run { rule_words(rule) } else { format!("{} holds no more", rule.id) };
+        output::print(&format!("{words}\n"))?;
+    }
+    // A file that is not ours stays, whatever became of the rule.
+    if let Some(file) = &file {
+        if args.dry_run { file.must_be_ours() } else { file.remove() }?;
+    }
+    let drop_in = file.map(|file| file.path().to_owned());
+    if globals.json {
+        output::json(&Detached { rule, drop_in, done: !args.dry_run })?;
+    } else if let Some(path) = drop_in {
+        let what = if args.dry_run { "would remove" } else { "removed" };
+        output::print(&format!("{what} {}\n", path.display()))?;
+        let systemctl = if args.user { "systemctl --user" } else { "systemctl" };
+        tell_hint(&format!("it counts after `{systemctl} daemon-reload` and a restart of the unit"));
+    }
+    Ok(exit::OK)
+}
+
+/// The drop-in that a detach would be about, if units are.
+fn file_of(args: &DetachArgs, who: &str) -> Result<Option<DropIn>, Failure> {
+    let Some(name) = unit_name(who)? else { return Ok(None) };
+    let manager = Manager::of(args.user, args.root.as_deref())?;
+    Ok(Some(DropIn::at(&manager, &name)))
+}
+
+fn rule_named(client: &Client, id: &str) -> Result<Rule, Failure> {
+    let found: Strangers = client.get("/v1/strangers")?;
+    let rule = found.rules.into_iter().find(|rule| rule.id.eq_ignore_ascii_case(id));
+    rule.ok_or_else(|| {
+        Failure::usage(format!("there is no rule `{}`", plain(id))).hint("`sublet enforce status` lists them")
+    })
+}
+
+/// The standing ask of a service, if a daemon answers and the caller may know.
+fn rule_about(globals: &Globals, who: &str) -> Option<Rule> {
+    let found: Strangers = Client::open(globals).ok()?.get("/v1/strangers").ok()?;
+    let full = |who: &str| unit_name(who).ok().flatten().map_or_else(|| who.to_owned(), |name| format!("unit:{name}"));
+    found.rules.into_iter().find(|rule| rule.treat == Treat::Attach && full(&rule.who) == full(who))
+}

@@ -1,0 +1,322 @@
+//! A systemd unit as its files say it is: how it is started, and whether it could be started otherwise.
+//!
+//! Only files are read, in the places and the order that systemd reads them. Absent: systemd itself, which
+//! is asked nothing, and told nothing.
+
+use crate::failure::Failure;
+use crate::table::plain;
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use sublet_wire::exit;
+
+/// Where the system's units are, those that count most first.
+const SYSTEM: [&str; 5] = [
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+/// Where those of users' own managers are, behind what is in their homes.
+const USER: [&str; 4] =
+    ["/etc/systemd/user", "/run/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user"];
+/// The name of the drop-in that is ours, in the unit's directory.
+pub const FILE: &str = "50-sublet.conf";
+/// Longer unit files are not people's.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Whose units: the system's, or the caller's own.
+#[derive(Clone, Debug)]
+pub struct Manager {
+    places: Vec<PathBuf>,
+}
+
+impl Manager {
+    /// The system's manager, or the caller's own, in a file system that begins there.
+    pub fn of(user: bool, root: Option<&Path>) -> Result<Manager, Failure> {
+        let mut places = Vec::new();
+        if user {
+            let home = env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+            let xdg = |name: &str, or: &str| {
+                let named = env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+                named.or_else(|| home.as_ref().map(|home| home.join(or)))
+            };
+            let own = xdg("XDG_CONFIG_HOME", ".config")
+                .ok_or_else(|| Failure::usage("neither HOME nor XDG_CONFIG_HOME says where your units are"))?;
+            places.push(own.join("systemd/user"));
+            places.extend(xdg("XDG_DATA_HOME", ".local/share").map(|data| data.join("systemd/user")));
+        }
+        places.extend(if user { USER.as_slice() } else { &SYSTEM }.iter().map(PathBuf::from));
+        let rooted = |path: PathBuf| match root {
+            Some(root) => root.join(path.strip_prefix("/").unwrap_or(&path)),
+            None => path,
+        };
+        Ok(Manager { places: places.into_iter().map(rooted).collect() })
+    }
+
+    /// Where the drop-ins of a unit that people write are.
+    pub fn own(&self, name: &str) -> PathBuf {
+        self.places[0].join(format!("{name}.d"))
+    }
+
+    /// The unit's own file, and its drop-ins by their names; ours is none of them.
+    fn files(&self, name: &str) -> Result<(PathBuf, BTreeMap<String, PathBuf>), Failure> {
+        let names = names(name);
+        let found = names.iter().flat_map(|name| self.places.iter().map(move |place| place.join(name)));
+        let Some(own) = found.into_iter().find(|file| file.symlink_metadata().is_ok()) else {
+            let places: Vec<String> = self.places.iter().map(|place| place.display().to_string()).collect();
+            return Err(Failure::new(exit::NOT_FOUND, format!("there is no unit `{name}` in {}", places.join(", ")))
+                .hint("`systemctl list-units --type=service` lists units; your own need `--user`"));
+        };
+        let dirs = names.iter().map(|name| format!("{name}.d")).chain(["service.d".to_owned()]);
+        let mut drop_ins = BTreeMap::new();
+        for dir in dirs.flat_map(|dir| self.places.iter().map(move |place| place.join(&dir))) {
+            for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                let file = entry.file_name().to_string_lossy().into_owned();
+                // Of two files of a name the one that is nearer to the unit counts.
+                if file.ends_with(".conf") && file != FILE {
+                    drop_ins.entry(file).or_insert(entry.path());
+                }
+            }
+        }
+        Ok((own, drop_ins))
+    }
+
+    /// Whether a socket of the same name starts the unit.
+    fn has_socket(&self, name: &str) -> bool {
+        let stem = name.strip_suffix(".service").unwrap_or(name);
+        self.places.iter().any(|place| place.join(format!("{stem}.socket")).exists())
+    }
+}
+
+/// An instance is described by its template where it has no file of its own.
+fn names(name: &str) -> Vec<String> {
+    let template = name.split_once('@').map(|(stem, _)| format!("{stem}@.service"));
+    [name.to_owned()].into_iter().chain(template.filter(|template| template != name)).collect()
+}
+
+/// A service's whole name.
+pub fn name(text: &str) -> Result<String, Failure> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
+    let kinds = [".socket", ".scope", ".slice", ".mount", ".target", ".timer", ".path", ".device", ".swap"];
+    let bad = |why: &str| Failure::usage(format!("`{}` {why}", plain(text))).hint("write unit:NAME.service");
+    if text.contains('/') {
+        return Err(bad("is a unit of somebody's own manager; name it alone, with `--user`"));
+    }
+    if text.is_empty() || text.len() > 255 || text.starts_with('.') || !text.chars().all(is_plain) {
+        return Err(bad("is not the name of a unit"));
+    }
+    if kinds.iter().any(|kind| text.ends_with(kind)) {
+        return Err(bad("is not a service"));
+    }
+    Ok(if text.ends_with(".service") { text.to_owned() } else { format!("{text}.service") })
+}
+
+/// A unit that can be started through `sublet run`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Its whole name.
+    pub name: String,
+    /// Characters before its command that say how systemd starts it.
+    pub prefix: String,
+    /// Its command, as the unit writes it.
+    pub command: String,
+    /// It says when it is ready.
+    pub notifies: bool,
+    /// It says by itself whom systemd stops.
+    pub says_kill: bool,
+}
+
+impl Unit {
+    /// Reads its files. Why it cannot be started otherwise, if so.
+    pub fn read(manager: &Manager, name: &str) -> Result<Unit, Failure> {
+        let (own, drop_ins) = manager.files(name)?;
+        let mut settings = Settings::default();
+        settings.add("", &text(&own)?);
+        for (file, path) in &drop_ins {
+            settings.add(file, &text(path)?);
+        }
+        let cannot = |why: String| {
+            Failure::new(exit::FAILURE, format!("{name} cannot be started through `sublet run`: {why}"))
+                .hint(format!("`sublet attach unit:{name}` without `--drop-in` leaves it as it is"))
+        };
+        if manager.has_socket(name) {
+            return Err(cannot("a socket of its name starts it, and gives what it opened to one process only".into()));
+        }
+        settings.unit(name).map_err(cannot)
+    }
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    let failed = |error: io::Error| {
+        let exit = if error.kind() == io::ErrorKind::PermissionDenied { exit::DENIED } else { exit::FAILURE };
+        Failure::new(exit, format!("{} cannot be read: {error}", path.display()))
+    };
+    let found = fs::metadata(path).map_err(failed)?;
+    if !found.is_file() || found.len() > FILE_BYTES_MAX {
+        // A masked unit is a link to /dev/null.
+        return Err(Failure::new(exit::FAILURE, format!("{} is no unit that could be started", path.display())));
+    }
+    fs::read_to_string(path).map_err(failed)
+}
+
+/// What counts of a unit's files.
+#[derive(Default)]
+struct Settings {
+    commands: Vec<String>,
+    /// The drop-in that said so last.
+    said_by: String,
+    values: BTreeMap<String, String>,
+}
+
+impl Settings {
+    fn add(&mut self, file: &str, text: &str) {
+        let mut section = String::new();
+        for line in lines(text) {
+            let line = line.trim();
+            if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                section = name.to_owned();
+                continue;
+            }
+            let Some((key, value)) = line.split_once('=').filter(|_| section == "Service") else { continue };
+            let (key, value) = (key.trim(), value.trim());
+            if key != "ExecStart" {
+                self.values.insert(key.to_owned(), value.to_owned());
+                continue;
+            }
+            self.said_by = file.to_owned();
+            match value {
+                "" => self.commands.clear(),
+                command => self.commands.push(command.to_owned()),
+            }
+        }
+    }
+
+    fn value(&self, key: &str) -> &str {
+        self.values.get(key).map_or("", String::as_str)
+    }
+
+    fn unit(&self, name: &str) -> Result<Unit, String> {
+        let [line] = self.commands.as_slice() else {
+            return Err(match self.commands.len() {
+                0 => "it starts nothing".to_owned(),
+                n => format!("it starts {n} commands"),
+            });
+        };
+        if self.said_by.as_str() > FILE {
+            return Err(format!("{} is read after {FILE}, and says again what it starts", self.said_by));
+        }
+        let command = line.trim_start_matches(['-', ':', '+', '!', '@', '|']);
+        let prefix = &line[..line.len() - command.len()];
+        if let Some(odd) = prefix.chars().find(|c| matches!(c, '@' | '|')) {
+            return Err(format!("its ExecStart begins with `{odd}`"));
+        }
+        let kind = self.value("Type");
+        if kind == "forking" {
+            return Err("its command leaves another process behind (Type=forking)".to_owned());
+        }
+        if !matches!(self.value("WatchdogSec"), "" | "0") {
+            return Err("its watchdog listens to the process that systemd started, and no other".to_owned());
+        }
+        if !self.value("Sockets").is_empty() {
+            return Err("sockets start it, and give what they opened to one process only".to_owned());
+        }
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let asks = |pair: &[&str]| pair[0].rsplit('/').next() == Some("sublet") && pair[1] == "run";
+        if words.windows(2).take(1).any(asks) {
+            return Err("it is already".to_owned());
+        }
+        Ok(Unit {
+            name: name.to_owned(),
+            prefix: prefix.to_owned(),
+            command: command.to_owned(),
+            notifies: kind.starts_with("notify"),
+            says_kill: !matches!(self.value("KillMode"), "" | "control-group"),
+        })
+    }
+}
+
+/// The lines of a unit file: one that ends with a backslash goes on, also behind remarks.
+fn lines(text: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        if line.trim_start().starts_with(['#', ';']) {
+            continue;
+        }
+        let (part, goes_on) = match line.strip_suffix('\\') {
+            Some(part) => (part, true),
+            None => (line, false),
+        };
+        let whole = match open.take() {
+            Some(before) => format!("{before} {part}"),
+            None => part.to_owned(),
+        };
+        if goes_on {
+            open = Some(whole);
+        } else {
+            lines.push(whole);
+        }
+    }
+    lines.extend(open);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+
+    fn check(files: &[(&str, &str)], expected: &Expect) {
+        let mut settings = Settings::default();
+        files.iter().for_each(|(file, text)| settings.add(file, text));
+        expected.assert_eq(&match settings.unit("a.service") {
+            Ok(unit) => format!("{}`{}` notifies={} kill={}", unit.prefix, unit.command, unit.notifies, unit.says_kill),
+            Err(why) => why,
+        });
+    }
+
+    #[test]
+    fn the_last_word_on_what_a_unit_starts_counts() {
+        let own =
+            "[Unit]\nExecStart=no\n[Service]\nType=notify\nExecStart=-/usr/bin/a \\\n# not this\n  serve --x='b c'\n";
+        check(&[("", own)], &expect!["-`/usr/bin/a    serve --x='b c'` notifies=true kill=false"]);
+        let other = "[Service]\nExecStart=\nExecStart=/opt/a %i\nKillMode=process\nType=exec\n";
+        check(&[("", own), ("10-a.conf", other)], &expect!["`/opt/a %i` notifies=false kill=true"]);
+        check(
+            &[("", own), ("90-a.conf", other)],
+            &expect!["90-a.conf is read after 50-sublet.conf, and says again what it starts"],
+        );
+    }
+
+    #[test]
+    fn what_would_not_work_is_refused_with_why() {
+        let with = |more: &str| format!("[Service]\nExecStart=/bin/a\n{more}\n");
+        check(&[("", "[Service]\nType=simple\n")], &expect!["it starts nothing"]);
+        check(&[("", &with("ExecStart=/bin/b"))], &expect!["it starts 2 commands"]);
+        check(&[("", &with("Type=forking"))], &expect!["its command leaves another process behind (Type=forking)"]);
+        check(
+            &[("", &with("WatchdogSec=30"))],
+            &expect!["its watchdog listens to the process that systemd started, and no other"],
+        );
+        check(
+            &[("", &with("Sockets=x.socket"))],
+            &expect!["sockets start it, and give what they opened to one process only"],
+        );
+        check(&[("", "[Service]\nExecStart=@/bin/a b\n")], &expect!["its ExecStart begins with `@`"]);
+        check(&[("", "[Service]\nExecStart=/x/sublet run -- a\n")], &expect!["it is already"]);
+    }
+
+    #[test]
+    fn names_of_units_lead_nowhere_else() {
+        assert_eq!(name("ollama").unwrap(), "ollama.service");
+        assert_eq!(name("a@b.service").unwrap(), "a@b.service");
+        assert_eq!(names("a@b.service"), ["a@b.service", "a@.service"]);
+        for odd in ["", "../x", "user@1000.service/x.service", "a b", "x.socket", ".x", "a\nb"] {
+            assert!(name(odd).is_err(), "{odd:?}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! `sublet door`: a small proxy before a service, that lets requests in only while the service has its cards.
+//!
+//! It runs as its user and knows no more than any client of the daemon. [`standing`] is the rule, [`desk`]
+//! where requests wait, [`watch`] who follows the leases, [`proxy`] the way through. The runtime that it
+//! needs is started here, and for no other command.
+
+mod desk;
+mod proxy;
+mod standing;
+mod watch;
+
+use crate::args::{Globals, LeaseName};
+use crate::client::Client;
+use crate::daemon::Who;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::plain;
+use clap::Args;
+use desk::Desk;
+use proxy::Way;
+use serde::Serialize;
+use standing::Standing;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use sublet_wire::{Code, Lease, exit, span};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use watch::Watch;
+
+/// Nobody holds a connection for longer.
+const WAIT_MAX_S: u64 = 3_600;
+
+/// Stand before a service, and let requests in only while its lease has its cards
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct DoorArgs {
+    /// Where clients come, such as 127.0.0.1:11434
+    #[arg(long, value_name = "ADDRESS")]
+    listen: String,
+    /// Where the service itself listens, such as 127.0.0.1:11435
+    #[arg(long, value_name = "ADDRESS")]
+    to: String,
+    /// Whose leases count: name:TEXT (yours of that name), unit:NAME, container:ID or exe:PATH (or its name);
+    /// all that it has, now and later
+    #[arg(long, value_name = "WHO", required_unless_present = "lease")]
+    of: Option<Of>,
+    /// Only this lease counts
+    #[arg(long, value_name = "LEASE", conflicts_with = "of")]
+    lease: Option<LeaseName>,
+    /// How long a request waits for the lease; then it is answered 503. 0: it never waits
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_wait)]
+    wait: u64,
+    /// Pass whole connections on, whatever they say: each is checked once, when it comes
+    #[arg(long)]
+    tcp: bool,
+    /// Let everything pass while no daemon answers
+    #[arg(long)]
+    open_without_daemon: bool,
+    /// Connections at a time; more are answered 503
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=16384))]
+    connections: u16,
+}
+
+const AFTER_HELP: &str = "\
+A request that comes while the lease is parked (or leaves, or comes back, or waits for its first turn)
+is an ask for it, as `sublet resume` is. It is passed on when the lease has its cards again; until then
+no byte of it reaches the service, so that a service that would load its model for it loads nothing.
+What is not passed in time is answered 503 with Retry-After.
+
+A service without a lease is not held back: its first use of a card is an ask (`sublet attach`). Without
+a daemon nothing passes. Let hooks (--on-resume) speak to the service itself, and not to its door.
+
+Examples:
+  OLLAMA_HOST=127.0.0.1:11435 sublet run --vram 12G --name llm -- ollama serve
+  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of name:llm
+  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of unit:ollama.service --wait 5m";
+
+/// Whose leases count.
+#[derive(Clone, Debug)]
+pub enum Of {
+    /// The caller's own of this name.
+    Name(String),
+    /// Those of processes that a rule would be about.
+    Who(Who),
+}
+
+impl FromStr for Of {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Of, String> {
+        match text.strip_prefix("name:") {
+            Some(name) if !name.is_empty() => Ok(Of::Name(name.to_owned())),
+            _ => text.parse().map(Of::Who).map_err(|_| {
+                let hint = "write name:TEXT, unit:NAME, container:ID (12 digits at least) or exe:PATH";
+                format!("`{}` names no service\nhint: {hint}", plain(text))
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Of::Name(name) => write!(f, "name:{name}"),
+            Of::Who(who) => write!(f, "{who}"),
+        }
+    }
+}
+
+/// Which leases count.
+#[derive(Clone, Debug)]
+pub enum Meant {
+    /// One, and no other.
+    Lease(LeaseName),
+    /// All of a service.
+    Of(Of),
+}
+
+impl fmt::Display for Meant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Meant::Lease(lease) => write!(f, "{lease}"),
+            Meant::Of(of) => write!(f, "{of}"),
+        }
+    }
+}
+
+/// A door that is open for business.
+#[derive(Serialize)]
+struct Opened<'a> {
+    listen: String,
+    to: &'a str,
+    of: String,
+    wait_s: u64,
+}
+
+fn parse_wait(text: &str) -> Result<u64, String> {
+    if text == "0" {
+        return Ok(0);
+    }
+    let wait = span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))?;
+    if wait > WAIT_MAX_S { Err("a request waits for an hour at most".to_owned()) } else { Ok(wait) }
+}
+
+/// Stands there until it is told to stop.
+pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
+    globals.must_be_local("a door stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
+    let meant = match (&args.lease, &args.of) {
+        (Some(lease), _) => Meant::Lease(lease.clone()),
+        (None, Some(of)) => Meant::Of(of.clone()),
+        (None, None) => return Err(Failure::usage("say whose leases count, with `--of` or `--lease`")),
+    };
+    if let Meant::Lease(lease) = &meant {
+        known(globals, lease)?;
+    }
+    // One thread does: what passes is copied, and nothing is computed.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(exit::FAILURE, format!("nothing can be served: {error}")))?;
+    runtime.block_on(open(globals, args, meant))
+}
+
+/// A lease that never was is a mistake; a daemon that is away may come.
+fn known(globals: &Globals, lease: &LeaseName) -> Result<(), Failure> {
+    let Ok(client) = Client::open(globals) else { return Ok(()) };
+    match client.get::<Lease>(&format!("/v1/leases/{lease}")) {
+        Err(failure) if failure.code() == Some(Code::NoSuchLease) => Err(failure),
+        _ => Ok(()),
+    }
+}
+
+async fn open(globals: &Globals, args: &DoorArgs, meant: Meant) -> Result<u8, Failure> {
+    let listener = TcpListener::bind(&args.listen).await.map_err(|error| cannot_listen(&args.listen, &error))?;
+    let listen = listener.local_addr().map_err(|error| cannot_listen(&args.listen, &error))?.to_string();
+    if listen == args.to {
+        return Err(Failure::usage(format!("{listen} would lead to itself"))
+            .hint("let the service listen elsewhere, and name that place with `--to`"));
+    }
+    let of = plain(&meant.to_string());
+    let desk = Arc::new(Desk::new(Standing::of(&of), args.open_without_daemon));
+    Watch { desk: Arc::clone(&desk), globals: globals.clone(), meant }.begin();
+    if globals.json {
+        output::json_line(&Opened { listen, to: &args.to, of, wait_s: args.wait })?;
+    } else {
+        output::print(&format!("{listen} leads to {} while {of} has its cards\n", plain(&args.to)))?;
+    }
+    let way = Way {
+        desk,
+        to: args.to.as_str().into(),
+        wait: Duration::from_secs(args.wait),
+        tcp: args.tcp,
+        connections: args.connections.into(),
+        patience: proxy::SILENT_MAX,
+    };
+    let stop = told_to_stop().map_err(|error| Failure::new(exit::FAILURE, format!("signals: {error}")))?;
+    proxy::serve(listener, way, stop).await;
+    Ok(exit::OK)
+}
+
+fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    })
+}
+
+fn cannot_listen(place: &str, error: &io::Error) -> Failure {
+    let failure = Failure::new(exit::FAILURE, format!("nobody can listen at {}: {error}", plain(place)));
+    match error.kind() {
+        io::ErrorKind::AddrInUse => failure.hint("the service itself may listen there: let it listen elsewhere"),
+        _ => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_is_named_as_rules_name_it_or_by_its_leases_name() {
+        for text in ["name:llm", "unit:ollama.service", "exe:/usr/bin/ollama", "uid:1000"] {
+            assert_eq!(text.parse::<Of>().map(|of| of.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["ollama", "name:", "unit:", "container:short", "who:x"] {
+            assert!(text.parse::<Of>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wait_has_a_unit_and_an_end() {
+        assert_eq!([parse_wait("0"), parse_wait("0s"), parse_wait("5m")], [Ok(0), Ok(0), Ok(300)]);
+        assert!(parse_wait("30").is_err_and(|why| why.contains("has no unit")));
+        assert!(parse_wait("2h").is_err());
+    }
+}

@@ -1,0 +1,329 @@
+//! Where those who wait at the door and those who know of the leases meet.
+//!
+//! ```text
+//!   requests ──enter──► Desk ◄──told, gone, ended── finder and followers (threads, long polls)
+//!      ▲                 │ due
+//!      └──version────────┴────────► asker (thread): resume, once for each park, while somebody waits
+//! ```
+//! However many wait, each lease is followed by one long poll and asked back once.
+
+use super::standing::{NOT_ACTIVE, NOT_KNOWN, Refusal, Standing};
+use crate::table::plain;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use sublet_wire::{Lease, LeaseState};
+use tokio::sync::watch;
+
+/// How old an estimate may be before it is asked for anew, while somebody waits for it.
+const ESTIMATE_HOLDS: Duration = Duration::from_secs(2);
+/// Whoever would not wait is told when to come again only once everything is known, and the lease was asked back:
+/// that takes milliseconds.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
+
+/// The desk.
+#[derive(Debug)]
+pub struct Desk {
+    inside: Mutex<Inside>,
+    /// Somebody came, or something was told: the asker looks.
+    bell: Condvar,
+    /// Grows with everything that is told.
+    version: watch::Sender<u64>,
+    open_without_daemon: bool,
+}
+
+#[derive(Debug)]
+struct Inside {
+    standing: Standing,
+    /// Requests that wait here.
+    waiting: usize,
+    /// Requests that the service has, and has not answered in full.
+    under_way: usize,
+    /// Leases that were asked back, in which state, and when they were last heard of for that.
+    asked: BTreeMap<String, (LeaseState, Instant)>,
+    /// What was last said on stderr: the code of a refusal, or that requests pass.
+    said: Option<Option<&'static str>>,
+}
+
+/// What the asker shall do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Ask for a parked lease's cards.
+    Resume(String, LeaseState),
+    /// Ask how long it still takes.
+    Estimate(String),
+}
+
+/// A request that passed; the service is in use as long as this lives.
+#[derive(Debug)]
+pub struct UnderWay(Arc<Desk>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.lock().under_way -= 1;
+    }
+}
+
+/// A request that waits.
+struct Waits<'a>(&'a Desk);
+
+impl<'a> Waits<'a> {
+    fn at(desk: &'a Desk) -> Waits<'a> {
+        desk.lock().waiting += 1;
+        desk.bell.notify_all();
+        Waits(desk)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
+}
+
+impl Desk {
+    /// A desk where nothing is known yet.
+    pub fn new(standing: Standing, open_without_daemon: bool) -> Desk {
+        let inside = Inside { standing, waiting: 0, under_way: 0, asked: BTreeMap::new(), said: None };
+        let (version, _) = watch::channel(0);
+        Desk { inside: Mutex::new(inside), bell: Condvar::new(), version, open_without_daemon }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        // Nothing in there is half done, whoever panicked.
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something is known that was not.
+    pub fn learn(&self, what: impl FnOnce(&mut Standing)) {
+        let mut inside = self.lock();
+        what(&mut inside.standing);
+        let Inside { standing, asked, .. } = &mut *inside;
+        // Whoever came back, or is on its way, is asked anew the next time that it leaves.
+        asked.retain(|id, _| standing.off_cards().any(|(off, _)| off == id));
+        let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
+        let code = verdict.as_ref().map_err(|refusal| refusal.code).err();
+        // That nothing is known yet lasts milliseconds.
+        let is_news = code != Some(NOT_KNOWN) && inside.said != Some(code);
+        if is_news {
+            inside.said = Some(code);
+        }
+        drop(inside);
+        match verdict {
+            _ if !is_news => {}
+            Ok(()) => eprintln!("requests pass"),
+            Err(refusal) => eprintln!("requests wait: {}", plain(&refusal.detail)),
+        }
+        self.bell.notify_all();
+        self.version.send_modify(|version| *version += 1);
+    }
+
+    /// Whether a lease is known.
+    pub fn knows(&self, id: &str) -> bool {
+        self.lock().standing.knows(id)
+    }
+
+    /// Whether a request may pass at this moment.
+    pub fn verdict(&self) -> Result<(), Refusal> {
+        self.lock().standing.verdict(self.open_without_daemon, Instant::now())
+    }
+
+    /// Lets a request in as soon as it may, or says why not when its time is over. Whether it had to
+    /// wait for a lease.
+    pub async fn enter(self: &Arc<Self>, until: Instant) -> Result<(UnderWay, bool), Refusal> {
+        // Before the first look: what is told after it is not missed.
+        let mut version = self.version.subscribe();
+        if let Ok(under_way) = self.pass() {
+            return Ok((under_way, false));
+        }
+        let _waits = Waits::at(self);
+        let (begun, mut for_lease) = (Instant::now(), false);
+        loop {
+            version.borrow_and_update();
+            let refusal = match self.pass() {
+                Ok(under_way) => return Ok((under_way, for_lease)),
+                Err(refusal) => refusal,
+            };
+            for_lease |= refusal.code == NOT_ACTIVE;
+            let is_settled = refusal.code != NOT_KNOWN && self.is_asked();
+            let until = if is_settled { until } else { until.max(begun + ASKED_WITHIN) };
+            if Instant::now() >= until {
+                return Err(refusal);
+            }
+            // Out of time, or told something: either way it is looked again. The sender lives as long as this.
+            let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
+        }
+    }
+
+    /// Counted before anything can change: a park that begins afterwards knows that the service is in use.
+    fn pass(self: &Arc<Self>) -> Result<UnderWay, Refusal> {
+        let mut inside = self.lock();
+        inside.standing.verdict(self.open_without_daemon, Instant::now())?;
+        inside.under_way += 1;
+        Ok(UnderWay(Arc::clone(self)))
+    }
+
+    /// Whether nobody waits, and nothing is under way.
+    #[cfg(test)]
+    pub fn is_asleep(&self) -> bool {
+        let inside = self.lock();
+        inside.waiting + inside.under_way == 0
+    }
+
+    /// Whether there is nobody left to ask back.
+    fn is_asked(&self) -> bool {
+        let inside = self.lock();
+        inside.standing.off_cards().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
+    }
+
+    /// Waits for something that the asker shall do.
+    pub fn due(&self) -> Due {
+        let mut inside = self.lock();
+        loop {
+            let now = Instant::now();
+            match inside.due(now) {
+                Ok(due) => return due,
+                Err(None) => inside = self.bell.wait(inside).unwrap_or_else(PoisonError::into_inner),
+                Err(Some(at)) => {
+                    let patience = at.saturating_duration_since(now);
+                    inside = self.bell.wait_timeout(inside, patience).unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    /// What came of it: the lease as it is said to be, if it was.
+    pub fn done(&self, due: &Due, lease: Option<&Lease>) {
+        let now = Instant::now();
+        let mut inside = self.lock();
+        match due {
+            Due::Resume(id, state) => drop(inside.asked.insert(id.clone(), (*state, now))),
+            Due::Estimate(id) => {
+                if let Some((_, at)) = inside.asked.get_mut(id) {
+                    *at = now;
+                }
+            }
+        }
+        if let Some(lease) = lease {
+            inside.standing.expected(lease, now);
+        }
+        drop(inside);
+        self.version.send_modify(|version| *version += 1);
+    }
+}
+
+impl Inside {
+    /// What to do now, or until when there is nothing.
+    fn due(&self, now: Instant) -> Result<Due, Option<Instant>> {
+        if self.waiting + self.under_way == 0 {
+            return Err(None);
+        }
+        let is_asked = |id: &str, state| self.asked.get(id).is_some_and(|(asked, _)| *asked == state);
+        if let Some((id, state)) = self.standing.off_cards().find(|(id, state)| !is_asked(id, *state)) {
+            return Ok(Due::Resume(id.to_owned(), state));
+        }
+        if self.waiting == 0 {
+            return Err(None);
+        }
+        let heard = |id: &str| self.asked.get(id).map(|(_, at)| *at + ESTIMATE_HOLDS);
+        let next = self.standing.without_cards().filter_map(|id| Some((heard(id)?, id))).min();
+        match next {
+            Some((at, id)) if at <= now => Ok(Due::Estimate(id.to_owned())),
+            next => Err(next.map(|(at, _)| at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    fn desk(state: LeaseState) -> Arc<Desk> {
+        let desk = Arc::new(Desk::new(Standing::of("L1"), false));
+        desk.learn(Standing::listed);
+        tell(&desk, state);
+        desk
+    }
+
+    fn tell(desk: &Desk, state: LeaseState) {
+        let lease = Lease { id: "L1".into(), state, waiting: None, ..sample::lease() };
+        desk.learn(|standing| standing.told(&lease, Instant::now()));
+    }
+
+    fn due(desk: &Desk) -> Result<Due, bool> {
+        desk.lock().due(Instant::now()).map_err(|later| later.is_some())
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn within<T>(task: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
+    }
+
+    #[test]
+    fn a_parked_lease_is_asked_back_once_however_many_wait() {
+        let desk = desk(LeaseState::Parked);
+        assert_eq!(due(&desk), Err(false), "nobody wants it");
+        let resume = Due::Resume("L1".into(), LeaseState::Parked);
+        {
+            let (_one, _two) = (Waits::at(&desk), Waits::at(&desk));
+            assert_eq!(due(&desk), Ok(resume.clone()));
+            desk.done(&resume, None);
+            assert_eq!(due(&desk), Err(true), "it was asked; later it is looked how long it takes");
+        }
+        assert_eq!(due(&desk), Err(false), "they went away");
+        tell(&desk, LeaseState::Active);
+        tell(&desk, LeaseState::Parked);
+        let _again = Waits::at(&desk);
+        assert_eq!(due(&desk), Ok(resume), "it was parked again");
+    }
+
+    #[test]
+    fn a_service_that_is_parked_in_the_middle_of_a_request_is_asked_back() {
+        let desk = desk(LeaseState::Active);
+        let (under_way, waited) = within(desk.enter(soon())).unwrap();
+        assert!(!waited);
+        tell(&desk, LeaseState::Parking);
+        assert_eq!(due(&desk), Ok(Due::Resume("L1".into(), LeaseState::Parking)));
+        drop(under_way);
+        assert_eq!(due(&desk), Err(false), "it is not used any more");
+    }
+
+    #[test]
+    fn who_waits_passes_when_the_lease_is_back_and_not_before() {
+        let desk = desk(LeaseState::Parked);
+        within(async {
+            let waits = tokio::spawn({
+                let desk = Arc::clone(&desk);
+                async move { desk.enter(soon()).await.map(|(_, waited)| waited) }
+            });
+            for state in [LeaseState::Parked, LeaseState::Resuming] {
+                tell(&desk, state);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                assert!(!waits.is_finished(), "{state:?}");
+            }
+            tell(&desk, LeaseState::Active);
+            assert_eq!(waits.await.unwrap(), Ok(true));
+        });
+        assert!(desk.is_asleep(), "nobody is left behind");
+    }
+
+    #[test]
+    fn who_would_not_wait_is_refused_once_the_lease_was_asked_back() {
+        let desk = desk(LeaseState::Parked);
+        let asker = std::thread::spawn({
+            let desk = Arc::clone(&desk);
+            move || {
+                let due = desk.due();
+                desk.done(&due, None);
+                due
+            }
+        });
+        let refusal = within(desk.enter(Instant::now())).unwrap_err();
+        assert_eq!((refusal.status, refusal.code), (503, "lease_not_active"));
+        assert_eq!(asker.join().unwrap(), Due::Resume("L1".into(), LeaseState::Parked));
+    }
+}

@@ -1,0 +1,339 @@
+//! The way through the door: HTTP/1.1 requests, each of them checked, or whole connections.
+//!
+//! A request is read as far as its head; its body stays with the client until it may pass. What passes is
+//! not changed, but for headers that are meant for one connection only (RFC 9110, 7.6.1). Each request has
+//! a connection of its own to the service, so none is ever sent on one that the service has given up.
+//!
+//! Absent: TLS, HTTP/2, caches, other services to choose from, and any header of our own.
+
+use super::desk::{Desk, UnderWay};
+use super::standing::Refusal;
+use http_body_util::{Either, Full};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, UPGRADE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, Uri, Version, client, server, upgrade};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use sublet_wire::PROBLEM_JSON;
+use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+
+/// A head that takes longer is not waited for, nor is a kept connection that is idle for longer.
+const HEAD_WITHIN: Duration = Duration::from_secs(60);
+/// Longer than a cookie and a token together; the usual limit of servers.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// What is read of a request that waits, and no more.
+const UNREAD_MAX: usize = 64 << 10;
+/// The service is on this host, or near it.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Between two tries of a service that just got its lease, and may be starting.
+const CONNECT_AGAIN: Duration = Duration::from_millis(100);
+/// Whoever takes nothing of what it is sent for so long is hung up on, and so is whoever vanished.
+pub const SILENT_MAX: Duration = Duration::from_secs(60);
+/// So many are told at a time that there are too many, and for so long.
+const OUTSIDE_MAX: usize = 64;
+const OUTSIDE_WITHIN: Duration = Duration::from_secs(1);
+/// What is under way when the door closes has so long.
+const FINISH_WITHIN: Duration = Duration::from_secs(10);
+/// Headers that are between two ends of one connection.
+const OF_ONE_CONNECTION: [HeaderName; 3] =
+    [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), UPGRADE];
+
+/// How it is passed on.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// Who says whether.
+    pub desk: Arc<Desk>,
+    /// Where to.
+    pub to: Arc<str>,
+    /// How long a request may wait.
+    pub wait: Duration,
+    /// Connections are passed on as they are, whatever they say.
+    pub tcp: bool,
+    /// Connections at a time.
+    pub connections: usize,
+    /// How long the next piece of a request may take.
+    pub patience: Duration,
+}
+
+type Answer = Response<Either<Counted, Full<Bytes>>>;
+
+/// An answer's body; the request is under way until all of it is told.
+pub struct Counted {
+    body: Incoming,
+    _under_way: UnderWay,
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = hyper::Error;
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A request's body; a client that stops in the middle of it is not waited for.
+struct Timely {
+    body: Incoming,
+    patience: Duration,
+    /// Since the client is waited for; while the service takes nothing, it is not.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Body for Timely {
+    type Data = Bytes;
+    type Error = io::Error;
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.until = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)));
+        }
+        let patience = self.patience;
+        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        match until.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into()))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Lets people in until told to stop.
+pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = ()>) {
+    let seats = Arc::new(Semaphore::new(way.connections));
+    let outside = Arc::new(Semaphore::new(OUTSIDE_MAX));
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.as_mut() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => match Arc::clone(&seats).try_acquire_owned() {
+                Ok(seat) => drop(tokio::spawn(way.clone().receive(stream, seat))),
+                // One more than may be; beyond those nobody is even told.
+                Err(_) => {
+                    let seat = Arc::clone(&outside).try_acquire_owned().ok().filter(|_| !way.tcp);
+                    drop(seat.map(|seat| tokio::spawn(turn_away(stream, seat))));
+                }
+            },
+            // Out of descriptors, most likely: others will close.
+            Err(error) => {
+                eprintln!("a connection could not be accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    drop(listener);
+    // All seats are free when everybody has gone.
+    let everybody = seats.acquire_many(u32::try_from(way.connections).unwrap_or(u32::MAX));
+    let _ = tokio::time::timeout(FINISH_WITHIN, everybody).await;
+}
+
+/// One more than may be: told so, and hung up on.
+async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
+    let refusal = Refusal::new(503, "too_busy", "as many connections as may be are at the door").retry(1);
+    let body = body(&refusal);
+    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n";
+    let text = format!("{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    let told = async {
+        stream.write_all(&[text.as_bytes(), &body].concat()).await?;
+        stream.shutdown().await?;
+        // What it sent and nobody reads would take the answer back.
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    // It may be gone, and is not waited for.
+    let _ = tokio::time::timeout(OUTSIDE_WITHIN, told).await;
+}
+
+impl Way {
+    async fn receive(self, stream: TcpStream, seat: OwnedSemaphorePermit) {
+        // Without it a vanished peer is noticed late.
+        let _ = bound(&stream);
+        if self.tcp {
+            return self.tunnel(stream, seat).await;
+        }
+        let seat = Arc::new(seat);
+        let service = service_fn(move |request| {
+            let (way, seat) = (self.clone(), Arc::clone(&seat));
+            async move { Ok::<Answer, Infallible>(way.answer(request, seat).await.unwrap_or_else(|no| told(&no))) }
+        });
+        // A broken connection is the client's affair.
+        let _ = server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_WITHIN)
+            .max_header_size(HEAD_BYTES_MAX)
+            .max_buf_size(UNREAD_MAX)
+            .preserve_header_case(true)
+            .auto_date_header(false)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+            .await;
+    }
+
+    /// Passes a whole connection on, once it may pass. What cannot be is closed: there is nothing to say it in.
+    async fn tunnel(self, mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
+        let Ok((mut service, under_way)) = self.open().await else { return };
+        // It may be silent for days: that is no use of the service.
+        drop(under_way);
+        // Either side may hang up.
+        let _ = copy_bidirectional(&mut stream, &mut service).await;
+    }
+
+    /// A connection to the service, as soon as something may be sent on it, with the leave to do so.
+    async fn open(&self) -> Result<(TcpStream, UnderWay), Refusal> {
+        let until = Instant::now() + self.wait;
+        loop {
+            let (_asks, waited) = self.desk.enter(until).await?;
+            let stream = self.connect(if waited { until } else { Instant::now() }).await?;
+            // Connecting takes a moment, or, of a service that starts, a while: it may be parked by now.
+            if self.desk.verdict().is_ok() {
+                return Ok((stream, _asks));
+            }
+        }
+    }
+
+    /// Connects to the service; to one that had to wait for its lease until that moment, for it may be starting.
+    async fn connect(&self, until: Instant) -> Result<TcpStream, Refusal> {
+        loop {
+            let error = match tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&*self.to)).await {
+                Ok(Ok(stream)) => {
+                    let _ = bound(&stream);
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => error,
+                Err(_) => io::ErrorKind::TimedOut.into(),
+            };
+            if Instant::now() + CONNECT_AGAIN >= until {
+                let hint = "is the service running, and is it there that it listens?".to_owned();
+                return Err(self.no_service(&error.to_string()).hint(Some(hint)));
+            }
+            tokio::time::sleep(CONNECT_AGAIN).await;
+        }
+    }
+
+    fn no_service(&self, why: &str) -> Refusal {
+        Refusal::new(502, "no_service", format!("the service at {} did not answer: {why}", self.to))
+    }
+
+    async fn answer(&self, mut request: Request<Incoming>, seat: Arc<OwnedSemaphorePermit>) -> Result<Answer, Refusal> {
+        if request.method() == Method::CONNECT {
+            return Err(Refusal::new(405, "bad_method", "this door leads to one service, and not elsewhere"));
+        }
+        let (stream, under_way) = self.open().await?;
+        let broken = |error: hyper::Error| self.no_service(&error.to_string());
+        let (mut sender, connection) = client::conn::http1::Builder::new()
+            .preserve_header_case(true)
+            .max_header_size(HEAD_BYTES_MAX)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
+        // It ends with the answer, or with whoever waits for it.
+        tokio::spawn(connection.with_upgrades());
+        let from = upgrades(request.headers()).then(|| upgrade::on(&mut request));
+        let patience = self.patience;
+        let request = passed_on(request, from.is_some()).map(|body| Timely { body, patience, until: None });
+        let sent = sender.send_request(request).await;
+        let mut response = sent.map_err(|error| match error.is_user() {
+            true => Refusal::new(408, "too_slow", "the rest of the request did not come"),
+            false => broken(error),
+        })?;
+        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if let Some(from) = from.filter(|_| switched) {
+            let to = upgrade::on(&mut response);
+            tokio::spawn(async move {
+                if let (Ok(from), Ok(to)) = (from.await, to.await) {
+                    // Either side may hang up.
+                    let _ = copy_bidirectional(&mut TokioIo::new(from), &mut TokioIo::new(to)).await;
+                }
+                drop(seat);
+            });
+        } else {
+            strip(response.headers_mut());
+        }
+        // An answer in an older version would end the client's connection for no reason of its own.
+        *response.version_mut() = Version::HTTP_11;
+        Ok(response.map(|body| Either::Left(Counted { body, _under_way: under_way })))
+    }
+}
+
+/// A connection to either side: small pieces go at once, and whoever vanished is noticed.
+fn bound(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = stream.as_fd();
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, SILENT_MAX)?;
+    sockopt::set_tcp_user_timeout(socket, SILENT_MAX.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Whether the other protocol is asked for, such as that of web sockets.
+fn upgrades(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE) && words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
+}
+
+fn words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim)
+}
+
+/// The request as the service gets it.
+fn passed_on(mut request: Request<Incoming>, upgrades: bool) -> Request<Incoming> {
+    // As in `GET http://host/path`, which is said to proxies.
+    if let Some(target) = request.uri().path_and_query().filter(|_| request.uri().authority().is_some()) {
+        *request.uri_mut() = Uri::from(target.clone());
+    }
+    *request.version_mut() = Version::HTTP_11;
+    if !upgrades {
+        strip(request.headers_mut());
+    }
+    request
+}
+
+fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = words(headers).filter_map(|word| word.parse().ok()).collect();
+    // Its own headers say how long a body is: nobody takes them away.
+    let framing = |name: &HeaderName| matches!(name.as_str(), "transfer-encoding" | "content-length" | "host");
+    for name in named.iter().filter(|name| !framing(name)).chain(&OF_ONE_CONNECTION) {
+        headers.remove(name);
+    }
+    headers.remove(CONNECTION);
+}
+
+fn body(refusal: &Refusal) -> Vec<u8> {
+    serde_json::to_vec(refusal).unwrap_or_default()
+}
+
+fn told(refusal: &Refusal) -> Answer {
+    let mut response = Response::new(Either::Right(Full::from(body(refusal))));
+    *response.status_mut() = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    if let Some(after) = refusal.retry_after_s {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(after));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! How a service stands with its cards, and so whether a request may pass: from what is known of its leases.
+//!
+//! Nothing here waits, asks or reads a clock: the moment is passed in.
+
+use crate::text;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use sublet_wire::{Lease, LeaseState, span};
+
+/// The code of a refusal while a lease has not its cards.
+pub const NOT_ACTIVE: &str = "lease_not_active";
+/// The code of a refusal before everything was told, or told again.
+pub const NOT_KNOWN: &str = "not_known_yet";
+/// When to come again, where nobody can say how long it takes.
+const RETRY_S: u64 = 5;
+/// Nobody is sent away for longer.
+const RETRY_MAX_S: u64 = 3_600;
+
+/// What is known of the leases of a service.
+#[derive(Debug)]
+pub struct Standing {
+    /// Who is meant, in words.
+    what: String,
+    /// Why the daemon does not answer.
+    away: Option<Away>,
+    /// Which leases there are is known.
+    listed: bool,
+    leases: BTreeMap<String, Known>,
+    /// The one lease that was named is over.
+    over: Option<String>,
+}
+
+/// No daemon, or none that tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// What happened.
+    pub why: String,
+    /// What to do.
+    pub hint: Option<String>,
+}
+
+/// A lease, as it was last told.
+#[derive(Debug)]
+struct Known {
+    state: LeaseState,
+    /// It was told since the daemon last went away.
+    is_fresh: bool,
+    /// Why it waits, and when it is expected on its cards.
+    waits: Option<(String, Option<Instant>)>,
+}
+
+/// Why a request does not pass. Not one of the daemon's own problems: this is said in the service's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// `about:sublet/` and the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The HTTP status, again.
+    pub status: u16,
+    /// For machines.
+    pub code: &'static str,
+    /// What happened.
+    pub detail: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Seconds after which to come again, as in Retry-After.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u64>,
+}
+
+impl Refusal {
+    /// A refusal without a time to come again.
+    pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Refusal {
+        let kind = format!("about:sublet/{code}");
+        Refusal { kind, status, code, detail: detail.into(), hint: None, retry_after_s: None }
+    }
+    /// With the next step.
+    pub fn hint(self, hint: Option<String>) -> Refusal {
+        Refusal { hint, ..self }
+    }
+    /// With a time to come again.
+    pub fn retry(self, after_s: u64) -> Refusal {
+        Refusal { retry_after_s: Some(after_s), ..self }
+    }
+}
+
+impl Standing {
+    /// Nothing is known yet.
+    pub fn of(what: &str) -> Standing {
+        Standing { what: what.to_owned(), away: None, listed: false, leases: BTreeMap::new(), over: None }
+    }
+
+    /// These are all that there are.
+    pub fn listed(&mut self) {
+        (self.away, self.listed) = (None, true);
+    }
+
+    /// Nobody answers: what was known holds no more. `lists`: also which leases there are is asked anew.
+    pub fn gone(&mut self, away: Away, lists: bool) {
+        self.away = Some(away);
+        self.listed &= !lists;
+        self.leases.values_mut().for_each(|known| known.is_fresh = false);
+    }
+
+    /// A lease is so.
+    pub fn told(&mut self, lease: &Lease, now: Instant) {
+        self.away = None;
+        let known = Known { state: lease.state, is_fresh: true, waits: waits(lease, now) };
+        self.leases.insert(lease.id.clone(), known);
+    }
+
+    /// How long a lease must still wait; where it is, others tell.
+    pub fn expected(&mut self, lease: &Lease, now: Instant) {
+        if let Some(known) = self.leases.get_mut(&lease.id) {
+            known.waits = waits(lease, now);
+        }
+    }
+
+    /// A lease is over. The one that was named is not followed by another.
+    pub fn ended(&mut self, id: &str, named: Option<String>) {
+        self.away = None;
+        self.leases.remove(id);
+        self.over = named.or(self.over.take());
+    }
+
+    /// Whether it is known.
+    pub fn knows(&self, id: &str) -> bool {
+        self.leases.contains_key(id)
+    }
+
+    /// Leases that are off their cards, or leave them, and could be asked back.
+    pub fn off_cards(&self) -> impl Iterator<Item = (&str, LeaseState)> {
+        let off = |known: &Known| known.is_fresh && matches!(known.state, LeaseState::Parking | LeaseState::Parked);
+        self.leases.iter().filter(move |(_, known)| off(known)).map(|(id, known)| (id.as_str(), known.state))
+    }
+
+    /// Leases that have not their cards, for whatever reason.
+    pub fn without_cards(&self) -> impl Iterator<Item = &str> {
+        let without = |known: &Known| known.state != LeaseState::Active;
+        self.leases.iter().filter(move |(_, known)| without(known)).map(|(id, _)| id.as_str())
+    }
+
+    /// Whether a request may pass now; why not, otherwise.
+    pub fn verdict(&self, open_without_daemon: bool, now: Instant) -> Result<(), Refusal> {
+        if let Some(over) = &self.over {
+            let hint = "name the service instead, with `--of`: then its next lease counts".to_owned();
+            return Err(Refusal::new(503, "lease_ended", over.clone()).hint(Some(hint)));
+        }
+        match &self.away {
+            Some(_) if open_without_daemon => return Ok(()),
+            Some(Away { why, hint }) => {
+                let detail = format!("whether {} has its cards is not known: {why}", self.what);
+                return Err(Refusal::new(503, "no_daemon", detail).hint(hint.clone()).retry(RETRY_S));
+            }
+            None => {}
+        }
+        let stale = self.leases.values().any(|known| !known.is_fresh);
+        if !self.listed || stale {
+            let detail = format!("whether {} has its cards is not known yet", self.what);
+            return Err(Refusal::new(503, NOT_KNOWN, detail).retry(1));
+        }
+        let without = self.leases.iter().filter(|(_, known)| known.state != LeaseState::Active);
+        // Whoever is expected last is waited for.
+        let last = without.max_by_key(|(_, known)| known.retry_s(now));
+        last.map_or(Ok(()), |(id, known)| Err(self.without(id, known, now)))
+    }
+
+    fn without(&self, id: &str, known: &Known, now: Instant) -> Refusal {
+        let state = text::lease_state(known.state);
+        let whose = if self.what == id { String::new() } else { format!(" of {}", self.what) };
+        let why = match &known.waits {
+            Some((why, _)) if !why.is_empty() => format!(": {why}"),
+            _ => String::new(),
+        };
+        let after = known.retry_s(now);
+        let hint = format!("come again in {}; `sublet explain {id}` says why it waits", span::show(after as f64));
+        Refusal::new(503, NOT_ACTIVE, format!("{id}{whose} is {state}, and nothing is passed on meanwhile{why}"))
+            .hint(Some(hint))
+            .retry(after)
+    }
+}
+
+impl Known {
+    fn retry_s(&self, now: Instant) -> u64 {
+        let at = self.waits.as_ref().and_then(|(_, at)| *at);
+        // Half a second left is a second; a moment that has passed tells nothing.
+        let left = at.map(|at| at.saturating_duration_since(now)).filter(|left| !left.is_zero());
+        left.map_or(RETRY_S, |left| left.as_secs_f64().ceil() as u64).clamp(1, RETRY_MAX_S)
+    }
+}
+
+fn waits(lease: &Lease, now: Instant) -> Option<(String, Option<Instant>)> {
+    let waiting = lease.waiting.as_ref()?;
+    let within = waiting.estimate_s.and_then(|s| Duration::try_from_secs_f64(s).ok());
+    Some((waiting.why.clone(), within.and_then(|within| now.checked_add(within))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use expect_test::{Expect, expect};
+    use sublet_wire::Waiting;
+
+    fn lease(id: &str, state: LeaseState) -> Lease {
+        Lease { id: id.into(), state, waiting: None, ..sample::lease() }
+    }
+
+    fn waiting(estimate_s: Option<f64>) -> Option<Waiting> {
+        let why = "card 0 is full".to_owned();
+        Some(Waiting { place: 1, place_exact: true, why, estimate_s, offers: Vec::new(), bound: None })
+    }
+
+    fn check(standing: &Standing, now: Instant, expected: &Expect) {
+        let said = match standing.verdict(false, now) {
+            Ok(()) => "passes".to_owned(),
+            Err(no) => format!("{} {} ({:?}): {}", no.status, no.code, no.retry_after_s, no.detail),
+        };
+        expected.assert_eq(&said);
+    }
+
+    #[test]
+    fn a_request_passes_while_every_lease_is_active_or_there_is_none() {
+        let now = Instant::now();
+        let mut standing = Standing::of("unit:ollama.service");
+        check(
+            &standing,
+            now,
+            &expect!["503 not_known_yet (Some(1)): whether unit:ollama.service has its cards is not known yet"],
+        );
+        standing.listed();
+        check(&standing, now, &expect!["passes"]);
+        standing.told(&lease("L1", LeaseState::Active), now);
+        check(&standing, now, &expect!["passes"]);
+        standing.told(&lease("L2", LeaseState::Waiting), now);
+        check(
+            &standing,
+            now,
+            &expect![
+                "503 lease_not_active (Some(5)): L2 of unit:ollama.service is waiting, and nothing is passed on meanwhile"
+            ],
+        );
+        standing.told(&lease("L2", LeaseState::Active), now);
+        for state in [LeaseState::Parking, LeaseState::Parked, LeaseState::Resuming] {
+            standing.told(&lease("L1", state), now);
+            assert!(standing.verdict(true, now).is_err(), "{state:?}");
+        }
+        standing.ended("L1", None);
+        check(&standing, now, &expect!["passes"]);
+    }
+
+    #[test]
+    fn when_to_come_again_is_when_the_last_lease_is_expected() {
+        let now = Instant::now();
+        let mut standing = Standing::of("name:llm");
+        standing.listed();
+        for (id, estimate) in [("L1", Some(3.2)), ("L2", Some(11.4)), ("L3", Some(0.2))] {
+            standing.told(&Lease { waiting: waiting(estimate), ..lease(id, LeaseState::Parked) }, now);
+        }
+        check(
+            &standing,
+            now,
+            &expect![
+                "503 lease_not_active (Some(12)): L2 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
+            ],
+        );
+        check(
+            &standing,
+            now + Duration::from_secs(10),
+            &expect![
+                "503 lease_not_active (Some(5)): L3 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
+            ],
+        );
+        standing.ended("L1", None);
+        standing.ended("L3", None);
+        let shorter = Lease { waiting: waiting(Some(1e9)), ..lease("L2", LeaseState::Active) };
+        standing.expected(&shorter, now);
+        check(
+            &standing,
+            now,
+            &expect![
+                "503 lease_not_active (Some(3600)): L2 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
+            ],
+        );
+    }
+
+    #[test]
+    fn without_a_daemon_nothing_is_known_until_everything_was_told_again() {
+        let now = Instant::now();
+        let mut standing = Standing::of("L1");
+        standing.listed();
+        standing.told(&lease("L1", LeaseState::Active), now);
+        standing.gone(Away { why: "no daemon answers at /s".into(), hint: None }, false);
+        check(
+            &standing,
+            now,
+            &expect!["503 no_daemon (Some(5)): whether L1 has its cards is not known: no daemon answers at /s"],
+        );
+        assert_eq!(standing.verdict(true, now), Ok(()));
+        standing.listed();
+        check(&standing, now, &expect!["503 not_known_yet (Some(1)): whether L1 has its cards is not known yet"]);
+        assert_eq!(standing.off_cards().count(), 0);
+        standing.told(&lease("L1", LeaseState::Parked), now);
+        assert_eq!(standing.off_cards().collect::<Vec<_>>(), [("L1", LeaseState::Parked)]);
+        standing.ended("L1", Some("L1 ended: its last process exited".into()));
+        check(&standing, now, &expect!["503 lease_ended (None): L1 ended: its last process exited"]);
+    }
+}

@@ -1,0 +1,182 @@
+//! Who follows a service's leases, and asks for them: plain threads with the usual blocking client.
+//!
+//! One thread finds the leases, one for each lease waits to hear of it, one asks for those that somebody
+//! waits for. A daemon that is away is looked for again; until everything was told anew, nothing passes.
+
+use super::desk::{Desk, Due};
+use super::standing::{Away, Standing};
+use super::{Meant, Of};
+use crate::args::Globals;
+use crate::client::{CallError, Client, Until};
+use crate::daemon;
+use crate::failure::Failure;
+use crate::table::plain;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use sublet_wire::{Code, Lease, LeaseState, Leases};
+
+/// One long poll.
+const POLL: Duration = Duration::from_secs(30);
+/// How often it is looked whether the service has a lease that is not known yet: nothing tells of one that
+/// comes by an adoption.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two tries while no daemon answers.
+const SILENT: Duration = Duration::from_millis(300);
+
+/// What the threads share.
+#[derive(Clone)]
+pub struct Watch {
+    /// Where it is said.
+    pub desk: Arc<Desk>,
+    /// Where the daemon is.
+    pub globals: Globals,
+    /// Whose leases.
+    pub meant: Meant,
+}
+
+impl Watch {
+    /// Starts the threads. They end with the program.
+    pub fn begin(self) {
+        let (finder, asker) = (self.clone(), self);
+        thread::spawn(move || finder.find());
+        thread::spawn(move || asker.ask());
+    }
+
+    /// The daemon, as soon as one answers.
+    fn client(&self) -> Client {
+        loop {
+            match Client::open(&self.globals) {
+                Ok(client) => return client,
+                Err(failure) => self.is_away(&failure),
+            }
+            thread::sleep(SILENT);
+        }
+    }
+
+    fn is_away(&self, failure: &Failure) {
+        let away = Away { why: failure.message().to_owned(), hint: failure.next_step().map(str::to_owned) };
+        let lists = matches!(self.meant, Meant::Of(_));
+        self.desk.learn(|standing| standing.gone(away, lists));
+    }
+
+    fn find(&self) {
+        let client = self.client();
+        match &self.meant {
+            Meant::Lease(id) => self.find_named(&client, &id.to_string()),
+            Meant::Of(of) => loop {
+                match self.list(&client, of) {
+                    Ok(()) => thread::sleep(LOOK),
+                    Err(failure) => {
+                        self.is_away(&failure);
+                        thread::sleep(SILENT);
+                    }
+                }
+            },
+        }
+    }
+
+    fn find_named(&self, client: &Client, id: &str) {
+        loop {
+            match client.get::<Lease>(&format!("/v1/leases/{id}")) {
+                Ok(lease) => {
+                    self.take(client, &lease);
+                    return self.desk.learn(Standing::listed);
+                }
+                Err(failure) if failure.code() == Some(Code::NoSuchLease) => {
+                    return self.desk.learn(|standing| standing.ended(id, Some(failure.message().to_owned())));
+                }
+                Err(failure) => self.is_away(&failure),
+            }
+            thread::sleep(SILENT);
+        }
+    }
+
+    /// Looks for leases of the service that are not known yet.
+    fn list(&self, client: &Client, of: &Of) -> Result<(), Failure> {
+        // Others' leases may bear any name; where a process is, nobody chooses.
+        let target = if matches!(of, Of::Name(_)) { "/v1/leases" } else { "/v1/leases?all=true" };
+        let found: Leases = client.get(target)?;
+        for lease in found.leases.iter().filter(|lease| !self.desk.knows(&lease.id)) {
+            let is_meant = match of {
+                Of::Name(name) => lease.name.as_ref() == Some(name),
+                Of::Who(who) => lease.pids.iter().any(|pid| daemon::is_meant(who, *pid)),
+            };
+            if is_meant {
+                self.take(client, lease);
+            }
+        }
+        self.desk.learn(Standing::listed);
+        Ok(())
+    }
+
+    /// A lease is followed from here on.
+    fn take(&self, client: &Client, lease: &Lease) {
+        if self.tell(lease) {
+            let (watch, client, lease) = (self.clone(), client.clone(), lease.clone());
+            thread::spawn(move || watch.follow(&client, lease));
+        }
+    }
+
+    /// Says how a lease is. Whether it goes on.
+    fn tell(&self, lease: &Lease) -> bool {
+        if !matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
+            self.desk.learn(|standing| standing.told(lease, Instant::now()));
+            return true;
+        }
+        let named = matches!(self.meant, Meant::Lease(_)).then(|| {
+            let sentence = lease.ended.as_ref().map(|ended| plain(&ended.sentence));
+            sentence.unwrap_or_else(|| format!("{} has ended", lease.id))
+        });
+        self.desk.learn(|standing| standing.ended(&lease.id, named));
+        false
+    }
+
+    fn follow(&self, client: &Client, mut lease: Lease) {
+        let mut is_lost = false;
+        loop {
+            let begun = Instant::now();
+            let (known, told) = (lease.state, lease.ends_soon.is_some());
+            // What was known before a silence is asked for at once, and not only when it changes.
+            let patience = if is_lost { Duration::ZERO } else { POLL };
+            match client.poll(&lease.id, patience, Until::Changed { known, told }) {
+                Ok(now) => {
+                    let is_news = is_lost || now.state != known || now.ends_soon.is_some() != told;
+                    (lease, is_lost) = (now, false);
+                    if !self.tell(&lease) {
+                        return;
+                    }
+                    // A daemon that is stopping answers early: never ask in a tight circle.
+                    if !is_news && begun.elapsed() < SILENT {
+                        thread::sleep(SILENT);
+                    }
+                }
+                Err(CallError::Refused(problem)) if matches!(problem.code, Code::NoSuchLease | Code::LeaseEnded) => {
+                    let named = matches!(self.meant, Meant::Lease(_)).then_some(problem.detail);
+                    return self.desk.learn(|standing| standing.ended(&lease.id, named));
+                }
+                Err(error) => {
+                    is_lost = true;
+                    self.is_away(&client.failure(error));
+                    thread::sleep(SILENT);
+                }
+            }
+        }
+    }
+
+    fn ask(&self) {
+        let client = self.client();
+        loop {
+            let due = self.desk.due();
+            let answer = match &due {
+                Due::Resume(id, _) => client.command(id, "resume"),
+                Due::Estimate(id) => client.get(&format!("/v1/leases/{id}")),
+            };
+            // A refusal is not repeated: whoever follows the lease hears why.
+            self.desk.done(&due, answer.as_ref().ok());
+            if answer.is_err() {
+                thread::sleep(SILENT);
+            }
+        }
+    }
+}

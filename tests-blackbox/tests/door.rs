@@ -1,0 +1,353 @@
+//! A request at the door of a service that is not on its card: it waits, or is told when to come again, and
+//! nothing is allocated meanwhile.
+//!
+//! The services are stand-ins that load their model by themselves for a request, as Ollama does, with real
+//! memory of soft cards; the door is the real one, between real connections.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, tell, text};
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Answer, Client, Gpu, LONG, MIB, Service, Setup, until};
+use sublet_wire::{Lease, LeaseState, exit};
+
+/// What a model takes.
+const MODEL: u64 = 768;
+/// What a context takes on a soft card.
+const CONTEXT: u64 = 128 * MIB;
+
+/// Nobody leaves unless a test says so.
+const CONFIG: &str = r#"
+ttl = "5m"
+grace = "1s"
+[preemption]
+make_room = false
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+"#;
+
+fn serve() -> Service {
+    let gpu = Gpu::Named("soft:1x4GiB");
+    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
+}
+
+/// A port that nobody has now.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
+}
+
+/// A server on L1 that yields by a hook and loads by itself for the next request; without Sublet's library,
+/// so that nothing but the door holds it back.
+fn server(service: &Service) -> (Job, u16) {
+    let port = port();
+    let hook = |more: &str| format!("POST http://127.0.0.1:{port}/api/generate {{\"model\": \"m\"{more}}}");
+    let (on_yield, on_resume) = (hook(", \"keep_alive\": 0"), hook(""));
+    let (program, number, size) = (example("serve"), port.to_string(), format!("{MODEL}MiB"));
+    let flags = ["--vram", "3G", "--name", "llm", "--no-shim", "--on-yield", &on_yield, "--on-resume", &on_resume];
+    let words = ["--", &program, &size, "--like", "ollama", "--port", &number];
+    let mut job = Job::start(service, &[&flags[..], &words].concat());
+    let line = job.line();
+    assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
+    await_bytes(&service.client(), "L1", MODEL);
+    (job, port)
+}
+
+/// `sublet door`, killed when this is dropped.
+struct Door {
+    child: Child,
+    place: SocketAddr,
+    said: PathBuf,
+}
+
+impl Door {
+    fn open(service: &Service, to: u16, words: &[&str]) -> Door {
+        let said = service.dir().join(format!("door-{to}-{}", words.concat().replace([':', '/', ' '], "-")));
+        let to = format!("127.0.0.1:{to}");
+        let flags = ["door", "--listen", "127.0.0.1:0", "--to", &to];
+        let mut command = service.command(&[&flags[..], words].concat());
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&said).expect("a file"));
+        let mut child = command.spawn().expect("a program");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let place = line.split(' ').next().and_then(|place| place.parse().ok());
+        let place = place.unwrap_or_else(|| panic!("{line:?}; {}", fs::read_to_string(&said).unwrap_or_default()));
+        Door { child, place, said }
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    fn client(&self) -> Client {
+        Client::over_tcp(self.place, None)
+    }
+
+    /// Work for the model.
+    fn prompt(&self) -> Answer {
+        prompt(&self.client())
+    }
+
+    /// The same, while the test goes on.
+    fn prompted(&self) -> Receiver<Answer> {
+        let (client, (sender, receiver)) = (self.client(), channel());
+        thread::spawn(move || sender.send(prompt(&client)));
+        receiver
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the door said:\n{}", self.said());
+        }
+    }
+}
+
+const PROMPT: &[u8] = br#"{"model": "m", "prompt": "6 times 7"}"#;
+
+fn prompt(client: &Client) -> Answer {
+    client.send("POST", "/api/generate", &[sublet_blackbox::http::JSON], PROMPT)
+}
+
+fn worked(answer: &Answer) {
+    assert_eq!((answer.status, answer.text().as_str()), (200, "{\"response\":\"42\"}"));
+}
+
+/// A refusal of the door: its code and when to come again. The header and the body agree.
+fn refused(answer: &Answer) -> (String, Option<u64>) {
+    assert_eq!((answer.status, answer.header("content-type")), (503, Some("application/problem+json")), "{answer:?}");
+    let body: serde_json::Value = answer.read();
+    let retry = body["retry_after_s"].as_u64();
+    assert_eq!(answer.header("retry-after").map(str::to_owned), retry.map(|s| s.to_string()), "{body}");
+    assert_eq!(body["status"], 503);
+    assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{body}");
+    (body["code"].as_str().unwrap_or_default().to_owned(), retry)
+}
+
+fn park(service: &Service, id: &str) -> Lease {
+    let words = until("it is parked", LONG, || {
+        let output = service.cli(&["park", id]);
+        if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
+    });
+    let lease = service.client().lease(id);
+    assert_eq!(lease.state, LeaseState::Parked, "{words}");
+    // Those that answer first may be at it still when enough of it was seen to be gone.
+    service.client().await_lease("all of it left", id, |lease| lease.seen_bytes <= Some(CONTEXT))
+}
+
+/// Somebody who has the card, so that a parked lease cannot come back: its lease is L2.
+fn somebody_else(service: &Service, more: &[&str]) -> Job {
+    let hold = example("hold");
+    let mut job = Job::start(service, &[&["--vram", "3G"], more, &["--", &hold, "256MiB", "--idle"]].concat());
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    await_bytes(&service.client(), "L2", 256);
+    job
+}
+
+#[test]
+fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back() {
+    let service = serve();
+    let client = service.client();
+    let (_job, port) = server(&service);
+    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
+    worked(&door.prompt());
+    park(&service, "L1");
+    let other = somebody_else(&service, &[]);
+    let used = client.card().used_bytes;
+    let answers: Vec<Receiver<Answer>> = (0..8).map(|_| door.prompted()).collect();
+    client.await_lease("it asks for its card", "L1", |lease| lease.waiting.is_some());
+    throughout(Duration::from_secs(3), || {
+        let lease = client.lease("L1");
+        assert_eq!(lease.state, LeaseState::Parked);
+        assert!(lease.seen_bytes <= Some(CONTEXT), "{lease:?}");
+        assert_eq!(client.card().used_bytes, used, "nothing was allocated");
+        assert!(answers.iter().all(|answer| answer.try_recv().is_err()), "nobody was answered");
+    });
+    other.finish("nobody took its memory");
+    for answer in &answers {
+        worked(&answer.recv_timeout(LONG).expect("an answer"));
+    }
+    await_bytes(&client, "L1", MODEL);
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert_eq!(audit.matches(" want ").count(), 1, "eight waited, and it was asked for once: {audit}");
+    // What the door keeps off: past it, the server takes its memory although its lease is parked.
+    park(&service, "L1");
+    worked(&prompt(&Client::over_tcp(([127, 0, 0, 1], port).into(), None)));
+    client.await_lease("it has taken its memory", "L1", |lease| lease.seen_bytes >= Some(MODEL * MIB));
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+}
+
+#[test]
+fn who_cannot_come_in_in_time_is_told_when_to_come_again() {
+    let service = serve();
+    let client = service.client();
+    let (_job, port) = server(&service);
+    let at_once = Door::open(&service, port, &["--lease", "L1", "--wait", "0"]);
+    let patient = Door::open(&service, port, &["--lease", "L1", "--wait", "2s"]);
+    worked(&at_once.prompt());
+    park(&service, "L1");
+    // Its term says when the card is free: so there is an estimate.
+    let other = somebody_else(&service, &["--time", "90s"]);
+    for door in [&at_once, &patient] {
+        let (code, retry) = refused(&door.prompt());
+        assert_eq!(code, "lease_not_active");
+        assert!(retry.is_some_and(|retry| (6..=95).contains(&retry)), "{retry:?}");
+    }
+    let lease = client.lease("L1");
+    assert_eq!(lease.state, LeaseState::Parked);
+    assert!(lease.waiting.is_some(), "it was asked for all the same: {lease:?}");
+    assert!(lease.seen_bytes <= Some(CONTEXT), "{lease:?}");
+    // Whoever comes again when there is room is let in, without anybody asking again.
+    other.finish("it was not disturbed");
+    await_bytes(&client, "L1", MODEL);
+    worked(&at_once.prompt());
+    drop(_job);
+    client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
+    until("the door knows", LONG, || {
+        let (code, _) = refused(&at_once.prompt());
+        if code == "lease_ended" { Ok(()) } else { Err(code) }
+    });
+}
+
+#[test]
+fn each_request_of_a_kept_connection_is_checked_and_brings_the_lease_back() {
+    let service = serve();
+    let (_job, port) = server(&service);
+    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "5m"]);
+    let mut kept = door.client().connect().expect("the door accepts");
+    let headers = [sublet_blackbox::http::JSON];
+    worked(&kept.send("POST", "/api/generate", &headers, PROMPT).expect("an answer"));
+    park(&service, "L1");
+    worked(&kept.send("POST", "/api/generate", &headers, PROMPT).expect("an answer"));
+    assert_eq!(service.client().lease("L1").state, LeaseState::Active);
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(audit.contains(" resumed "), "{audit}");
+    worked(&kept.send("POST", "/api/generate", &headers, PROMPT).expect("an answer"));
+}
+
+#[test]
+fn without_a_daemon_nothing_passes_unless_that_was_chosen() {
+    let mut service = serve();
+    let (_job, port) = server(&service);
+    let door = Door::open(&service, port, &["--of", "name:llm", "--wait", "1s"]);
+    let open = Door::open(&service, port, &["--of", "name:llm", "--wait", "1s", "--open-without-daemon"]);
+    worked(&door.prompt());
+    worked(&open.prompt());
+    service.kill();
+    let answer = until("the door knows", LONG, || {
+        let answer = door.prompt();
+        if answer.status == 200 { Err(answer) } else { Ok(answer) }
+    });
+    let (code, retry) = refused(&answer);
+    assert_eq!((code.as_str(), retry.is_some()), ("no_daemon", true), "{}", answer.text());
+    assert!(answer.text().contains("start one with `sublet serve`"), "{}", answer.text());
+    worked(&open.prompt());
+    service.restart();
+    until("it passes again", LONG, || {
+        let answer = door.prompt();
+        if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
+    });
+}
+
+#[test]
+fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
+    let service = serve();
+    let client = service.client();
+    succeeds(&service, &["attach", "exe:sublet-example-serve", "--vram", "1G"]);
+    let (port, size) = (port(), format!("{MODEL}MiB"));
+    let door = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "3m"]);
+    // It is not running, and has no lease: what comes is passed on, and nobody is there.
+    assert_eq!(door.prompt().status, 502);
+    let number = port.to_string();
+    let words = ["soft", "env", "--", &example("serve"), &size, "--like", "ollama", "--port", &number];
+    let mut command = service.command(&words);
+    let mut alone = Alone(command.stdout(Stdio::piped()).spawn().expect("a program"));
+    let mut line = String::new();
+    BufReader::new(alone.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    assert!(line.starts_with("serves "), "{line}");
+    worked(&door.prompt());
+    await_state(&client, "L1", LeaseState::Active);
+    await_bytes(&client, "L1", MODEL);
+    // The driver takes it off its card, and it stands still.
+    assert_eq!(park(&service, "L1").seen_bytes, Some(0));
+    let other = somebody_else(&service, &[]);
+    let at_once = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "0"]);
+    assert_eq!(refused(&at_once.prompt()).0, "lease_not_active");
+    let answer = door.prompted();
+    client.await_lease("it asks for its card", "L1", |lease| lease.waiting.is_some());
+    throughout(Duration::from_secs(2), || {
+        assert_eq!((client.lease("L1").seen_bytes, answer.try_recv().is_err()), (Some(0), true));
+    });
+    other.finish("nobody took its memory");
+    worked(&answer.recv_timeout(LONG).expect("an answer"));
+    assert_eq!(client.lease("L1").state, LeaseState::Active);
+}
+
+/// A program that is killed when this is dropped.
+struct Alone(Child);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_service_that_waits_for_its_first_turn_is_waited_for_and_whoever_stops_the_door_is_not_cut_off() {
+    let service = serve();
+    let client = service.client();
+    let hold = example("hold");
+    let mut other = Job::start(&service, &["--vram", "3G", "--", &hold, "256MiB", "--idle"]);
+    assert!(other.line().starts_with("holds "), "{}", other.said());
+    let (port, size, program) = (port(), format!("{MODEL}MiB"), example("serve"));
+    let number = port.to_string();
+    let words = ["--vram", "3G", "--name", "llm", "--", &program, &size, "--like", "ollama", "--port", &number];
+    let _server = Job::start(&service, &words);
+    await_state(&client, "L2", LeaseState::Waiting);
+    let mut door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
+    let answer = door.prompted();
+    until("it waits", LONG, || match door.said().contains("requests wait: L2 of name:llm is waiting") {
+        true => Ok(()),
+        false => Err(door.said()),
+    });
+    thread::sleep(Duration::from_millis(500));
+    assert!(answer.try_recv().is_err());
+    // A parked lease would be asked back; this one stands in the queue already.
+    tell(&client, "L1", "park");
+    worked(&answer.recv_timeout(LONG).expect("an answer"));
+    kill_process(Pid::from_child(&door.child), Signal::TERM).expect("an own child");
+    let status = until("the door closes", LONG, || door.child.try_wait().ok().flatten().ok_or(()));
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anybody_listens() {
+    let service = serve();
+    let free = format!("127.0.0.1:{}", port());
+    let check = |words: &[&str], code: u8, said: &str| {
+        let output = service.cli(&[&["door"], words].concat());
+        assert_eq!((output.status.code(), text(&output).contains(said)), (Some(code.into()), true), "{output:?}");
+    };
+    let ends = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];
+    check(&[&ends[..], &["--lease", "L9"]].concat(), exit::FAILURE, "no such lease");
+    check(&[&ends[..], &["--of", "ollama"]].concat(), exit::USAGE, "names no service");
+    check(&ends, exit::USAGE, "--of <WHO>");
+    let listen = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let busy = listen.local_addr().expect("a port").to_string();
+    check(&["--listen", &busy, "--to", "127.0.0.1:9", "--of", "name:x"], exit::FAILURE, "let it listen elsewhere");
+    check(&["--listen", &free, "--to", &free, "--of", "name:x"], exit::USAGE, "would lead to itself");
+}
