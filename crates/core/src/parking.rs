@@ -7,8 +7,8 @@
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Live;
 use crate::mutant::Mutant;
-use crate::reading::Reading;
-use crate::room::Room;
+use crate::reading::{Reading, Unreadable};
+use crate::room::{Closed, Room};
 use crate::rows::{Hold, Lease, Phase};
 use crate::rung::Rung;
 use crate::state::State;
@@ -277,7 +277,10 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
             Some(card) => Err(NotParkable::OneAtATime(card)),
             None => Ok(()),
         },
-        None if rung == Rung::Driver && !lease.ask.may_lose => sure_of_room(state, lease, hold),
+        None if rung == Rung::Driver && !lease.ask.may_lose => {
+            keeps_to_its_cards(state, lease.id, hold, now)?;
+            sure_of_room(state, lease, hold)
+        }
         None => Ok(()),
     }
 }
@@ -290,6 +293,28 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
         return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
     }
     others_keep_off(state, lease, hold)
+}
+
+/// Whether a holder has nothing on cards that are not its own: the driver would take it off there too, and nobody
+/// would keep its room.
+fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> Result<(), NotParkable> {
+    if state.planted(Mutant::RestoreUnsure) {
+        return Ok(());
+    }
+    for card in state.cards().filter(|card| !hold.cards.contains(card) && state.is_listed(*card)) {
+        let room = state.room(card);
+        match room.open(now, state.policy().period) {
+            Ok(()) if residents(state, lease, card).next().is_none() => {}
+            Ok(()) => return Err(NotParkable::NotSure(format!("it uses card {} too, which is not its own", card.0))),
+            // What was on it is gone for good.
+            Err(Closed::Unreadable(Unreadable::Lost)) => {}
+            Err(_) => {
+                let why = format!("it may be on card {} too, which cannot be read", card.0);
+                return Err(NotParkable::NotSure(why));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether nobody else could take the room that a restore needs.

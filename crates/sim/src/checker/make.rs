@@ -152,10 +152,26 @@ impl Books {
     pub fn sure_of_room(&self, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
         let has_more = |number: &usize| self.seen_of(lease, *number) > held.vram;
         if held.cards.iter().any(has_more) {
-            Err("it has more there than its lease")
-        } else {
-            self.others_keep_off(lease, held)
+            return Err("it has more there than its lease");
         }
+        self.others_keep_off(lease, held)
+    }
+
+    /// Whether nothing of a holder is on cards that are not its own, from which the driver would take it too.
+    pub fn keeps_to_its_cards(&self, now: Time, lease: LeaseId, held: &Held) -> Result<(), &'static str> {
+        let outside = (0..self.cards.len()).filter(|number| !held.cards.contains(number) && self.cards[*number].listed);
+        for number in outside {
+            let card = &self.cards[number];
+            let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
+            match card.look {
+                Look::Lost => {}
+                Look::Blind => return Err("it may be on a card that cannot be read"),
+                _ if stale => return Err("it may be on a card that was not read lately"),
+                _ if self.own_on(lease, number).next().is_some() => return Err("it is on a card that is not its own"),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The same of everybody else there.

@@ -466,6 +466,7 @@ impl Books {
             return Err("somebody else moves where nobody tells whose bytes are whose");
         }
         if rung == Rung::Driver && !book.ask.may_lose {
+            self.keeps_to_its_cards(now, lease, held)?;
             self.sure_of_room(lease, held)?;
         }
         if rung == Rung::Yield {

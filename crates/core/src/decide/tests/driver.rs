@@ -1,6 +1,7 @@
 //! Stories of holders that the driver moves: only where a restore is sure to have room.
 
-use super::preempt::check;
+use super::check_with;
+use super::preempt::{check, house};
 use expect_test::expect;
 
 #[test]
@@ -242,6 +243,36 @@ fn who_comes_back_with_more_than_its_lease_is_not_sent_away_again() {
             21s retire L3
             21s resume L2 12 GiB until 81s
             26s resumed L2
+        "#]],
+    );
+}
+
+/// The driver takes a process off every card that it uses, and only those of its lease are kept for it.
+#[test]
+fn who_uses_a_card_that_is_not_its_own_is_not_taken_off_it() {
+    check_with(
+        house(),
+        "0s  cards 24G 24G
+         0s  ram 64G
+         0s  card 0 0M
+         0s  card 1 0M
+         0s  ask ann 16G
+         1s  bind L1
+         1s  driver L1 here
+         2s  card 0 L1=14G
+         2s  card 1 L1=2G
+         5s  park L1 ann
+         6s  card 1 unreadable
+         7s  park L1 ann
+         8s  card 1 0M
+         9s  park L1 ann",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s refuse: the holder cannot be parked: a restore would not be sure to have room: it uses card 1 too, which is not its own (`--may-lose` takes the risk)
+            7s refuse: the holder cannot be parked: a restore would not be sure to have room: it may be on card 1 too, which cannot be read (`--may-lose` takes the risk)
+            9s park L1 by driver (14.1 GiB booked)
         "#]],
     );
 }
