@@ -308,6 +308,25 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     assert_eq!(client.lease("L4").not_parkable, None);
 }
 
+/// What others have of a program's memory is looked for: a card that processes share through MPS is not left.
+#[test]
+fn a_program_under_mps_is_not_parked_and_it_is_said() {
+    let service = serve("soft:1x4GiB");
+    let pipes = service.dir().join("mps");
+    std::fs::create_dir(&pipes).expect("a directory");
+    std::fs::write(pipes.join("control"), "").expect("a file");
+    let pipes = format!("CUDA_MPS_PIPE_DIRECTORY={}", pipes.display());
+    let words = ["--vram", "1G", "--", "env", &pipes, &example("hold"), "256MiB", "--idle"];
+    let mut job = Job::start(&service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let client = service.client();
+    let lease = client.await_lease("it is known why not", "L1", |lease| lease.not_parkable.is_some());
+    assert_eq!(lease.not_parkable.as_deref(), Some("it uses its card through MPS"));
+    let refused = service.cli(&["park", "L1"]);
+    assert!(!refused.status.success() && text(&refused).contains("through MPS"), "{refused:?}");
+    job.finish("nobody touched it");
+}
+
 #[test]
 fn programs_that_never_use_a_card_are_left_alone() {
     let service = serve("soft:1x4GiB");

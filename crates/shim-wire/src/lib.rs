@@ -243,11 +243,15 @@ pub enum Reason {
     StreamOrdered = 1 << 8,
     /// A function that the shim does not know.
     UnknownCall = 1 << 9,
+    /// Memory that a network card may reach.
+    Rdma = 1 << 10,
+    /// A card that processes share below the driver.
+    Mps = 1 << 11,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 10] = [
+    pub const ALL: [Reason; 12] = [
         Reason::Managed,
         Reason::Arrays,
         Reason::External,
@@ -258,6 +262,8 @@ impl Reason {
         Reason::Peers,
         Reason::StreamOrdered,
         Reason::UnknownCall,
+        Reason::Rdma,
+        Reason::Mps,
     ];
 
     /// The first of those whose bits are set.
@@ -278,6 +284,8 @@ impl Reason {
             Reason::Peers => "its cards reach each other's memory",
             Reason::StreamOrdered => "more than 256 MiB were allocated in the order of streams",
             Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
+            Reason::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
+            Reason::Mps => "it uses its card through MPS",
         }
     }
 }

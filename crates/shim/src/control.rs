@@ -7,6 +7,7 @@ use crate::driver;
 use crate::gate;
 use crate::log;
 use crate::message::{Order, PACKET_MAX, SOCKET, Word};
+use crate::outside;
 use crate::page;
 use crate::park::Parker;
 use crate::socket::{self, Kept, Socket};
@@ -18,6 +19,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How often it is looked whether others have this program's memory.
+const LOOK_OUTSIDE: Duration = Duration::from_secs(15);
 /// How often counters are summed up, and the daemon is looked for.
 const TICK: Duration = Duration::from_millis(100);
 /// So long a program waits for the daemon when it begins to use the driver: then it knows its cap.
@@ -145,7 +148,7 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
     line.send(&hello(None, false))?;
     // A daemon that is new was not told yet who waits.
     let mut told = false;
-    let mut ticked = Instant::now();
+    let (mut ticked, mut looked) = (Instant::now(), None::<Instant>);
     let _kept = Kept::new(&line.0, 0);
     IS_CONNECTED.store(true, SeqCst);
     loop {
@@ -164,6 +167,10 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
             ticked = Instant::now();
             if !tick() {
                 parker.tidy();
+            }
+            if looked.is_none_or(|looked| looked.elapsed() >= LOOK_OUTSIDE) {
+                looked = Some(Instant::now());
+                outside::look();
             }
         }
         let mut wanted = WANTED.lock().unwrap_or_else(PoisonError::into_inner);

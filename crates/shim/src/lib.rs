@@ -28,6 +28,7 @@ mod hook;
 mod ipc;
 mod log;
 mod nvml;
+mod outside;
 mod page;
 mod park;
 mod peers;

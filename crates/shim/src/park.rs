@@ -13,6 +13,7 @@ use crate::contexts;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
 use crate::gate;
 use crate::message::Took;
+use crate::outside;
 use crate::page;
 use crate::pool;
 use crate::table::{self, Mapping, Physical, Table};
@@ -73,6 +74,7 @@ impl Parker {
         if gate::state() == gate::PARKED {
             return Err("it is parked already".to_owned());
         }
+        outside::look();
         let nothing_moves = most == Some(0);
         if let Some(reason) = page::not_parkable().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
