@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 pub(crate) const LOOK_AHEAD: usize = 64;
 
 /// Of one tenant so many: whoever asks a hundred times for a card that is taken does not keep those
-/// behind it from another.
+/// behind it from another. Who could not start whatever ended is not counted: nobody waits behind it.
 pub(crate) const LOOK_AHEAD_OF_TENANT: usize = 16;
 
 /// And so many times in all, should the order change on the way, or quotas hold back whoever is met.
@@ -49,7 +49,7 @@ impl Turn<'_> {
                 }
                 // A cap was lowered under it: it waits, but those behind it need not.
                 Some(Held { always: true, .. }) => round.pass(tenant),
-                None if round.has_enough_of(tenant) => continue,
+                None if round.has_enough_of(self.state, tenant) => continue,
                 // It could not come back a moment ago.
                 None if rests(self.state, lease, self.now) => round.pass(tenant),
                 None => match round.fit(self.state, &as_of_now(self.state, lease)) {
@@ -100,7 +100,7 @@ struct Round {
     board: Board,
     looked: usize,
     /// Tenants with a waiter that was passed, and where the last of those waiters stands.
-    kept: BTreeMap<TenantId, usize>,
+    kept: BTreeMap<TenantId, Vec<LeaseId>>,
     last: Option<(i64, LeaseId)>,
 }
 
@@ -124,7 +124,7 @@ impl Round {
     fn keep(&mut self, state: &State, lease: &Lease, place: Place) {
         self.last = self.last.max(state.queue().keys(lease.tenant, place).map(|[own, _]| own));
         self.board.claim(state, lease);
-        *self.kept.entry(lease.tenant).or_default() += 1;
+        self.kept.entry(lease.tenant).or_default().push(lease.id);
     }
 
     /// A waiter stays whom its quota never lets start.
@@ -132,8 +132,10 @@ impl Round {
         self.kept.entry(tenant).or_default();
     }
 
-    fn has_enough_of(&self, tenant: TenantId) -> bool {
-        self.kept.get(&tenant).is_some_and(|kept| *kept >= LOOK_AHEAD_OF_TENANT)
+    fn has_enough_of(&mut self, state: &State, tenant: TenantId) -> bool {
+        let Some(kept) = self.kept.get_mut(&tenant) else { return false };
+        self.looked -= count_hopeful(state, kept);
+        kept.len() >= LOOK_AHEAD_OF_TENANT
     }
 
     /// Whether a grant to this tenant changes what was found on the way: a process on a card has become
@@ -144,6 +146,20 @@ impl Round {
         let is_found_otherwise = is_changed && !self.kept.is_empty();
         is_found_otherwise || self.kept.contains_key(&tenant) || next.is_some_and(|next| Some(next) < self.last)
     }
+}
+
+/// Once so many of a tenant were looked at that no more would be, leaves out those who could not start whatever ended,
+/// and says how many those are. Nobody is looked into before.
+fn count_hopeful(state: &State, kept: &mut Vec<LeaseId>) -> usize {
+    let before = kept.len();
+    if before >= LOOK_AHEAD_OF_TENANT {
+        let hopeful = |row: &Lease| {
+            let able = state.cards().filter(|card| could_hold(state, row, *card));
+            able.take(usize::from(row.ask.gpus)).count() == usize::from(row.ask.gpus)
+        };
+        kept.retain(|lease| state.lease(*lease).is_some_and(hopeful));
+    }
+    before - kept.len()
 }
 
 /// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what
@@ -243,17 +259,19 @@ pub(crate) fn need(state: &State, ask: &Ask, card: CardId) -> Bytes {
 /// and those whom quotas hold back do not count.
 pub(crate) fn in_turn(state: &State) -> impl Iterator<Item = (&Lease, Option<Held>)> {
     let mut cursor = Cursor::default();
-    let mut seen: BTreeMap<TenantId, usize> = BTreeMap::new();
+    let mut seen: BTreeMap<TenantId, Vec<LeaseId>> = BTreeMap::new();
     let mut looked = 0;
     let walk = std::iter::from_fn(move || {
         let (place, tenant) = cursor.next(state.queue()).filter(|_| looked < LOOK_AHEAD)?;
         let lease = state.lease(place.lease)?;
         let held = quota::held(state, lease);
-        let free = held.is_none();
         let of_tenant = seen.entry(tenant).or_default();
-        *of_tenant += usize::from(free);
-        looked += usize::from(free);
-        if held.as_ref().is_none_or(|held| held.always) && *of_tenant < LOOK_AHEAD_OF_TENANT {
+        if held.is_none() {
+            of_tenant.push(place.lease);
+            looked += 1;
+        }
+        looked -= count_hopeful(state, of_tenant);
+        if held.as_ref().is_none_or(|held| held.always) && of_tenant.len() < LOOK_AHEAD_OF_TENANT {
             cursor.go_on(state.queue(), place, tenant);
         }
         Some((lease, held))

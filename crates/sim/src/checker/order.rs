@@ -71,8 +71,6 @@ impl Books {
     pub fn check_order(&self, now: Time, lease: LeaseId, held: &Held, granted: &Book) -> Verdict {
         // Whoever stands behind a capped waiter of the same tenant is passed over with it.
         let mut capped: u64 = 0;
-        // And of those who do not fit only so many of each tenant are looked at.
-        let mut looked = [0; 64];
         for ahead in self.in_order().take_while(|ahead| *ahead != lease).take(AHEAD_MAX) {
             let Some(book) = self.leases.get(&ahead).filter(|book| capped & (1 << book.tenant) == 0) else { continue };
             match self.capped(book) {
@@ -82,9 +80,7 @@ impl Books {
                 Capped::Always => {}
                 // It could not come back a moment ago, and meanwhile nobody waits for it.
                 Capped::Not if self.cannot_try(now, book) => {}
-                Capped::Not if looked[book.tenant] >= OF_TENANT => {}
                 Capped::Not => {
-                    looked[book.tenant] += 1;
                     self.check_passed(now, lease, ahead, book, &held.cards)?;
                     if self.hopeless(book) {
                         continue;
@@ -221,7 +217,8 @@ impl Books {
                     break;
                 }
             }
-            if held == Capped::Not && !passed {
+            // Who could not start whatever ended keeps nobody from being looked at.
+            if held == Capped::Not && !passed && !self.hopeless(book) {
                 looked += usize::from(of_tenant[book.tenant] < OF_TENANT);
                 of_tenant[book.tenant] += 1;
             }
