@@ -212,6 +212,8 @@ impl Open {
             | Action::Warn { stranger, .. }
             | Action::Strike { stranger, .. }
             | Action::Struck { stranger, .. }
+            | Action::Take { stranger, .. }
+            | Action::NotMoved { stranger, .. }
             | Action::Relent { stranger, .. }
             | Action::Survived { stranger, .. }
             | Action::Close { stranger, .. } => {

@@ -76,6 +76,8 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
+            // Somebody waits for what the driver says of it.
+            Action::Take { .. } => self.inspect_at = Instant::now(),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
             Action::Strike { stranger, signal, processes, at } => {
                 let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());

@@ -14,7 +14,7 @@ use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -27,6 +27,7 @@ const REASONS: [Reason; 12] = [
     Reason::RestoreFailed,
     Reason::HostRebooted,
     Reason::WaitOver,
+    Reason::NotMoved,
 ];
 
 fn extreme_ask() -> Ask {
@@ -139,10 +140,12 @@ fn strangers() -> Vec<Stranger> {
     let steps = [
         Step::Found,
         Step::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
+        Step::Moving { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
+        Step::Unmoved { since: Time(u64::MAX) },
         Step::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
         Step::Stuck,
     ];
-    let ids = [0, 1, 1 << 63, u64::MAX];
+    let ids = [0, 1, 2, 3, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
         let cards = vec![CardId(0), CardId(u16::MAX)];
         Stranger {
@@ -152,6 +155,7 @@ fn strangers() -> Vec<Stranger> {
             cards,
             step,
             again: Some(StrangerId(u64::MAX)),
+            stays: Some("'\u{0}\"".to_owned()),
         }
     };
     ids.into_iter().zip(steps).map(stranger).collect()
@@ -302,9 +306,9 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [12, 11, 10]);
+    assert_eq!(ids(None, None, 3), [13, 12, 11]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
-    assert_eq!(ids(Some(TenantId(1)), None, 10), [11, 9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [13, 11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
 }
 

@@ -247,6 +247,13 @@ impl Books {
         }
     }
 
+    /// The same of a holder that has left them already.
+    pub(super) fn ask_at_once(&mut self, lease: LeaseId) {
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.asked_for |= trip.way != Way::Back && trip.wants.is_none();
+        }
+    }
+
     /// What those who speak for a lease on a rung say it has in host memory.
     fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
         self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
@@ -384,24 +391,32 @@ impl Books {
             return Ok(Bytes::ZERO);
         }
         let need = self.seen_in_all(lease, held) + LITTLE;
-        let booked = |whose: Option<usize>| -> Bytes {
-            let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
-            all.filter_map(Book::held).map(|held| held.booked).sum()
-        };
+        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
+        self.has_memory(need, available)?;
+        let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
+        match cap {
+            Some(cap) if self.booked_by(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
+            _ => Ok(need),
+        }
+    }
+
+    fn booked_by(&self, whose: Option<usize>) -> Bytes {
+        let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
+        all.filter_map(Book::held).map(|held| held.booked).sum()
+    }
+
+    /// Whether so much more host memory can be booked.
+    pub(super) fn has_memory(&self, need: Bytes, available: Bytes) -> Result<(), &'static str> {
+        let parking = &self.policy.parking;
         let out = self.leases.values().filter(|book| matches!(&book.at, At::Away(_, trip) if trip.way == Way::Out));
         let leaving: Bytes = out.filter_map(Book::held).map(|held| held.booked).sum();
-        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
         if need + parking.leave + leaving + self.unread > available {
             return Err("the host has too little memory");
         }
-        if booked(None) + need > parking.ram {
+        if self.booked_by(None) + need > parking.ram {
             return Err("there is too little host memory for parked bytes");
         }
-        let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
-        match cap {
-            Some(cap) if booked(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
-            _ => Ok(need),
-        }
+        Ok(())
     }
 
     /// A holder's bytes shall leave its cards.
@@ -414,7 +429,9 @@ impl Books {
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         // Only the library says when it is used: whoever leaves in another way comes back unasked.
-        let by_hand = matches!(cause, Cause::Park(of, _) if *of == lease) && room_for.is_none();
+        let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
+        let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
+        let by_hand = by_hand && room_for.is_none();
         let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
         let unasked = is_heard || again.is_some() || by_hand;
         must(9, unasked && !(quiet && is_heard), || {
@@ -424,6 +441,9 @@ impl Books {
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
             _ if room_for.is_some() => self.check_room_for(now, cause, book, (again, quiet), *room_for)?,
+            _ if moved => must(17, again.is_none() && !quiet, || {
+                format!("{lease} is parked as a stranger, and asks again as of {again:?}")
+            })?,
             Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none() && !quiet, || {
                 format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
             })?,
