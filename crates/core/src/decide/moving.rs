@@ -131,7 +131,7 @@ fn is_let_off(state: &State, stranger: &Stranger) -> bool {
     !is_enforced || is_contained || is_allowed(state, audit) || standing(state, audit).is_some()
 }
 
-/// The same for whom nobody asked whether it would take a risk.
+/// Why somebody stays who was never asked whether it would take a risk.
 fn why_it_stays(why: &NotParkable) -> String {
     match why {
         NotParkable::NotInspected => "the driver did not say in time whether it can be parked".to_owned(),
