@@ -9,17 +9,34 @@ use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{CardState, LeaseState, Mode, Next, Step, Stranger, Strangers};
+use sublet_wire::{CardState, LeaseState, Mode, Next, Reason, Rung, Step, Stranger, Strangers};
 
 const CONFIG: &str = r#"
 ttl = "5m"
 [enforcement]
 warned = "2s"
+park = false
 grace = "2s"
 "#;
 
+/// The same where whoever can be is parked before anybody is ended.
+const PARKS: &str = r#"
+ttl = "5m"
+[enforcement]
+warned = "2s"
+grace = "2s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+"#;
+
 fn serve() -> Service {
-    let config = Some(CONFIG.to_owned());
+    serve_with(CONFIG)
+}
+
+fn serve_with(config: &str) -> Service {
+    let config = Some(config.to_owned());
     Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
 }
 
@@ -93,7 +110,9 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
     // It looks at its memory and goes: it heeds SIGTERM.
     assert_eq!(alone.ended_by(), None);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a card", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it", "exited"]);
+    in_order(&story, &["is on a card", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
+    // A look may show its memory gone before it is.
+    assert!(story.contains("exited") || story.contains("has left the cards"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
     until("its memory is back", LONG, || {
         let loose = service.client().card().loose_bytes;
@@ -110,8 +129,8 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
 }
 
 #[test]
-fn who_ignores_sigterm_gets_sigkill_after_the_grace() {
-    let service = serve();
+fn who_cannot_be_parked_and_ignores_sigterm_gets_sigkill_after_the_grace() {
+    let service = serve_with(PARKS);
     let alone = Alone::takes(&service, 1024);
     let stranger = found(&service, &alone);
     alone.signal(Signal::STOP);
@@ -120,8 +139,91 @@ fn who_ignores_sigterm_gets_sigkill_after_the_grace() {
     let story = await_closed(&service, &stranger.id);
     in_order(
         &story,
-        &["is warned", "SIGTERM is to be sent", "SIGTERM was sent", "SIGKILL is to be sent", "SIGKILL was sent"],
+        &[
+            "is warned",
+            "it has L1 now, by which it is to be parked",
+            "could not be parked: process",
+            "is stopped",
+            "SIGTERM is to be sent",
+            "SIGTERM was sent",
+            "SIGKILL is to be sent",
+            "SIGKILL was sent",
+        ],
     );
+    assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
+    let ended = service.client().lease("L1").ended.expect("how it ended");
+    assert_eq!(ended.reason, Reason::NotMoved, "{ended:?}");
+}
+
+#[test]
+fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
+    let service = serve_with(PARKS);
+    let client = service.client();
+    let mut alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
+    let preview = succeeds(&service, &["enforce", "preview"]);
+    assert!(preview.contains("parked in 2 s, or SIGTERM if it cannot be"), "{preview}");
+    mode(&service, "enforce");
+    let warned = await_stranger(&service, alone.pid(), "it is warned", |stranger| stranger.step == Step::Warned);
+    assert_eq!((warned.next, warned.signal), (Next::Parked, None));
+    let parked = await_state(&client, "L1", LeaseState::Parked);
+    assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
+    assert_eq!(parked.pids, [alone.pid()]);
+    let story = await_closed(&service, &stranger.id);
+    let way = ["is on a card", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
+    in_order(&story, &way);
+    assert!(!story.contains("SIGTERM"), "{story}");
+    // Its bytes are gone from the card, and it is there.
+    let card = client.card();
+    let is_away = card.occupants.iter().all(|occupant| occupant.seen_bytes == Some(0));
+    assert!(is_away && card.loose_bytes <= Some(64 * MIB), "{card:?}");
+    alone.lives_on(4);
+    assert_eq!(client.lease("L1").state, LeaseState::Parked);
+    succeeds(&service, &["resume", "L1"]);
+    await_state(&client, "L1", LeaseState::Active);
+    await_bytes(&client, "L1", 1024);
+    // It has a lease, on a card where strangers are not suffered.
+    alone.lives_on(5);
+    assert!(strangers(&service).strangers.is_empty());
+    // It looks at all its memory before it goes.
+    alone.signal(Signal::TERM);
+    assert_eq!(alone.ended_by(), None);
+    client.await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
+    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+}
+
+#[test]
+fn beside_another_stranger_nobody_is_parked() {
+    let service = serve_with(PARKS);
+    let (one, other) = (Alone::takes(&service, 512), Alone::takes(&service, 512));
+    let (first, second) = (found(&service, &one), found(&service, &other));
+    mode(&service, "enforce");
+    assert_eq!((one.ended_by(), other.ended_by()), (None, None));
+    let stories = [await_closed(&service, &first.id), await_closed(&service, &second.id)];
+    let alone = |story: &&String| story.contains("processes without a lease are on card 0");
+    let ended = stories.iter().filter(alone).inspect(|story| in_order(story, &["is warned", "SIGTERM was sent"]));
+    assert!(ended.count() >= 1, "{stories:?}");
+}
+
+#[test]
+fn a_daemon_killed_while_somebody_is_parked_goes_on_by_the_same_lease() {
+    let mut service = serve_with(PARKS);
+    let mut alone = Alone::takes(&service, 1024);
+    let stranger = found(&service, &alone);
+    mode(&service, "enforce");
+    await_stranger(&service, alone.pid(), "it is moved", |stranger| stranger.step == Step::Moving);
+    service.kill();
+    service.restart();
+    await_state(&service.client(), "L1", LeaseState::Parked);
+    let story = await_closed(&service, &stranger.id);
+    assert_eq!(story.matches("by which it is to be parked").count(), 1, "{story}");
+    assert!(!story.contains("SIGTERM"), "{story}");
+    assert_eq!(service.client().live_ids(), ["L1"]);
+    alone.lives_on(2);
+    succeeds(&service, &["resume", "L1"]);
+    await_bytes(&service.client(), "L1", 1024);
+    alone.signal(Signal::TERM);
+    assert_eq!(alone.ended_by(), None);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
-/// 6: what an end took, and why a restore failed.
+/// 6: strangers that are parked, what an end took, and why a restore failed.
 pub const FORMAT: u32 = 6;
 
 /// One decided fact.
@@ -351,6 +351,24 @@ pub enum Action {
         /// To each of them.
         outcome: Vec<Struck>,
     },
+    /// It has a lease, by which it is taken off its cards.
+    Take {
+        /// Which.
+        stranger: StrangerId,
+        /// Its lease.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+    },
+    /// It could not be taken off its cards, and stays there.
+    NotMoved {
+        /// Which.
+        stranger: StrangerId,
+        /// When that was known.
+        at: Time,
+        /// Why.
+        why: String,
+    },
     /// Nothing more is done to it for now.
     Relent {
         /// Which.
@@ -458,6 +476,8 @@ impl Action {
             | Action::Warn { stranger, .. }
             | Action::Strike { stranger, .. }
             | Action::Struck { stranger, .. }
+            | Action::Take { stranger, .. }
+            | Action::NotMoved { stranger, .. }
             | Action::Relent { stranger, .. }
             | Action::Survived { stranger, .. }
             | Action::Close { stranger, .. } => Some(*stranger),
@@ -498,6 +518,8 @@ impl Action {
             Action::Warn { .. } => "warn",
             Action::Strike { .. } => "strike",
             Action::Struck { .. } => "struck",
+            Action::Take { .. } => "take",
+            Action::NotMoved { .. } => "not_moved",
             Action::Relent { .. } => "relent",
             Action::Survived { .. } => "survived",
             Action::Close { .. } => "close",

@@ -116,11 +116,19 @@ pub enum Mutant {
     ServeSurvivor,
     /// Rule 1: an adopted process gets what it wants, whether there is room or not.
     AdoptBlind,
+    /// Rule 20: a stranger is ended that could have been parked.
+    StrikeMovable,
+    /// Rule 16: a stranger is signalled while it is still a lease's.
+    StrikeMoving,
+    /// Rule 4: a stranger's story is over when it begins to leave its cards.
+    BelieveMoving,
+    /// Who could not be taken off its cards is tried again, for ever.
+    MoveForEver,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 56] = [
+    pub const ALL: [Mutant; 60] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -177,5 +185,9 @@ impl Mutant {
         Mutant::ForgetUnseen,
         Mutant::ServeSurvivor,
         Mutant::AdoptBlind,
+        Mutant::StrikeMovable,
+        Mutant::StrikeMoving,
+        Mutant::BelieveMoving,
+        Mutant::MoveForEver,
     ];
 }

@@ -151,7 +151,7 @@ pub(crate) const RESIDUE: Bytes = Bytes::mib(512);
 /// A context whose size was never measured: more than any was seen to take.
 pub(crate) const CONTEXT: Bytes = Bytes::mib(1024);
 /// Whoever says that it parked less need not show it.
-const SMALL: Bytes = Bytes::mib(64);
+pub(crate) const SMALL: Bytes = Bytes::mib(64);
 
 /// What is remembered of who was not to be believed.
 pub(crate) const LIED: &str = "its programs said that its bytes were gone, and they were not";
@@ -319,26 +319,34 @@ fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> 
 
 /// Whether nobody else could take the room that a restore needs.
 pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
+    hold.cards.iter().try_for_each(|card| is_kept_free(state, *card, Some(lease.id), state.unowned_on(*card)))
+}
+
+/// Whether nobody else could take the room that a restore of one lease needs on a card, where so many processes
+/// have none.
+pub(crate) fn is_kept_free(
+    state: &State,
+    card: CardId,
+    lease: Option<LeaseId>,
+    strangers: usize,
+) -> Result<(), NotParkable> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
-    for card in &hold.cards {
-        if matches!(state.room(*card).observed().reading, Reading::Unreadable(_)) {
-            return Err(NotParkable::NotSure(format!("card {} cannot be read", card.0)));
-        }
-        // What draws on a screen takes room like anybody.
-        let strangers = state.unowned_on(*card);
-        if strangers > 0 {
-            let why = format!("processes without a lease are on card {}: {strangers}", card.0);
-            return Err(NotParkable::NotSure(why));
-        }
-        let others = state.room(*card).claims().iter();
-        let mut others = others.filter(|(id, claim)| **id != lease.id && !claim.parked);
-        if let Some((other, _)) = others.find(|(id, _)| !is_capped(state, **id, *card)) {
-            return Err(NotParkable::NotSure(format!("nothing keeps {other} to its lease")));
-        }
+    if matches!(state.room(card).observed().reading, Reading::Unreadable(_)) {
+        return Err(NotParkable::NotSure(format!("card {} cannot be read", card.0)));
     }
-    Ok(())
+    // What draws on a screen takes room like anybody.
+    if strangers > 0 {
+        let why = format!("processes without a lease are on card {}: {strangers}", card.0);
+        return Err(NotParkable::NotSure(why));
+    }
+    let others = state.room(card).claims().iter();
+    let mut others = others.filter(|(id, claim)| Some(**id) != lease && !claim.parked);
+    match others.find(|(id, _)| !is_capped(state, **id, card)) {
+        Some((other, _)) => Err(NotParkable::NotSure(format!("nothing keeps {other} to its lease"))),
+        None => Ok(()),
+    }
 }
 
 /// Whether every program of a holder that is on a card has Sublet's library in it, and there is one.

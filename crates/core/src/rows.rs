@@ -380,6 +380,8 @@ pub enum Reason {
     HostRebooted,
     /// It was not granted within the time its owner would wait.
     WaitOver,
+    /// Its process never asked for it and was to leave an enforced card by it, which could not be done.
+    NotMoved,
 }
 
 /// A lease that is over, as history keeps it.
@@ -667,6 +669,14 @@ impl Rows {
                     && told == signal
                 {
                     (*since, *sent) = (*at, true);
+                }
+            }
+            Action::Take { stranger, lease, at } => {
+                self.set_step(*stranger, Step::Moving { lease: *lease, since: *at });
+            }
+            Action::NotMoved { stranger, at, why } => {
+                if let Some(row) = self.strangers.get_mut(stranger) {
+                    (row.step, row.stays) = (Step::Unmoved { since: *at }, Some(why.clone()));
                 }
             }
             Action::Relent { stranger, at, until } => {

@@ -417,6 +417,8 @@ impl State {
             | Action::Warn { .. }
             | Action::Strike { .. }
             | Action::Struck { .. }
+            | Action::Take { .. }
+            | Action::NotMoved { .. }
             | Action::Relent { .. }
             | Action::Survived { .. }
             | Action::Close { .. } => self.note_stranger(action),

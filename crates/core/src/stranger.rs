@@ -44,7 +44,7 @@ pub enum Mode {
     Adopt,
     /// Their owners are warned.
     Warn,
-    /// Who does not heed the warning is ended.
+    /// Who does not heed the warning is parked, or ended.
     Enforce,
 }
 
@@ -85,6 +85,9 @@ pub struct Stranger {
     /// Somebody was ended not long ago who was the same: it is started anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<StrangerId>,
+    /// Why it could not be taken off its cards: that is tried once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays: Option<String>,
 }
 
 /// How far a stranger has come.
@@ -99,6 +102,18 @@ pub enum Step {
         since: Time,
         /// When it happens.
         until: Time,
+    },
+    /// It has a lease by which it is taken off its cards, and can come back to them later.
+    Moving {
+        /// Which.
+        lease: LeaseId,
+        /// Since when.
+        since: Time,
+    },
+    /// It could not be taken off them.
+    Unmoved {
+        /// When that was known.
+        since: Time,
     },
     /// It gets, or got, a signal.
     Told {
@@ -123,6 +138,8 @@ pub enum Closed {
     OffCards,
     /// It got a lease.
     Adopted(LeaseId),
+    /// It was parked by one, in place of being ended.
+    Parked(LeaseId),
     /// It was found to belong to one.
     Matched(LeaseId),
     /// The host was started anew.
@@ -297,6 +314,10 @@ pub enum Fate {
     Adopted(Time),
     /// Its owner is warned, and no more.
     Warned,
+    /// It is parked then, if it can be without loss, and gets SIGTERM otherwise.
+    Parked(Time),
+    /// It is taken off its cards, by this lease.
+    Moving(LeaseId),
     /// It gets this signal then.
     Signal(u8, Time),
     /// Nothing more can be done.
@@ -306,15 +327,17 @@ pub enum Fate {
 /// How long strangers have for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// From the warning to SIGTERM.
+    /// From the warning to what follows.
     pub warned: Span,
+    /// Whoever can be parked without loss is, in place of SIGTERM.
+    pub parks: bool,
     /// From SIGTERM to SIGKILL.
     pub grace: Span,
 }
 
 impl Default for Patience {
     fn default() -> Patience {
-        Patience { warned: Span::secs(300), grace: Span::secs(300) }
+        Patience { warned: Span::secs(300), parks: true, grace: Span::secs(300) }
     }
 }
 

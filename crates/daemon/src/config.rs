@@ -108,8 +108,10 @@ struct PreemptionConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct EnforcementConfig {
-    /// From the warning to SIGTERM (`"5m"`).
+    /// From the warning to what follows (`"5m"`).
     warned: Option<String>,
+    /// `false`: nobody is parked by the driver, and SIGTERM follows at once.
+    park: Option<bool>,
     /// From SIGTERM to SIGKILL (`"5m"`).
     grace: Option<String>,
 }
@@ -117,6 +119,7 @@ struct EnforcementConfig {
 impl EnforcementConfig {
     fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
         set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
+        policy.patience.parks = self.park.unwrap_or(policy.patience.parks);
         set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
     }
 }
@@ -360,6 +363,8 @@ impl Config {
         let stock = self.parking.settle(&mut policy)?;
         self.preemption.settle(&mut policy)?;
         self.enforcement.settle(&mut policy)?;
+        let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
+        policy.patience.parks &= driver;
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {
@@ -394,7 +399,7 @@ impl Config {
             tcp: self.tcp.settle()?,
             stock,
             shim: on("shim", self.shim.as_deref())?,
-            driver: on("preemption.driver", self.preemption.driver.as_deref())?,
+            driver,
         })
     }
 }
@@ -714,11 +719,15 @@ mod tests {
         assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
         let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
-        assert_eq!((patience.warned, patience.grace), (Span::secs(60), Span::secs(30)));
+        assert_eq!((patience.warned, patience.parks, patience.grace), (Span::secs(60), true, Span::secs(30)));
+        assert!(!settle("[enforcement]\npark = false").unwrap().policy.patience.parks);
+        // Where the driver parks nobody, nobody waits for it.
+        assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.patience.parks);
         for wrong in [
             "[parking]\nram = \"95%\"",
             "[preemption]\nturn = \"soon\"",
             "[enforcement]\ngrace = \"never\"",
+            "[enforcement]\npark = \"never\"",
             "[parking]\nram = \"some\"",
             "shim = \"maybe\"",
         ] {

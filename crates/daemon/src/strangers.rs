@@ -56,13 +56,16 @@ impl View<'_> {
             step: match stranger.step {
                 Step::Found => wire::Step::Found,
                 Step::Warned { .. } => wire::Step::Warned,
+                Step::Moving { .. } => wire::Step::Moving,
+                Step::Unmoved { .. } => wire::Step::Unmoved,
                 Step::Told { .. } => wire::Step::Told,
                 Step::Stuck => wire::Step::Stuck,
             },
             next: wire::Next::Nothing,
             signal: None,
             in_s: None,
-            why: None,
+            lease: None,
+            why: stranger.stays.as_ref().map(|why| format!("it could not be parked: {why}")),
             again: stranger.again.map(|former| former.to_string()),
             unread: audit.unread.clone(),
         };
@@ -72,6 +75,8 @@ impl View<'_> {
             Fate::LeftAlone(why) => (shown.next, shown.why) = (wire::Next::LeftAlone, Some(why.to_string())),
             Fate::Adopted(at) => (shown.next, shown.in_s) = (wire::Next::Adopted, left(at)),
             Fate::Warned => shown.next = wire::Next::Warned,
+            Fate::Parked(at) => (shown.next, shown.in_s) = (wire::Next::Parked, left(at)),
+            Fate::Moving(lease) => (shown.next, shown.lease) = (wire::Next::Parked, Some(lease.to_string())),
             Fate::Signal(signal, at) => {
                 shown.next = wire::Next::Signal;
                 (shown.signal, shown.in_s) = (Some(signals::name(signal)), left(at));

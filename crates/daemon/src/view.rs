@@ -683,6 +683,7 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::RestoreFailed => wire::Reason::RestoreFailed,
         rows::Reason::HostRebooted => wire::Reason::HostRebooted,
         rows::Reason::WaitOver => wire::Reason::WaitOver,
+        rows::Reason::NotMoved => wire::Reason::NotMoved,
         rows::Reason::Budget => wire::Reason::Budget,
         rows::Reason::ParkExpired => wire::Reason::ParkExpired,
         rows::Reason::Preempted => wire::Reason::Preempted,

@@ -62,6 +62,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         Reason::Preempted => format!(
             "lease {id} ended: others needed its card, and it was to be ended for them; ask again, or let `--requeue` do it"
         ),
+        Reason::NotMoved => format!(
+            "lease {id} ended: its process never asked for it, and could not be parked off its card; it is a stranger there again"
+        ),
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
 }
@@ -472,6 +475,10 @@ pub fn action(action: &Action) -> String {
                 .collect();
             format!("{signal} was sent to {stranger}: {}", told.join(", "))
         }
+        Action::Take { stranger, lease, .. } => {
+            format!("{stranger} did not heed its warning: it has {lease} now, by which it is to be parked")
+        }
+        Action::NotMoved { stranger, why, .. } => format!("{stranger} could not be parked: {why}"),
         Action::Relent { stranger, until: None, .. } => format!("{stranger} is left alone for now"),
         Action::Relent { stranger, .. } => format!("{stranger} is not what was audited: it is looked into again"),
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
@@ -479,6 +486,9 @@ pub fn action(action: &Action) -> String {
             stranger::Closed::Exited => format!("{id} exited"),
             stranger::Closed::OffCards => format!("{id} has left the cards"),
             stranger::Closed::Adopted(lease) => format!("{id} has a lease now: {lease}"),
+            stranger::Closed::Parked(lease) => {
+                format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
+            }
             stranger::Closed::Matched(lease) => format!("{id} belongs to {lease}"),
             stranger::Closed::HostRebooted => format!("{id} is gone: the host was started anew"),
         },

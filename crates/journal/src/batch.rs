@@ -211,6 +211,8 @@ impl Open {
             | Action::Warn { stranger, .. }
             | Action::Strike { stranger, .. }
             | Action::Struck { stranger, .. }
+            | Action::Take { stranger, .. }
+            | Action::NotMoved { stranger, .. }
             | Action::Relent { stranger, .. }
             | Action::Survived { stranger, .. }
             | Action::Close { stranger, .. } => {

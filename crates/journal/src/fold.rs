@@ -69,6 +69,8 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         | Action::Warn { stranger, .. }
         | Action::Strike { stranger, .. }
         | Action::Struck { stranger, .. }
+        | Action::Take { stranger, .. }
+        | Action::NotMoved { stranger, .. }
         | Action::Relent { stranger, .. }
         | Action::Survived { stranger, .. }
         | Action::Close { stranger, .. } => check(rows.strangers.contains_key(stranger), "names an unknown stranger"),

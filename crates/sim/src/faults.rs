@@ -14,7 +14,8 @@ impl Sim<'_> {
     // ---- strangers ---------------------------------------------------------
 
     pub(crate) fn again_stranger(&mut self) {
-        if self.shape.faults.strangers_s > 0 && !self.calm {
+        let lonely = self.shape.vigil.awake && self.shape.vigil.rare;
+        if self.shape.faults.strangers_s > 0 && !self.calm && !lonely {
             let delay = self.rng.within(S / 2, self.shape.faults.strangers_s * S);
             self.timers.set(self.t + delay, Timer::Stranger);
         }

@@ -8,7 +8,7 @@ use sublet_sim::mutants::{Planted, hunt};
 use sublet_sim::run::{Options, Passed, run, tell};
 
 /// Seeds within which a planted bug must be caught.
-const HUNT_SEEDS: u64 = 400;
+const HUNT_SEEDS: u64 = 600;
 
 /// Simulates the lease service from seeds, with faults, and checks the rules.
 #[derive(Debug, Parser)]
@@ -83,10 +83,12 @@ fn seeds(args: &Args) -> ExitCode {
         struck,
         adopted,
         survived,
+        spared,
+        unmoved,
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -114,6 +116,8 @@ fn add(a: Passed, b: Passed) -> Passed {
         struck: a.struck + b.struck,
         adopted: a.adopted + b.adopted,
         survived: a.survived + b.survived,
+        spared: a.spared + b.spared,
+        unmoved: a.unmoved + b.unmoved,
         elapsed: a.elapsed + b.elapsed,
         moving: a.moving + b.moving,
     }

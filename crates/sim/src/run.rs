@@ -71,6 +71,10 @@ pub struct Passed {
     pub adopted: u64,
     /// How often one survived SIGKILL.
     pub survived: u64,
+    /// How often one was parked in place of being ended.
+    pub spared: u64,
+    /// How often one that was due to be parked could not be.
+    pub unmoved: u64,
     /// The daemon's time in all.
     pub elapsed: Span,
     /// How long holders were on their way off their cards, or back to them, all of them together.
@@ -129,6 +133,8 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             struck: sim.checker.strangers.struck,
             adopted: sim.checker.strangers.adopted,
             survived: sim.checker.strangers.survived,
+            spared: sim.checker.strangers.parked,
+            unmoved: sim.checker.strangers.unmoved,
             elapsed: sim.elapsed,
             moving: sim.checker.moving,
         })

@@ -59,6 +59,8 @@ impl Shape {
         let cards: Vec<_> = (0..cards).map(|index| card(rng, index)).collect();
         let crowded = rng.chance(30);
         let jobs = if crowded { rng.within(500, 3_000) } else { rng.within(2, 12 * cards.len() as u64 + 10) };
+        // Where strangers come one at a time there is room for them.
+        let jobs = if vigil.awake && vigil.rare { jobs.min(cards.len() as u64) } else { jobs };
         let tenants = rng.within(1, 6) as usize;
         let habits = Habits::draw(luck);
         let habits = if still { habits } else { habits.pressed(whim) };

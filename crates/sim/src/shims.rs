@@ -128,6 +128,10 @@ enum Temper {
     Fickle,
 }
 
+/// All but what an honest one does.
+const ODD: [Temper; 7] =
+    [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
+
 /// What a program was told to do, and has not done yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
@@ -166,6 +170,23 @@ pub struct Program {
 }
 
 impl Program {
+    fn new(temper: Temper) -> Program {
+        Program {
+            temper,
+            away: None,
+            claims: Bytes::ZERO,
+            life: None,
+            lease: None,
+            doing: None,
+            turn: 0,
+            cannot: false,
+            at_gate: false,
+            outbox: Vec::new(),
+            proven_us: 0,
+            lost: false,
+        }
+    }
+
     /// Its work does not get through.
     fn is_gated(&self) -> bool {
         self.away.is_some() || self.doing.is_some()
@@ -255,26 +276,19 @@ impl Sim<'_> {
         }
     }
 
+    /// A process without a lease begins; the driver may be able to park it.
+    pub(crate) fn install_lodger(&mut self, process: ProcKey) {
+        if self.parks() && self.mood.chance(self.shape.vigil.driver) {
+            let honest = self.calm || self.mood.chance(self.shape.habits.honest);
+            let temper = if honest { Temper::Honest } else { self.mood.pick(&ODD) };
+            self.world.programs.insert((process, Rung::Driver), Program::new(temper));
+        }
+    }
+
     fn install_on(&mut self, (process, rung): Spoken) {
-        let odd =
-            [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
         let honest = self.calm || self.luck.chance(self.shape.habits.honest);
-        let temper = if honest { Temper::Honest } else { self.luck.pick(&odd) };
-        let program = Program {
-            temper,
-            away: None,
-            claims: Bytes::ZERO,
-            life: None,
-            lease: None,
-            doing: None,
-            turn: 0,
-            cannot: false,
-            at_gate: false,
-            outbox: Vec::new(),
-            proven_us: 0,
-            lost: false,
-        };
-        self.world.programs.insert((process, rung), program);
+        let temper = if honest { Temper::Honest } else { self.luck.pick(&ODD) };
+        self.world.programs.insert((process, rung), Program::new(temper));
     }
 
     /// Whether a process' work does not get through now.
@@ -308,7 +322,7 @@ impl Sim<'_> {
 
     /// The driver is asked about processes that came to a card since.
     fn inspect(&mut self) {
-        if self.shape.habits.driver == 0 {
+        if self.shape.habits.driver == 0 && self.shape.vigil.driver == 0 {
             return;
         }
         let Some(state) = self.daemon.as_ref().map(|daemon| daemon.engine.state()) else { return };

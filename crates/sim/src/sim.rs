@@ -36,6 +36,8 @@ const WHIM: u64 = 0x726F_6F6D;
 const DOOM: u64 = 0x646F_6F6D;
 /// And that of strangers.
 const ODDS: u64 = 0x6F64_6473;
+/// And that of those who are parked in place of being ended.
+const MOOD: u64 = 0x6D6F_6F64;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub struct Sim<'a> {
     pub(crate) doom: Rng,
     /// Of what has to do with strangers.
     pub(crate) odds: Rng,
+    /// Of those among them who are parked in place of being ended.
+    pub(crate) mood: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -104,7 +108,8 @@ impl<'a> Sim<'a> {
         let mut luck = Rng::new(seed ^ LUCK);
         let mut whim = Rng::new(seed ^ WHIM);
         let mut odds = Rng::new(seed ^ ODDS);
-        let vigil = Vigil::draw(&mut odds, blind || still || crowd);
+        let mut mood = Rng::new(seed ^ MOOD);
+        let vigil = Vigil::draw(&mut odds, &mut mood, blind || still || crowd);
         let shape = if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
@@ -144,6 +149,7 @@ impl<'a> Sim<'a> {
             whim,
             doom: Rng::new(seed ^ DOOM),
             odds,
+            mood,
             shape,
         }
     }

@@ -41,19 +41,27 @@ pub struct Vigil {
     able: u64,
     /// Thousandths of them that have something about them that keeps them from being ended.
     odd: u64,
+    /// Thousandths of them that the driver can park.
+    pub driver: u64,
+    /// They come one at a time, to where few are.
+    pub rare: bool,
 }
 
 impl Vigil {
     /// That of a seed.
-    pub fn draw(odds: &mut Rng, blind: bool) -> Vigil {
+    pub fn draw(odds: &mut Rng, mood: &mut Rng, blind: bool) -> Vigil {
         let awake = odds.chance(700);
         let (warned, grace) = (odds.pick(&[2, 5, 15, 40]), odds.pick(&[2, 5, 20]));
+        let rare = mood.chance(250);
+        let (warned, grace) = (Span::secs(if rare { warned.min(15) } else { warned }), Span::secs(grace));
         Vigil {
             awake: awake && !blind,
-            patience: Patience { warned: Span::secs(warned), grace: Span::secs(grace) },
             lost: odds.pick(&[0, 50, 300]),
             able: odds.pick(&[1000, 1000, 700]),
-            odd: odds.pick(&[50, 200, 600]),
+            odd: odds.pick(if rare { &[50] } else { &[50, 200, 600] }),
+            patience: Patience { warned, grace, parks: rare || mood.chance(800) },
+            driver: mood.pick(if rare { &[700, 1000] } else { &[0, 700, 1000] }),
+            rare,
         }
     }
 }
@@ -113,6 +121,11 @@ impl World {
         self.tree_of(process).is_some()
     }
 
+    /// The card on which the fewest processes are.
+    fn emptiest(&self) -> usize {
+        (0..self.cards.len()).min_by_key(|card| self.cards[*card].residents.len()).unwrap_or_default()
+    }
+
     /// What descends from a process, and itself: of a tree's first one, all of it.
     fn descent(&self, process: ProcKey) -> Vec<ProcKey> {
         let tree = self.tree_of(process).and_then(|tree| self.trees.get(&tree));
@@ -140,19 +153,22 @@ impl Sim<'_> {
             return Ok(());
         }
         let tree = self.world.spawn();
-        for _ in 0..self.odds.pick(&[0, 0, 1, 2]) {
+        let rare = self.shape.vigil.rare;
+        for _ in 0..self.odds.pick(if rare { &[0, 0, 0, 0] } else { &[0, 0, 1, 2] }) {
             self.world.fork(tree);
         }
         let graphics = self.odds.chance(60);
         for process in self.world.trees[&tree].live.clone() {
-            for _ in 0..self.odds.pick(&[0, 1, 1, 2]) {
-                let card = self.odds.below(self.world.cards.len() as u64) as usize;
+            self.install_lodger(process);
+            for _ in 0..self.odds.pick(if rare { &[1, 1, 1, 1] } else { &[0, 1, 1, 2] }) {
+                let anywhere = self.odds.below(self.world.cards.len() as u64) as usize;
+                let card = if rare { self.world.emptiest() } else { anywhere };
                 let bytes = Bytes(self.odds.within(1, 4_000 << 20));
                 self.world.allocate(card, process, bytes, graphics);
                 self.world.cards[card].intruded_us = self.t;
             }
         }
-        let stay = self.odds.within(10 * S, 200 * S);
+        let stay = self.odds.within(if rare { 60 * S } else { 10 * S }, 200 * S);
         self.timers.set(self.t + stay, Timer::Exit(tree));
         Ok(())
     }
@@ -430,7 +446,8 @@ impl Sim<'_> {
         if self.calm || self.shape.crowd || !self.shape.vigil.awake {
             return Ok(());
         }
-        let delay = self.odds.within(S / 2, 12 * S);
+        let most = if self.shape.vigil.rare { 40 * S } else { 12 * S };
+        let delay = self.odds.within(S / 2, most);
         self.timers.set(self.t + delay, Timer::Warden);
         let last = self.callers.len() - 1;
         let anybody = self.odds.below(self.callers.len() as u64) as usize;
@@ -449,6 +466,7 @@ impl Sim<'_> {
                     Mode::Adopt,
                     Mode::Observe,
                 ]);
+                let mode = if self.shape.vigil.rare && self.mood.chance(600) { Mode::Enforce } else { mode };
                 self.call(Call { by, event: Event::ModeAsked { by: caller, card, mode }, job: None })
             }
             5 => {

@@ -17,6 +17,7 @@ fn two_hundred_seeds_keep_the_rules() {
     let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
     let (mut preempted, mut yielded, mut driven, mut ended) = (0, 0, 0, 0);
     let (mut warned, mut struck, mut adopted, mut survived) = (0, 0, 0, 0);
+    let (mut spared, mut unmoved) = (0, 0);
     for seed in 1..=200 {
         let passed = check(seed, Options::default());
         (events, kept) = (events + passed.events, kept + passed.kept);
@@ -25,6 +26,7 @@ fn two_hundred_seeds_keep_the_rules() {
         (driven, ended) = (driven + passed.driven, ended + passed.ended);
         (warned, struck) = (warned + passed.warned, struck + passed.struck);
         (adopted, survived) = (adopted + passed.adopted, survived + passed.survived);
+        (spared, unmoved) = (spared + passed.spared, unmoved + passed.unmoved);
     }
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
@@ -33,6 +35,7 @@ fn two_hundred_seeds_keep_the_rules() {
     assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
     assert!(warned >= 1_000 && struck >= 400, "{warned} strangers were warned, and {struck} signalled");
     assert!(adopted >= 300 && survived >= 5, "{adopted} strangers got leases, and {survived} survived SIGKILL");
+    assert!(spared >= 5 && unmoved >= 100, "{spared} strangers were parked, and {unmoved} could not be");
 }
 
 /// Worlds in which hours of runs once found a rule broken.
@@ -109,10 +112,27 @@ fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() 
 #[test]
 fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_else() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
-    for seed in [102, 106, 190] {
+    for seed in [102, 114, 190] {
         let options = Options { steps: 500, ..Options::default() };
         let passed = check(seed, options);
         assert!(passed.struck > 3, "only {} are signalled in {seed}", passed.struck);
+        for commit in 1..=passed.commits {
+            for fate in deaths {
+                check(seed, Options { kill_at: Some((commit, fate)), ..options });
+            }
+        }
+    }
+}
+
+/// In these strangers are parked in place of being ended, and others cannot be.
+#[test]
+fn a_daemon_that_dies_while_it_parks_strangers_tries_each_once_and_signals_nobody_by_that() {
+    let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
+    for seed in [377, 685, 1011] {
+        let options = Options { steps: 500, ..Options::default() };
+        let passed = check(seed, options);
+        let (spared, unmoved) = (passed.spared, passed.unmoved);
+        assert!(spared > 0 && unmoved > 0, "{spared} are parked in {seed}, and {unmoved} cannot be");
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });

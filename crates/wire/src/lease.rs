@@ -243,6 +243,8 @@ pub enum Reason {
     ParkExpired,
     /// Others needed its cards, and its owner had said that it may be ended for them.
     Preempted,
+    /// Its process never asked for it and was to be parked off an enforced card by it, which could not be done.
+    NotMoved,
 }
 
 /// `GET /v1/leases/{id}/explain`.

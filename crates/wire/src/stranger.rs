@@ -14,7 +14,7 @@ pub enum Mode {
     Adopt,
     /// Their owners are warned.
     Warn,
-    /// Who does not heed the warning is ended.
+    /// Who does not heed the warning is parked where it can be, and ended otherwise.
     Enforce,
 }
 
@@ -27,6 +27,10 @@ pub enum Step {
     Found,
     /// Its owner was warned.
     Warned,
+    /// It has a lease, and is being parked by it.
+    Moving,
+    /// It could not be parked: `why` says the reason.
+    Unmoved,
     /// It was sent a signal.
     Told,
     /// It survived SIGKILL.
@@ -46,6 +50,8 @@ pub enum Next {
     Adopted,
     /// Its owner is warned, and no more.
     Warned,
+    /// It is parked by the driver if it can be, and gets SIGTERM otherwise.
+    Parked,
     /// It gets a signal.
     Signal,
 }
@@ -86,7 +92,10 @@ pub struct Stranger {
     pub signal: Option<String>,
     /// In how long that happens, if it does.
     pub in_s: Option<f64>,
-    /// Why nothing happens to it.
+    /// The lease by which it is being parked.
+    #[serde(default)]
+    pub lease: Option<String>,
+    /// Why nothing happens to it, or why it could not be parked.
     pub why: Option<String>,
     /// The one like it that was ended not long ago: it is started anew.
     #[serde(default)]

@@ -25,9 +25,11 @@ Modes, for each card:
   observe   they are put on the record, and counted (always the default)
   adopt     those of users who had a lease before get one for what they have
   warn      their owners are warned
-  enforce   who is warned has 5 minutes to get a lease, then SIGTERM, then SIGKILL after 5 minutes
+  enforce   who is warned has 5 minutes to get a lease; then it is parked by the driver where it can come
+            back for sure, and gets SIGTERM otherwise, and SIGKILL after 5 more minutes
 
-Nobody is ever ended who only draws, whom a rule allows, who is in a container that no rule denies, or
+A process that was parked has a lease from then on: `sublet resume L5` brings it back.
+Nobody is ever parked or ended who only draws, whom a rule allows, who is in a container that no rule denies, or
 who could not be audited.
 
 Examples:
@@ -248,6 +250,8 @@ fn next(stranger: &Stranger) -> String {
     let so_far = match stranger.step {
         Step::Found => "",
         Step::Warned => "warned; ",
+        Step::Moving => "",
+        Step::Unmoved => "could not be parked; ",
         Step::Told => "signalled; ",
         Step::Stuck => "survived SIGKILL; ",
     };
@@ -256,6 +260,10 @@ fn next(stranger: &Stranger) -> String {
         Next::LeftAlone => format!("left alone: {}", stranger.why.as_deref().unwrap_or("no reason was given")),
         Next::Adopted => format!("gets a lease{when}"),
         Next::Warned => "warned, and no more".to_owned(),
+        Next::Parked => match &stranger.lease {
+            Some(lease) => format!("being parked, by {lease}"),
+            None => format!("parked{when}, or SIGTERM if it cannot be"),
+        },
         Next::Signal => format!("{}{when}", stranger.signal.as_deref().unwrap_or("a signal")),
     };
     format!("{so_far}{next}")

@@ -9,7 +9,7 @@ use crate::table::plain;
 use crate::text;
 use serde::Serialize;
 use sublet_softgpu::NOTICE;
-use sublet_wire::{Card, CardState, Cards, Lease, Leases, Step, Stranger, Strangers, exit, span};
+use sublet_wire::{Card, CardState, Cards, Lease, Leases, Next, Step, Stranger, Strangers, exit, span};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -47,17 +47,24 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
     sections.join("\n")
 }
 
-/// What somebody must know whose process is about to be ended.
+/// What somebody must know whose process is about to be parked or ended.
 fn warning(stranger: &Stranger) -> Option<String> {
-    let signal = stranger.signal.as_ref().filter(|_| stranger.step != Step::Found)?;
+    if stranger.step == Step::Found {
+        return None;
+    }
     let left = span::show(stranger.in_s.unwrap_or_default().max(0.0));
-    Some(format!(
-        "{} (process {} of {}) has no lease and gets {signal} in {left}: `sublet adopt {}` gives it one",
-        stranger.id,
-        stranger.pid,
-        plain(&stranger.user),
-        stranger.pid
-    ))
+    let who = format!("{} (process {} of {})", stranger.id, stranger.pid, plain(&stranger.user));
+    let next = match (&stranger.signal, stranger.next, &stranger.lease) {
+        (Some(signal), ..) => format!("gets {signal} in {left}"),
+        (None, Next::Parked, None) => format!("is parked in {left}, or ended if it cannot be"),
+        (None, Next::Parked, Some(lease)) => {
+            return Some(format!(
+                "{who} never asked for a lease and is being parked: `sublet resume {lease}` brings it back"
+            ));
+        }
+        _ => return None,
+    };
+    Some(format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid))
 }
 
 fn waiting(queue: &Leases) -> String {

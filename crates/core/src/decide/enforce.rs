@@ -103,7 +103,7 @@ fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<LeftAlo
     (!computes).then_some(LeftAlone::Graphics)
 }
 
-fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
+pub(super) fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
     if treat == Treat::Allow && state.planted(Mutant::StrikeAllowed) {
         return None;
     }
@@ -112,7 +112,7 @@ fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
 }
 
 /// The standing ask of a stranger: so much of each card, and how urgent.
-fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
+pub(super) fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
     state.rows().rules.values().filter(|rule| rule.who.matches(audit)).find_map(|rule| match rule.treat {
         Treat::Attach { vram, tier } => Some((vram, tier)),
         Treat::Allow | Treat::Deny => None,
@@ -126,6 +126,10 @@ pub(crate) fn is_allowed(state: &State, audit: &Audit) -> bool {
 
 /// What happens to a stranger next, in this mode or in that of its cards.
 pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -> Fate {
+    // Its bytes may have left its cards already.
+    if let Step::Moving { lease, .. } = stranger.step {
+        return Fate::Moving(lease);
+    }
     let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
     let of = |(card, _): &OnCard| state.rows().cards[card.0 as usize].mode;
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
@@ -150,12 +154,22 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
             (_, Step::Stuck) => Fate::Stuck,
             (Some(why), _) => Fate::LeftAlone(why),
-            (None, Step::Found) => Fate::Signal(TERM, now + patience.warned),
-            (None, Step::Warned { since, until }) => Fate::Signal(TERM, due(since, until.since(since))),
+            (None, Step::Found) => after_warning(state, stranger, now + patience.warned),
+            (None, Step::Warned { since, until }) => after_warning(state, stranger, due(since, until.since(since))),
+            (None, Step::Moving { lease, .. }) => Fate::Moving(lease),
+            (None, Step::Unmoved { since }) => Fate::Signal(TERM, due(since, Span::ZERO)),
             (None, Step::Told { signal: TERM, since, .. }) => Fate::Signal(KILL, due(since, patience.grace)),
             (None, Step::Told { since, .. }) => Fate::Signal(KILL, since),
         },
     }
+}
+
+/// What follows a warning that was not heeded.
+fn after_warning(state: &State, stranger: &Stranger, due: Time) -> Fate {
+    let policy = state.policy();
+    let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
+    let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
+    if parks && !state.planted(Mutant::StrikeMovable) { Fate::Parked(due) } else { Fate::Signal(TERM, due) }
 }
 
 /// Whether an audit is good enough to act upon: it is from after the step was due, and not of long ago.
@@ -173,11 +187,12 @@ impl Turn<'_> {
     /// and marks tell.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
         let process = audit.process;
-        if self.state.owner(&process).is_some() {
-            return;
-        }
         let known = self.state.watchlist().by_process.get(&process).copied();
         let known = known.and_then(|id| self.state.rows().strangers.get(&id));
+        let is_unmoved = known.is_some_and(|known| matches!(known.step, Step::Unmoved { .. }));
+        if self.state.owner(&process).is_some() && !(is_unmoved && self.state.planted(Mutant::StrikeMoving)) {
+            return;
+        }
         // Where it was, it still may be, if that card cannot be read.
         let may_be = |card: &CardId| match &self.state.room(*card).observed().reading {
             Reading::Used(_) => resident(self.state, *card, process).is_some(),
@@ -199,7 +214,7 @@ impl Turn<'_> {
             None => {
                 let id = StrangerId(self.state.rows().meta.next_stranger);
                 let again = self.state.watchlist().former(&audit, self.now);
-                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found, again };
+                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found, again, stays: None };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
@@ -220,7 +235,7 @@ impl Turn<'_> {
     }
 
     /// A stranger is gone. Who was signalled is remembered, should it be started anew.
-    fn close(&mut self, id: StrangerId, how: Closed) {
+    pub(super) fn close(&mut self, id: StrangerId, how: Closed) {
         if let Some(Stranger { step: Step::Told { .. }, audit, .. }) = self.state.rows().strangers.get(&id) {
             let (audit, now) = (audit.clone(), self.now);
             self.state.watchlist_mut().remember(id, audit, now);
@@ -237,10 +252,19 @@ impl Turn<'_> {
         all.into_iter().for_each(|id| self.attend(id));
     }
 
-    fn attend(&mut self, id: StrangerId) {
+    pub(super) fn attend(&mut self, id: StrangerId) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let step = stranger.step;
-        if let Some(lease) = self.state.owner(&stranger.audit.process) {
+        if let Step::Moving { lease, since } = step {
+            return self.attend_moving(id, lease, since);
+        }
+        // The lease by which it could not be moved counts until its cards were seen again.
+        if matches!(step, Step::Unmoved { .. }) && self.state.is_still_moved(stranger) {
+            return;
+        }
+        if let Some(lease) = self.state.owner(&stranger.audit.process)
+            && !(matches!(step, Step::Unmoved { .. }) && self.state.planted(Mutant::StrikeMoving))
+        {
             return self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) });
         }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
@@ -256,15 +280,23 @@ impl Turn<'_> {
         let is_enforced = on.iter().any(|(card, _)| self.state.rows().cards[card.0 as usize].mode == Mode::Enforce);
         // What was begun in another mode, or before a rule was there, is not gone on with.
         let is_over = !is_enforced || matches!(fate, Fate::LeftAlone(LeftAlone::Allowed(_)));
-        let is_begun = matches!(step, Step::Told { .. } | Step::Stuck);
+        let is_begun = matches!(step, Step::Unmoved { .. } | Step::Told { .. } | Step::Stuck);
         match fate {
             // Whoever its quotas do not let stays a stranger, on the record.
             Fate::Adopted(at) if at <= self.now && self.adopt_by_itself(id, &on) => {}
             _ if is_begun && is_over => self.emit(Action::Relent { stranger: id, at: self.now, until: None }),
             Fate::Warned if step == Step::Found => self.warn(id),
             Fate::LeftAlone(why) if step == Step::Found && is_enforced && is_warned_all_the_same(&why) => self.warn(id),
+            Fate::Parked(_) if step == Step::Found => self.warn(id),
+            Fate::Parked(due) if self.may_act(id, due) => self.take_off(id, &on),
             Fate::Signal(signal, due) => self.escalate(id, step, signal, due),
-            Fate::Recorded | Fate::LeftAlone(_) | Fate::Adopted(_) | Fate::Warned | Fate::Stuck => {}
+            Fate::Recorded
+            | Fate::LeftAlone(_)
+            | Fate::Adopted(_)
+            | Fate::Warned
+            | Fate::Parked(_)
+            | Fate::Moving(_)
+            | Fate::Stuck => {}
         }
     }
 
@@ -281,6 +313,13 @@ impl Turn<'_> {
         self.emit(Action::Warn { stranger, at: self.now, until });
     }
 
+    /// Whether something is due, and it was looked into since.
+    fn may_act(&self, id: StrangerId, due: Time) -> bool {
+        let seen = self.state.watchlist().seen.get(&id);
+        let is_fresh = seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
+        due <= self.now && (is_fresh || self.state.planted(Mutant::StrikeUnaudited))
+    }
+
     fn escalate(&mut self, id: StrangerId, step: Step, signal: u8, due: Time) {
         let seen = self.state.watchlist().seen.get(&id);
         let is_fresh = |due: Time| seen.is_some_and(|seen| is_fresh(seen.at, due, self.now));
@@ -295,7 +334,7 @@ impl Turn<'_> {
             }
             Step::Told { signal: KILL, .. } => {}
             _ => {
-                if due <= self.now && (is_fresh(due) || self.state.planted(Mutant::StrikeUnaudited)) {
+                if self.may_act(id, due) {
                     self.strike(id, signal, self.now);
                 }
             }
@@ -365,14 +404,31 @@ impl Turn<'_> {
         let Some((on, _)) = residence(self.state, &stranger, self.now) else {
             return Answer::Refused(Refusal::NotAdoptable("its card cannot be read now".to_owned()));
         };
+        if let Some(answer) = self.adopt_moving(&stranger) {
+            return answer;
+        }
         match self.adopt(by, &stranger, &on, vram, tier) {
             Ok(lease) => Answer::Lease(lease),
             Err(refusal) => Answer::Refused(refusal),
         }
     }
 
-    /// A stranger gets a lease for what it has already: no room is needed for it, only for what it wants beyond.
+    /// A stranger gets a lease, and is none any more.
     fn adopt(
+        &mut self,
+        by: &Caller,
+        stranger: &Stranger,
+        on: &[OnCard],
+        wish: Option<Bytes>,
+        tier: Tier,
+    ) -> Result<LeaseId, Refusal> {
+        let lease = self.give_lease(by, stranger, on, wish, tier)?;
+        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: Closed::Adopted(lease) });
+        Ok(lease)
+    }
+
+    /// A lease for what a stranger has already: no room is needed for it, only for what it wants beyond.
+    pub(super) fn give_lease(
         &mut self,
         by: &Caller,
         stranger: &Stranger,
@@ -397,7 +453,6 @@ impl Turn<'_> {
         let give_up = self.now + self.state.policy().wait;
         self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.grant(lease, &fit);
-        self.emit(Action::Close { stranger: stranger.id, at: self.now, how: Closed::Adopted(lease) });
         Ok(lease)
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod admit;
 pub(crate) mod board;
 mod calls;
 pub mod enforce;
+mod moving;
 pub mod offer;
 mod park;
 pub mod preempt;

@@ -5,7 +5,8 @@ use crate::action::Action;
 use crate::decide::enforce;
 use crate::ids::ProcKey;
 use crate::mutant::Mutant;
-use crate::stranger::{Fate, Mode, Step, StrangerId};
+use crate::rows::{Lease, Phase};
+use crate::stranger::{Fate, Mode, Step, Stranger, StrangerId};
 use crate::units::Time;
 use crate::watchlist::Watchlist;
 
@@ -59,15 +60,28 @@ impl State {
         is_wanted || self.planted(Mutant::StrikeLate)
     }
 
+    /// Whether a stranger that could not be moved belongs to the lease still by which it should have been; after
+    /// a start nothing was heard of its processes yet.
+    pub(crate) fn is_still_moved(&self, stranger: &Stranger) -> bool {
+        let process = &stranger.audit.process;
+        let is_over = |row: &Lease| matches!(row.phase, Phase::Ending(..));
+        let owner = self.owner(process).and_then(|lease| self.lease(lease));
+        let mut ending = self.ending.iter().flatten().filter_map(|lease| self.lease(*lease));
+        let is_its = owner.is_some_and(is_over) || ending.any(|row| row.roots.first() == Some(process));
+        is_its && !self.planted(Mutant::StrikeMoving)
+    }
+
     /// Strangers that must be audited before their next step is taken, which is due.
     pub fn audits_due(&self, now: Time) -> Vec<ProcKey> {
-        let is_due = |stranger: &&crate::stranger::Stranger| {
+        let is_due = |stranger: &&Stranger| {
             let audited = self.watchlist.seen.get(&stranger.id).map(|seen| seen.at);
             let due = match (enforce::fate(self, stranger, None, now), stranger.step) {
-                (Fate::Signal(..), Step::Found) => return false,
+                (Fate::Signal(..) | Fate::Parked(_), Step::Found) => return false,
+                // What is a lease's is no stranger, until its cards were seen again.
+                (Fate::Signal(..), Step::Unmoved { .. }) if self.is_still_moved(stranger) => return false,
                 // What an earlier daemon decided, and perhaps never did.
                 (Fate::Signal(..), Step::Told { since, sent: false, .. }) => since,
-                (Fate::Signal(_, due), _) => due,
+                (Fate::Signal(_, due) | Fate::Parked(due), _) => due,
                 _ => return false,
             };
             let is_struck = self.watchlist.seen.get(&stranger.id).is_some_and(|seen| seen.struck);

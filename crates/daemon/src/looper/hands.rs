@@ -78,6 +78,8 @@ impl Loop {
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
             Action::Warn { stranger, at, until } => self.tell_owner(*stranger, until.since(*at)),
+            // Somebody waits for what the driver says of it.
+            Action::Take { .. } => self.inspect_at = Instant::now(),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
             Action::Strike { stranger, signal, processes, at } => {
                 let (stranger, signal, at, processes) = (*stranger, *signal, *at, processes.clone());

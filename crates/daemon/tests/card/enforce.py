@@ -72,7 +72,7 @@ def adopted():
 
 def ended():
     """Found, warned, ended; what it had is seen to return, and the whole story can be read."""
-    house = House("ended", 60, BRISK)
+    house = House("ended", 60, BRISK + "park = false\n")
     before = used(house)
     job, found, told = stranger(house, 8)
     told["used_before"], told["used_with_it"] = before, used(house)

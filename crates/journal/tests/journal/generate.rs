@@ -262,7 +262,7 @@ impl World {
     /// Who a process is, as the dice have it.
     pub fn audit(&mut self) -> Audit {
         let process = self.process();
-        let parent = Ancestor { process: self.process(), uid: None, name: "sh".to_owned(), exe: None };
+        let parent = Ancestor { process: self.process(), uid: None, name: "sh".to_owned(), exe: None, ended: false };
         let unread = if self.dice.below(3) == 0 { vec!["its open files".to_owned()] } else { Vec::new() };
         Audit {
             process,
@@ -300,7 +300,7 @@ impl World {
                 let (id, audit) = (StrangerId(self.rows.meta.next_stranger), self.audit());
                 let again = (self.dice.below(4) == 0).then_some(StrangerId(1));
                 let (cards, step) = (vec![CardId(0)], Step::Found);
-                let stranger = Stranger { id, audit, since: self.now, cards, step, again };
+                let stranger = Stranger { id, audit, since: self.now, cards, step, again, stays: None };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
             (4, Some(Stranger { id, .. })) => {
@@ -309,8 +309,9 @@ impl World {
             }
             (5, Some(Stranger { id, .. })) => {
                 let lease = LeaseId(self.rows.meta.next_lease);
-                let all = [Closed::Exited, Closed::OffCards, Closed::Adopted(lease), Closed::Matched(lease)];
-                let how = all[self.dice.below(4) as usize];
+                let mine = [Closed::Adopted(lease), Closed::Parked(lease), Closed::Matched(lease)];
+                let all = [Closed::Exited, Closed::OffCards].into_iter().chain(mine).collect::<Vec<_>>();
+                let how = all[self.dice.below(5) as usize];
                 self.act(Action::Close { stranger: id, at: self.now, how });
             }
             (_, Some(stranger)) => self.step_of_stranger(&stranger),
@@ -325,7 +326,11 @@ impl World {
         let action = match step {
             Step::Found => Action::Warn { stranger, at, until: at + Span::secs(300) },
             _ if self.dice.below(6) == 0 => Action::Relent { stranger, at, until: None },
-            Step::Warned { .. } => Action::Strike { stranger, signal: 15, at, processes },
+            Step::Warned { .. } if self.dice.below(2) == 0 => {
+                Action::Take { stranger, lease: LeaseId(self.rows.meta.next_lease), at }
+            }
+            Step::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
+            Step::Warned { .. } | Step::Unmoved { .. } => Action::Strike { stranger, signal: 15, at, processes },
             Step::Told { signal, sent: false, .. } => {
                 let outcome = vec![Struck { process: audit.process, refused, changed: false }];
                 Action::Struck { stranger, signal: *signal, at, outcome }

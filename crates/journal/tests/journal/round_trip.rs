@@ -14,7 +14,7 @@ use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -27,6 +27,7 @@ const REASONS: [Reason; 12] = [
     Reason::RestoreFailed,
     Reason::HostRebooted,
     Reason::WaitOver,
+    Reason::NotMoved,
 ];
 
 fn extreme_ask() -> Ask {
@@ -114,7 +115,8 @@ fn token(id: u32) -> Token {
 
 fn extreme_audit() -> Audit {
     let process = ProcKey { pid: u32::MAX, start: u64::MAX };
-    let parent = Ancestor { process, uid: Some(u32::MAX), name: "\u{0}".to_owned(), exe: Some("é".to_owned()) };
+    let parent =
+        Ancestor { process, uid: Some(u32::MAX), name: "\u{0}".to_owned(), exe: Some("é".to_owned()), ended: true };
     Audit {
         process,
         uid: u32::MAX,
@@ -140,10 +142,12 @@ fn strangers() -> Vec<Stranger> {
     let steps = [
         Step::Found,
         Step::Warned { since: Time(u64::MAX), until: Time(u64::MAX) },
+        Step::Moving { lease: LeaseId(u64::MAX), since: Time(u64::MAX) },
+        Step::Unmoved { since: Time(u64::MAX) },
         Step::Told { signal: u8::MAX, since: Time(u64::MAX), sent: true },
         Step::Stuck,
     ];
-    let ids = [0, 1, 1 << 63, u64::MAX];
+    let ids = [0, 1, 2, 3, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
         let cards = vec![CardId(0), CardId(u16::MAX)];
         Stranger {
@@ -153,6 +157,7 @@ fn strangers() -> Vec<Stranger> {
             cards,
             step,
             again: Some(StrangerId(u64::MAX)),
+            stays: Some("'\u{0}\"".to_owned()),
         }
     };
     ids.into_iter().zip(steps).map(stranger).collect()
@@ -303,9 +308,9 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [12, 11, 10]);
+    assert_eq!(ids(None, None, 3), [13, 12, 11]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
-    assert_eq!(ids(Some(TenantId(1)), None, 10), [11, 9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [13, 11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
 }
 

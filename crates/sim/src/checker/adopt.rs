@@ -81,7 +81,7 @@ impl Books {
             Cause::Watched(it) if matches!(**it, Watched::Adopt(..)) => {
                 matches!(**it, Watched::Adopt(Some(of), true) if of == stranger)
             }
-            _ => self.is_to_be_adopted(now, found) && ask.tier == Tier::Batch,
+            _ => (self.is_to_be_adopted(now, found) || self.is_to_be_moved(now, found)) && ask.tier == Tier::Batch,
         };
         let plain = ask.exclusivity == Exclusivity::Shared && ask.term == Term::Renewed(self.policy.ttl);
         let adopts = asked && plain && self.watch.adopting.is_none();
@@ -92,7 +92,11 @@ impl Books {
     }
 
     /// Whether a tenant may be enrolled because a process of its gets a lease.
-    pub fn is_enrolled_by_adoption(&self, cause: &Cause, name: &str) -> bool {
+    pub fn is_enrolled_by_adoption(&self, now: Time, cause: &Cause, name: &str) -> bool {
+        let is_due = |found: &Found| name == format!("uid:{}", found.audit.uid) && self.is_due_to_move(now, found);
+        if self.watch.all().any(is_due) {
+            return true;
+        }
         let Cause::Watched(it) = cause else { return false };
         let Watched::Adopt(Some(stranger), _) = **it else { return false };
         self.watch.get(stranger).is_some_and(|found| name == format!("uid:{}", found.audit.uid))

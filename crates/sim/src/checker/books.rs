@@ -110,6 +110,11 @@ impl Book {
         }
     }
 
+    /// Whether it was granted and is not over.
+    pub fn goes_on(&self) -> bool {
+        matches!(self.at, At::Held(_) | At::Away(..))
+    }
+
     /// Whether its bytes are in host memory, and its cards others'.
     pub fn is_parked(&self) -> bool {
         matches!(&self.at, At::Away(_, trip) if trip.way == Way::Gone)

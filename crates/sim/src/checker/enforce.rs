@@ -4,7 +4,7 @@
 //! The same judgement is used twice: what is done must be [`ripe`](Books::ripe), and what is ripe when the
 //! record was just compared with the cards must have been done.
 
-use super::books::{Books, Look};
+use super::books::{Book, Books, Look};
 use super::calls::Cause;
 use super::{Checker, Verdict, must};
 use std::collections::BTreeMap;
@@ -37,6 +37,12 @@ pub struct Tally {
     pub adopted: u64,
     /// Alive after SIGKILL.
     pub survived: u64,
+    /// To be taken off their cards.
+    pub taken: u64,
+    /// Parked, in place of being ended.
+    pub parked: u64,
+    /// To be taken off them, or due to be, and not taken.
+    pub unmoved: u64,
 }
 
 /// What is known of strangers, by the books.
@@ -58,6 +64,8 @@ pub struct Watch {
     stepped: Vec<StrangerId>,
     /// Cards that survivors of the present event are on.
     survived: Vec<usize>,
+    /// Leases that are to end in the present event: who has one could not be moved by it.
+    pub(super) unmoving: Vec<LeaseId>,
 }
 
 /// A stranger on the books.
@@ -65,21 +73,34 @@ pub struct Watch {
 pub(super) struct Found {
     pub(super) audit: Audit,
     pub(super) since: Time,
-    cards: Vec<usize>,
-    step: Told,
+    pub(super) cards: Vec<usize>,
+    pub(super) step: Told,
     /// When this daemon last looked into it, and who it found to descend from it.
-    seen: Option<(Time, Vec<ProcKey>)>,
+    pub(super) seen: Option<(Time, Vec<ProcKey>)>,
     /// A signal was refused, and it is what it was then.
     refused: bool,
+    /// It could not be taken off its cards.
+    pub(super) stays: bool,
 }
 
 /// How far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+pub(super) enum Told {
     Nothing,
     Warned { since: Time, until: Time },
+    Moving { lease: LeaseId, since: Time },
+    Unmoved { since: Time },
     Signal { signal: u8, since: Time, sent: Option<Time>, ours: bool },
     Stuck,
+}
+
+/// What happens to a stranger next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// It is taken off its cards.
+    Move,
+    /// It gets a signal.
+    Signal(u8),
 }
 
 /// What an event says of strangers.
@@ -120,13 +141,16 @@ impl Found {
         let step = match row.step {
             Step::Found => Told::Nothing,
             Step::Warned { since, until } => Told::Warned { since, until },
+            Step::Moving { lease, since } => Told::Moving { lease, since },
+            Step::Unmoved { since } => Told::Unmoved { since },
             Step::Told { signal, since, sent } => {
                 Told::Signal { signal, since, sent: sent.then_some(since), ours: false }
             }
             Step::Stuck => Told::Stuck,
         };
         let cards = row.cards.iter().map(|card| usize::from(card.0)).collect();
-        Found { audit: row.audit.clone(), since: row.since, cards, step, seen: None, refused: false }
+        let stays = row.stays.is_some();
+        Found { audit: row.audit.clone(), since: row.since, cards, step, seen: None, refused: false, stays }
     }
 
     fn is_as(&self, row: &Stranger) -> bool {
@@ -137,7 +161,7 @@ impl Found {
             }
             (own, theirs) => own == theirs,
         };
-        step && self.cards == own.cards && self.audit.process == own.audit.process
+        step && self.stays == own.stays && self.cards == own.cards && self.audit.process == own.audit.process
     }
 
     fn is_system(&self) -> bool {
@@ -165,11 +189,11 @@ impl Watch {
         self.strangers.is_empty()
     }
 
-    fn mode(&self, card: usize) -> Mode {
+    pub(super) fn mode(&self, card: usize) -> Mode {
         self.modes.get(card).copied().unwrap_or_default()
     }
 
-    fn is_told(&self, treat: Treat, audit: &Audit) -> bool {
+    pub(super) fn is_told(&self, treat: Treat, audit: &Audit) -> bool {
         self.rules.values().any(|rule| rule.treat == treat && is_about(&rule.who, audit))
     }
 
@@ -222,7 +246,7 @@ impl Books {
                     of(id).is_some_and(|it| by.operator || by.tenant == format!("uid:{}", it.audit.uid))
                 };
                 let id = self.watch.by_process.get(process).copied().filter(theirs);
-                let can = id.as_ref().and_then(of).is_some_and(|found| self.adoptable(now, found, *vram).is_ok());
+                let can = id.as_ref().and_then(of).is_some_and(|found| self.may_be_adopted(now, found, *vram));
                 Watched::Adopt(id, can)
             }
             Event::ModeAsked { by, card, mode } => {
@@ -337,8 +361,8 @@ impl Books {
 
     // ---- signals -------------------------------------------------------------------
 
-    /// The signal that a stranger may get now, or which rule says no, and why.
-    fn ripe(&self, now: Time, found: &Found) -> Result<u8, (u8, &'static str)> {
+    /// What may be done to a stranger now, or which rule says no, and why.
+    pub(super) fn ripe(&self, now: Time, found: &Found) -> Result<Due, (u8, &'static str)> {
         let no = |why| Err((20, why));
         let on = self.places(now, found).map_err(|why| (20, why))?;
         let audit = &found.audit;
@@ -362,20 +386,22 @@ impl Books {
             () if self.owners.contains_key(&audit.process) => return Err((16, "it is a lease's")),
             () => {}
         }
-        let (signal, due) = match found.step {
+        let (next, due) = match found.step {
             Told::Nothing => return no("it was not warned"),
-            Told::Warned { since, until } => (TERM, self.deadline(since, until)),
+            Told::Warned { since, until } => (self.after_warning(found), self.deadline(since, until)),
+            Told::Moving { .. } => return Err((16, "it is taken off its cards")),
+            Told::Unmoved { since } => (Due::Signal(TERM), self.deadline(since, since)),
             // What an earlier daemon meant to send may not have arrived.
-            Told::Signal { signal, since, sent: None, ours: false } => (signal, since),
+            Told::Signal { signal, since, sent: None, ours: false } => (Due::Signal(signal), since),
             Told::Signal { sent: None, .. } => return Err((16, "its last signal is on its way")),
             Told::Signal { signal: TERM, sent: Some(sent), .. } => {
-                (KILL, self.deadline(sent, sent + self.policy.patience.grace))
+                (Due::Signal(KILL), self.deadline(sent, sent + self.policy.patience.grace))
             }
             Told::Signal { .. } | Told::Stuck => return Err((16, "it got SIGKILL")),
         };
         match &found.seen {
             _ if due > now => no("it has some time left"),
-            Some((at, _)) if *at >= due && now.since(*at) <= FRESH => Ok(signal),
+            Some((at, _)) if *at >= due && now.since(*at) <= FRESH => Ok(next),
             _ => Err((16, "it was not audited again")),
         }
     }
@@ -388,7 +414,12 @@ impl Books {
         };
         let ripe = self.ripe(now, found);
         match ripe {
-            Ok(due) => must(16, due == *signal, || format!("{action:?}, and it is due {due}: {:?}", found.step))?,
+            Ok(Due::Move) => must(20, false, || format!("{action:?}, and it could have been parked: {found:?}"))?,
+            Ok(due) => {
+                must(16, due == Due::Signal(*signal), || {
+                    format!("{action:?}, and it is due {due:?}: {:?}", found.step)
+                })?;
+            }
             Err((rule, why)) => must(rule, false, || format!("{action:?}, but {why}: {found:?}"))?,
         }
         let again = matches!(found.step, Told::Signal { since, .. } if since == *at);
@@ -445,6 +476,8 @@ impl Books {
                 }
                 Ok(())
             }
+            Action::Take { stranger, lease, at } => self.take_off(now, *stranger, *lease, *at),
+            Action::NotMoved { stranger, at, .. } => self.not_moved(now, *stranger, *at),
             Action::Relent { stranger, .. } => self.relent(now, *stranger),
             Action::Survived { stranger, at } => self.survive(now, *stranger, *at),
             Action::Close { stranger, at, how } => self.close(now, cause, *stranger, *at, how),
@@ -527,7 +560,7 @@ impl Books {
     /// Whether what was begun must not be gone on with.
     fn is_let_off(&self, now: Time, found: &Found) -> bool {
         let Ok(on) = self.places(now, found) else { return false };
-        let begun = matches!(found.step, Told::Signal { .. } | Told::Stuck);
+        let begun = matches!(found.step, Told::Unmoved { .. } | Told::Signal { .. } | Told::Stuck);
         let allowed = !found.is_system() && self.watch.is_told(Treat::Allow, &found.audit);
         begun && !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed)
     }
@@ -568,7 +601,11 @@ impl Books {
             return must(15, false, || format!("{stranger} is closed, and is not on the record"));
         };
         let process = found.audit.process;
+        let moved = self.is_moved_away(now, cause, stranger, found, how);
         let fits = match how {
+            Closed::Adopted(_) | Closed::Parked(_) if moved.is_some() => true,
+            Closed::Parked(_) => false,
+            Closed::OffCards | Closed::Matched(_) if self.is_still_moved(found) => false,
             Closed::Exited => matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process)),
             Closed::OffCards => self.places(now, found).is_ok_and(|on| on.is_empty()),
             Closed::Adopted(lease) => {
@@ -578,7 +615,10 @@ impl Books {
             Closed::Matched(lease) => self.owners.get(&process) == Some(lease),
             Closed::HostRebooted => matches!(cause, Cause::Started(true, _)),
         };
-        must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}"))?;
+        must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
+        if let Some((lease, true)) = moved {
+            self.ask_at_once(lease);
+        }
         self.watch.strangers.remove(&stranger);
         self.watch.by_process.remove(&process);
         Ok(())
@@ -593,6 +633,10 @@ impl Books {
         must(16, serving.is_none(), || format!("somebody survived SIGKILL on card {serving:?}, which is in service"))?;
         let left = self.watch.adopting.take();
         must(1, left.is_none(), || format!("{left:?} was begun to be adopted, and is not"))?;
+        let held = |lease: &&LeaseId| self.leases.get(lease).is_some_and(Book::goes_on);
+        let unended = std::mem::take(&mut self.watch.unmoving);
+        let unended = unended.iter().find(held);
+        must(16, unended.is_none(), || format!("{unended:?} moves nobody, and goes on"))?;
         let compared = match cause {
             Cause::Watched(it) => match &**it {
                 Watched::Left(process) => {
@@ -618,6 +662,16 @@ impl Books {
     }
 
     fn check_stranger(&self, now: Time, cause: &Cause, id: StrangerId, found: &Found) -> Verdict {
+        if let Told::Moving { lease, since } = found.step {
+            return if self.watch.stepped.contains(&id) {
+                Ok(())
+            } else {
+                self.check_moving(now, id, found, lease, since)
+            };
+        }
+        if self.is_still_moved(found) {
+            return Ok(());
+        }
         let owner = self.owners.get(&found.audit.process);
         must(19, owner.is_none(), || format!("{id} belongs to {owner:?}, and is on the record"))?;
         let Ok(on) = self.places(now, found) else { return Ok(()) };
@@ -668,11 +722,25 @@ impl Watch {
         self.strangers.get_mut(id)
     }
 
-    fn set_step(&mut self, stranger: StrangerId, step: Told) {
+    pub(super) fn set_step(&mut self, stranger: StrangerId, step: Told) {
         if let Some(found) = self.strangers.get_mut(&stranger) {
             found.step = step;
             self.stepped.push(stranger);
         }
+    }
+
+    /// Whether a lease is one by which a stranger is taken off its cards.
+    pub(super) fn is_by(&self, lease: LeaseId) -> bool {
+        self.strangers.values().any(|found| matches!(found.step, Told::Moving { lease: by, .. } if by == lease))
+    }
+
+    /// Those on the record.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Found> {
+        self.strangers.values()
+    }
+
+    pub(super) fn get_mut(&mut self, stranger: StrangerId) -> Option<&mut Found> {
+        self.strangers.get_mut(&stranger)
     }
 
     /// The stranger that a process is.

@@ -34,7 +34,7 @@ impl Books {
             }
             Action::Enrol { tenant, name } => {
                 let asked = matches!(cause, Cause::Asked { tenant: by, .. } if by == name);
-                let fits = asked || self.is_enrolled_by_adoption(cause, name);
+                let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
                 self.enrol(name);
                 Ok(())
@@ -141,6 +141,8 @@ impl Books {
             | Action::Warn { .. }
             | Action::Strike { .. }
             | Action::Struck { .. }
+            | Action::Take { .. }
+            | Action::NotMoved { .. }
             | Action::Relent { .. }
             | Action::Survived { .. }
             | Action::Close { .. }
@@ -286,6 +288,7 @@ impl Books {
                 _ => false,
             },
             Reason::RestoreFailed => matches!(cause, Cause::Said(of, Word::Lose) if *of == lease),
+            Reason::NotMoved => self.watch.unmoving.contains(&lease),
             Reason::Budget => false,
             Reason::Preempted => return self.check_preemption(now, cause, lease, book),
             Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),

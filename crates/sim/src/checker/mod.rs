@@ -26,11 +26,13 @@
 //! | 16 | signals go to processes of that lease, SIGKILL after SIGTERM and the grace; a survivor counts, and its card goes out of service | [`ends`] |
 //! | 20 | only who chose it is told to end and ended; who may stay stays | [`ends`], [`make`] |
 //! | 15–17, 20 | strangers: on the record first, warned, audited again, signalled where an operator wants it, and nobody else | [`enforce`] |
+//! | 4, 16, 20 | strangers that are parked in place of being ended: tried once, first, and never signalled while they are a lease's | [`moving`] |
 //! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
 pub mod adopt;
 pub mod books;
 pub mod calls;
+mod coarse;
 pub mod cross;
 pub mod debt;
 pub mod durable;
@@ -39,6 +41,7 @@ pub mod enforce;
 pub mod hand;
 pub mod life;
 pub mod make;
+pub mod moving;
 pub mod order;
 pub mod park;
 pub mod promises;
@@ -198,6 +201,9 @@ impl Checker {
             Action::Find { .. } => self.strangers.found += 1,
             Action::Warn { .. } => self.strangers.warned += 1,
             Action::Strike { .. } => self.strangers.struck += 1,
+            Action::Take { .. } => self.strangers.taken += 1,
+            Action::NotMoved { .. } => self.strangers.unmoved += 1,
+            Action::Close { how: Closed::Parked(_), .. } => self.strangers.parked += 1,
             Action::Close { how: Closed::Adopted(_), .. } => self.strangers.adopted += 1,
             Action::Survived { .. } => self.strangers.survived += 1,
             _ => {}

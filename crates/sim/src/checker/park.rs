@@ -7,12 +7,10 @@
 //! at each of its cards, one after the other, and it is parked. A look shows that it is back if all of
 //! its programs had said so before, and no other process of its is on the card; one such look at each
 //! card is enough, for its room is its own anyway. A word that comes later makes all looks begin anew.
-//!
-//! Where a look tells what a card has and not whose it is, one holder at a time moves there, in the library's way;
-//! its cards must have lost seven eighths of what its programs say, and nobody who was beside it may have gone.
 
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
+use super::coarse::Beside;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
 use sublet_core::action::{Action, Unparked};
@@ -30,7 +28,7 @@ const LOOKS: u32 = 2;
 pub const CONTEXT: Bytes = Bytes::mib(1024);
 /// What a program may have beside its context.
 pub const BESIDE: Bytes = Bytes::mib(512);
-const LITTLE: Bytes = Bytes::mib(64);
+pub(super) const LITTLE: Bytes = Bytes::mib(64);
 /// Whoever said what was not so is left alone for so many rests.
 const DISTRUST: u64 = 60;
 /// A hook may take so long, however little time others have.
@@ -80,15 +78,7 @@ pub struct Trip {
     /// What it had on its cards when it began to leave.
     pub had: Bytes,
     /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
-    before: BTreeMap<usize, Beside>,
-}
-
-/// A card when somebody began to leave it.
-#[derive(Clone, Debug)]
-struct Beside {
-    taken: Bytes,
-    leases: Vec<LeaseId>,
-    processes: Vec<ProcKey>,
+    pub(super) before: BTreeMap<usize, Beside>,
 }
 
 /// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
@@ -271,6 +261,13 @@ impl Books {
         }
     }
 
+    /// The same of a holder that has left them already.
+    pub(super) fn ask_at_once(&mut self, lease: LeaseId) {
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.asked_for |= trip.way != Way::Back && trip.wants.is_none();
+        }
+    }
+
     /// What those who speak for a lease on a rung say it has in host memory.
     fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
         self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
@@ -362,61 +359,6 @@ impl Books {
             && (said <= LITTLE || all <= held.booked.less(Bytes(said.0 / 2)))
     }
 
-    /// Whether a holder's cards have lost what its programs say, while nobody else went from them.
-    fn shows_less(&self, held: &Held, trip: &Trip, said: Bytes) -> bool {
-        let mut lost = Bytes::ZERO;
-        for number in &held.cards {
-            let (card, before) = (&self.cards[*number], trip.before.get(number));
-            let (Some(before), Some(taken)) = (before, card.taken()) else { return false };
-            let stayed = before.leases.iter().all(|other| card.claims.contains_key(other))
-                && before.processes.iter().all(|process| card.all.contains(process));
-            if card.is_coarse() && !stayed {
-                return false;
-            }
-            lost = lost + before.taken.less(taken);
-        }
-        said <= LITTLE || lost.0 >= said.0 / 8 * 7
-    }
-
-    /// What a holder's cards have beside its own, if one of them does not tell whose is what.
-    fn beside(&self, lease: LeaseId, held: &Held) -> BTreeMap<usize, Beside> {
-        let of = |number: &usize| {
-            let card = &self.cards[*number];
-            let others = card.all.iter().filter(|process| self.owners.get(process) != Some(&lease));
-            let leases = card.claims.keys().filter(|other| **other != lease).copied().collect();
-            Some((*number, Beside { taken: card.taken()?, leases, processes: others.copied().collect() }))
-        };
-        let hidden = held.cards.iter().any(|number| self.cards[*number].is_coarse());
-        held.cards.iter().filter(|_| hidden).filter_map(of).collect()
-    }
-
-    /// What a holder has on its cards: what was seen of it, or what its lease allows where nobody can see it.
-    fn has_in_all(&self, lease: LeaseId, held: &Held) -> Bytes {
-        let on = |number: &usize| match self.cards[*number].is_coarse() {
-            true => held.vram,
-            false => self.seen_of(lease, *number),
-        };
-        held.cards.iter().map(on).sum()
-    }
-
-    /// What a parked lease counts with on a card.
-    pub fn left_of(&self, lease: LeaseId, number: usize) -> Bytes {
-        let card = &self.cards[number];
-        let parked = self.leases.get(&lease).is_some_and(Book::is_parked) && card.claims.contains_key(&lease);
-        if card.is_coarse() && parked { card.left() } else { self.seen_of(lease, number) }
-    }
-
-    /// Whether somebody else's bytes go from a card or come to it that does not tell whose they are.
-    pub fn is_taken_up(&self, lease: LeaseId, held: &Held) -> bool {
-        let goes = |other: &LeaseId| match self.leases.get(other).map(|book| &book.at) {
-            Some(At::Away(_, trip)) => trip.way != Way::Gone,
-            Some(At::Ending(..)) => true,
-            _ => false,
-        };
-        let coarse = held.cards.iter().map(|number| &self.cards[*number]).filter(|card| card.is_coarse());
-        coarse.flat_map(|card| card.claims.keys()).any(|other| *other != lease && goes(other))
-    }
-
     fn shows_back(&self, book: &Book, trip: &Trip, number: usize, begun: Time) -> bool {
         let shims = self.voices(book.id, trip.rung);
         // Of whom nothing was heard nothing is known.
@@ -473,24 +415,32 @@ impl Books {
             return Ok(Bytes::ZERO);
         }
         let need = self.has_in_all(lease, held) + LITTLE;
-        let booked = |whose: Option<usize>| -> Bytes {
-            let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
-            all.filter_map(Book::held).map(|held| held.booked).sum()
-        };
+        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
+        self.has_memory(need, available)?;
+        let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
+        match cap {
+            Some(cap) if self.booked_by(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
+            _ => Ok(need),
+        }
+    }
+
+    fn booked_by(&self, whose: Option<usize>) -> Bytes {
+        let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
+        all.filter_map(Book::held).map(|held| held.booked).sum()
+    }
+
+    /// Whether so much more host memory can be booked.
+    pub(super) fn has_memory(&self, need: Bytes, available: Bytes) -> Result<(), &'static str> {
+        let parking = &self.policy.parking;
         let out = self.leases.values().filter(|book| matches!(&book.at, At::Away(_, trip) if trip.way == Way::Out));
         let leaving: Bytes = out.filter_map(Book::held).map(|held| held.booked).sum();
-        let available = self.ram.ok_or("nobody knows how much host memory there is")?;
         if need + parking.leave + leaving + self.unread > available {
             return Err("the host has too little memory");
         }
-        if booked(None) + need > parking.ram {
+        if self.booked_by(None) + need > parking.ram {
             return Err("there is too little host memory for parked bytes");
         }
-        let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
-        match cap {
-            Some(cap) if booked(Some(book.tenant)) + need > cap => Err("its tenant has as much as it may"),
-            _ => Ok(need),
-        }
+        Ok(())
     }
 
     /// A holder's bytes shall leave its cards.
@@ -503,7 +453,9 @@ impl Books {
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
         // Only the library says when it is used: whoever leaves in another way comes back unasked.
-        let by_hand = matches!(cause, Cause::Park(of, _) if *of == lease) && room_for.is_none();
+        let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
+        let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
+        let by_hand = by_hand && room_for.is_none();
         let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
         let unasked = is_heard || again.is_some() || by_hand;
         must(9, unasked && !(quiet && is_heard), || {
@@ -513,6 +465,9 @@ impl Books {
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
             _ if room_for.is_some() => self.check_room_for(now, cause, book, (again, quiet), *room_for)?,
+            _ if moved => must(17, again.is_none() && !quiet, || {
+                format!("{lease} is parked as a stranger, and asks again as of {again:?}")
+            })?,
             Cause::Park(of, Expect::Yes(true)) => must(17, *of == lease && again.is_none() && !quiet, || {
                 format!("{lease} is parked after {cause:?}, and asks again as of {again:?}")
             })?,

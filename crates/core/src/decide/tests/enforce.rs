@@ -8,7 +8,10 @@ use expect_test::expect;
 
 /// A house where strangers have ten seconds for everything.
 fn brisk() -> Policy {
-    Policy { patience: Patience { warned: Span::secs(10), grace: Span::secs(10) }, ..Policy::default() }
+    Policy {
+        patience: Patience { warned: Span::secs(10), grace: Span::secs(10), ..Patience::default() },
+        ..Policy::default()
+    }
 }
 
 #[test]

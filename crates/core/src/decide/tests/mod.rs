@@ -13,6 +13,7 @@ mod ends;
 mod enforce;
 mod fair;
 mod hostile;
+mod moving;
 mod order;
 mod park;
 mod preempt;
@@ -356,6 +357,8 @@ impl Teller {
                 let refused = refused.map_or(String::new(), |why| format!(", refused: {why}"));
                 writeln!(out, "{now} struck {stranger} with {signal}{refused}")
             }
+            Action::Take { stranger, lease, .. } => writeln!(out, "{now} take {stranger} off by {lease}"),
+            Action::NotMoved { stranger, why, .. } => writeln!(out, "{now} {stranger} stays: {why}"),
             Action::Relent { stranger, until: None, .. } => writeln!(out, "{now} relent {stranger}"),
             Action::Relent { stranger, until: Some(until), .. } => {
                 writeln!(out, "{now} {stranger} is looked into again, warned until {until}")

@@ -1,0 +1,161 @@
+//! Strangers that did not heed their warning leave their cards without loss, where that can be done.
+//!
+//! ```text
+//! Warned ──Take──► Moving ──its lease is parked──► closed: a parked lease like any other
+//!    │               │ it cannot be
+//!    └──NotMoved─────┴──► Unmoved ──its lease is over, and it was audited again──► SIGTERM
+//! ```
+//! A stranger that is moved has a lease of its size, so its bytes count once, and it is parked as any holder is:
+//! host memory is booked first, and it is parked when its cards were seen without its bytes, twice. Whether it
+//! could be is tried once. Nobody is signalled who belongs to a lease: the one it was to be moved by is ended
+//! first, and its cards are seen again.
+
+use super::Turn;
+use super::enforce::{is_allowed, rule, standing, tenant_of};
+use crate::action::Action;
+use crate::ask::Tier;
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::mutant::Mutant;
+use crate::parking::{self, NotParkable};
+use crate::reading::Reading;
+use crate::rows::{Away, Lease, Phase, Reason};
+use crate::rung::Rung;
+use crate::state::State;
+use crate::stranger::{Closed, Mode, OnCard, Step, Stranger, StrangerId, Treat};
+use crate::units::{Bytes, Span, Time};
+
+/// The driver says within so long whether it can take somebody off its cards.
+const MOVED_WITHIN: Span = Span::secs(30);
+
+impl Turn<'_> {
+    /// A stranger did not heed its warning: it gets a lease of its size, by which it leaves its cards.
+    pub(super) fn take_off(&mut self, id: StrangerId, on: &[OnCard]) {
+        let Some(stranger) = self.state.rows().strangers.get(&id).cloned() else { return };
+        let by = Caller::user(tenant_of(&stranger.audit));
+        let lease = match could_move(self.state, &stranger, on) {
+            Ok(()) => self.give_lease(&by, &stranger, on, None, Tier::Batch).map_err(|refusal| refusal.to_string()),
+            Err(why) => Err(why_it_stays(&why)),
+        };
+        match lease {
+            Ok(lease) => {
+                self.emit(Action::Take { stranger: id, lease, at: self.now });
+                self.attend_moving(id, lease, self.now);
+            }
+            // It gains nothing by that: the next step is due at once.
+            Err(why) => {
+                self.emit(Action::NotMoved { stranger: id, at: self.now, why });
+                self.attend(id);
+            }
+        }
+    }
+
+    /// Takes the next step of a stranger that is taken off its cards.
+    pub(super) fn attend_moving(&mut self, id: StrangerId, lease: LeaseId, since: Time) {
+        let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
+        let is_over = is_let_off(self.state, stranger);
+        let row = self.state.lease(lease);
+        match row.map(|row| &row.phase) {
+            None | Some(Phase::Waiting { .. } | Phase::Ending(..)) => {
+                self.not_moved(id, "its lease is over");
+                self.attend(id);
+            }
+            // An operator thought better of it: it keeps its lease, and has its cards again.
+            Some(_) if is_over => {
+                self.close(id, Closed::Adopted(lease));
+                self.wants(lease);
+            }
+            Some(Phase::Parked(..) | Phase::Resuming(_, Away { back: true, .. })) => {
+                self.close(id, Closed::Parked(lease));
+            }
+            Some(Phase::Parking(..)) if self.state.planted(Mutant::BelieveMoving) => {
+                self.close(id, Closed::Parked(lease));
+            }
+            Some(Phase::Parking(..) | Phase::Resuming(..)) => {}
+            Some(Phase::Active(hold)) => {
+                // How much is to be moved is known once it was seen as this lease's.
+                let is_measured = hold.cards.iter().any(|card| self.state.room(*card).seen_of(lease) > Bytes::ZERO);
+                let is_parked = is_measured && self.park(lease, false, true).is_ok();
+                if !is_parked && let Some(why) = self.stays(lease, since, is_measured) {
+                    self.not_moved(id, &why);
+                    self.end(lease, Reason::NotMoved);
+                    self.attend(id);
+                }
+            }
+        }
+    }
+
+    /// Why the driver cannot move a holder, unless that may be otherwise soon.
+    fn stays(&self, lease: LeaseId, since: Time, is_measured: bool) -> Option<String> {
+        let row = self.state.lease(lease)?;
+        let can = parking::parkable(self.state, row, Rung::Driver, self.now);
+        let why = can.err().unwrap_or(NotParkable::NotInspected);
+        let is_early = self.not_before(since, since + MOVED_WITHIN).is_some();
+        let is_open = |card: &CardId| self.state.room(*card).open(self.now, self.state.policy().period).is_ok();
+        let waits = match why {
+            // Nothing happens to who is on a card that cannot be read.
+            _ if !row.hold().is_some_and(|hold| hold.cards.iter().all(is_open)) => true,
+            // What descends from it may not be known for its own yet.
+            NotParkable::NotInspected | NotParkable::NotSure(_) | NotParkable::RamUnknown => is_early,
+            _ => is_early && !is_measured,
+        };
+        (!waits).then(|| why_it_stays(&why))
+    }
+
+    fn not_moved(&mut self, stranger: StrangerId, why: &str) {
+        self.emit(Action::NotMoved { stranger, at: self.now, why: why.to_owned() });
+    }
+
+    /// Somebody wants a lease for a process that has one, by which it is moved: that is the one it gets.
+    pub(super) fn adopt_moving(&mut self, stranger: &Stranger) -> Option<Answer> {
+        let own = match stranger.step {
+            Step::Moving { lease, .. } => Some(lease),
+            Step::Unmoved { .. } => None,
+            Step::Found | Step::Warned { .. } | Step::Told { .. } | Step::Stuck => return None,
+        };
+        if let Some(lease) = own.filter(|lease| self.state.lease(*lease).is_some_and(Lease::is_held)) {
+            self.close(stranger.id, Closed::Adopted(lease));
+            self.wants(lease);
+            return Some(Answer::Lease(lease));
+        }
+        let last = self.state.owner(&stranger.audit.process)?;
+        Some(Answer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
+    }
+}
+
+/// What was begun in another mode, or before a rule was there, is not gone on with.
+fn is_let_off(state: &State, stranger: &Stranger) -> bool {
+    let audit = &stranger.audit;
+    let is_enforced = stranger.cards.iter().any(|card| state.rows().cards[card.0 as usize].mode == Mode::Enforce);
+    let is_contained = audit.container.is_some() && rule(state, audit, Treat::Deny).is_none();
+    !is_enforced || is_contained || is_allowed(state, audit) || standing(state, audit).is_some()
+}
+
+/// Why somebody stays who was never asked whether it would take a risk.
+fn why_it_stays(why: &NotParkable) -> String {
+    match why {
+        NotParkable::NotInspected => "the driver did not say in time whether it can be parked".to_owned(),
+        NotParkable::NotSure(why) => format!("a restore would not be sure to have room: {why}"),
+        why => why.to_string(),
+    }
+}
+
+/// Why the driver could not take a stranger off its cards, as far as that is known before it is asked: others
+/// could take the room that it needs to come back, or there is too little host memory.
+fn could_move(state: &State, stranger: &Stranger, on: &[OnCard]) -> Result<(), NotParkable> {
+    let tree = state.watchlist().seen.get(&stranger.id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
+    let is_its = |process: &ProcKey| *process == stranger.audit.process || tree.contains(process);
+    for (card, _) in on {
+        let room = state.room(*card);
+        let Reading::Used(used) = &room.observed().reading else { continue };
+        let is_ours = |process: &ProcKey| state.owner(process).is_some_and(|lease| room.claims().contains_key(&lease));
+        let strangers = used.processes.iter().map(|resident| &resident.process);
+        let strangers = strangers.filter(|process| !is_ours(process) && !is_its(process)).count();
+        parking::is_kept_free(state, *card, None, strangers)?;
+    }
+    let need = on.iter().filter_map(|(_, bytes)| *bytes).sum::<Bytes>() + parking::SMALL;
+    match parking::room(state) {
+        Some(room) if need > room => Err(NotParkable::Ram { need, room }),
+        _ => Ok(()),
+    }
+}
