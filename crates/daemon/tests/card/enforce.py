@@ -2,7 +2,7 @@
 
     enforce.py DIST OUT [--soft] [WHICH ...]
 
-DIST has sublet and the examples. WHICH is of: adopted ended. Each begins a service of its own and ends it. The
+DIST has sublet and the examples. WHICH is of: adopted parked ended. Each begins a service of its own and ends it. The
 programs are another user's. What happened goes to OUT/enforce.json and to the screen. With --soft they are examples,
 on soft cards, to try the script itself.
 """
@@ -70,6 +70,34 @@ def adopted():
     house.end()
 
 
+def parked():
+    """Found, warned, not heeding it: parked by the driver, and brought back under the lease that it got by that."""
+    house = House("parked", 60, BRISK)
+    before = used(house)
+    job, found, told = stranger(house, 8)
+    told["used_before"], told["used_with_it"] = before, used(house)
+    house.cli("enforce", "mode", "0", "enforce", "--yes")
+    begun = time.perf_counter()
+    until(house, lambda it: it["step"] == "warned")
+    told["preview"] = house.cli("enforce", "preview")
+    until(house, lambda it: it["step"] not in ("found", "warned"))
+    told["mode_to_moving_s"] = round(time.perf_counter() - begun, 3)
+    lease = house.get("/v1/leases?all=true")[1]["leases"][0]["id"]
+    house.until(lease, lambda it: it["state"] == "parked")
+    told["mode_to_parked_s"] = round(time.perf_counter() - begun, 3)
+    told["alive"] = job.poll() is None
+    told["used_parked"] = used(house)
+    begun = time.perf_counter()
+    house.cli("resume", lease)
+    told["resume_s"], told["resumed_seen"] = round(time.perf_counter() - begun, 3), house.lease(lease)["seen_bytes"]
+    job.terminate()
+    told["said"] = job.stdout.read().split("\n")[:2]
+    told["exit"] = job.wait()
+    told["story"] = house.cli("audit", "show", found["id"])
+    FOUND["parked"] = told
+    house.end()
+
+
 def ended():
     """Found, warned, ended; what it had is seen to return, and the whole story can be read."""
     house = House("ended", 60, BRISK + "park = false\n")
@@ -90,4 +118,4 @@ def ended():
     house.end()
 
 
-run_all("enforce", {"adopted": adopted, "ended": ended})
+run_all("enforce", {"adopted": adopted, "parked": parked, "ended": ended})
