@@ -116,11 +116,21 @@ pub enum Mutant {
     ServeSurvivor,
     /// Rule 1: an adopted process gets what it wants, whether there is room or not.
     AdoptBlind,
+    /// Rule 14: who takes a larger lease is not charged for it.
+    GrowFree,
+    /// Rule 1: a larger lease is given whether there is room or not.
+    GrowBlind,
+    /// Rule 20: who has more than its lease is ended on cards where nothing is enforced.
+    EndObserved,
+    /// Rule 9: who has more than its lease is made to leave at once.
+    OverAtOnce,
+    /// One look is enough to say that a holder has more than its lease.
+    OverOneLook,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 56] = [
+    pub const ALL: [Mutant; 61] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -177,5 +187,10 @@ impl Mutant {
         Mutant::ForgetUnseen,
         Mutant::ServeSurvivor,
         Mutant::AdoptBlind,
+        Mutant::GrowFree,
+        Mutant::GrowBlind,
+        Mutant::EndObserved,
+        Mutant::OverAtOnce,
+        Mutant::OverOneLook,
     ];
 }

@@ -112,10 +112,13 @@ struct EnforcementConfig {
     warned: Option<String>,
     /// From SIGTERM to SIGKILL (`"5m"`).
     grace: Option<String>,
+    /// Who has more than its lease may be made to leave after so long, should somebody wait (`"1m"`).
+    over: Option<String>,
 }
 
 impl EnforcementConfig {
     fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
+        set(&mut policy.over, "enforcement.over", &self.over, read_span)?;
         set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
         set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
     }
@@ -715,6 +718,7 @@ mod tests {
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
         let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
         assert_eq!((patience.warned, patience.grace), (Span::secs(60), Span::secs(30)));
+        assert_eq!(settle("[enforcement]\nover = \"20s\"").unwrap().policy.over, Span::secs(20));
         for wrong in [
             "[parking]\nram = \"95%\"",
             "[preemption]\nturn = \"soon\"",

@@ -71,6 +71,12 @@ pub struct Passed {
     pub adopted: u64,
     /// How often one survived SIGKILL.
     pub survived: u64,
+    /// How often a holder was told that it has more than its lease.
+    pub told_over: u64,
+    /// How often one took a larger lease.
+    pub grown: u64,
+    /// How often one was ended for it.
+    pub overused: u64,
     /// The daemon's time in all.
     pub elapsed: Span,
     /// How long holders were on their way off their cards, or back to them, all of them together.
@@ -129,6 +135,9 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             struck: sim.checker.strangers.struck,
             adopted: sim.checker.strangers.adopted,
             survived: sim.checker.strangers.survived,
+            told_over: sim.checker.over.0,
+            grown: sim.checker.over.1,
+            overused: sim.checker.over.2,
             elapsed: sim.elapsed,
             moving: sim.checker.moving,
         })

@@ -36,6 +36,8 @@ const WHIM: u64 = 0x726F_6F6D;
 const DOOM: u64 = 0x646F_6F6D;
 /// And that of strangers.
 const ODDS: u64 = 0x6F64_6473;
+/// And that of who takes more than its lease.
+const GREED: u64 = 0x6772_6565;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub struct Sim<'a> {
     pub(crate) doom: Rng,
     /// Of what has to do with strangers.
     pub(crate) odds: Rng,
+    /// Of who takes more than its lease.
+    pub(crate) greed: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -105,7 +109,10 @@ impl<'a> Sim<'a> {
         let mut whim = Rng::new(seed ^ WHIM);
         let mut odds = Rng::new(seed ^ ODDS);
         let vigil = Vigil::draw(&mut odds, blind || still || crowd);
-        let shape = if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
+        let mut greed = Rng::new(seed ^ GREED);
+        let mut shape =
+            if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
+        shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -144,6 +151,7 @@ impl<'a> Sim<'a> {
             whim,
             doom: Rng::new(seed ^ DOOM),
             odds,
+            greed,
             shape,
         }
     }

@@ -10,6 +10,7 @@ pub(crate) mod board;
 mod calls;
 pub mod enforce;
 pub mod offer;
+pub mod over;
 mod park;
 pub mod preempt;
 mod see;

@@ -7,14 +7,16 @@ use sublet_core::audit::{Accounted, Ancestor, Audit};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
-use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant, Turns};
+use sublet_core::rows::{
+    Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Turns,
+};
 use sublet_core::rung::Rung;
 use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -23,6 +25,7 @@ const REASONS: [Reason; 12] = [
     Reason::Revoked,
     Reason::ParkExpired,
     Reason::Preempted,
+    Reason::OverUse,
     Reason::DeviceLost,
     Reason::RestoreFailed,
     Reason::HostRebooted,
@@ -66,6 +69,9 @@ fn extreme_hold() -> Hold {
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
             lied: Some((Rung::Driver, Time(u64::MAX))),
+            unmoved: true,
+            over: Some(Over { since: Time(u64::MAX), seen: Bytes(u64::MAX) }),
+            less_byte_us: u128::MAX,
         }),
         notice: None,
     }
@@ -303,9 +309,9 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [12, 11, 10]);
+    assert_eq!(ids(None, None, 3), [13, 12, 11]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
-    assert_eq!(ids(Some(TenantId(1)), None, 10), [11, 9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [13, 11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
 }
 

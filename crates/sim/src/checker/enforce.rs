@@ -160,12 +160,17 @@ impl Watch {
         }
     }
 
+    /// Whether this daemon has seen that it can end whom it means.
+    pub(super) fn is_able(&self) -> bool {
+        self.tested == Some(Ok(()))
+    }
+
     /// Whether anybody is on the record.
     pub fn is_empty(&self) -> bool {
         self.strangers.is_empty()
     }
 
-    fn mode(&self, card: usize) -> Mode {
+    pub(super) fn mode(&self, card: usize) -> Mode {
         self.modes.get(card).copied().unwrap_or_default()
     }
 
