@@ -39,6 +39,7 @@ pub fn lease() -> Lease {
         not_parkable: None,
         parked: None,
         rung: None,
+        over: None,
         ends_soon: None,
         yields: false,
         may_lose: false,
@@ -183,6 +184,7 @@ fn holder() -> Occupant {
         reserved_bytes: Some(10 << 30),
         seen_bytes: Some((78 << 30) / 10),
         since_unix_s: Some(NOW - 60.0),
+        over: false,
     }
 }
 
@@ -196,5 +198,6 @@ fn stranger() -> Occupant {
         reserved_bytes: None,
         seen_bytes: Some(3 << 30),
         since_unix_s: None,
+        over: false,
     }
 }

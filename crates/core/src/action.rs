@@ -17,8 +17,8 @@ use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
-/// 6: strangers that are parked, what an end took, and why a restore failed.
-pub const FORMAT: u32 = 6;
+/// 6: strangers that are parked, what an end took, and why a restore failed. 7: holders with more than their leases.
+pub const FORMAT: u32 = 7;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,7 +236,34 @@ pub enum Action {
         /// When.
         at: Time,
     },
-    /// A holder that chose to be ended for others will be, and is told.
+    /// A holder has more on a card than its lease is for, and is told.
+    Over {
+        /// Which.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// It was seen to have so much on one card.
+        seen: Bytes,
+    },
+    /// It has no more than its lease is for again.
+    Within {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A holder that has more than its lease was for takes a larger one.
+    Grow {
+        /// Which.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// So much of each of its cards from now on.
+        vram: Bytes,
+        /// Its tenant's mark from now on: what is more is charged for the rest of the term.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mark: Option<Time>,
+    },
+    /// A holder that chose to be ended for others will be, or one that has more than its lease where that is
+    /// enforced, and is told.
     Notice {
         /// Which.
         lease: LeaseId,
@@ -459,6 +486,9 @@ impl Action {
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. }
             | Action::Resumed { lease, .. }
+            | Action::Over { lease, .. }
+            | Action::Within { lease }
+            | Action::Grow { lease, .. }
             | Action::Notice { lease, .. }
             | Action::Spare { lease }
             | Action::Signal { lease, .. }
@@ -506,6 +536,9 @@ impl Action {
             Action::Resume { .. } => "resume",
             Action::Retreat { .. } => "retreat",
             Action::Resumed { .. } => "resumed",
+            Action::Over { .. } => "over",
+            Action::Within { .. } => "within",
+            Action::Grow { .. } => "grow",
             Action::Notice { .. } => "notice",
             Action::Spare { .. } => "spare",
             Action::Signal { .. } => "signal",

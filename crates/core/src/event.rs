@@ -364,6 +364,11 @@ pub enum Refusal {
         /// What can, of how many cards.
         instead: Option<(Bytes, u16)>,
     },
+    /// The lease cannot be made so large.
+    NotLarger {
+        /// It could be made so large.
+        instead: Option<Bytes>,
+    },
     /// No room now, and it would not wait.
     NoRoom {
         /// The largest that one card could give now.
@@ -461,6 +466,8 @@ impl fmt::Display for Refusal {
             Refusal::NoSuchOffer { instead: Some((vram, gpus)) } => {
                 write!(f, "that cannot start now, but {vram} of each of {gpus} cards can")
             }
+            Refusal::NotLarger { instead: None } => f.write_str("the lease cannot be made larger now"),
+            Refusal::NotLarger { instead: Some(vram) } => write!(f, "the lease can be made {vram} now, and not that"),
             Refusal::NoRoom { largest } => write!(f, "there is no room now (largest possible: {largest})"),
             Refusal::QueueFull { own: true } => {
                 f.write_str("you, or your group, have as many asks in the queue as you may")

@@ -213,7 +213,7 @@ fn returns(lease: &Lease) -> bool {
 /// while their programs answer.
 fn parking_takes(state: &State, times: u64) -> Span {
     let parking = &state.policy().parking;
-    if parking.ram == Bytes::ZERO && state.movable().next().is_none() {
+    if parking.ram == Bytes::ZERO && state.movable().next().is_none() && state.moving().next().is_none() {
         return Span::ZERO;
     }
     // A hook and the driver may take longer, and who is ended has its notice and two signals.
@@ -224,10 +224,12 @@ fn parking_takes(state: &State, times: u64) -> Span {
         let by = |rung: Rung| parking.limit_of(&Away { rung, had, ..Away::new(Time::ZERO) });
         let moves = [Rung::Yield, Rung::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
         let notice = row.ask.notice.map_or(Span::ZERO, |notice| notice.before);
-        let ends = row.ask.may_be_ended().then(|| notice + Span(2 * parking.grace.0));
+        let may_end = row.ask.may_be_ended() || row.hold().is_some_and(|hold| hold.over().is_some());
+        let ends = may_end.then(|| notice + Span(2 * parking.grace.0));
         moves.max(ends).unwrap_or_default()
     });
-    let limit = longest.max().unwrap_or_default().max(parking.limit);
+    let under_way = state.moving().filter_map(|lease| state.lease(lease)?.away()).map(|away| parking.limit_of(away));
+    let limit = longest.chain(under_way).max().unwrap_or_default().max(parking.limit);
     Span((limit.0 + 2 * state.policy().period.0).saturating_mul(times))
 }
 

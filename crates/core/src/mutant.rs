@@ -124,11 +124,21 @@ pub enum Mutant {
     BelieveMoving,
     /// Who could not be taken off its cards is tried again, for ever.
     MoveForEver,
+    /// Rule 14: who takes a larger lease is not charged for it.
+    GrowFree,
+    /// Rule 1: a larger lease is given whether there is room or not.
+    GrowBlind,
+    /// Rule 20: who has more than its lease is ended on cards where nothing is enforced.
+    EndObserved,
+    /// Rule 9: who has more than its lease is made to leave at once.
+    OverAtOnce,
+    /// One look is enough to say that a holder has more than its lease.
+    OverOneLook,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 60] = [
+    pub const ALL: [Mutant; 65] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -189,5 +199,10 @@ impl Mutant {
         Mutant::StrikeMoving,
         Mutant::BelieveMoving,
         Mutant::MoveForEver,
+        Mutant::GrowFree,
+        Mutant::GrowBlind,
+        Mutant::EndObserved,
+        Mutant::OverAtOnce,
+        Mutant::OverOneLook,
     ];
 }

@@ -146,6 +146,14 @@ impl fmt::Display for NotParkable {
     }
 }
 
+impl NotParkable {
+    /// Whether it is so for as long as the holder is as it is: not for want of a moment, or of host memory.
+    pub fn lasts(&self) -> bool {
+        use NotParkable::{Lately, NotActive, OneAtATime, Ram, RamUnknown, Unreadable};
+        !matches!(self, NotActive | Unreadable | OneAtATime(_) | Lately(_) | RamUnknown | Ram { .. })
+    }
+}
+
 /// Beside a context, a parked program may have so much on a card: modules, and what streams keep.
 pub(crate) const RESIDUE: Bytes = Bytes::mib(512);
 /// A context whose size was never measured: more than any was seen to take.

@@ -41,6 +41,8 @@ pub struct Policy {
     pub parking: Parking,
     /// How long strangers have for what, on cards where they are ended.
     pub patience: Patience,
+    /// Who has more than its lease may be made to leave after so long, should somebody wait.
+    pub over: Span,
     /// What each tenant may have, where nothing else is said.
     pub caps: Caps,
     /// What certain tenants may have.
@@ -246,6 +248,8 @@ impl Default for Policy {
             queue_max: 100_000,
             parking: Parking::default(),
             patience: Patience::default(),
+            // Long enough to accept a larger lease, or to give back what a peak took.
+            over: Span::secs(60),
             // A runaway script is stopped long before the queue of the others is full. Whoever is
             // never to be preempted needs a word from the house.
             caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },

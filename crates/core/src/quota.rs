@@ -334,6 +334,20 @@ pub fn allows(state: &State, lease: &Lease, cards: &[CardId], vram: Bytes) -> bo
         && affords(state, tenant, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
 }
 
+/// Whether a holder's tenant and its groups may have so much more of each of its cards, which costs so much of
+/// the day's GPU time.
+pub fn allows_more(state: &State, lease: &Lease, more: Bytes, time: Span) -> bool {
+    let (books, tenant) = (state.books(), lease.tenant);
+    let never = lease.ask.preempt == Preempt::Never;
+    let within = |load: &Load, caps: &Caps| {
+        caps.vram.is_none_or(|cap| load.vram + more <= cap)
+            && caps.never.filter(|_| never).is_none_or(|cap| load.never + more <= cap)
+    };
+    within(books.load(tenant), books.caps(tenant))
+        && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
+        && affords(state, tenant, time)
+}
+
 /// Whether a tenant and its groups may ever hold so many bytes.
 pub fn may_ever_hold(state: &State, tenant: TenantId, bytes: Bytes) -> bool {
     let books = state.books();

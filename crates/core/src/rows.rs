@@ -4,6 +4,7 @@
 //! fact. Readings, activity and everything derived live elsewhere
 //! ([`crate::state`]).
 
+mod over;
 mod park;
 
 use crate::action::Action;
@@ -17,6 +18,8 @@ use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+pub use over::Over;
 
 /// Everything that survives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,7 +238,7 @@ pub struct Hold {
     /// The day on which the time from `renewed` to `until` was charged.
     #[serde(default)]
     pub day: u32,
-    /// What there is to know of one that was parked at least once.
+    /// What there is to know of one that was parked at least once, or had more than its lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Turns>,
     /// It was told that it is over then, for others.
@@ -263,6 +266,19 @@ pub struct Turns {
     /// When it last said that its bytes were gone though they were not, and in which way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lied: Option<(Rung, Time)>,
+    /// It was never told to leave its cards: this is the first turn.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unmoved: bool,
+    /// It has more on its cards than its lease is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<Over>,
+    /// What this turn is charged less, in byte·µs: its lease was smaller at first.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub less_byte_us: u128,
+}
+
+fn is_nothing(byte_us: &u128) -> bool {
+    *byte_us == 0
 }
 
 /// What there is to know of a holder that is parked, or on its way there or back.
@@ -362,6 +378,8 @@ pub enum Reason {
     HoldCap,
     /// Others needed its cards, and its owner chose that it is ended for them.
     Preempted,
+    /// It had more than its lease on cards where that is enforced, and others needed them.
+    OverUse,
     /// Its fixed term was over.
     TermOver,
     /// Its tenant's GPU time of the day was used up.
@@ -382,6 +400,13 @@ pub enum Reason {
     WaitOver,
     /// Its process never asked for it and was to leave an enforced card by it, which could not be done.
     NotMoved,
+}
+
+impl Reason {
+    /// Whether its processes are ended with it.
+    pub fn ends_processes(self) -> bool {
+        matches!(self, Reason::Preempted | Reason::OverUse)
+    }
 }
 
 /// A lease that is over, as history keeps it.
@@ -427,12 +452,15 @@ impl Tenant {
 impl Hold {
     /// What holding it until `now` is charged: card·µs and byte·µs.
     pub fn charge(&self, now: Time) -> (u64, u128) {
-        let (began, to, spent) = match &self.turns {
-            None => (self.granted, now, (0, 0)),
-            Some(turns) => (turns.began, turns.stopped.unwrap_or(now), (turns.spent_us, turns.spent_byte_us)),
+        let (began, to, spent, less) = match &self.turns {
+            None => (self.granted, now, (0, 0), 0),
+            Some(turns) => {
+                let spent = (turns.spent_us, turns.spent_byte_us);
+                (turns.began, turns.stopped.unwrap_or(now), spent, turns.less_byte_us)
+            }
         };
         let card_us = to.since(began).0.saturating_mul(self.cards.len() as u64);
-        let byte_us = u128::from(card_us) * u128::from(self.vram.0);
+        let byte_us = (u128::from(card_us) * u128::from(self.vram.0)).saturating_sub(less);
         (spent.0.saturating_add(card_us), spent.1.saturating_add(byte_us))
     }
 
@@ -448,7 +476,17 @@ impl Hold {
 
     fn turns(&mut self) -> &mut Turns {
         let began = self.granted;
-        let new = || Turns { began, stopped: None, spent_us: 0, spent_byte_us: 0, booked: Bytes::ZERO, lied: None };
+        let new = || Turns {
+            began,
+            stopped: None,
+            spent_us: 0,
+            spent_byte_us: 0,
+            booked: Bytes::ZERO,
+            lied: None,
+            unmoved: true,
+            over: None,
+            less_byte_us: 0,
+        };
         self.turns.get_or_insert_with(new)
     }
 
@@ -620,6 +658,9 @@ impl Rows {
                 }
                 return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak, signal: None });
             }
+            Action::Over { lease, at, seen } => self.over(*lease, *at, *seen),
+            Action::Within { lease } => self.within(*lease),
+            Action::Grow { lease, at, vram, mark } => self.grow(*lease, *at, *vram, *mark),
             Action::Notice { lease, until, .. } => self.set_notice(*lease, Some(*until)),
             Action::Spare { lease } => self.set_notice(*lease, None),
             Action::Signal { lease, signal, at, .. } => {
@@ -706,7 +747,8 @@ impl Rows {
                 Some(Ended { id, tenant: row.tenant, ask: row.ask, asked: row.asked, hold: None, finish })
             }
             Phase::Active(hold) | Phase::Parking(hold, _) | Phase::Parked(hold, _) | Phase::Resuming(hold, _) => {
-                let hold = Hold { notice: None, ..hold.clone() };
+                let mut hold = Hold { notice: None, ..hold.clone() };
+                hold.forget_over();
                 let (card_us, byte_us) = hold.charge(finish.at);
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
                 tenant.leases += 1;

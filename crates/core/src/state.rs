@@ -6,6 +6,7 @@
 
 mod cards;
 mod movable;
+mod over;
 mod strange;
 
 use crate::action::Action;
@@ -20,10 +21,12 @@ use crate::queue::{Place, Queue};
 use crate::quota::{Books, Load};
 use crate::reading::{CardFacts, Observation, Reading};
 use crate::room::{Claim, Room};
-use crate::rows::{Ended, Finish, Hold, Lease, Phase, Reason, Rows};
+use crate::rows::{Ended, Finish, Hold, Lease, Phase, Rows};
 use crate::units::{Bytes, Span, Time};
 use crate::watchlist::Watchlist;
 use cards::{fit_room, lives_on, new_room};
+use over::Excess;
+pub(crate) use over::SLACK;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is known now.
@@ -52,6 +55,8 @@ pub struct State {
     movable: BTreeSet<LeaseId>,
     /// Holders that the driver brings back. Nobody else is let onto their cards meanwhile.
     restoring: BTreeSet<LeaseId>,
+    /// Holders that were told that they have more than their leases.
+    over: BTreeSet<LeaseId>,
     // Seen, and gone with the process.
     lives: BTreeMap<LeaseId, Live>,
     owners: BTreeMap<ProcKey, LeaseId>,
@@ -60,6 +65,8 @@ pub struct State {
     pub(crate) disk_full: bool,
     /// Whether something happened since it was last reckoned whether room could be made, and when that was.
     planned: (bool, Time),
+    /// By card: whether the last looks showed a holder with more than its lease, and how many of them.
+    excess: Vec<Excess>,
     /// Host memory that was available at the last look.
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
@@ -85,12 +92,14 @@ impl State {
             booked: Bytes::ZERO,
             movable: BTreeSet::new(),
             restoring: BTreeSet::new(),
+            over: BTreeSet::new(),
             lives: BTreeMap::new(),
             owners: BTreeMap::new(),
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
             planned: (false, Time::ZERO),
+            excess: vec![Excess::new(); rows.cards.len()],
             ram: None,
             day_seen: None,
             watchlist: Watchlist::default(),
@@ -219,7 +228,7 @@ impl State {
                 }
             }
             // A lease that ends while it is parked counts until its cards were seen again, like any.
-            Action::Parked { lease, .. } => self.weigh(*lease, Load::take_off),
+            Action::Parked { lease, .. } | Action::Grow { lease, .. } => self.weigh(*lease, Load::take_off),
             _ => {}
         }
     }
@@ -296,6 +305,7 @@ impl State {
                     None => {
                         self.rooms.push(new_room(&self.policy, facts));
                         self.ending.push(BTreeSet::new());
+                        self.excess.push(Excess::new());
                     }
                 }
                 self.slots.insert(facts.uuid.clone(), *card);
@@ -331,8 +341,17 @@ impl State {
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
             Action::Bind { lease, process } => self.add_member(*lease, *process),
+            Action::Over { .. } => {}
+            Action::Within { lease } => self.forget_excess(*lease),
+            Action::Grow { lease, .. } => {
+                self.weigh(*lease, Load::put_on);
+                self.set_reserved(*lease);
+                self.set_ends(*lease);
+                self.forget_excess(*lease);
+            }
             Action::Park { lease, .. } | Action::Unpark { lease, .. } | Action::Retreat { lease, .. } => {
                 self.moving.insert(*lease);
+                self.forget_excess(*lease);
                 self.move_on(*lease);
                 if self.planted(Mutant::LeavingIsGone) && matches!(action, Action::Park { .. }) {
                     let all = self.rooms.iter_mut();
@@ -639,6 +658,7 @@ impl State {
                 live.peak = live.peak.max(Some(*bytes));
             }
         }
+        self.weigh_excess(card);
     }
 
     /// Notes that a card of an ended lease was seen again: nothing counts for it there any more.
@@ -701,7 +721,7 @@ impl State {
             Phase::Parked(_, away) if self.planted(Mutant::ExpireParked) => Some(away.since + lease.ask.term.span()),
             Phase::Parked(_, away) => Some(away.since + self.policy.parking.term),
             // Who is ended for others gets its signals in time.
-            Phase::Ending(_, Finish { reason: Reason::Preempted, signal, at, .. }) => match signal {
+            Phase::Ending(_, Finish { reason, signal, at, .. }) if reason.ends_processes() => match signal {
                 None => Some(*at),
                 Some((_, at)) => Some(*at + self.policy.parking.grace),
             },

@@ -114,10 +114,13 @@ struct EnforcementConfig {
     park: Option<bool>,
     /// From SIGTERM to SIGKILL (`"5m"`).
     grace: Option<String>,
+    /// Who has more than its lease may be made to leave after so long, should somebody wait (`"1m"`).
+    over: Option<String>,
 }
 
 impl EnforcementConfig {
     fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
+        set(&mut policy.over, "enforcement.over", &self.over, read_span)?;
         set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
         policy.patience.parks = self.park.unwrap_or(policy.patience.parks);
         set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
@@ -723,6 +726,7 @@ mod tests {
         assert!(!settle("[enforcement]\npark = false").unwrap().policy.patience.parks);
         // Where the driver parks nobody, nobody waits for it.
         assert!(!settle("[preemption]\ndriver = \"off\"").unwrap().policy.patience.parks);
+        assert_eq!(settle("[enforcement]\nover = \"20s\"").unwrap().policy.over, Span::secs(20));
         for wrong in [
             "[parking]\nram = \"95%\"",
             "[preemption]\nturn = \"soon\"",

@@ -103,6 +103,8 @@ pub enum Until {
         known: LeaseState,
         /// It knows that the lease ends soon.
         told: bool,
+        /// It knows that it has more than its lease.
+        over: bool,
     },
 }
 
@@ -110,7 +112,9 @@ impl Until {
     /// Whether somebody who sees this has waited for it.
     pub fn is_changed(self, shown: &Lease) -> bool {
         match self {
-            Until::Changed { known, told } => shown.state != known || shown.ends_soon.is_some() != told,
+            Until::Changed { known, told, over } => {
+                shown.state != known || shown.ends_soon.is_some() != told || shown.over.is_some() != over
+            }
             Until::Granted | Until::Ended => false,
         }
     }

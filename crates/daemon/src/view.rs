@@ -8,6 +8,7 @@ use crate::words;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
+use sublet_core::decide::over;
 use sublet_core::decide::preempt::{self, Making};
 use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
@@ -18,6 +19,7 @@ use sublet_core::reading::Reading;
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
+use sublet_core::stranger::Mode;
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_wire as wire;
@@ -84,8 +86,9 @@ impl View<'_> {
                 shown.expires_unix_s = Some(self.unix_s(until));
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
                 shown.not_parkable = self.not_parkable(lease, hold);
+                shown.over = self.over(lease, hold);
                 shown.ends_soon = hold.notice.map(|notice| wire::EndsSoon {
-                    reason: wire::Reason::Preempted,
+                    reason: if lease.ask.may_be_ended() { wire::Reason::Preempted } else { wire::Reason::OverUse },
                     unix_s: self.unix_s(notice),
                     in_s: notice.since(self.now).as_secs_f64(),
                 });
@@ -137,6 +140,22 @@ impl View<'_> {
         let has = hold.cards.iter().any(|card| self.state.room(*card).present().contains_key(&lease.id));
         let why = if has { way_out(self.state, lease, self.now).err()? } else { return None };
         Some(words::not_parkable(&why))
+    }
+
+    /// What a holder must know that has more on a card than its lease is for.
+    fn over(&self, lease: &Lease, hold: &Hold) -> Option<wire::OverUse> {
+        let told = hold.over()?;
+        let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
+        let left = |span: Span| meta.due(told.since, told.since + span).since(self.now).as_secs_f64();
+        let seen = over::most_seen(self.state, lease.id, hold).max(told.seen);
+        let enforced = |card: &CardId| self.state.rows().cards[usize::from(card.0)].mode == Mode::Enforce;
+        Some(wire::OverUse {
+            since_unix_s: self.unix_s(told.since),
+            seen_bytes: seen.0,
+            offer_bytes: over::more(self.state, lease, self.now).map(|vram| vram.0),
+            leaves_in_s: left(policy.over),
+            ends_in_s: hold.cards.iter().all(enforced).then(|| left(policy.patience.warned.max(policy.over))),
+        })
     }
 
     fn show_hold(&self, shown: &mut wire::Lease, hold: &Hold) {
@@ -254,6 +273,10 @@ impl View<'_> {
             }
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => "its bytes are coming back to its cards".to_owned(),
+            _ if shown.over.is_some() => {
+                "it is active and has more on a card than its lease is for; if somebody waits it may be made to leave"
+                    .into()
+            }
             _ if shown.idle => "it is active but was not used in its last term; it goes on because nobody waits".into(),
             _ => "it is active".to_owned(),
         };
@@ -415,6 +438,7 @@ impl View<'_> {
             reserved_bytes: None,
             seen_bytes: resident.bytes.map(|b| b.0),
             since_unix_s: None,
+            over: false,
         }));
         found
     }
@@ -442,6 +466,7 @@ impl View<'_> {
                 reserved_bytes: Some(claim.reserved.0),
                 seen_bytes: (!coarse).then_some(claim.seen.0),
                 since_unix_s: lease.hold().map(|hold| self.unix_s(hold.granted)),
+                over: lease.hold().is_some_and(|hold| hold.over().is_some()),
             })
             .collect()
     }
@@ -616,6 +641,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         not_parkable: None,
         parked: None,
         rung: None,
+        over: None,
         ends_soon: None,
         yields: ask.yields,
         may_lose: ask.may_lose,
@@ -687,5 +713,6 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::Budget => wire::Reason::Budget,
         rows::Reason::ParkExpired => wire::Reason::ParkExpired,
         rows::Reason::Preempted => wire::Reason::Preempted,
+        rows::Reason::OverUse => wire::Reason::OverUse,
     }
 }

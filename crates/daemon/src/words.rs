@@ -65,6 +65,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         Reason::NotMoved => format!(
             "lease {id} ended: its process never asked for it, and could not be parked off its card; it is a stranger there again"
         ),
+        Reason::OverUse => format!(
+            "lease {id} ended: it had more on its card than its lease, others needed that, and it could not be parked; ask again for as much as it takes"
+        ),
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
 }
@@ -305,6 +308,9 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::NoSuchOffer { .. } => {
             Problem::new(Code::NoRoom, detail).hint("look at what is offered now, or go on waiting").retry_after(5)
         }
+        Refusal::NotLarger { .. } => Problem::new(Code::NoRoom, detail)
+            .hint("`sublet ps` says what is offered; let it use less, or ask for a new lease")
+            .retry_after(5),
         Refusal::NoRoom { .. } => {
             Problem::new(Code::NoRoom, detail).hint("ask for less, or wait for it").retry_after(5)
         }
@@ -363,6 +369,9 @@ fn detail(refusal: &Refusal) -> String {
             let (cap, has) = (show(cap.0), show(has.0));
             format!("through this token {cap} may be had at a time, {has} are, and this asks for more than the rest")
         }
+        Refusal::NotLarger { instead: Some(vram) } => {
+            format!("the lease can be made {} of each card now, and not that", show(vram.0))
+        }
         Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
     }
@@ -411,6 +420,11 @@ pub fn action(action: &Action) -> String {
                 }
             }
         }
+        Action::Over { lease, seen, .. } => {
+            format!("{lease} has {} on a card, more than its lease is for, and is told", show(seen.0))
+        }
+        Action::Within { lease } => format!("{lease} has no more on its cards than its lease is for"),
+        Action::Grow { lease, vram, .. } => format!("{lease} takes a larger lease: {} of each card", show(vram.0)),
         Action::Notice { lease, at, until, room_for } => {
             let left = until.since(*at).secs_ceil();
             format!("{lease} is told that it ends in {left} s, for {room_for}")

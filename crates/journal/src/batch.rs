@@ -170,7 +170,7 @@ impl Open {
                 let touched = self.touch(*lease);
                 (touched.charged, touched.rewritten) = (true, true);
             }
-            Action::Renew { lease, .. } => {
+            Action::Renew { lease, .. } | Action::Grow { lease, .. } => {
                 let touched = self.touch(*lease);
                 (touched.charged, touched.rewritten) = (true, true);
             }
@@ -182,6 +182,8 @@ impl Open {
             | Action::Unpark { lease, .. }
             | Action::Want { lease, .. }
             | Action::Retreat { lease, .. }
+            | Action::Over { lease, .. }
+            | Action::Within { lease }
             | Action::Notice { lease, .. }
             | Action::Spare { lease }
             | Action::Signal { lease, .. }
@@ -269,7 +271,7 @@ impl Open {
         }
         for (id, touched) in open.leases {
             match rows.leases.get(&id) {
-                // Of one that was never parked nothing else has changed.
+                // Of one that was never parked, and had no more than its lease, nothing else has changed.
                 Some(Lease { phase: Phase::Ending(hold, finish), .. })
                     if !touched.rewritten && hold.turns.is_none() =>
                 {

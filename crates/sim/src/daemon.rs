@@ -294,6 +294,7 @@ impl Sim<'_> {
                     self.told_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);
                 }
+                Action::Grow { lease, vram, .. } => self.told_grown(*lease, *vram),
                 Action::End { lease, .. } => self.told_ended(*lease),
                 Action::Queue { lease, root: Some(root), .. } => self.watch(*lease, *root),
                 Action::Bind { lease, process } => self.watch(*lease, *process),

@@ -116,11 +116,11 @@ impl Sim<'_> {
             return Ok(());
         }
         let old = &self.shape.policy;
-        let (period, queue_max, places) = (old.period, old.queue_max, old.caps.places);
+        let (period, queue_max, places, over) = (old.period, old.queue_max, old.caps.places, old.over);
         let mut new = policy(&mut self.rng, false);
         new = in_which_parks(new, self.shape.habits, &mut self.luck, &mut self.whim);
         (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
-        new.patience = self.shape.vigil.patience;
+        (new.patience, new.over) = (self.shape.vigil.patience, over);
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();

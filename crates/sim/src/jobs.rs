@@ -81,8 +81,8 @@ pub struct Job {
     busy: bool,
     greedy: bool,
     bound: bool,
-    cards: Vec<usize>,
-    vram: Bytes,
+    pub(crate) cards: Vec<usize>,
+    pub(crate) vram: Bytes,
     ttl_us: u64,
     stop_us: u64,
 }
@@ -173,7 +173,7 @@ impl Sim<'_> {
         job.style = style;
         job.finish = self.rng.pick(&finish);
         job.busy = self.rng.chance(650);
-        job.greedy = self.rng.chance(80);
+        job.greedy = self.rng.chance(80) || (!self.shape.crowd && self.greed.chance(120));
         job.bound = false;
         if self.shape.crowd {
             (job.style, job.finish, job.busy) = (Style::Bound, Finish::Release, true);
@@ -305,6 +305,9 @@ impl Sim<'_> {
         self.alarm(number, if self.shape.crowd { S } else { delay });
         let process = self.process_of(number);
         self.grow(number);
+        if self.takes_more(number)? {
+            return Ok(());
+        }
         let job = &mut self.jobs[number as usize];
         let (Some(lease), epoch, by) = (job.lease, job.epoch, job.tenant) else { return Ok(()) };
         let caller = self.callers[by].clone();

@@ -26,6 +26,7 @@ pub mod faults;
 pub mod hooks;
 pub mod jobs;
 pub mod mutants;
+mod over;
 pub mod rng;
 pub mod run;
 pub mod shape;

@@ -85,10 +85,13 @@ fn seeds(args: &Args) -> ExitCode {
         survived,
         spared,
         unmoved,
+        told_over,
+        grown,
+        overused,
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -118,6 +121,9 @@ fn add(a: Passed, b: Passed) -> Passed {
         survived: a.survived + b.survived,
         spared: a.spared + b.spared,
         unmoved: a.unmoved + b.unmoved,
+        told_over: a.told_over + b.told_over,
+        grown: a.grown + b.grown,
+        overused: a.overused + b.overused,
         elapsed: a.elapsed + b.elapsed,
         moving: a.moving + b.moving,
     }

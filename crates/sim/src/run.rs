@@ -75,6 +75,12 @@ pub struct Passed {
     pub spared: u64,
     /// How often one that was due to be parked could not be.
     pub unmoved: u64,
+    /// How often a holder was told that it has more than its lease.
+    pub told_over: u64,
+    /// How often one took a larger lease.
+    pub grown: u64,
+    /// How often one was ended for it.
+    pub overused: u64,
     /// The daemon's time in all.
     pub elapsed: Span,
     /// How long holders were on their way off their cards, or back to them, all of them together.
@@ -135,6 +141,9 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             survived: sim.checker.strangers.survived,
             spared: sim.checker.strangers.parked,
             unmoved: sim.checker.strangers.unmoved,
+            told_over: sim.checker.over.0,
+            grown: sim.checker.over.1,
+            overused: sim.checker.over.2,
             elapsed: sim.elapsed,
             moving: sim.checker.moving,
         })

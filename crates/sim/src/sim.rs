@@ -38,6 +38,8 @@ const DOOM: u64 = 0x646F_6F6D;
 const ODDS: u64 = 0x6F64_6473;
 /// And that of those who are parked in place of being ended.
 const MOOD: u64 = 0x6D6F_6F64;
+/// And that of who takes more than its lease.
+const GREED: u64 = 0x6772_6565;
 
 /// Everything there is, for one seed.
 #[derive(Debug)]
@@ -53,6 +55,8 @@ pub struct Sim<'a> {
     pub(crate) odds: Rng,
     /// Of those among them who are parked in place of being ended.
     pub(crate) mood: Rng,
+    /// Of who takes more than its lease.
+    pub(crate) greed: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -110,7 +114,10 @@ impl<'a> Sim<'a> {
         let mut odds = Rng::new(seed ^ ODDS);
         let mut mood = Rng::new(seed ^ MOOD);
         let vigil = Vigil::draw(&mut odds, &mut mood, blind || still || crowd);
-        let shape = if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
+        let mut greed = Rng::new(seed ^ GREED);
+        let mut shape =
+            if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
+        shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -150,6 +157,7 @@ impl<'a> Sim<'a> {
             doom: Rng::new(seed ^ DOOM),
             odds,
             mood,
+            greed,
             shape,
         }
     }

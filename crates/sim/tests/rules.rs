@@ -18,6 +18,7 @@ fn two_hundred_seeds_keep_the_rules() {
     let (mut preempted, mut yielded, mut driven, mut ended) = (0, 0, 0, 0);
     let (mut warned, mut struck, mut adopted, mut survived) = (0, 0, 0, 0);
     let (mut spared, mut unmoved) = (0, 0);
+    let (mut told_over, mut grown, mut overused) = (0, 0, 0);
     for seed in 1..=200 {
         let passed = check(seed, Options::default());
         (events, kept) = (events + passed.events, kept + passed.kept);
@@ -27,6 +28,8 @@ fn two_hundred_seeds_keep_the_rules() {
         (warned, struck) = (warned + passed.warned, struck + passed.struck);
         (adopted, survived) = (adopted + passed.adopted, survived + passed.survived);
         (spared, unmoved) = (spared + passed.spared, unmoved + passed.unmoved);
+        (told_over, grown) = (told_over + passed.told_over, grown + passed.grown);
+        overused += passed.overused;
     }
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
@@ -36,6 +39,8 @@ fn two_hundred_seeds_keep_the_rules() {
     assert!(warned >= 1_000 && struck >= 400, "{warned} strangers were warned, and {struck} signalled");
     assert!(adopted >= 300 && survived >= 5, "{adopted} strangers got leases, and {survived} survived SIGKILL");
     assert!(spared >= 5 && unmoved >= 100, "{spared} strangers were parked, and {unmoved} could not be");
+    assert!(told_over >= 200 && grown >= 20, "{told_over} had more than their leases, and {grown} took larger ones");
+    assert!(overused >= 1, "nobody was ended for having more than its lease");
 }
 
 /// Worlds in which hours of runs once found a rule broken.
@@ -70,6 +75,10 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(300_070, Options { steps: 12_000, ..blind });
     // One holder was ended for three waiters at once.
     check(7, blind);
+    // From here on who has more than its lease is told. One that chose to be ended was, for who stood no higher.
+    check(104, Options::default());
+    // A waiter was told when it is served at the latest, without what a hook takes that was running already.
+    check(52_471, Options::default());
 }
 
 #[test]

@@ -125,4 +125,7 @@ pub struct Occupant {
     pub seen_bytes: Option<u64>,
     /// Since when, in Unix seconds; null if unknown.
     pub since_unix_s: Option<f64>,
+    /// It has more on a card than its lease is for.
+    #[serde(default, skip_serializing_if = "crate::ask::is_false")]
+    pub over: bool,
 }

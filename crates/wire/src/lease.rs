@@ -68,6 +68,9 @@ pub struct Lease {
     /// How its cards are made free; only while it is parked, or on its way there or back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rung: Option<Rung>,
+    /// It has more on a card than its lease is for, and what it could do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<OverUse>,
     /// It was told that it ends soon, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_soon: Option<EndsSoon>,
@@ -140,6 +143,24 @@ pub enum Rung {
     Park,
     /// The driver takes its programs off the cards.
     Driver,
+}
+
+/// A holder has more on a card than its lease is for. Sublet's library keeps programs from that; this one has
+/// a program without it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct OverUse {
+    /// Since when, in Unix seconds.
+    pub since_unix_s: f64,
+    /// The most it has on one card.
+    pub seen_bytes: u64,
+    /// A lease for so much of each card can be had with `accept`; null: not now.
+    pub offer_bytes: Option<u64>,
+    /// It may be made to leave its cards after so many seconds, should somebody wait for them; 0: at any time.
+    pub leaves_in_s: f64,
+    /// After so many seconds it may be ended, should it not be able to leave in another way; null: never, for
+    /// not all of its cards are enforced.
+    pub ends_in_s: Option<f64>,
 }
 
 /// A holder was told that its lease ends soon.
@@ -245,6 +266,8 @@ pub enum Reason {
     Preempted,
     /// Its process never asked for it and was to be parked off an enforced card by it, which could not be done.
     NotMoved,
+    /// It had more than its lease on cards where that is enforced, and others needed them.
+    OverUse,
 }
 
 /// `GET /v1/leases/{id}/explain`.

@@ -73,6 +73,8 @@ pub enum Until {
         known: LeaseState,
         /// That it ends soon is known.
         told: bool,
+        /// That it has more than its lease is known.
+        over: bool,
     },
 }
 
@@ -229,7 +231,9 @@ impl Client {
     pub fn poll(&self, lease: &str, wait: Duration, until: Until) -> Result<Lease, CallError> {
         let until = match until {
             Until::Granted => String::new(),
-            Until::Changed { known, told } => format!("&for=change&known={}&told={told}", text::lease_state(known)),
+            Until::Changed { known, told, over } => {
+                format!("&for=change&known={}&told={told}&over={over}", text::lease_state(known))
+            }
         };
         let target = format!("/v1/leases/{lease}?wait={}s{until}", wait.as_secs());
         let request = self.request("GET", &target, None, None);

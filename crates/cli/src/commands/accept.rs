@@ -1,4 +1,5 @@
-//! `sublet accept`: takes a smaller lease now instead of waiting for the full one.
+//! `sublet accept`: takes a smaller lease now instead of waiting for the full one, or a larger one for who has
+//! more than its own.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -9,7 +10,7 @@ use crate::text;
 use clap::Args;
 use sublet_wire::{Accept, Lease, exit, size};
 
-/// Take a smaller lease that can start now; its place in the queue is given up
+/// Take a smaller lease that can start now, or a larger one for what a running lease has beyond its own
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct AcceptArgs {
@@ -25,35 +26,59 @@ pub struct AcceptArgs {
 
 const AFTER_HELP: &str = "\
 `sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if somebody else was
-quicker, the place in the queue stays.";
+quicker, the place in the queue stays. Who takes a smaller lease gives up its place.
+
+A lease whose programs have more on a card than it is for (`sublet ps` says so) is offered what they
+have, where quotas and the card allow it; from then on it is charged as that.";
 
 /// Takes what is offered.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let accept = match args.vram {
-        Some(vram_bytes) => Accept { vram_bytes, gpus: args.gpus },
+    let taken = match args.vram {
+        Some(vram_bytes) => {
+            Taken { accept: Accept { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &args.lease) }
+        }
         None => first_offer(&client, &args.lease)?,
     };
-    let lease = client.accept(&args.lease.to_string(), &accept).map_err(|failure| failure.about(&args.lease))?;
+    let lease = client.accept(&args.lease.to_string(), &taken.accept).map_err(|failure| failure.about(&args.lease))?;
     if globals.json {
         output::json(&lease)?;
     } else {
         let vram = lease.vram_bytes.map_or_else(|| "-".to_owned(), size::show);
-        output::print(&format!("{} starts: {vram} on {}\n", lease.id, text::cards(&lease.card_indices)))?;
+        let became = if taken.larger { "has" } else { "starts:" };
+        output::print(&format!("{} {became} {vram} on {}\n", lease.id, text::cards(&lease.card_indices)))?;
     }
     Ok(exit::OK)
 }
 
-fn first_offer(client: &Client, name: &LeaseName) -> Result<Accept, Failure> {
+/// What is accepted.
+struct Taken {
+    accept: Accept,
+    /// It is for a lease that has more than it is for.
+    larger: bool,
+}
+
+fn has_more(client: &Client, name: &LeaseName) -> bool {
+    let lease: Result<Lease, Failure> = client.get(&format!("/v1/leases/{name}"));
+    lease.is_ok_and(|lease| lease.over.is_some())
+}
+
+fn first_offer(client: &Client, name: &LeaseName) -> Result<Taken, Failure> {
     let lease: Lease = client.get(&format!("/v1/leases/{name}")).map_err(|failure: Failure| failure.about(name))?;
+    if let Some(vram_bytes) = lease.over.as_ref().and_then(|over| over.offer_bytes) {
+        return Ok(Taken { accept: Accept { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
+    }
     let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
     let Some(offer) = offer else {
         let (why, hint) = match (&lease.waiting, &lease.ended) {
             (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {name}` says why")),
+            (None, None) if lease.over.is_some() => {
+                ("no larger lease can be had now", "neither the card nor the quotas may be exceeded".to_owned())
+            }
             (None, None) => ("it does not wait", "it has what it was granted: `sublet ps` shows it".to_owned()),
             (None, Some(_)) => ("it has ended", "ask for a new lease".to_owned()),
         };
         return Err(Failure::new(exit::LEASE_LOST, format!("{name}: {why}")).hint(hint));
     };
-    Ok(Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) })
+    Ok(Taken { accept: Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
 }

@@ -113,7 +113,7 @@ pub fn occupants(cards: &Cards, now_unix_s: f64) -> Option<String> {
                 text::or_none(occupant.user.as_deref()),
                 occupant.lease.clone().unwrap_or_else(process),
                 occupant.tier.map_or(text::NONE, text::tier).into(),
-                occupant.state.clone(),
+                if occupant.over { format!("{}, over", occupant.state) } else { occupant.state.clone() },
                 text::bytes(occupant.reserved_bytes),
                 text::bytes(occupant.seen_bytes),
                 text::since(occupant.since_unix_s, now_unix_s),

@@ -3,6 +3,7 @@
 use crate::args::Globals;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::hold::wait;
 use crate::output;
 use crate::table::Table;
 use crate::text;
@@ -29,6 +30,7 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         output::print(&render(&leases, args.all))?;
     }
     if !globals.json {
+        leases.leases.iter().for_each(wait::say_over);
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.not_parkable.as_ref()?))) {
             eprintln!("{} cannot be parked now: {why}", lease.id);
         }
@@ -74,6 +76,7 @@ fn state(lease: &Lease) -> String {
     match (&lease.waiting, lease.state) {
         (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}", waiting.place),
         (Some(waiting), _) => format!("{state}, place {}", waiting.place),
+        (None, LeaseState::Active) if lease.over.is_some() => format!("{state}, over"),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
     }

@@ -197,7 +197,8 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
                 wait::say_lost(&told);
                 lost = Some(*told);
             }
-            Ok(Event::Told(told)) if told.id == lease.id => wait::say_ends_soon(&told),
+            Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
+            Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
             // Of a lease that this command had before it was started again.
             Ok(Event::Told(_) | Event::Silent | Event::Refused(_)) => {}
             Err(RecvTimeoutError::Timeout) => {

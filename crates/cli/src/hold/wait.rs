@@ -19,7 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::Duration;
-use sublet_wire::{Ask, Lease, LeaseState, Reason, exit, span};
+use sublet_wire::{Ask, Lease, LeaseState, Reason, exit, size, span};
 
 /// How old the line may get while somebody looks at it.
 const WATCHED_POLL: Duration = Duration::from_secs(2);
@@ -151,7 +151,8 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
 /// Tells whose lease ended under a running command what that means.
 pub fn say_lost(lease: &Lease) {
     eprintln!("{}", sentence(lease));
-    if lease.ended.as_ref().is_none_or(|ended| ended.reason != Reason::Preempted) {
+    let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
+    if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
         tell_hint("the command goes on, but its room on the card may be given to others");
     }
 }
@@ -163,8 +164,33 @@ pub fn say_ends_soon(lease: &Lease) {
     }
 }
 
+/// Tells whose command has more on a card than its lease is for, and what to do.
+pub fn say_over(lease: &Lease) {
+    if let Some((said, hint)) = over(lease) {
+        eprintln!("{said}");
+        tell_hint(&hint);
+    }
+}
+
+fn over(lease: &Lease) -> Option<(String, String)> {
+    let (id, over) = (&lease.id, lease.over.as_ref()?);
+    let (seen, leased) = (size::show(over.seen_bytes), text::bytes(lease.vram_bytes));
+    let ends = over.ends_in_s.map_or_else(String::new, |s| match s > 0.0 {
+        true => format!(", or ended in {} where it cannot be", span::show(s)),
+        false => ", or ended where it cannot be".to_owned(),
+    });
+    let said =
+        format!("{id} has {seen} on a card, and its lease is for {leased}: if somebody waits, it is parked{ends}");
+    let hint = match over.offer_bytes {
+        Some(offer) => format!("`sublet accept {id}` makes the lease {}", size::show(offer)),
+        None => "there is no room, or no quota, for a larger lease: let it use less".to_owned(),
+    };
+    Some((said, hint))
+}
+
 fn why_soon(reason: Reason) -> &'static str {
     match reason {
+        Reason::OverUse => "it has more on its cards than its lease, and others need them",
         Reason::Preempted => "others need its cards, and you said that it may be ended for them",
         Reason::TermOver => "its term is over then",
         Reason::Expired => "it is not used, and others wait",

@@ -2,7 +2,8 @@
 //!
 //! On a thread of its own: gives the command a cgroup, makes it a holder in its own
 //! right (so that it stays one if the wrapper is killed), then waits to hear of the lease: that its cards
-//! are needed (then a hook runs, on a thread of its own too), that it ends soon, that it ended. A daemon
+//! are needed (then a hook runs, on a thread of its own too), that it has more than its lease, that it ends soon,
+//! that it ended. A daemon
 //! that is away is waited for; nothing here disturbs the command.
 
 use super::events::Event;
@@ -86,23 +87,24 @@ impl Watch {
 
 impl Watched {
     fn follow(&self, moments: Option<&Sender<Moment>>, sender: &Sender<Event>) {
-        let (mut known, mut told, mut due) = (LeaseState::Active, false, None);
+        let (mut known, mut told, mut over, mut due) = (LeaseState::Active, false, false, None);
         while !self.over.load(SeqCst) {
             let begun = Instant::now();
-            match self.client.poll(&self.id, POLL, Until::Changed { known, told }) {
+            match self.client.poll(&self.id, POLL, Until::Changed { known, told, over }) {
                 Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
                     // Nobody listens any more: the command is over too.
                     let _ = sender.send(Event::Told(Box::new(lease)));
                     return;
                 }
                 Ok(lease) => {
-                    let (soon, moment) = (lease.ends_soon.is_some(), due_hook(&lease));
-                    let (news, notice) = (lease.state != known || soon != told, soon && !told);
+                    let (soon, more, moment) = (lease.ends_soon.is_some(), lease.over.is_some(), due_hook(&lease));
+                    let news = lease.state != known || soon != told || more != over;
+                    let notice = (soon && !told) || (more && !over);
                     if let (Some(moment), Some(moments), true) = (moment, moments, moment != due) {
                         // The other end lives as long as this.
                         let _ = moments.send(moment);
                     }
-                    (known, told, due) = (lease.state, soon, moment);
+                    (known, told, over, due) = (lease.state, soon, more, moment);
                     if notice {
                         let _ = sender.send(Event::Told(Box::new(lease)));
                     }
@@ -287,7 +289,8 @@ mod tests {
             asked.iter().filter_map(|path| path.split_once("&known=")).map(|(_, known)| known).collect();
         assert_eq!(
             known,
-            ["active", "parking", "parking", "parked", "resuming", "active"].map(|state| format!("{state}&told=false"))
+            ["active", "parking", "parking", "parked", "resuming", "active"]
+                .map(|state| format!("{state}&told=false&over=false"))
         );
         assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Ended]);
     }
@@ -329,7 +332,7 @@ mod tests {
         ];
         let (posts, asked, told) = follow("exit 7", None, 0, states.into());
         assert_eq!(posts, [""; 0]);
-        assert!(asked.last().is_some_and(|path| path.ends_with("&known=active&told=true")), "{asked:?}");
+        assert!(asked.last().is_some_and(|path| path.ends_with("&known=active&told=true&over=false")), "{asked:?}");
         assert_eq!(told.iter().map(|lease| lease.state).collect::<Vec<_>>(), [LeaseState::Active, LeaseState::Ended]);
     }
 }

@@ -11,6 +11,7 @@ mod calls;
 pub mod enforce;
 mod moving;
 pub mod offer;
+pub mod over;
 mod park;
 pub mod preempt;
 mod see;

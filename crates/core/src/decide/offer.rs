@@ -25,6 +25,9 @@ pub struct Offer {
 impl Turn<'_> {
     /// A waiter takes less, and is a waiter no more.
     pub(super) fn accept(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+        if self.has_more(by, lease) {
+            return self.take_more(by, lease, vram, gpus);
+        }
         // A wish that makes no sense is refused even of who could have all that it asked for.
         let sense = |row: &Lease| smaller(row, vram, gpus).ask.check().map_err(Refusal::BadAsk);
         if let Err(refusal) = self.waiting(by, lease).and_then(sense) {

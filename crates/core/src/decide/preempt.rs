@@ -6,6 +6,7 @@
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
 use super::board::{could_hold, is_in_the_way};
+use super::over;
 use super::park::{as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
 use super::{KILL, TERM, Turn};
@@ -139,7 +140,9 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     if hold.notice.is_some() {
         return Err(Spared::Leaving);
     }
-    if holder.ask.preempt == Preempt::Never && !state.planted(Mutant::PreemptNever) {
+    // Who was told and still has more than its lease has no right to it, and no turn.
+    let over = over::has_had_its_time(state, holder, hold, state.policy().over, now);
+    if holder.ask.preempt == Preempt::Never && !over && !state.planted(Mutant::PreemptNever) {
         return Err(Spared::Never);
     }
     let parking = &state.policy().parking;
@@ -160,10 +163,21 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     // Equals take turns by moves that lose nothing: two who end each other would both come to nothing.
     let first = waiter.first_ask();
     let is_equal = first.tier == holder.ask.tier && first.priority <= holder.ask.priority;
-    if chose && (!is_equal || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
+    // Its choice is for those who stand higher, however much it has.
+    let is_higher = (first.tier, -first.priority) < (holder.ask.tier, -holder.ask.priority);
+    let ends_for = !is_equal && (!over || is_higher);
+    if chose && (ends_for || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let out = takes(state, holder, Rung::End, Way::Out) + notice;
         let lost = now.since(hold.began());
+        ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
+    }
+    if !chose
+        && ways.is_empty()
+        && stays.iter().all(|(_, why)| why.lasts())
+        && over::is_to_end(state, holder, hold, now)
+    {
+        let (out, lost) = (takes(state, holder, Rung::End, Way::Out), now.since(hold.began()));
         ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
     }
     let Some((_, rung, out, lost, back)) = ways.into_iter().min() else { return Err(Spared::Stays(stays)) };
@@ -176,7 +190,7 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     // Its card stands idle meanwhile: waiting as long as a move takes would be as dear as the move.
     let patience = unseen + if other <= own { Span(moves.0 / 2).max(BREATH) } else { parking.idle.max(moves) };
     let idle = rung != Rung::End && now.since(since) >= patience;
-    let came_back = hold.turns.is_some();
+    let came_back = hold.has_moved();
     let least = hold.began() + parking.turn;
     let turn = match () {
         () if idle => least,
@@ -192,6 +206,8 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
             return Err(Spared::Turn { until: least });
         }
         () if idle => 0,
+        // Others lose nothing for it, unless it would lose all that it did.
+        () if over => u8::from(rung == Rung::End),
         () if own > other && own == Tier::Spot => 0,
         () if own > other => 1,
         () if own == other && waiter.first_ask().priority >= holder.ask.priority => {
@@ -548,8 +564,7 @@ impl Turn<'_> {
             let until = self.now + before.unwrap_or(Span::ZERO);
             self.emit(Action::Notice { lease, at: self.now, until, room_for: waiter });
             if before.is_none() {
-                self.end(lease, Reason::Preempted);
-                self.finish_off(lease);
+                self.end_for_others(lease);
             }
             return;
         }
@@ -559,11 +574,19 @@ impl Turn<'_> {
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.
     pub(super) fn notice_over(&mut self, row: &Lease, hold: &Hold) {
-        if !wanted(self.state, row, &hold.cards) && !self.state.planted(Mutant::SpareNobody) {
+        let wanted = wanted(self.state, row, &hold.cards);
+        let may_stay = !row.ask.may_be_ended() && !over::is_to_end(self.state, row, hold, self.now);
+        if (!wanted || may_stay) && !self.state.planted(Mutant::SpareNobody) {
             return self.emit(Action::Spare { lease: row.id });
         }
-        self.end(row.id, Reason::Preempted);
-        self.finish_off(row.id);
+        self.end_for_others(row.id);
+    }
+
+    fn end_for_others(&mut self, lease: LeaseId) {
+        let chose = self.state.lease(lease).is_some_and(|row| row.ask.may_be_ended());
+        let unchosen = self.state.planted(Mutant::EndUnchosen);
+        self.end(lease, if chose || unchosen { Reason::Preempted } else { Reason::OverUse });
+        self.finish_off(lease);
     }
 
     pub(super) fn has_targets(&self, lease: LeaseId) -> bool {

@@ -48,6 +48,7 @@ impl Turn<'_> {
         if answered {
             self.retire(card, begun);
             self.look_for_moving(card, begun);
+            self.look_for_over(card);
             self.reconcile();
             self.serve();
         }
@@ -57,7 +58,7 @@ impl Turn<'_> {
     pub(super) fn retire(&mut self, card: CardId, begun: Time) {
         let over = |lease: &LeaseId| match self.state.lease(*lease).map(|row| &row.phase) {
             // Who is ended for others has its processes until they are gone.
-            Some(Phase::Ending(_, finish)) if finish.reason == Reason::Preempted && self.has_targets(*lease) => false,
+            Some(Phase::Ending(_, finish)) if finish.reason.ends_processes() && self.has_targets(*lease) => false,
             Some(Phase::Ending(_, finish)) => finish.at < begun,
             _ => false,
         };
@@ -73,7 +74,7 @@ impl Turn<'_> {
     /// Whether a lease was ended for others, by signals that its processes got.
     fn ended_for_others(&self, lease: LeaseId) -> bool {
         let phase = self.state.lease(lease).map(|row| &row.phase);
-        matches!(phase, Some(Phase::Ending(_, finish)) if finish.reason == Reason::Preempted && finish.signal.is_some())
+        matches!(phase, Some(Phase::Ending(_, finish)) if finish.reason.ends_processes() && finish.signal.is_some())
     }
 
     fn program_of(&self, lease: LeaseId) -> String {

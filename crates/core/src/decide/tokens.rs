@@ -124,6 +124,14 @@ pub fn may_know(by: &Caller, token: &Token) -> bool {
     }
 }
 
+/// Whether the token that a lease was asked through allows so much more.
+pub(crate) fn token_allows(state: &State, lease: &Lease, more: Bytes) -> bool {
+    let Some(id) = lease.token else { return true };
+    let Some(token) = state.rows().tokens.get(&id) else { return false };
+    let has = || state.had_through(id).fold(Bytes::ZERO, |sum, lease| sum + most_of(state, lease));
+    token.caps.vram.is_none_or(|cap| has() + more <= cap)
+}
+
 fn most_of(state: &State, lease: &Lease) -> Bytes {
     match lease.hold() {
         Some(hold) => times(hold.vram, hold.cards.len()),

@@ -21,7 +21,9 @@ impl Rows {
         if let Phase::Active(hold) = &row.phase {
             // Who leaves in another way need not end.
             let mut hold = Hold { notice: None, ..hold.clone() };
-            hold.turns().booked = *booked;
+            hold.forget_over();
+            let turns = hold.turns();
+            (turns.booked, turns.unmoved) = (*booked, false);
             let (program, processes) = (program.clone(), processes.clone());
             let away =
                 Away { again: *again, rung: *rung, had: *had, program, processes, quiet: *quiet, ..Away::new(*at) };
@@ -92,6 +94,7 @@ impl Rows {
         turns.lied = turns.lied.filter(|(rung, _)| *rung != away.rung);
         // The turn is over, and counted.
         (turns.began, turns.stopped, turns.spent_us, turns.spent_byte_us) = (at, Some(at), spent_us, spent_byte_us);
+        turns.less_byte_us = 0;
         row.phase = Phase::Parked(hold, away);
     }
 

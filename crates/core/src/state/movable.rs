@@ -17,11 +17,12 @@ impl State {
     pub(crate) fn set_movable(&mut self, lease: LeaseId) {
         let row = self.rows.leases.get(&lease);
         let spoken_for = |live: &Live| Rung::REVERSIBLE.iter().any(|rung| !live.voices(*rung).is_empty());
-        let could = |row: &&Lease| row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
+        let over = row.is_some_and(|row| matches!(&row.phase, Phase::Active(hold) if hold.over().is_some()));
+        let could = |row: &&Lease| over || row.ask.may_be_ended() || self.lives.get(&lease).is_some_and(spoken_for);
         let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();
         let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.is_restored());
         let restoring = row.is_some_and(restored);
-        for (is, set) in [(movable, &mut self.movable), (restoring, &mut self.restoring)] {
+        for (is, set) in [(movable, &mut self.movable), (restoring, &mut self.restoring), (over, &mut self.over)] {
             if is {
                 set.insert(lease);
             } else if !set.is_empty() {

@@ -146,6 +146,8 @@ struct ShowQuery {
     known: Option<wire::LeaseState>,
     #[serde(default)]
     told: bool,
+    #[serde(default)]
+    over: bool,
 }
 
 /// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended; `for=change`: when it is
@@ -153,9 +155,10 @@ struct ShowQuery {
 #[utoipa::path(get, operation_id = "show_lease", path = "/v1/leases/{id}", tag = "leases", params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
-    ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known` and `told` say", pattern = "^(end|change)$"),
+    ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known`, `told` and `over` say", pattern = "^(end|change)$"),
     ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that is known [default: active]"),
     ("told" = Option<bool>, Query, description = "with `for=change`: that it ends soon is known"),
+    ("over" = Option<bool>, Query, description = "with `for=change`: that it has more on a card than its lease is known"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     OnRead,
@@ -167,7 +170,10 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
     let until = match query.r#for.as_deref() {
         None => Until::Granted,
         Some("end") => Until::Ended,
-        Some("change") => Until::Changed { known: query.known.unwrap_or(wire::LeaseState::Active), told: query.told },
+        Some("change") => {
+            let known = query.known.unwrap_or(wire::LeaseState::Active);
+            Until::Changed { known, told: query.told, over: query.over }
+        }
         Some(_) => return Err(Problem::new(Code::BadRequest, "`for` can only be `end` or `change`").into()),
     };
     if let Some(text) = &query.wait {
@@ -269,7 +275,8 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 }
 
 /// Takes a smaller lease that can start now, and gives up the place in the queue. Nothing was kept
-/// for it: if it is gone meanwhile, the place stays.
+/// for it: if it is gone meanwhile, the place stays. A lease that has more on a card than it is for takes the
+/// larger one that `over` offers.
 #[utoipa::path(post, operation_id = "accept_offer", path = "/v1/leases/{id}/accept", tag = "leases", request_body = wire::Accept, params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     Repeat,

@@ -10,7 +10,7 @@ use sublet_core::action::Action;
 use sublet_core::decide::preempt;
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking;
-use sublet_core::rows::{Lease, Phase};
+use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::{Mode, StrangerId};
@@ -55,7 +55,8 @@ impl Loop {
             | Action::Parked { lease, .. }
             | Action::Unpark { lease, .. }
             | Action::Resume { lease, .. }
-            | Action::Retreat { lease, .. } => self.send_wish(*lease),
+            | Action::Retreat { lease, .. }
+            | Action::Grow { lease, .. } => self.send_wish(*lease),
             // Who was never parked has nothing that would be over with its lease.
             Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
             _ => {}
@@ -119,7 +120,7 @@ impl Loop {
 
     fn was_parked(&self, lease: LeaseId) -> bool {
         let row = self.engine.state().lease(lease);
-        row.and_then(Lease::hold).is_some_and(|hold| hold.turns.is_some())
+        row.and_then(Lease::hold).is_some_and(Hold::has_moved)
     }
 
     /// Where a holder's bytes shall be follows from its phase.

@@ -207,6 +207,16 @@ impl World {
                     quiet: false,
                 });
             }
+            (9, Some(lease), Some(Phase::Active(hold))) if self.dice.below(2) == 0 => {
+                let (at, seen) = (self.now, hold.vram + Bytes(self.dice.below(1 << 34)));
+                let mark = (self.dice.below(2) == 0).then(|| at + Span::secs(3));
+                let draw = self.dice.below(3);
+                self.act(match (hold.over(), draw) {
+                    (None, _) | (Some(_), 0) => Action::Over { lease, at, seen },
+                    (Some(_), 1) => Action::Within { lease },
+                    (Some(_), _) => Action::Grow { lease, at, vram: seen, mark },
+                });
+            }
             (9, Some(lease), Some(Phase::Active(hold))) => {
                 let (at, until) = (self.now, self.now + Span::secs(60));
                 self.act(match hold.notice {

@@ -7,14 +7,16 @@ use sublet_core::audit::{Accounted, Ancestor, Audit};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
-use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Reason, Rows, Service, Tenant, Turns};
+use sublet_core::rows::{
+    Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Turns,
+};
 use sublet_core::rung::Rung;
 use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 13] = [
+const REASONS: [Reason; 14] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -23,6 +25,7 @@ const REASONS: [Reason; 13] = [
     Reason::Revoked,
     Reason::ParkExpired,
     Reason::Preempted,
+    Reason::OverUse,
     Reason::DeviceLost,
     Reason::RestoreFailed,
     Reason::HostRebooted,
@@ -67,6 +70,9 @@ fn extreme_hold() -> Hold {
             spent_byte_us: u128::MAX,
             booked: Bytes(u64::MAX),
             lied: Some((Rung::Driver, Time(u64::MAX))),
+            unmoved: true,
+            over: Some(Over { since: Time(u64::MAX), seen: Bytes(u64::MAX) }),
+            less_byte_us: u128::MAX,
         }),
         notice: None,
     }

@@ -2,6 +2,7 @@
 
 use super::ends::Doom;
 use super::enforce::Watch;
+use super::over::Excess;
 use super::park::{BESIDE, CONTEXT, HOOK, Rests, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
@@ -91,13 +92,20 @@ pub struct Held {
     pub moved: bool,
     /// It was told that it ends then, for others.
     pub notice: Option<Time>,
+    /// It was told that it has more than its lease: when first, and how much it was.
+    pub over: Option<(Time, Bytes)>,
+    /// Since when its lease is as large as it is.
+    pub sized: Time,
+    /// By the disk, what its turn is charged less in byte·µs: it was smaller before.
+    pub less: u128,
 }
 
 impl Held {
     /// What it is charged until then: the time in which it had its cards.
     pub fn charge(&self, until: Time) -> (u64, u128) {
         let turn = if self.stopped.is_some() { 0 } else { (until.0 - self.began.0) * self.cards.len() as u64 };
-        (self.spent.0 + turn, self.spent.1 + u128::from(turn) * u128::from(self.vram.0))
+        let sized = if self.stopped.is_some() { 0 } else { (until.0 - self.sized.0) * self.cards.len() as u64 };
+        (self.spent.0 + turn, self.spent.1 + u128::from(sized) * u128::from(self.vram.0) - self.less)
     }
 }
 
@@ -197,6 +205,8 @@ pub struct CardBook {
     pub reserved: Bytes,
     /// Those of them that are over.
     pub ending: BTreeSet<LeaseId>,
+    /// Who had more than its lease there in how many looks, and who that was told had not any more.
+    pub excess: Excess,
 }
 
 impl CardBook {
@@ -384,8 +394,11 @@ impl Books {
                 stopped: hold.turns.as_ref().and_then(|turns| turns.stopped),
                 spent: hold.turns.as_ref().map_or((0, 0), |turns| (turns.spent_us, turns.spent_byte_us)),
                 booked: hold.turns.as_ref().map_or(Bytes::ZERO, |turns| turns.booked),
-                moved: hold.turns.is_some(),
+                moved: hold.turns.as_ref().is_some_and(|turns| !turns.unmoved),
                 notice: hold.notice,
+                over: hold.turns.as_ref().and_then(|turns| turns.over).map(|over| (over.since, over.seen)),
+                sized: hold.turns.as_ref().map_or(hold.granted, |turns| turns.began),
+                less: hold.turns.as_ref().map_or(0, |turns| turns.less_byte_us),
             };
             let at = match &row.phase {
                 Phase::Waiting { give_up } => At::Waiting(*give_up),
@@ -402,7 +415,7 @@ impl Books {
             let lied = row.hold().and_then(|hold| hold.turns.as_ref()).and_then(|turns| turns.lied);
             let rests = Rests::read(lied, parking);
             let doom = match &row.phase {
-                Phase::Ending(_, finish) if finish.reason == Reason::Preempted => {
+                Phase::Ending(_, finish) if matches!(finish.reason, Reason::Preempted | Reason::OverUse) => {
                     let from = finish.signal.map_or(finish.at, |(_, at)| at + parking.grace);
                     Some(Doom { signal: finish.signal.map(|(signal, _)| signal), from, sent: false })
                 }
@@ -560,6 +573,7 @@ impl Books {
                 claims: BTreeMap::new(),
                 reserved: Bytes::ZERO,
                 ending: BTreeSet::new(),
+                excess: Excess::new(),
             }),
         }
     }
@@ -628,6 +642,7 @@ impl Books {
                 self.look_at_trips(number, begun);
             }
         }
+        self.weigh_excess(number);
     }
 
     fn attribute(&mut self, number: usize, used: &Used) {

@@ -254,6 +254,7 @@ impl Books {
         let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
         match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
             None => Some(Refusal::NoSuchLease),
+            Some(At::Held(held)) if held.over.is_some() => self.disk_full.then_some(Refusal::DiskFull),
             Some(At::Held(_) | At::Away(..)) => Some(Refusal::NotWaiting),
             Some(At::Ending(..)) => Some(Refusal::Ended),
             Some(At::Waiting(_)) => self.disk_full.then_some(Refusal::DiskFull),
@@ -326,7 +327,7 @@ impl Books {
                 must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
             }
             Cause::Accepted(lease, vram, gpus, refusal) => {
-                let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } if of == lease);
+                let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
                 let refused = matches!(answer, Answer::Refused(_));
                 let right = refusal.as_ref().is_none_or(|refusal| *answer == Answer::Refused(refusal.clone()));
                 must(18, right, || format!("{lease} would take less and is answered {answer:?}, not {refusal:?}"))?;

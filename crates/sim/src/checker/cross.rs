@@ -105,6 +105,8 @@ fn same(row: &Lease, book: &Book) -> bool {
 fn same_hold(hold: &Hold, held: &Held) -> bool {
     (hold.epoch, hold.vram, hold.granted, hold.until) == (held.epoch, held.vram, held.granted, held.until)
         && (hold.booked(), hold.began(), hold.notice) == (held.booked, held.began, held.notice)
+        && hold.over().map(|over| (over.since, over.seen)) == held.over
+        && hold.paid == held.paid
 }
 
 /// Asking why must work at any time.

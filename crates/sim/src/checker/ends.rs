@@ -25,7 +25,7 @@ pub struct Doom {
 }
 
 /// Whether its owner chose that others may end it.
-fn chose_it(ask: &Ask) -> bool {
+pub fn chose_it(ask: &Ask) -> bool {
     matches!((ask.preempt, ask.tier), (Preempt::End, _) | (Preempt::Usual, Tier::Spot))
 }
 
@@ -34,12 +34,13 @@ impl Books {
     pub fn notice(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Notice { at, until, room_for, .. } = action else { return Ok(()) };
         let Some(book) = self.leases.get(&lease) else { return must(20, false, || format!("no {lease} to tell")) };
-        must(20, chose_it(&book.ask), || {
+        let over = !chose_it(&book.ask) && self.is_to_end(now, book);
+        must(20, over || chose_it(&book.ask), || {
             format!("{lease} is told that it ends, and did not choose it: {:?}", book.ask)
         })?;
         let other = self.leases.get(room_for).map(|other| (other.ask.tier, -i16::from(other.ask.priority)));
         let above = other.is_some_and(|other| other < (book.ask.tier, -i16::from(book.ask.priority)));
-        must(20, above, || format!("{lease} is told that it ends for {room_for}, which stands no higher"))?;
+        must(20, over || above, || format!("{lease} is told that it ends for {room_for}, which stands no higher"))?;
         self.check_preempted(now, cause, book, Some(*room_for), false)?;
         let told = book.held().and_then(|held| held.notice);
         must(5, told.is_none(), || format!("{lease} is told twice that it ends"))?;
@@ -61,7 +62,8 @@ impl Books {
         };
         must(20, matches!(cause, Cause::Ticked), || format!("{lease} is spared after {cause:?}"))?;
         let wanted = self.wanted(tenant, &held.cards);
-        must(9, !wanted.freely, || format!("{lease} is spared, and somebody waits for its cards"))?;
+        let stays = book.is_some_and(|book| !chose_it(&book.ask) && !self.is_to_end(now, book));
+        must(9, stays || !wanted.freely, || format!("{lease} is spared, and somebody waits for its cards"))?;
         self.set_notice(lease, None);
         Ok(())
     }

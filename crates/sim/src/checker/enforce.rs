@@ -184,6 +184,11 @@ impl Watch {
         }
     }
 
+    /// Whether this daemon has seen that it can end whom it means.
+    pub(super) fn is_able(&self) -> bool {
+        self.tested == Some(Ok(()))
+    }
+
     /// Whether anybody is on the record.
     pub fn is_empty(&self) -> bool {
         self.strangers.is_empty()

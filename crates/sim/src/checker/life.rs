@@ -47,9 +47,13 @@ impl Books {
                 self.notice(now, cause, *lease, action)
             }
             Action::Spare { lease } => self.spare(now, cause, *lease),
+            Action::Over { lease, at, seen } => self.over(now, cause, *lease, *at, *seen),
+            Action::Within { lease } => self.within(cause, *lease),
+            Action::Grow { lease, at, vram, mark } => self.grow(now, cause, *lease, *at, (*vram, *mark)),
             Action::Signal { lease, .. } => self.signal(now, cause, *lease, action),
             Action::Park { lease, room_for, .. } => {
                 self.makes_room_for(*room_for);
+                self.forget_excess(*lease);
                 self.park(now, cause, *lease, action)
             }
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
@@ -130,6 +134,9 @@ impl Books {
                     booked: Bytes::ZERO,
                     moved: false,
                     notice: None,
+                    over: None,
+                    sized: now,
+                    less: 0,
                 };
                 self.grant(now, cause, *lease, held, (*mark, *turn))
             }
@@ -237,7 +244,7 @@ impl Books {
 
     fn end(&mut self, now: Time, lease: LeaseId, reason: Reason) {
         let Some(mut book) = self.remove(lease) else { return };
-        if reason == Reason::Preempted {
+        if matches!(reason, Reason::Preempted | Reason::OverUse) {
             book.doom = Some(Doom { signal: None, from: now, sent: false });
         }
         if let At::Away(_, trip) = &mut book.at {
@@ -246,7 +253,7 @@ impl Books {
         match book.at {
             At::Waiting(_) => self.forget(lease),
             At::Held(held) | At::Away(held, _) => {
-                let held = Held { notice: None, ..held };
+                let held = Held { notice: None, over: None, ..held };
                 let unseen = held.cards.iter().fold(0, |mask, card| mask | 1 << card);
                 self.insert(lease, Book { at: At::Ending(held, now, unseen), ..book });
             }
@@ -291,6 +298,7 @@ impl Books {
             Reason::NotMoved => self.watch.unmoving.contains(&lease),
             Reason::Budget => false,
             Reason::Preempted => return self.check_preemption(now, cause, lease, book),
+            Reason::OverUse => return self.check_over_end(now, cause, lease, book),
             Reason::ParkExpired => return self.check_park_over(now, cause, lease, book),
             Reason::Expired | Reason::HoldCap | Reason::TermOver | Reason::WaitOver => {
                 return self.check_expiry(now, cause, lease, book, reason);

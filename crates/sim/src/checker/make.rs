@@ -64,7 +64,10 @@ impl Books {
         let At::Held(held) = &book.at else {
             return must(5, false, || format!("{lease} has to leave, and it is {:?}", book.at));
         };
-        must(20, book.ask.preempt != Preempt::Never, || format!("{lease} has to leave, and may stay: {:?}", book.ask))?;
+        let over = self.has_had_its_time(now, book, held, self.policy.over);
+        must(20, over || book.ask.preempt != Preempt::Never, || {
+            format!("{lease} has to leave, and may stay: {:?}", book.ask)
+        })?;
         let other = waiter.and_then(|waiter| self.leases.get(&waiter)).filter(|other| other.queued().is_some());
         let Some(other) = other else {
             return must(9, false, || format!("{lease} has to leave for {waiter:?}, which does not wait"));
@@ -89,6 +92,10 @@ impl Books {
                     "{lease} has to leave at {now} as if it were idle, and worked at {since}; {least:?} is the least"
                 )
             });
+        }
+        // Who was told, and still has more than its lease, stands lower than anybody.
+        if self.has_had_its_time(now, book, held, self.policy.over) {
+            return Ok(());
         }
         let equal = own == theirs && other.ask.priority >= book.ask.priority && turn <= now;
         // Between those who waited when it came the queue has decided.

@@ -27,6 +27,7 @@
 //! | 20 | only who chose it is told to end and ended; who may stay stays | [`ends`], [`make`] |
 //! | 15–17, 20 | strangers: on the record first, warned, audited again, signalled where an operator wants it, and nobody else | [`enforce`] |
 //! | 4, 16, 20 | strangers that are parked in place of being ended: tried once, first, and never signalled while they are a lease's | [`moving`] |
+//! | 14, 1, 20 | who has more than its lease: told after two looks, given a larger one where there is room and for its price, made to leave and ended only after its time | [`over`] |
 //! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
 pub mod adopt;
@@ -43,6 +44,7 @@ pub mod life;
 pub mod make;
 pub mod moving;
 pub mod order;
+pub mod over;
 pub mod park;
 pub mod promises;
 pub mod room;
@@ -137,6 +139,8 @@ pub struct Checker {
     pub moving: Span,
     /// What happened to strangers.
     pub strangers: Tally,
+    /// How often a holder was told that it has more than its lease, took a larger one, and was ended for it.
+    pub over: (u64, u64, u64),
 }
 
 impl Checker {
@@ -154,6 +158,7 @@ impl Checker {
             ended: 0,
             moving: Span::ZERO,
             strangers: Tally::default(),
+            over: (0, 0, 0),
         }
     }
 
@@ -178,6 +183,7 @@ impl Checker {
         }
         self.promises.after(now, state, actions, &cause)?;
         self.books.check_restores(&cause)?;
+        self.books.check_over(&cause)?;
         self.books.check_strangers(now, &cause)?;
         self.books.settle(now, &cause, actions)
     }
@@ -198,6 +204,9 @@ impl Checker {
             Action::Resume { .. } => self.resumed += 1,
             Action::Park { room_for: Some(_), .. } | Action::Notice { .. } => self.preempted += 1,
             Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
+            Action::Over { .. } => self.over.0 += 1,
+            Action::Grow { .. } => self.over.1 += 1,
+            Action::End { reason: Reason::OverUse, .. } => self.over.2 += 1,
             Action::Find { .. } => self.strangers.found += 1,
             Action::Warn { .. } => self.strangers.warned += 1,
             Action::Strike { .. } => self.strangers.struck += 1,

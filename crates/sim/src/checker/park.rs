@@ -494,7 +494,9 @@ impl Books {
         let before = self.beside(lease, held);
         let trip = Trip { again, rung, had: *had, before, ..Trip::new(Way::Out, now, Span::ZERO) };
         let trip = trip.turned(Way::Out, now, &self.policy.parking);
-        self.set_trip(lease, trip, |held| (held.booked, held.moved, held.notice) = (booked, true, None));
+        self.set_trip(lease, trip, |held| {
+            (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);
+        });
         self.noticed.remove(&lease);
         Ok(())
     }
@@ -623,7 +625,7 @@ impl Books {
         self.set_trip(lease, trip, |held| {
             (held.paid, held.idle, held.before) = (Span::ZERO, false, None);
             held.spent = held.charge(now);
-            (held.began, held.stopped) = (now, Some(now));
+            (held.began, held.sized, held.stopped, held.less) = (now, now, Some(now), 0);
         });
         Ok(())
     }
@@ -725,6 +727,7 @@ impl Books {
             until: *until,
             before: *before,
             began: now,
+            sized: now,
             stopped: None,
             // What it has there already it does not take from anybody.
             vram: vram.less(held.cards.iter().map(|card| self.left_of(lease, *card)).min().unwrap_or_default()),

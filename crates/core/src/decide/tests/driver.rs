@@ -201,6 +201,8 @@ fn the_driver_parks_nobody_who_has_more_than_its_lease() {
             4s grant L2 12 GiB on 0 epoch 2 until 64s
             5s bind L2
             6s queue L3
+            7s over L2: 13 GiB
+            9s within L2
             9s park L2 by driver for L3 (11.1 GiB booked, and asks again)
         "#]],
     );

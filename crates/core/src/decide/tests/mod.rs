@@ -15,6 +15,7 @@ mod fair;
 mod hostile;
 mod moving;
 mod order;
+mod over;
 mod park;
 mod preempt;
 mod room;
@@ -314,6 +315,9 @@ impl Teller {
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
                 writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again})")
             }
+            Action::Over { lease, seen, .. } => writeln!(out, "{now} over {lease}: {seen}"),
+            Action::Within { lease } => writeln!(out, "{now} within {lease}"),
+            Action::Grow { lease, vram, .. } => writeln!(out, "{now} grow {lease} to {vram}"),
             Action::Notice { lease, until, room_for, .. } => {
                 writeln!(out, "{now} notice {lease} until {until} for {room_for}")
             }

@@ -433,6 +433,7 @@ fn who_takes_more_host_memory_than_was_booked_comes_back() {
             5s park L1 (14.1 GiB booked)
             5.1s unpark L1 (Refused("its programs have more than was booked for them"))
             7s resumed L1
+            8s over L1: 18 GiB
             40s renew L1 until 100s
             80s park L1 (18.1 GiB booked)
         "#]],

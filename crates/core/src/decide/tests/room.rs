@@ -73,6 +73,7 @@ fn a_holder_beyond_its_lease_counts_with_what_it_has() {
             0s queue L1
             0s grant L1 4 GiB on 0 epoch 1 until 60s
             1s bind L1
+            3s over L1: 12 GiB
             3s queue L2
             3s end L2 (WaitOver)
             3s refuse: there is no room now (largest possible: 11.8 GiB)
@@ -328,6 +329,7 @@ fn a_process_belongs_to_the_lease_it_was_last_seen_with() {
             1s bind L2
             2s end L2 (HolderExited)
             3s retire L2
+            4s over L1: 8 GiB
             4s queue L3
             4s grant L3 12 GiB on 0 epoch 3 until 64s
         "#]],

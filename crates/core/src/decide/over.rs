@@ -1,0 +1,139 @@
+//! Holders that have more on their cards than their leases are for.
+//!
+//! Sublet's library keeps a program to its lease; this is about those without it. Such a holder is told, once
+//! two looks in a row have shown it, and offered a larger lease: its bytes are there already, so there is room
+//! for that unless others are in need of it too. Should somebody wait, it is made to leave after a while
+//! ([`super::preempt`]), in a way that loses nothing; where it cannot be, and on cards where an operator
+//! enforces, it is ended. All of that stops with the look that shows it within its lease again.
+
+use super::Turn;
+use super::serve::{charged, wanted};
+use super::tokens::token_allows;
+use crate::action::Action;
+use crate::event::{Answer, Caller, Refusal};
+use crate::ids::{CardId, LeaseId};
+use crate::mutant::Mutant;
+use crate::quota;
+use crate::rows::{Hold, Lease, Over, Phase, gpu_time};
+use crate::state::{SLACK, State};
+use crate::stranger::Mode;
+use crate::units::{Bytes, Span, Time};
+
+/// What is offered is rounded up to this, while nobody waits for the rest.
+const ROUND: u64 = 64 << 20;
+
+/// The most that a holder was seen to have on one of its cards.
+pub fn most_seen(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
+    hold.cards.iter().map(|card| state.room(*card).seen_of(lease)).max().unwrap_or_default()
+}
+
+/// Whether a holder that was told so has more than its lease still, by a look that counts, and that for so long.
+pub(crate) fn has_had_its_time(state: &State, lease: &Lease, hold: &Hold, span: Span, now: Time) -> bool {
+    let span = if state.planted(Mutant::OverAtOnce) { Span::ZERO } else { span };
+    let is_over = |over: &Over| state.rows().meta.due(over.since, over.since + span) <= now;
+    let still_has = |card: &CardId| {
+        let room = state.room(*card);
+        let tells = room.open(now, state.policy().period).is_ok() && !room.is_coarse();
+        tells && room.seen_of(lease.id) > hold.vram + SLACK
+    };
+    hold.over().is_some_and(is_over) && hold.cards.iter().any(still_has)
+}
+
+/// Whether a holder that cannot leave its cards in another way is ended for who waits: it was told long ago, and
+/// all of its cards are enforced.
+pub(crate) fn is_to_end(state: &State, lease: &Lease, hold: &Hold, now: Time) -> bool {
+    let enforced = |card: &CardId| state.rows().cards[card.0 as usize].mode == Mode::Enforce;
+    let enforced = hold.cards.iter().all(enforced) && matches!(state.watchlist().can, Some(Ok(())));
+    let span = state.policy().patience.warned.max(state.policy().over);
+    (enforced || state.planted(Mutant::EndObserved)) && has_had_its_time(state, lease, hold, span, now)
+}
+
+/// The larger lease that a holder with more than its own could have: so much of each of its cards.
+pub fn more(state: &State, lease: &Lease, now: Time) -> Option<Bytes> {
+    let Phase::Active(hold) = &lease.phase else { return None };
+    hold.over()?;
+    let seen = most_seen(state, lease.id, hold);
+    if seen <= hold.vram || state.disk_full() {
+        return None;
+    }
+    // Of what is free nothing is taken from who waits for it.
+    let waited_for = wanted(state, lease, &hold.cards);
+    let vram = if waited_for { seen } else { Bytes(seen.0.next_multiple_of(ROUND)) };
+    let (is_room, vram) = match has_room(state, lease.id, hold, vram, waited_for, now) {
+        false if !waited_for => (has_room(state, lease.id, hold, seen, false, now), seen),
+        is_room => (is_room, vram),
+    };
+    ((is_room || state.planted(Mutant::GrowBlind)) && is_allowed(state, lease, hold, vram, now)).then_some(vram)
+}
+
+/// Whether a holder's cards have the room for so much: what it has there counts already.
+fn has_room(state: &State, lease: LeaseId, hold: &Hold, vram: Bytes, waited_for: bool, now: Time) -> bool {
+    hold.cards.iter().all(|card| {
+        let room = state.room(*card);
+        let counted = room.claims().get(&lease).map_or(Bytes::ZERO, |claim| claim.counted());
+        let lacks = vram.less(counted);
+        let is_open = state.in_service(*card) && !state.is_restoring_on(*card) && !room.is_coarse();
+        // Where more was promised than there is, nothing more is.
+        let is_covered = room.committed().is_some_and(|committed| committed <= room.total());
+        let is_open = is_open && is_covered && room.open(now, state.policy().period).is_ok();
+        is_open && lacks <= if waited_for { Bytes::ZERO } else { state.promisable(*card, now) }
+    })
+}
+
+/// Whether quotas and budgets leave a holder so much.
+fn is_allowed(state: &State, lease: &Lease, hold: &Hold, vram: Bytes, now: Time) -> bool {
+    let (cards, day) = (&state.rows().cards, state.rows().meta.day);
+    let more = Bytes(vram.less(hold.vram).0.saturating_mul(hold.cards.len() as u64));
+    let costs = |vram: Bytes| gpu_time(cards, &hold.cards, vram, hold.until.since(now)).0;
+    let before = if hold.day == day { costs(hold.vram) } else { 0 };
+    let time = Span(costs(vram).saturating_sub(before));
+    quota::allows_more(state, lease, more, time) && token_allows(state, lease, more)
+}
+
+impl Turn<'_> {
+    /// A card was looked at: who has more there than its lease is told, and who has not any more is let be.
+    pub(super) fn look_for_over(&mut self, card: CardId) {
+        if self.state.disk_full {
+            return;
+        }
+        for (lease, has) in self.state.excess_on(card) {
+            let Some(Phase::Active(hold)) = self.state.lease(lease).map(|row| &row.phase) else { continue };
+            let seen = most_seen(self.state, lease, hold);
+            match hold.over() {
+                // Once, and again when it is much more.
+                Some(told) if has && seen < told.seen + SLACK.max(Bytes(told.seen.0 / 8)) => {}
+                _ if has => self.emit(Action::Over { lease, at: self.now, seen }),
+                Some(_) if self.state.is_within(lease, hold) => self.emit(Action::Within { lease }),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether a lease is one that has more than it is for, and the caller may know of it.
+    pub(super) fn has_more(&self, by: &Caller, lease: LeaseId) -> bool {
+        let row = self.find(by, lease).ok();
+        row.is_some_and(|row| matches!(&row.phase, Phase::Active(hold) if hold.over().is_some()))
+    }
+
+    /// Its holder takes a larger one.
+    pub(super) fn take_more(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
+        if self.state.disk_full {
+            return Answer::Refused(Refusal::DiskFull);
+        }
+        // Whoever can start now does so first.
+        self.serve();
+        let Ok(row) = self.find(by, lease) else { return Answer::Refused(Refusal::NoSuchLease) };
+        let Phase::Active(hold) = &row.phase else { return Answer::Refused(Refusal::NotWaiting) };
+        let (cards, offered) = (hold.cards.len(), more(self.state, row, self.now));
+        // What it has must be in it: who would have more still is no better off.
+        let enough = vram > hold.vram && most_seen(self.state, lease, hold) <= vram + SLACK;
+        if !enough || usize::from(gpus) != cards || offered.is_none_or(|offered| vram > offered) {
+            return Answer::Refused(Refusal::NotLarger { instead: offered });
+        }
+        let left = hold.until.since(self.now);
+        let mark = charged(self.state, row.tenant, vram.less(hold.vram), cards, left, self.now);
+        let mark = (!self.state.planted(Mutant::GrowFree)).then_some(mark);
+        self.emit(Action::Grow { lease, at: self.now, vram, mark });
+        Answer::Lease(lease)
+    }
+}

@@ -1,0 +1,69 @@
+//! Who has more on its cards than its lease is for, look by look.
+
+use super::State;
+use crate::ids::{CardId, LeaseId};
+use crate::mutant::Mutant;
+use crate::reading::Reading;
+use crate::rows::{Hold, Phase};
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// So much beyond its lease nobody minds: what contexts and libraries take differs from run to run.
+pub(crate) const SLACK: Bytes = Bytes::mib(128);
+/// Looks in a row that must agree.
+const LOOKS: u32 = 2;
+
+/// Whether a holder had more than its lease on a card, and in how many looks in a row it was so.
+pub(super) type Excess = BTreeMap<LeaseId, (bool, u32)>;
+
+impl State {
+    /// A card was looked at: who has more there than its lease, and who has not any more.
+    pub(super) fn weigh_excess(&mut self, card: CardId) {
+        let number = card.0 as usize;
+        let before = std::mem::take(&mut self.excess[number]);
+        let room = &self.rooms[number];
+        // Where nobody tells whose bytes are whose, nobody has more than its own.
+        if !matches!(&room.observed().reading, Reading::Used(used) if !used.coarse) {
+            return;
+        }
+        let told = self.over.iter().filter(|lease| room.claims().contains_key(lease));
+        let mut found = Excess::new();
+        for lease in room.present().keys().chain(told) {
+            let Some(row) = self.rows.leases.get(lease) else { continue };
+            let Phase::Active(hold) = &row.phase else { continue };
+            let has = room.seen_of(*lease) > hold.vram + SLACK;
+            // After a start it must be heard first whose processes are whose.
+            let known = has || self.lives.get(lease).is_some_and(|live| live.counted);
+            if known && (has || self.over.contains(lease)) {
+                let count = before.get(lease).filter(|(had, _)| *had == has).map_or(0, |(_, count)| *count);
+                found.insert(*lease, (has, (count + 1).min(LOOKS)));
+            }
+        }
+        self.excess[number] = found;
+    }
+
+    /// What was seen of a lease so far says nothing of it any more.
+    pub(super) fn forget_excess(&mut self, lease: LeaseId) {
+        for excess in &mut self.excess {
+            excess.remove(&lease);
+        }
+    }
+
+    /// Who had more than its lease on a card in so many looks that it is believed, or no more than that again.
+    pub(crate) fn excess_on(&self, card: CardId) -> Vec<(LeaseId, bool)> {
+        let looks = if self.planted(Mutant::OverOneLook) { 1 } else { LOOKS };
+        let believed = self.excess[card.0 as usize].iter().filter(|(_, (_, count))| *count >= looks);
+        believed.map(|(lease, (has, _))| (*lease, *has)).collect()
+    }
+
+    /// Whether a holder was seen with no more than its lease on all of its cards.
+    pub(crate) fn is_within(&self, lease: LeaseId, hold: &Hold) -> bool {
+        let inside = |card: &CardId| self.excess[card.0 as usize].get(&lease) == Some(&(false, LOOKS));
+        hold.cards.iter().all(inside)
+    }
+
+    /// Holders that were told that they have more than their leases.
+    pub fn over(&self) -> impl Iterator<Item = LeaseId> + '_ {
+        self.over.iter().copied()
+    }
+}

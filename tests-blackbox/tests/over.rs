@@ -1,0 +1,120 @@
+//! Holders without the library that have more on a soft card than their leases: told, offered more, made to leave,
+//! ended where an operator enforces, and left alone where nobody does.
+//!
+//! A program with the library cannot come to this: it is told that memory is out (`parking.rs`).
+
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::{Job, await_state, succeeds};
+use sublet_blackbox::wait::throughout;
+use sublet_blackbox::{Gpu, MIB, Service, Setup};
+use sublet_wire::{Lease, LeaseState, Reason, Rung, Usage};
+
+/// Terms so long that nothing comes to its end by itself, and nobody is idle before the test is over.
+const CONFIG: &str = r#"
+ttl = "5m"
+[preemption]
+turn = "1s"
+idle = "10m"
+end_grace = "2s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+[enforcement]
+over = "3s"
+warned = "5s"
+"#;
+
+fn serve() -> Service {
+    let config = Some(CONFIG.to_owned());
+    Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), config, ..Setup::default() })
+}
+
+/// Somebody at a screen with a lease of 1 GiB, and so much on the card.
+fn takes(service: &Service, size: &str, more: &[&str]) -> Job {
+    let hold = example("hold");
+    let words = [&["--vram", "1G", "--tier", "interactive", "--no-shim"], more, &["--", &hold, size]].concat();
+    let mut job = Job::start(service, &words);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    job
+}
+
+fn is_over(lease: &Lease) -> bool {
+    lease.over.is_some()
+}
+
+#[test]
+fn who_has_more_than_its_lease_is_told_and_accepts_a_larger_one_which_is_charged() {
+    let service = serve();
+    let client = service.client();
+    let job = takes(&service, "1536MiB", &[]);
+    let lease = client.await_lease("it is told", "L1", is_over);
+    let over = lease.over.expect("it was awaited");
+    assert!(over.seen_bytes >= 1536 * MIB, "{over:?}");
+    let offer = over.offer_bytes.expect("the card has the room");
+    assert!(offer >= over.seen_bytes && offer < over.seen_bytes + 64 * MIB, "{over:?}");
+    assert_eq!(over.ends_in_s, None, "nothing is enforced: {over:?}");
+    job.await_said("on a card, and its lease is for 1 GiB");
+    job.await_said("`sublet accept L1` makes the lease");
+    assert!(succeeds(&service, &["ps"]).contains("active, over"), "ps");
+    assert!(succeeds(&service, &[]).contains("active, over"), "the status");
+    let said = succeeds(&service, &["accept", "L1"]);
+    assert!(said.starts_with("L1 has 1."), "{said}");
+    let larger = client.lease("L1");
+    assert_eq!((larger.vram_bytes, larger.over), (Some(offer), None));
+    throughout(Duration::from_secs(3), || assert_eq!(client.lease("L1").over, None, "it is within its lease"));
+    job.finish("with a larger lease");
+    await_state(&client, "L1", LeaseState::Ended);
+    let usage: Usage = client.get("/v1/usage?by=lease").read();
+    let row = usage.rows.iter().find(|row| row.lease.as_deref() == Some("L1")).expect("its use");
+    let mean = row.gib_seconds / row.card_seconds;
+    let largest = offer as f64 / (1024.0 * MIB as f64);
+    assert!(mean > 1.05 && mean < largest - 0.02, "{mean} GiB on the average, of 1 and then {largest}: {row:?}");
+    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    assert!(trail.contains("more than its lease is for, and is told"), "{trail}");
+    assert!(trail.contains("takes a larger lease"), "{trail}");
+    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+}
+
+#[test]
+fn it_leaves_for_whoever_waits_though_that_one_stands_lower() {
+    let service = serve();
+    let client = service.client();
+    // The driver would not be sure to bring it back; its owner takes the risk.
+    let job = takes(&service, "2560MiB", &["--may-lose"]);
+    client.await_lease("it is told", "L1", is_over);
+    let hold = example("hold");
+    let mut guest = Job::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    let parked = client.lease("L1");
+    assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Driver)), "{parked:?}");
+    assert_eq!(guest.end().0, Some(0));
+    await_state(&client, "L1", LeaseState::Active);
+    job.finish("after it was parked for having too much");
+}
+
+#[test]
+fn who_cannot_leave_is_let_be_until_an_operator_enforces_and_is_ended_then() {
+    let service = serve();
+    let client = service.client();
+    let job = takes(&service, "2560MiB", &[]);
+    client.await_lease("it is told", "L1", is_over);
+    let hold = example("hold");
+    let mut guest = Job::start(&service, &["--vram", "2G", "--", &hold, "64MiB", "--seconds", "1"]);
+    client.await_lease("the other one waits", "L2", |lease| lease.state == LeaseState::Waiting);
+    throughout(Duration::from_secs(8), || {
+        let lease = client.lease("L1");
+        assert_eq!(lease.state, LeaseState::Active, "nobody enforces anything: {lease:?}");
+    });
+    succeeds(&service, &["enforce", "mode", "0", "enforce", "--yes"]);
+    assert!(guest.line().starts_with("holds "), "{}", guest.said());
+    let ended = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
+    assert_eq!(ended.ended.map(|ended| ended.reason), Some(Reason::OverUse));
+    job.await_said("it had more on its card than its lease");
+    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    assert!(trail.contains("is told that it ends in 0 s, for L2") && trail.contains("SIGTERM is sent to"), "{trail}");
+    assert_eq!(guest.end().0, Some(0));
+    let (_, rest) = job.end();
+    assert!(rest.contains("bytes as written"), "it heeded SIGTERM: {rest}");
+}
