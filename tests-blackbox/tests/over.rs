@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 use sublet_blackbox::binary::example;
-use sublet_blackbox::job::{Job, await_state, succeeds};
+use sublet_blackbox::job::{Job, await_asked, await_state, succeeds};
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Gpu, MIB, Service, Setup};
-use sublet_wire::{Lease, LeaseState, Reason, Rung, Usage};
+use sublet_wire::{Lease, LeaseState, Reason, Usage};
 
 /// Terms so long that nothing comes to its end by itself, and nobody is idle before the test is over.
 const CONFIG: &str = r#"
@@ -65,7 +65,7 @@ fn who_has_more_than_its_lease_is_told_and_accepts_a_larger_one_which_is_charged
     assert_eq!((larger.vram_bytes, larger.over), (Some(offer), None));
     throughout(Duration::from_secs(3), || assert_eq!(client.lease("L1").over, None, "it is within its lease"));
     job.finish("with a larger lease");
-    await_state(&client, "L1", LeaseState::Ended);
+    client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
     let usage: Usage = client.get("/v1/usage?by=lease").read();
     let row = usage.rows.iter().find(|row| row.lease.as_deref() == Some("L1")).expect("its use");
     let mean = row.gib_seconds / row.card_seconds;
@@ -87,8 +87,8 @@ fn it_leaves_for_whoever_waits_though_that_one_stands_lower() {
     let hold = example("hold");
     let mut guest = Job::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
-    let parked = client.lease("L1");
-    assert_eq!((parked.state, parked.rung), (LeaseState::Parked, Some(Rung::Driver)), "{parked:?}");
+    let trail = succeeds(&service, &["audit", "--lease", "L1"]);
+    assert!(trail.contains("L1 is taken off its cards for L2 by the driver"), "{trail}");
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after it was parked for having too much");
@@ -102,6 +102,7 @@ fn who_cannot_leave_is_let_be_until_an_operator_enforces_and_is_ended_then() {
     client.await_lease("it is told", "L1", is_over);
     let hold = example("hold");
     let mut guest = Job::start(&service, &["--vram", "2G", "--", &hold, "64MiB", "--seconds", "1"]);
+    await_asked(&client, "L2");
     client.await_lease("the other one waits", "L2", |lease| lease.state == LeaseState::Waiting);
     throughout(Duration::from_secs(8), || {
         let lease = client.lease("L1");
