@@ -286,8 +286,9 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
             None => Ok(()),
         },
         None if rung == Rung::Driver && !lease.ask.may_lose => {
-            keeps_to_its_cards(state, lease.id, hold, now)?;
-            sure_of_room(state, lease, hold)
+            // This looks at every process of every card, so it comes last.
+            sure_of_room(state, lease, hold)?;
+            keeps_to_its_cards(state, lease.id, hold, now)
         }
         None => Ok(()),
     }

@@ -314,7 +314,7 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [13, 12, 11]);
+    assert_eq!(ids(None, None, 3), [14, 13, 12]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
     assert_eq!(ids(Some(TenantId(1)), None, 10), [13, 11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
