@@ -377,6 +377,9 @@ pub enum Action {
         at: Time,
         /// To each of them.
         outcome: Vec<Struck>,
+        /// It was decided before something else was: nothing counts from it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        late: bool,
     },
     /// It has a lease, by which it is taken off its cards.
     Take {

@@ -10,7 +10,7 @@ use crate::reading::{CardFacts, Observation};
 use crate::rung::Rung;
 use crate::stranger::{Mode, Rule, RuleId, StrangerId, Struck, Treat, Who};
 use crate::token::{BadToken, Token, TokenAsk};
-use crate::units::{Bytes, Span};
+use crate::units::{Bytes, Span, Time};
 use std::fmt;
 
 /// Who calls.
@@ -203,6 +203,8 @@ pub enum Event {
         stranger: StrangerId,
         /// Which signal.
         signal: u8,
+        /// When that was decided.
+        of: Time,
         /// To each of its processes.
         outcome: Vec<Struck>,
     },

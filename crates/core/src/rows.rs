@@ -704,10 +704,11 @@ impl Rows {
             Action::Strike { stranger, signal, at, .. } => {
                 self.set_step(*stranger, Step::Told { signal: *signal, since: *at, sent: false });
             }
-            Action::Struck { stranger, signal, at, .. } => {
+            Action::Struck { stranger, signal, at, late, .. } => {
                 if let Some(Stranger { step: Step::Told { signal: told, since, sent }, .. }) =
                     self.strangers.get_mut(stranger)
                     && told == signal
+                    && !late
                 {
                     (*since, *sent) = (*at, true);
                 }

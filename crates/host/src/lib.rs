@@ -56,7 +56,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::stranger::StrangerId;
-use sublet_core::units::Bytes;
+use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 use warden::{Trial, Warden};
 
@@ -279,9 +279,9 @@ impl Host {
     }
 
     /// Sends a signal to processes of a stranger: each is the one that was audited, or gets none.
-    /// Answered by [`Sight::Struck`].
-    pub fn strike(&self, stranger: StrangerId, signal: u8, processes: Vec<ProcKey>) {
-        self.warden.strike(stranger, signal, processes);
+    /// Answered by [`Sight::Struck`], which says `of` again.
+    pub fn strike(&self, stranger: StrangerId, signal: u8, of: Time, processes: Vec<ProcKey>) {
+        self.warden.strike(stranger, signal, of, processes);
     }
 
     /// Tries on a card whether the driver's processes can be told apart here; answered by

@@ -9,7 +9,7 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::reading::{CardFacts, Observation};
 use sublet_core::stranger::{StrangerId, Struck};
-use sublet_core::units::Bytes;
+use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 
 /// Something that was seen. All sights come from one thread, in the order they were seen.
@@ -89,6 +89,8 @@ pub enum Sight {
         stranger: StrangerId,
         /// Which signal.
         signal: u8,
+        /// As whoever wanted it called it.
+        of: Time,
         /// To each of its processes.
         outcome: Vec<Struck>,
     },

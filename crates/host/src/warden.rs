@@ -23,6 +23,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
 use sublet_core::stranger::{StrangerId, Struck};
+use sublet_core::units::Time;
 
 /// Those that stay are audited again after so long.
 const AGAIN: Duration = Duration::from_secs(15);
@@ -47,6 +48,7 @@ enum Word {
     Strike {
         stranger: StrangerId,
         signal: u8,
+        of: Time,
         processes: Vec<ProcKey>,
     },
     Try {
@@ -89,8 +91,8 @@ impl WardenInbox {
         self.send_again(Word::Audit(process));
     }
 
-    pub(crate) fn strike(&self, stranger: StrangerId, signal: u8, processes: Vec<ProcKey>) {
-        self.send(Word::Strike { stranger, signal, processes });
+    pub(crate) fn strike(&self, stranger: StrangerId, signal: u8, of: Time, processes: Vec<ProcKey>) {
+        self.send(Word::Strike { stranger, signal, of, processes });
     }
 
     pub(crate) fn try_card(&self, uuid: String) {
@@ -197,9 +199,9 @@ impl Warden {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.want(process);
                 }
-                Word::Strike { stranger, signal, processes } => {
+                Word::Strike { stranger, signal, of, processes } => {
                     let outcome = processes.into_iter().map(|process| self.strike(process, signal)).collect();
-                    self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, outcome }));
+                    self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, of, outcome }));
                 }
                 Word::Try { uuid } => {
                     let can = self.try_card(&uuid);

@@ -434,8 +434,8 @@ impl Sim<'_> {
     /// The daemon hears what became of a signal.
     pub(crate) fn landed(&mut self, number: u32) -> Result<(), Violation> {
         let Some(daemon) = &mut self.daemon else { return Ok(()) };
-        let Blow { stranger, signal, outcome, .. } = &mut daemon.watching.blows[number as usize];
-        let event = Event::Struck { stranger: *stranger, signal: *signal, outcome: std::mem::take(outcome) };
+        let Blow { stranger, signal, at, outcome, .. } = &mut daemon.watching.blows[number as usize];
+        let event = Event::Struck { stranger: *stranger, signal: *signal, of: *at, outcome: std::mem::take(outcome) };
         self.report(event)
     }
 

@@ -366,14 +366,24 @@ impl Turn<'_> {
     }
 
     /// What became of a signal.
-    pub(super) fn struck(&mut self, id: StrangerId, signal: u8, outcome: Vec<Struck>) {
+    pub(super) fn struck(&mut self, id: StrangerId, signal: u8, of: Time, outcome: Vec<Struck>) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
         let refused = own.and_then(|own| own.refused.clone());
         // Whoever becomes another program in time gains nothing by it but another look.
         let changed = own.is_some_and(|own| own.changed);
-        self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome });
-        if let Some(seen) = self.state.watchlist_mut().seen.get_mut(&id) {
+        let step = stranger.step;
+        let late = step != Step::Told { signal, since: of, sent: false };
+        self.emit(Action::Struck { stranger: id, signal, at: self.now, outcome, late });
+        let seen = self.state.watchlist_mut().seen.get_mut(&id);
+        if late {
+            // Somebody thought better of it since, and perhaps worse again: then that one is under way.
+            if let Some(seen) = seen.filter(|_| !matches!(step, Step::Told { .. })) {
+                seen.struck = false;
+            }
+            return;
+        }
+        if let Some(seen) = seen {
             seen.refused = refused.clone().filter(|_| !changed);
             seen.struck = false;
         }

@@ -101,7 +101,7 @@ impl Turn<'_> {
             Event::Audited { audit, tree } => self.audited(*audit, tree),
             Event::Left { process } => self.left(process),
             Event::Signalled { lease, signal } => self.signalled(lease, signal),
-            Event::Struck { stranger, signal, outcome } => self.struck(stranger, signal, outcome),
+            Event::Struck { stranger, signal, of, outcome } => self.struck(stranger, signal, of, outcome),
             Event::SelfTested { can } => {
                 self.state.watchlist_mut().can = Some(can);
                 self.state.watchlist_mut().tests += 1;

@@ -333,7 +333,7 @@ impl Loop {
             Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
             Mail::Strike { stranger, signal, at, processes } => {
                 if self.engine.state().is_to_be_struck(stranger, signal, at) {
-                    self.host.strike(stranger, signal, processes);
+                    self.host.strike(stranger, signal, at, processes);
                 }
             }
             Mail::Stop => self.stopping = true,
@@ -516,8 +516,8 @@ impl Loop {
                 self.take(Event::Audited { audit, tree });
             }
             Sight::Left { process } => self.take(Event::Left { process }),
-            Sight::Struck { stranger, signal, outcome } => {
-                self.take(Event::Struck { stranger, signal, outcome });
+            Sight::Struck { stranger, signal, of, outcome } => {
+                self.take(Event::Struck { stranger, signal, of, outcome });
             }
             Sight::SelfTested { can } => self.take(Event::SelfTested { can }),
             Sight::Said { lease, process, said } => {

@@ -343,7 +343,7 @@ impl World {
             Step::Warned { .. } | Step::Unmoved { .. } => Action::Strike { stranger, signal: 15, at, processes },
             Step::Told { signal, sent: false, .. } => {
                 let outcome = vec![Struck { process: audit.process, refused, changed: false }];
-                Action::Struck { stranger, signal: *signal, at, outcome }
+                Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
             }
             Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },
             Step::Told { .. } => Action::Survived { stranger, at },

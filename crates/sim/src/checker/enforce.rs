@@ -110,8 +110,8 @@ pub enum Watched {
     Audited(Box<Audit>, Vec<ProcKey>),
     /// One exited.
     Left(ProcKey),
-    /// A signal was sent, or refused.
-    Struck(StrangerId, u8),
+    /// A signal was sent, or refused, that was decided then.
+    Struck(StrangerId, u8, Time),
     /// A daemon tried whether it could end anybody.
     Tested,
     /// One shall have a lease: which, if the caller may say so, and whether it can have one.
@@ -240,7 +240,7 @@ impl Books {
                 Watched::Audited(audit.clone(), tree.clone())
             }
             Event::Left { process } => Watched::Left(*process),
-            Event::Struck { stranger, signal, .. } => Watched::Struck(*stranger, *signal),
+            Event::Struck { stranger, signal, of, .. } => Watched::Struck(*stranger, *signal, *of),
             Event::SelfTested { can } => {
                 self.watch.tested = Some(can.clone());
                 Watched::Tested
@@ -466,18 +466,28 @@ impl Books {
             }
             Action::Warn { stranger, at, until } => self.warn(now, *stranger, *at, *until),
             Action::Strike { .. } => self.strike(now, cause, action),
-            Action::Struck { stranger, signal, at, outcome } => {
-                let fits = matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Struck(id, sent) if (id, sent) == (*stranger, *signal)));
-                must(15, fits && *at == now, || format!("{action:?} after {cause:?}"))?;
+            Action::Struck { stranger, signal, at, outcome, late } => {
+                let of = match cause {
+                    Cause::Watched(it) => match **it {
+                        Watched::Struck(id, sent, of) if (id, sent) == (*stranger, *signal) => Some(of),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                must(15, of.is_some() && *at == now, || format!("{action:?} after {cause:?}"))?;
                 let Some(found) = self.watch.strangers.get_mut(stranger) else {
                     return must(15, false, || format!("{action:?}, and it is not on the record"));
                 };
-                let own = outcome.iter().find(|struck| struck.process == found.audit.process);
-                found.refused = own.is_some_and(|own| own.refused.is_some());
-                if let Told::Signal { signal: told, sent, .. } = &mut found.step
-                    && told == signal
-                {
-                    *sent = Some(now);
+                let step = found.step;
+                // Who was told something else since, or the same again, has not had that yet.
+                let is_it = matches!(step, Told::Signal { signal: told, since, sent: None, .. } if told == *signal && Some(since) == of);
+                must(17, *late != is_it, || format!("{action:?}, and it is told {step:?}"))?;
+                if is_it {
+                    let own = outcome.iter().find(|struck| struck.process == found.audit.process);
+                    found.refused = own.is_some_and(|own| own.refused.is_some());
+                    if let Told::Signal { sent, .. } = &mut found.step {
+                        *sent = Some(now);
+                    }
                 }
                 Ok(())
             }

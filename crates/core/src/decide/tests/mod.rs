@@ -31,7 +31,7 @@ use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
 use crate::rows::Rows;
 use crate::rung::Rung;
-use crate::stranger::{Mode, RuleId, StrangerId, Struck, Treat};
+use crate::stranger::{Mode, RuleId, Step, StrangerId, Struck, Treat};
 use crate::token::{TokenAsk, TokenCaps, TokenHash};
 use crate::units::{Bytes, Span, Time};
 use crate::{State, action::Action, decide};
@@ -233,7 +233,13 @@ impl Teller {
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
                 let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
                 let outcome = vec![Struck { process: process(name), refused, changed }];
-                Event::Struck { stranger, signal: signal.parse().expect("a signal"), outcome }
+                let signal = signal.parse().expect("a signal");
+                let step = self.state.rows().strangers.get(&stranger).map(|stranger| stranger.step);
+                let of = match step {
+                    Some(Step::Told { since, .. }) => since,
+                    _ => Time::ZERO,
+                };
+                Event::Struck { stranger, signal, of, outcome }
             }
             ["adopt", name, who, rest @ ..] => {
                 let vram = rest.first().map(|size| bytes(size));
