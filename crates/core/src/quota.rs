@@ -322,20 +322,11 @@ pub fn affords(state: &State, tenant: TenantId, more: Span) -> bool {
 /// Whether a waiter's tenant and its groups may have so much of just these cards: what a lease is
 /// charged and counts for shows only once its cards are chosen.
 pub fn allows(state: &State, lease: &Lease, cards: &[CardId], vram: Bytes) -> bool {
-    let (books, tenant) = (state.books(), lease.tenant);
-    let more = Bytes(vram.0.saturating_mul(cards.len() as u64));
-    let never = lease.ask.preempt == Preempt::Never;
-    let within = |load: &Load, caps: &Caps| {
-        caps.vram.is_none_or(|cap| load.vram + more <= cap)
-            && caps.never.filter(|_| never).is_none_or(|cap| load.never + more <= cap)
-    };
-    within(books.load(tenant), books.caps(tenant))
-        && books.groups(tenant).all(|(_, load, caps)| within(load, caps))
-        && affords(state, tenant, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
+    let all = Bytes(vram.0.saturating_mul(cards.len() as u64));
+    allows_more(state, lease, all, gpu_time(&state.rows().cards, cards, vram, lease.ask.term.span()))
 }
 
-/// Whether a holder's tenant and its groups may have so much more of each of its cards, which costs so much of
-/// the day's GPU time.
+/// Whether a lease's tenant and its groups may have so much more in all, which costs so much of the day's GPU time.
 pub fn allows_more(state: &State, lease: &Lease, more: Bytes, time: Span) -> bool {
     let (books, tenant) = (state.books(), lease.tenant);
     let never = lease.ask.preempt == Preempt::Never;

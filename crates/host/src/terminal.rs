@@ -69,6 +69,7 @@ mod tests {
     struct Screen {
         child: Child,
         log: PathBuf,
+        pid_file: PathBuf,
     }
 
     impl Screen {
@@ -85,7 +86,7 @@ mod tests {
             let child = command.spawn().unwrap();
             let pid = until(|| fs::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok());
             let key = until(|| process::stat(pid).ok().filter(|stat| stat.name == "sleep").map(|stat| stat.key(pid)));
-            (Screen { child, log }, key)
+            (Screen { child, log, pid_file }, key)
         }
     }
 
@@ -93,6 +94,7 @@ mod tests {
         fn drop(&mut self) {
             let _ = self.child.kill();
             let _ = self.child.wait();
+            let _ = (fs::remove_file(&self.log), fs::remove_file(&self.pid_file));
         }
     }
 

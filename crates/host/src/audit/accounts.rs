@@ -5,11 +5,9 @@
 //!
 //! Absent: what they cost. Of the many numbers only those are read that say who somebody was.
 
+use super::netlink::{half, socket, word};
 use rustix::io::Errno;
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt,
-};
+use rustix::net::{RecvFlags, SendFlags, netlink, recv, send};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -61,13 +59,7 @@ pub(super) struct Accounts {
 impl Accounts {
     /// Listens, and tries whether it is told anything.
     pub(super) fn open(buffer: usize) -> io::Result<Accounts> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::GENERIC))?;
-        if sockopt::set_socket_recv_buffer_size_force(&socket, buffer).is_err() {
-            sockopt::set_socket_recv_buffer_size(&socket, buffer)?;
-        }
-        bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        let accounts = Accounts { socket };
+        let accounts = Accounts { socket: socket(netlink::GENERIC, 0, buffer)? };
         let family = accounts.family()?;
         let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
         accounts.ask(&request(family, REQUEST | ACKNOWLEDGE, GET, REGISTER, cpus.trim()))?;
@@ -185,14 +177,6 @@ fn read(message: &[u8]) -> Option<Ended> {
         name: String::from_utf8_lossy(name).into_owned(),
         began_s: word(stats, BEGAN_AT)?.into(),
     })
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
 #[cfg(test)]

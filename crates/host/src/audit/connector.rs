@@ -7,11 +7,9 @@
 //! dropped.
 
 use super::forebears::Made;
+use super::netlink::{socket, word};
 use rustix::io::Errno;
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt,
-};
+use rustix::net::{RecvFlags, SendFlags, netlink, recv, send};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -56,14 +54,7 @@ pub(super) struct Connector {
 impl Connector {
     /// Listens, with so many bytes for messages that wait.
     pub(super) fn open(buffer: usize) -> io::Result<Connector> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))?;
-        // Beyond the usual limit where that is permitted, else as much as there is.
-        if sockopt::set_socket_recv_buffer_size_force(&socket, buffer).is_err() {
-            sockopt::set_socket_recv_buffer_size(&socket, buffer)?;
-        }
-        bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
-        let connector = Connector { socket };
+        let connector = Connector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
         connector.say(&[LISTEN])?;
         // Since 6.6 only the wanted kinds come; before, a message of this length is passed over.
         connector.say(&[LISTEN, FORK | EXEC | EXIT])?;
@@ -154,10 +145,6 @@ fn request(words: &[u32]) -> Vec<u8> {
     bytes.extend([0; 2]);
     words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
     bytes
-}
-
-fn word(message: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?))
 }
 
 /// An answer that is a refusal: which.

@@ -23,6 +23,7 @@ mod files;
 mod forebears;
 mod held;
 mod hints;
+mod netlink;
 mod place;
 mod redact;
 mod text;
