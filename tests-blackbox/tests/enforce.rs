@@ -408,10 +408,11 @@ struct ContainerCgroup(std::path::PathBuf);
 impl ContainerCgroup {
     fn make() -> Option<ContainerCgroup> {
         let id = format!("{:064x}", std::process::id());
-        let usable =
-            |place: &std::path::PathBuf| std::fs::create_dir_all(place).is_ok() && place.join("cgroup.procs").exists();
-        let roots = ["", "unified", "freezer", "pids"].map(|root| format!("/sys/fs/cgroup/{root}/docker/{id}"));
-        roots.map(std::path::PathBuf::from).into_iter().find(usable).map(ContainerCgroup)
+        // Only where cgroups are made: elsewhere it would be a directory like any other.
+        let roots = ["", "unified", "freezer", "pids"].map(|root| std::path::Path::new("/sys/fs/cgroup").join(root));
+        let roots = roots.into_iter().filter(|root| root.join("cgroup.procs").exists());
+        let mut places = roots.map(|root| root.join(format!("docker-{id}.scope")));
+        places.find(|place| std::fs::create_dir(place).is_ok()).map(ContainerCgroup)
     }
 }
 

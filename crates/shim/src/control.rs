@@ -60,6 +60,7 @@ pub fn prepare() {
         // SAFETY: the handler only stores numbers.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
+        outside::note();
         if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
             log::once("the host gives no thread: this program cannot be parked");
             welcomed();

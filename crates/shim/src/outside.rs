@@ -15,15 +15,22 @@ const NETWORK_FILES: &str = "/dev/infiniband/uverbs";
 /// Where the service that shares a card listens, if nobody says otherwise.
 const MPS_DIRECTORY: &str = "/tmp/nvidia-mps";
 
+/// Whether the card is shared below the driver. Whoever came to it before the service did is not its client, and
+/// nobody becomes one later.
+static MPS: OnceLock<bool> = OnceLock::new();
+
+/// Notes what does not change, on the program's own thread: another must not read an environment that it may change.
+pub fn note() {
+    MPS.get_or_init(|| listens(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY")));
+}
+
 /// Marks the program as it is now.
 pub fn look() {
     match registers_memory() {
         true => page::mark_not_parkable(Reason::Rdma, NETWORK_FILES),
         false => page::unmark(Reason::Rdma),
     }
-    // Whoever came to the card before the service did is not its client, and nobody becomes one later.
-    static MPS: OnceLock<bool> = OnceLock::new();
-    if *MPS.get_or_init(|| listens(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY"))) {
+    if MPS.get() == Some(&true) {
         page::mark_not_parkable(Reason::Mps, "MPS");
     }
 }
