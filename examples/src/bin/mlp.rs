@@ -11,6 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 use sublet_examples::cuda::code::{Arguments, Function, Module, Shape};
 use sublet_examples::cuda::memory::{Buffer, bytes_of, numbers_of};
 use sublet_examples::cuda::{Context, Device};
@@ -47,6 +48,9 @@ struct Options {
     /// Goes on from the weights in this file if it is there, and writes them there with every line.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
+    /// The next batch comes after so many milliseconds, as data that is read from somewhere does.
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pace: u64,
     /// On this card.
     #[arg(long, default_value_t = 0)]
     device: u32,
@@ -222,6 +226,7 @@ fn run(options: &Options) -> Result<()> {
     let begin = path.map_or(Ok(0), |path| network.restore(path, options.seed))?;
     println!("trains on {} from step {begin} to {}", device.name()?, options.steps);
     for step in begin..options.steps {
+        std::thread::sleep(Duration::from_millis(options.pace));
         network.step(step)?;
         let done = step + 1;
         if done % options.every == 0 || done == options.steps {
