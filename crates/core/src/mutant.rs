@@ -120,6 +120,8 @@ pub enum Mutant {
     StrikeMovable,
     /// Rule 16: a stranger is signalled while it is still a lease's.
     StrikeMoving,
+    /// Rule 20: who asked for a lease is no stranger, though it was granted none.
+    WaitAsShield,
     /// Rule 4: a stranger's story is over when it begins to leave its cards.
     BelieveMoving,
     /// Who could not be taken off its cards is tried again, for ever.
@@ -138,7 +140,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 65] = [
+    pub const ALL: [Mutant; 66] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -197,6 +199,7 @@ impl Mutant {
         Mutant::AdoptBlind,
         Mutant::StrikeMovable,
         Mutant::StrikeMoving,
+        Mutant::WaitAsShield,
         Mutant::BelieveMoving,
         Mutant::MoveForEver,
         Mutant::GrowFree,

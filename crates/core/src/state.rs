@@ -5,6 +5,7 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 mod cards;
+mod members;
 mod movable;
 mod over;
 mod strange;
@@ -554,18 +555,6 @@ impl State {
         }
     }
 
-    /// A process that was just bound lives, and what it did so far counts as work.
-    fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
-        if let Some(live) = self.lives.get_mut(&lease) {
-            live.worked = true;
-            let mut members = live.members.clone();
-            if !members.contains(&process) {
-                members.push(process);
-                self.set_members(lease, members);
-            }
-        }
-    }
-
     fn drop_live(&mut self, lease: LeaseId) {
         self.set_due(lease, None);
         for process in self.lives.remove(&lease).unwrap_or_default().members {
@@ -613,25 +602,6 @@ impl State {
 
     pub(crate) fn set_listed(&mut self, cards: BTreeSet<CardId>) {
         self.listed = cards;
-    }
-
-    pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
-        let Some(live) = self.lives.get_mut(&lease) else { return };
-        live.counted = true;
-        for process in std::mem::replace(&mut live.members, processes.clone()) {
-            if self.owners.get(&process) == Some(&lease) {
-                self.owners.remove(&process);
-            }
-        }
-        // A process belongs to whom it was last seen with.
-        for process in processes {
-            if let Some(before) = self.owners.insert(process, lease).filter(|before| *before != lease)
-                && let Some(other) = self.lives.get_mut(&before)
-            {
-                other.members.retain(|member| *member != process);
-            }
-        }
-        self.set_movable(lease);
     }
 
     pub(crate) fn set_rested(&mut self, lease: LeaseId, idle: Span, now: Time) {
@@ -832,10 +802,6 @@ impl State {
     /// Whether the driver lists the card now.
     pub fn is_listed(&self, card: CardId) -> bool {
         self.listed.contains(&card)
-    }
-    /// Whose a process is.
-    pub fn owner(&self, process: &ProcKey) -> Option<LeaseId> {
-        self.owners.get(process).copied()
     }
     /// What the driver lists now.
     pub fn listed_facts(&self) -> Vec<CardFacts> {

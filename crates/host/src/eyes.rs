@@ -162,7 +162,7 @@ impl Eyes {
     }
 
     fn note_ends(&mut self, ended: Vec<ProcKey>) {
-        let touched: BTreeSet<LeaseId> = ended.into_iter().filter_map(|process| self.roster.leave(process)).collect();
+        let touched: BTreeSet<LeaseId> = ended.into_iter().flat_map(|process| self.roster.leave(process)).collect();
         self.settle(touched);
     }
 
@@ -172,11 +172,11 @@ impl Eyes {
             match message {
                 Message::Watch { lease, uid, roots, epoch } => self.begin(lease, uid, roots, epoch),
                 Message::Granted { lease, epoch } => {
-                    self.roster.set_epoch(lease, epoch);
+                    self.begun.extend(self.roster.set_epoch(lease, epoch));
                     self.strangers.clear();
                 }
                 Message::Forget { lease } => {
-                    self.roster.end(lease);
+                    self.begun.extend(self.roster.end(lease));
                     self.begun.remove(&lease);
                 }
                 Message::Looked { uuid, observation, busy } => {
@@ -237,11 +237,11 @@ impl Eyes {
         }
     }
 
-    /// Processes of a look that are no holder's, and do more than draw.
+    /// Processes of a look that are no holder's, and do more than draw. Who waits is none yet.
     fn unowned(&self, reading: &Reading) -> Vec<ProcKey> {
         let Reading::Used(used) = reading else { return Vec::new() };
         let unowned = used.processes.iter().filter(|resident| !resident.graphics && resident.process.start != 0);
-        unowned.map(|resident| resident.process).filter(|process| self.roster.owner(*process).is_none()).collect()
+        unowned.map(|resident| resident.process).filter(|process| self.roster.holder(*process).is_none()).collect()
     }
 
     /// Finds out whose an unknown process on a card is; the lease if it is one's.
@@ -286,7 +286,7 @@ impl Eyes {
             if !self.roster.is_deserted(lease) {
                 self.tell_members(lease);
             } else if sure {
-                self.roster.end(lease);
+                drop(self.roster.end(lease));
                 (self.sink)(Sight::Gone { lease });
             }
             // Not sure: unreadable is not gone. The next refresh asks again.

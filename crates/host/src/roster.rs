@@ -108,28 +108,49 @@ impl Roster {
         losers
     }
 
-    /// A holder's programs carry this epoch.
-    pub(crate) fn set_epoch(&mut self, lease: LeaseId, epoch: Epoch) {
-        if let Some(holder) = self.holders.get_mut(&lease) {
-            holder.epoch = Some(epoch);
+    /// A lease was granted: its programs carry this epoch, and are its own whoever had them. Returns the leases
+    /// whose processes are others by it.
+    pub(crate) fn set_epoch(&mut self, lease: LeaseId, epoch: Epoch) -> BTreeSet<LeaseId> {
+        let Some(holder) = self.holders.get_mut(&lease) else { return BTreeSet::new() };
+        let waited = holder.epoch.replace(epoch).is_none();
+        let roots = if waited { holder.roots.clone() } else { BTreeSet::new() };
+        let mut touched: BTreeSet<LeaseId> = roots.into_iter().flat_map(|root| self.seize(root, lease)).collect();
+        if !touched.is_empty() {
+            touched.insert(lease);
         }
+        touched
     }
 
-    /// Stops watching a holder.
-    pub(crate) fn end(&mut self, lease: LeaseId) {
-        let Some(holder) = self.holders.remove(&lease) else { return };
-        for member in holder.members {
-            self.owner.remove(&member);
-            self.exits.ignore(member);
+    /// Stops watching a holder. Returns the leases that have its processes now.
+    pub(crate) fn end(&mut self, lease: LeaseId) -> BTreeSet<LeaseId> {
+        let Some(holder) = self.holders.remove(&lease) else { return BTreeSet::new() };
+        for member in &holder.members {
+            self.owner.remove(member);
+            self.exits.ignore(*member);
         }
+        let heirs = |process: ProcKey| self.rooted_in(process).into_iter().map(move |heir| (heir, process));
+        let heirs: Vec<(LeaseId, ProcKey)> = holder.members.iter().copied().flat_map(heirs).collect();
+        heirs.iter().for_each(|(heir, root)| drop(self.seize(*root, *heir)));
+        heirs.into_iter().map(|(heir, _)| heir).collect()
     }
 
-    /// Takes out a process that ended. Returns whose it was.
-    pub(crate) fn leave(&mut self, process: ProcKey) -> Option<LeaseId> {
+    /// Takes out a process that ended. Returns the leases that it was there for.
+    pub(crate) fn leave(&mut self, process: ProcKey) -> BTreeSet<LeaseId> {
         self.exits.ignore(process);
-        let lease = self.owner.remove(&process)?;
-        self.holders.get_mut(&lease)?.members.remove(&process);
-        Some(lease)
+        let mut touched = self.rooted_in(process);
+        if let Some(lease) = self.owner.remove(&process) {
+            if let Some(holder) = self.holders.get_mut(&lease) {
+                holder.members.remove(&process);
+            }
+            touched.insert(lease);
+        }
+        touched
+    }
+
+    /// The leases that were bound to a process: one of them has it.
+    fn rooted_in(&self, process: ProcKey) -> BTreeSet<LeaseId> {
+        let rooted = self.holders.iter().filter(|(_, holder)| holder.roots.contains(&process));
+        rooted.map(|(lease, _)| *lease).collect()
     }
 
     /// The members, if they are others than were told last; remembers them as told.
@@ -143,9 +164,11 @@ impl Roster {
         Some(members)
     }
 
-    /// Watched, and no process of it is known.
+    /// Watched, and no process of it is known; nor does another lease have the one that it was bound to.
     pub(crate) fn is_deserted(&self, lease: LeaseId) -> bool {
-        self.holders.get(&lease).is_some_and(|holder| holder.members.is_empty())
+        let is_known = |root: &ProcKey| self.owner.contains_key(root);
+        let is_deserted = |holder: &Holder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
+        self.holders.get(&lease).is_some_and(is_deserted)
     }
 
     pub(crate) fn owner(&self, process: ProcKey) -> Option<LeaseId> {
@@ -250,14 +273,17 @@ impl Roster {
         }
     }
 
-    /// Takes in a root and all below it, from other leases too; but not the roots of those.
+    /// Takes in a root and all below it, from other leases too; but not the roots of those, and who waits takes
+    /// none from who does not.
     fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
         let mut losers = BTreeSet::new();
         let mut next = vec![root];
+        let waits = !self.is_granted(lease);
         while let Some(process) = next.pop() {
             match self.owner(process) {
                 Some(owner) if owner == lease => {}
                 Some(owner) if process != root && self.is_root(process, owner) => continue,
+                Some(owner) if waits && self.is_granted(owner) => continue,
                 Some(owner) => {
                     self.hand_over(process, owner, lease);
                     losers.insert(owner);
@@ -269,6 +295,15 @@ impl Roster {
             next.extend(children.into_iter().filter_map(|pid| Some(process::stat(pid).ok()?.key(pid))));
         }
         losers
+    }
+
+    fn is_granted(&self, lease: LeaseId) -> bool {
+        self.holders.get(&lease).is_some_and(|holder| holder.epoch.is_some())
+    }
+
+    /// Whose a process is, of those that were granted cards.
+    pub(crate) fn holder(&self, process: ProcKey) -> Option<LeaseId> {
+        self.owner(process).filter(|lease| self.is_granted(*lease))
     }
 
     fn is_root(&self, process: ProcKey, lease: LeaseId) -> bool {

@@ -80,6 +80,8 @@ pub struct Daemon {
     pile: Vec<Call>,
     /// Processes that the host watches.
     watch: BTreeMap<LeaseId, Vec<ProcKey>>,
+    /// Whose each process is, as the host has it.
+    owners: BTreeMap<ProcKey, LeaseId>,
     /// What it does about strangers.
     pub(crate) watching: Watching,
 }
@@ -293,6 +295,8 @@ impl Sim<'_> {
                     let cards = cards.iter().map(|card| index(card) as usize).collect();
                     self.told_granted(*lease, *epoch, cards, *vram);
                     self.wrap(*lease);
+                    let roots = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(lease)).cloned();
+                    roots.unwrap_or_default().into_iter().for_each(|root| self.watch(*lease, root));
                 }
                 Action::Grow { lease, vram, .. } => self.told_grown(*lease, *vram),
                 Action::End { lease, .. } => self.told_ended(*lease),
@@ -302,11 +306,7 @@ impl Sim<'_> {
                 Action::Strike { .. } if self.sabotage != Some(Sabotage::StrikeBeforeSync) => {
                     self.aim(&entry.action, S / 5);
                 }
-                Action::Retire { lease, .. } => {
-                    if let Some(daemon) = &mut self.daemon {
-                        daemon.watch.remove(lease);
-                    }
-                }
+                Action::Retire { lease, .. } => self.forget(*lease),
                 _ => {}
             }
         }
@@ -315,36 +315,75 @@ impl Sim<'_> {
 
     // ---- the host's errands ------------------------------------------------
 
+    /// A process belongs to one lease: who is watched for it now takes it from who was, and what is below it too,
+    /// but not what others are watched for, and who waits takes nothing from who does not.
     fn watch(&mut self, lease: LeaseId, root: ProcKey) {
         let Some(daemon) = &mut self.daemon else { return };
-        daemon.watch.entry(lease).or_default().push(root);
-        if let Some(tree) = self.world.tree_of(root).and_then(|tree| self.world.trees.get_mut(&tree))
-            && !tree.leases.contains(&lease)
-        {
-            tree.leases.push(lease);
+        let roots = daemon.watch.entry(lease).or_default();
+        if !roots.contains(&root) {
+            roots.push(root);
         }
-        self.noticed(&[lease]);
+        let state = daemon.engine.state();
+        let waits = |lease: LeaseId| state.lease(lease).is_none_or(|row| row.hold().is_none());
+        let mut touched = vec![lease];
+        let number = self.world.tree_of(root);
+        if let Some(tree) = number.and_then(|tree| self.world.trees.get_mut(&tree)) {
+            if !tree.leases.contains(&lease) {
+                tree.leases.push(lease);
+            }
+            let below = self.world.roots.contains_key(&root);
+            for process in tree.live.iter().filter(|process| below || **process == root) {
+                let before = daemon.owners.get(process).copied();
+                let others = before.and_then(|before| daemon.watch.get(&before));
+                let is_root = *process != root && others.is_some_and(|roots| roots.contains(process));
+                if is_root || waits(lease) && before.is_some_and(|before| !waits(before)) {
+                    continue;
+                }
+                daemon.owners.insert(*process, lease);
+                touched.extend(before.filter(|before| *before != lease));
+            }
+        }
+        self.noticed(&touched);
+    }
+
+    /// Nobody is watched for a lease any more.
+    fn forget(&mut self, lease: LeaseId) {
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.watch.remove(&lease);
+        let freed: Vec<ProcKey> = daemon.owners.extract_if(.., |_, owner| *owner == lease).map(|(it, _)| it).collect();
+        // Others may be watched for them, too.
+        let others: Vec<(LeaseId, ProcKey)> = {
+            let roots = daemon.watch.iter().flat_map(|(lease, roots)| roots.iter().map(|root| (*lease, *root)));
+            roots.filter(|(_, root)| freed.contains(root)).collect()
+        };
+        others.into_iter().for_each(|(other, root)| self.watch(other, root));
     }
 
     /// The host says who of a holder's processes lives.
     pub(crate) fn says(&mut self, lease: LeaseId) -> Result<(), Violation> {
-        let Some(roots) = self.daemon.as_ref().and_then(|daemon| daemon.watch.get(&lease)) else { return Ok(()) };
-        let trees: BTreeSet<&u32> = roots.iter().filter_map(|root| self.world.roots.get(root)).collect();
-        let mut processes: Vec<ProcKey> = trees
-            .into_iter()
-            .filter_map(|tree| self.world.trees.get(tree))
-            .flat_map(|tree| tree.live.iter().copied())
-            .collect();
-        // Whoever got a lease as somebody's child has it alone.
-        let children = roots.iter().filter(|root| !self.world.roots.contains_key(root));
-        processes.extend(children.filter(|root| self.world.tree_of(**root).is_some()));
-        if !processes.is_empty() {
+        let Some(daemon) = &mut self.daemon else { return Ok(()) };
+        let Some(roots) = daemon.watch.get(&lease) else { return Ok(()) };
+        let of_root = |root: &ProcKey| self.world.roots.get(root).copied().or_else(|| self.world.tree_of(*root));
+        let trees: BTreeSet<u32> = roots.iter().filter_map(of_root).collect();
+        let mut processes = Vec::new();
+        for tree in trees.iter().filter_map(|tree| self.world.trees.get(tree)) {
+            let first = tree.live.first().and_then(|first| daemon.owners.get(first)).copied();
+            for process in &tree.live {
+                // Who was forked since belongs where its parent does.
+                let owner = daemon.owners.get(process).copied().or(first).unwrap_or(lease);
+                if owner == lease {
+                    daemon.owners.insert(*process, lease);
+                    processes.push(*process);
+                }
+            }
+        }
+        let alive = |root: &ProcKey| self.world.tree_of(*root).is_some();
+        // Whose processes are all others' is not gone.
+        if !processes.is_empty() || roots.iter().any(alive) {
             self.greet(lease, &processes);
             return self.report(Event::Members { lease, processes });
         }
-        if let Some(daemon) = &mut self.daemon {
-            daemon.watch.remove(&lease);
-        }
+        self.forget(lease);
         self.report(Event::Gone { lease })
     }
 
@@ -410,6 +449,7 @@ impl Sim<'_> {
             stalled_until: None,
             pile: Vec::new(),
             watch: BTreeMap::new(),
+            owners: BTreeMap::new(),
             watching: Watching::default(),
         });
     }

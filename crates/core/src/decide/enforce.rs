@@ -190,7 +190,7 @@ impl Turn<'_> {
         let known = self.state.watchlist().by_process.get(&process).copied();
         let known = known.and_then(|id| self.state.rows().strangers.get(&id));
         let is_unmoved = known.is_some_and(|known| matches!(known.step, Step::Unmoved { .. }));
-        if self.state.owner(&process).is_some() && !(is_unmoved && self.state.planted(Mutant::StrikeMoving)) {
+        if self.state.holder(&process).is_some() && !(is_unmoved && self.state.planted(Mutant::StrikeMoving)) {
             return;
         }
         // Where it was, it still may be, if that card cannot be read.
@@ -262,7 +262,7 @@ impl Turn<'_> {
         if matches!(step, Step::Unmoved { .. }) && self.state.is_still_moved(stranger) {
             return;
         }
-        if let Some(lease) = self.state.owner(&stranger.audit.process)
+        if let Some(lease) = self.state.holder(&stranger.audit.process)
             && !(matches!(step, Step::Unmoved { .. }) && self.state.planted(Mutant::StrikeMoving))
         {
             return self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) });

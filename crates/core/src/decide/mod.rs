@@ -114,7 +114,9 @@ impl Turn<'_> {
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
             Event::Members { lease, processes } => {
-                let wrapper = self.state.lease(lease).and_then(|row| row.roots.first());
+                // Of who waits another lease may have the wrapper.
+                let held = self.state.lease(lease).filter(|row| row.hold().is_some());
+                let wrapper = held.and_then(|row| row.roots.first());
                 let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
                 self.state.set_members(lease, processes);
                 if !is_there {

@@ -118,7 +118,7 @@ impl Turn<'_> {
             self.wants(lease);
             return Some(Answer::Lease(lease));
         }
-        let last = self.state.owner(&stranger.audit.process)?;
+        let last = self.state.holder(&stranger.audit.process)?;
         Some(Answer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
     }
 }

@@ -21,6 +21,7 @@ crate::tests![
     an_unknown_process_on_a_card_joins_before_it_is_observed,
     a_stranger_on_a_card_joins_nobody,
     a_lease_inside_a_lease_has_its_own_tree,
+    who_waits_takes_no_process_from_who_was_granted_its_cards,
     members_stay_when_the_roots_are_replaced,
     nothing_is_told_of_a_forgotten_lease,
     what_is_in_the_holders_cgroup_is_the_holders,
@@ -220,6 +221,26 @@ fn a_lease_inside_a_lease_has_its_own_tree() {
         _ => None,
     });
     assert_eq!(told, [tree.root()]);
+}
+
+fn who_waits_takes_no_process_from_who_was_granted_its_cards() {
+    let (granted, waits) = (fresh_lease(), fresh_lease());
+    let rig = Rig::new(NEVER);
+    let tree = Tree::shell(THREE, 2);
+    rig.host.watch(granted, my_uid(), vec![tree.root()], Some(Epoch(1)));
+    rig.members(granted, &tree.pids);
+    rig.host.watch(waits, my_uid(), vec![tree.root()], None);
+    rig.members(waits, &[]);
+    assert!(!rig.is_gone(waits), "its root lives");
+    rig.host.granted(waits, Epoch(2));
+    rig.members(waits, &tree.pids);
+    rig.members(granted, &[]);
+    assert!(!rig.is_gone(granted), "its root lives");
+    // With the other it gets them back.
+    rig.host.forget(waits);
+    rig.members(granted, &tree.pids);
+    (0..3).for_each(|process| tree.kill(process));
+    rig.gone(granted);
 }
 
 fn members_stay_when_the_roots_are_replaced() {

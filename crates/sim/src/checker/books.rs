@@ -608,7 +608,20 @@ impl Books {
         }
     }
 
+    /// Whose a process is, of those that were granted cards.
+    pub fn holder(&self, process: &ProcKey) -> Option<LeaseId> {
+        self.owners.get(process).copied().filter(|lease| !self.waits(*lease))
+    }
+
+    fn waits(&self, lease: LeaseId) -> bool {
+        self.leases.get(&lease).is_some_and(|book| book.held().is_none())
+    }
+
     fn own(&mut self, lease: LeaseId, process: ProcKey) {
+        // Who waits takes nothing from who does not.
+        if self.waits(lease) && self.holder(&process).is_some() {
+            return;
+        }
         if let Some(before) = self.owners.insert(process, lease)
             && let Some(members) = self.members.get_mut(&before)
         {

@@ -143,7 +143,8 @@ impl Books {
                 if let Some(number) = card {
                     self.observe(number, observation.begun, &observation.reading);
                 }
-                Cause::Observed(card, counts && before && lost(self))
+                // A look that began before the last one tells nothing.
+                Cause::Observed(card.filter(|_| counts), counts && before && lost(self))
             }
             Event::Members { lease, processes } => {
                 self.set_members(*lease, processes);

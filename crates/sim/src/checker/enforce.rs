@@ -62,6 +62,8 @@ pub struct Watch {
     pub(super) is_compared: bool,
     /// Strangers that took a step in the present event: they take one at a time.
     stepped: Vec<StrangerId>,
+    /// Users that were not known before this event.
+    pub(super) enrolled: Vec<String>,
     /// Cards that survivors of the present event are on.
     survived: Vec<usize>,
     /// Leases that are to end in the present event: who has one could not be moved by it.
@@ -233,7 +235,7 @@ impl Books {
         let watched = match event {
             Event::Audited { audit, tree } => {
                 // Whoever has a lease meanwhile is no stranger, and nothing is noted of it.
-                let is_owned = self.owners.contains_key(&audit.process);
+                let is_owned = self.holder(&audit.process).is_some();
                 if let Some(found) = self.watch.known_mut(audit.process).filter(|_| !is_owned) {
                     found.seen = Some((now, tree.clone()));
                 }
@@ -388,7 +390,7 @@ impl Books {
             }
             () if audit.exe.is_none() => return no("what it runs could not be read"),
             () if audit.devices.is_empty() => return no("it has no device file open"),
-            () if self.owners.contains_key(&audit.process) => return Err((16, "it is a lease's")),
+            () if self.holder(&audit.process).is_some() => return Err((16, "it is a lease's")),
             () => {}
         }
         let (next, due) = match found.step {
@@ -435,7 +437,9 @@ impl Books {
         for process in processes {
             let audited = *process == own || tree.contains(process);
             must(16, audited, || format!("{action:?}: {process:?} was not found to descend from it: {tree:?}"))?;
-            let free = !self.owners.contains_key(process) && process.pid > 1;
+            // Who goes with it may be somebody that waits for a lease of its own.
+            let owner = if *process == own { self.holder(process) } else { self.owners.get(process).copied() };
+            let free = owner.is_none() && process.pid > 1;
             must(16, free, || format!("{action:?}: {process:?} is {:?}'s, or the system's", self.owners.get(process)))?;
             let other = self.watch.by_process.get(process).and_then(|id| self.watch.strangers.get(id));
             let allowed = other.is_some_and(|other| self.watch.is_told(Treat::Allow, &other.audit));
@@ -533,7 +537,7 @@ impl Books {
         must(15, id.0 == next && stranger.since == now && stranger.step == Step::Found, || format!("{stranger:?}"))?;
         let known = self.watch.by_process.get(&process);
         must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
-        let owner = self.owners.get(&process);
+        let owner = self.holder(&process);
         must(16, owner.is_none(), || format!("{id} is {process:?}, a process of {owner:?}"))?;
         let mut found = Found::read(stranger);
         let seen = |number: &usize| match self.cards[*number].look {
@@ -627,7 +631,7 @@ impl Books {
                 let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
                 self.watch.adopting.take() == Some((*lease, stranger)) && holds
             }
-            Closed::Matched(lease) => self.owners.get(&process) == Some(lease),
+            Closed::Matched(lease) => self.holder(&process) == Some(*lease),
             Closed::HostRebooted => matches!(cause, Cause::Started(true, _)),
         };
         must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
@@ -660,7 +664,7 @@ impl Books {
                 }
                 Watched::Audited(audit, _) => {
                     let process = &audit.process;
-                    self.watch.by_process.contains_key(process) && !self.owners.contains_key(process)
+                    self.watch.by_process.contains_key(process) && self.holder(process).is_none()
                 }
                 Watched::Tested => true,
                 _ => false,
@@ -673,6 +677,7 @@ impl Books {
             false => Ok(()),
         };
         self.watch.stepped.clear();
+        self.watch.enrolled.clear();
         verdict
     }
 
@@ -687,7 +692,9 @@ impl Books {
         if self.is_still_moved(found) {
             return Ok(());
         }
-        let owner = self.owners.get(&found.audit.process);
+        // Who got its cards a moment ago is compared with the next look.
+        let granted = |lease: &LeaseId| self.leases[lease].held().is_some_and(|held| held.began == now);
+        let owner = self.holder(&found.audit.process).filter(|lease| !granted(lease));
         must(19, owner.is_none(), || format!("{id} belongs to {owner:?}, and is on the record"))?;
         let Ok(on) = self.places(now, found) else { return Ok(()) };
         must(19, !on.is_empty(), || format!("{id} has left the cards, and is on the record: {found:?}"))?;
@@ -700,7 +707,9 @@ impl Books {
         must(20, ripe.is_err(), || format!("{id} was due {ripe:?} after {cause:?}: {found:?}"))?;
         must(20, !self.is_let_off(now, found), || format!("{id} was to be let off after {cause:?}: {found:?}"))?;
         must(16, !self.is_survivor(now, found), || format!("{id} survived, and nobody noticed: {found:?}"))?;
-        let adopted = self.is_to_be_adopted(now, found);
+        // Whose user became known by what came after its turn has the next one.
+        let is_new = self.watch.enrolled.contains(&format!("uid:{}", found.audit.uid));
+        let adopted = !is_new && self.is_to_be_adopted(now, found);
         must(1, !adopted, || format!("{id} was to be adopted after {cause:?}: {found:?}"))
     }
 

@@ -37,6 +37,7 @@ impl Books {
                 let fits = asked || self.is_enrolled_by_adoption(now, cause, name);
                 must(0, fits && tenant.0 as usize == self.tenants.len(), || format!("{action:?}"))?;
                 self.enrol(name);
+                self.watch.enrolled.push(name.clone());
                 Ok(())
             }
             Action::Regroup { .. } | Action::Day { .. } => {

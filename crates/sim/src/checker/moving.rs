@@ -168,9 +168,10 @@ impl Books {
     /// Whether a stranger is a lease's still: it is taken off its cards by it, or could not be.
     pub(super) fn is_still_moved(&self, found: &Found) -> bool {
         let owner = self.owners.get(&found.audit.process).and_then(|lease| self.leases.get(lease));
+        let over = |book: &Book| matches!(book.at, At::Ending(..));
         match found.step {
             Told::Moving { .. } => true,
-            Told::Unmoved { .. } => owner.is_some_and(|book| !book.goes_on()) || self.is_root_of_ending(found),
+            Told::Unmoved { .. } => owner.is_some_and(over) || self.is_root_of_ending(found),
             _ => false,
         }
     }
@@ -220,7 +221,7 @@ impl Books {
 
     /// Whether a stranger can have a lease by somebody's word: who is moved by one gets that one.
     pub(super) fn may_be_adopted(&self, now: Time, found: &Found, wish: Option<Bytes>) -> bool {
-        let owned = self.owners.contains_key(&found.audit.process);
+        let owned = self.holder(&found.audit.process).is_some();
         let held = |lease: LeaseId| self.leases.get(&lease).is_some_and(Book::goes_on);
         match found.step {
             Told::Moving { lease, .. } if held(lease) => self.whereabouts(now, found).is_ok(),

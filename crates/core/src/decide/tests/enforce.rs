@@ -406,6 +406,62 @@ fn a_process_that_turns_out_to_be_a_holders_is_no_stranger() {
 }
 
 #[test]
+fn who_asked_for_a_lease_is_a_stranger_until_it_is_granted_one() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=20G
+        0s mode 0 enforce root
+        1s audit stray
+        2s ask bob 20G
+        3s alive L1 stray
+        4s card 0 stray=20G
+        12s audit stray
+        13s struck X1 15 stray
+        14s card 0
+        15s audit stray
+        16s alive L1 stray
+        17s card 0 stray=20G
+        18s audit stray
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            2s queue L1
+            12s strike X1 with 15, 1 processes
+            13s struck X1 with 15
+            14s close X1 (OffCards)
+            14s grant L1 20 GiB on 0 epoch 1 until 74s
+        "#]],
+    );
+}
+
+#[test]
+fn who_waits_takes_no_process_from_who_has_its_cards() {
+    check(
+        "
+        0s cards 24G
+        0s card 0
+        1s ask ann 2G
+        2s alive L1 both
+        3s ask bob 23G
+        4s alive L2 both
+        5s card 0 both=4G
+        6s card 0 both=4G
+        ",
+        expect![[r#"
+            1s queue L1
+            1s grant L1 2 GiB on 0 epoch 1 until 61s
+            3s queue L2
+            6s over L1: 4 GiB
+        "#]],
+    );
+}
+
+#[test]
 fn the_grace_begins_when_the_signal_has_gone_out_however_late_that_is() {
     let policy = Policy { grace: Span::secs(1), ..brisk() };
     check_with(
