@@ -16,7 +16,7 @@ use crate::mutant::Mutant;
 use crate::quota;
 use crate::rows::{Hold, Lease, Over, Phase, gpu_time};
 use crate::state::{SLACK, State};
-use crate::stranger::Mode;
+use crate::stranger::{Mode, Step, Stranger};
 use crate::units::{Bytes, Span, Time};
 
 /// What is offered is rounded up to this, while nobody waits for the rest.
@@ -36,7 +36,9 @@ pub(crate) fn has_had_its_time(state: &State, lease: &Lease, hold: &Hold, span: 
         let tells = room.open(now, state.policy().period).is_ok() && !room.is_coarse();
         tells && room.seen_of(lease.id) > hold.vram + SLACK
     };
-    hold.over().is_some_and(is_over) && hold.cards.iter().any(still_has)
+    // Whom a stranger has only to be parked by is not made to leave otherwise meanwhile.
+    let moves = |stranger: &Stranger| matches!(stranger.step, Step::Moving { lease: by, .. } if by == lease.id);
+    hold.over().is_some_and(is_over) && hold.cards.iter().any(still_has) && !state.rows().strangers.values().any(moves)
 }
 
 /// Whether a holder that cannot leave its cards in another way is ended for who waits: it was told long ago, and

@@ -216,7 +216,7 @@ impl Books {
             let fresh = now.since(card.begun).0 <= 2 * self.policy.period.0;
             fresh && matches!(card.look, Look::Free(_)) && self.exceeds(book.id, held, *number)
         };
-        over && held.cards.iter().any(shows)
+        over && held.cards.iter().any(shows) && !self.watch.is_by(book.id)
     }
 
     /// Whether an operator wants a holder ended that has more than its lease.
