@@ -191,11 +191,6 @@ impl Room {
         self.tenants.is_empty()
     }
 
-    /// What parked holders still have here.
-    pub fn residue(&self) -> Bytes {
-        self.residue
-    }
-
     /// What a lease was seen to have here.
     pub fn seen_of(&self, lease: LeaseId) -> Bytes {
         self.present.get(&lease).copied().unwrap_or_default()
@@ -213,6 +208,16 @@ impl Room {
     /// is, as much as there could be beside it.
     pub fn left(&self) -> Bytes {
         if self.is_coarse() { self.context + RESIDUE } else { self.context }
+    }
+
+    fn left_of_all(&self) -> Bytes {
+        Bytes(self.left().0.saturating_mul(self.parked.into()))
+    }
+
+    /// What would be taken here if every lease ended that is not parked.
+    pub fn stays(&self) -> Bytes {
+        let loose = self.loose().unwrap_or_default();
+        if self.is_coarse() { loose.max(self.left_of_all()) } else { loose + self.residue }
     }
 
     /// Whether the driver tells what is free and not whose the rest is.
@@ -339,8 +344,7 @@ impl Room {
     pub fn committed(&self) -> Option<Bytes> {
         match &self.observed.reading {
             Reading::Used(used) if used.coarse => {
-                let left = Bytes(self.left().0.saturating_mul(self.parked.into()));
-                Some(self.total.less(used.free).max(self.reserved + left) + self.margin)
+                Some(self.total.less(used.free).max(self.reserved + self.left_of_all()) + self.margin)
             }
             Reading::Used(_) => self.loose().map(|loose| loose + self.counted + self.margin),
             Reading::Unreadable(_) => None,

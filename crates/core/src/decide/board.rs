@@ -456,5 +456,5 @@ pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
     eligible(state, &lease.ask, card)
         && allowed
         && alone
-        && need(state, &lease.ask, card) <= room.largest_ever().less(room.loose().unwrap_or_default() + room.residue())
+        && need(state, &lease.ask, card) <= room.largest_ever().less(room.stays())
 }

@@ -165,7 +165,7 @@ fn count_hopeful(state: &State, kept: &mut Vec<LeaseId>) -> usize {
 /// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what
 /// parked holders have left.
 fn unowned(state: &State, cards: &[CardId]) -> Vec<(usize, Option<Bytes>, Bytes)> {
-    let of = |card: &CardId| (state.strangers(*card), state.room(*card).loose(), state.room(*card).residue());
+    let of = |card: &CardId| (state.strangers(*card), state.room(*card).loose(), state.room(*card).stays());
     cards.iter().map(of).collect()
 }
 

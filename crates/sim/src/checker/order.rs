@@ -144,7 +144,10 @@ impl Books {
         let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
         let residue = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
         let residue: Bytes = residue.map(|(_, bytes)| *bytes).sum();
-        let roomy = self.need(book, card) <= self.largest(card).less(loose + residue);
+        // Where nobody tells whose bytes are whose, those of who is parked are among the loose ones.
+        let away = card.claims.keys().filter(|lease| parked(lease)).count() as u64;
+        let stays = if card.is_coarse() { loose.max(Bytes(card.left().0 * away)) } else { loose + residue };
+        let roomy = self.need(book, card) <= self.largest(card).less(stays);
         self.eligible(&self.ask_now(book), card) && alone && allowed && roomy
     }
 
