@@ -17,8 +17,9 @@ use crate::units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
-/// 6: strangers that are parked, what an end took, and why a restore failed. 7: holders with more than their leases.
-pub const FORMAT: u32 = 7;
+/// 6: strangers that are parked, what an end took, and why a restore failed. 7: holders with more than their leases. 8: parked
+/// holders of which the driver takes the contexts, too.
+pub const FORMAT: u32 = 8;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -228,6 +229,24 @@ pub enum Action {
         lease: LeaseId,
         /// When.
         at: Time,
+    },
+    /// It has been parked for a while: the driver shall take the contexts of these processes, too.
+    Deepen {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// The processes.
+        processes: Vec<ProcKey>,
+    },
+    /// It could not: what the library left on the cards stays there.
+    Shallow {
+        /// Whose.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+        /// Why.
+        why: String,
     },
     /// They are back, and the host memory is free.
     Resumed {
@@ -488,6 +507,8 @@ impl Action {
             | Action::Want { lease, .. }
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. }
+            | Action::Deepen { lease, .. }
+            | Action::Shallow { lease, .. }
             | Action::Resumed { lease, .. }
             | Action::Over { lease, .. }
             | Action::Within { lease }
@@ -538,6 +559,8 @@ impl Action {
             Action::Want { .. } => "want",
             Action::Resume { .. } => "resume",
             Action::Retreat { .. } => "retreat",
+            Action::Deepen { .. } => "deepen",
+            Action::Shallow { .. } => "shallow",
             Action::Resumed { .. } => "resumed",
             Action::Over { .. } => "over",
             Action::Within { .. } => "within",

@@ -81,5 +81,5 @@ impl Live {
 /// The voice of a wrapper, after a start: who was on its way back has not come.
 pub(crate) fn hook(lease: &Lease) -> BTreeMap<ProcKey, Voice> {
     let parked = matches!(lease.phase, Phase::Parked(..) | Phase::Resuming(..)).then_some(Bytes::ZERO);
-    BTreeMap::from([(HOOK, Voice { parked, cannot: None })])
+    BTreeMap::from([(HOOK, Voice { parked, ..Voice::default() })])
 }

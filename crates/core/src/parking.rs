@@ -24,6 +24,8 @@ pub struct Voice {
     pub parked: Option<Bytes>,
     /// Why it cannot be parked, if it cannot.
     pub cannot: Option<String>,
+    /// Whether it calls the driver for nothing while it is parked; `None` if it never said that it could do so.
+    pub deep: Option<bool>,
 }
 
 /// How a park or a resume goes.
@@ -62,6 +64,8 @@ pub enum Said {
     Refused(String),
     /// They will never be back, and why.
     Lost(String),
+    /// It calls the driver for nothing, so that this may have its context, too; or not any more.
+    Deep(bool),
     /// It submits work and needs them.
     Wants,
     /// It is not there any more.
@@ -292,6 +296,62 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
         }
         None => Ok(()),
     }
+}
+
+/// The processes of a parked holder that the driver could take off their cards altogether, so that not even
+/// their contexts stay: the library in each of them keeps it from calling the driver meanwhile.
+pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey>, NotParkable> {
+    let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
+    let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
+    if away.rung != Rung::Park || away.deep || away.wants.is_some() {
+        return Err(NotParkable::NotActive);
+    }
+    if let Some(rest) = live.rests.get(&Rung::Driver).filter(|rest| rest.until > now) {
+        return Err(NotParkable::Lately(rest.why.clone()));
+    }
+    let mut processes = Vec::new();
+    for card in &hold.cards {
+        let room = state.room(*card);
+        room.open(now, state.policy().period).map_err(|_| NotParkable::Unreadable)?;
+        if room.is_coarse() {
+            return Err(NotParkable::Coarse);
+        }
+        processes.extend(residents(state, lease.id, *card));
+    }
+    processes.sort();
+    processes.dedup();
+    let is_still =
+        |process: &ProcKey| live.shims.get(process).is_some_and(|it| it.parked.is_some() && it.deep.is_some());
+    if processes.is_empty() || !processes.iter().all(is_still) {
+        return Err(NotParkable::NoShim);
+    }
+    for process in &processes {
+        let voice = live.driven.get(process).ok_or(NotParkable::NotInspected)?;
+        if let Some(why) = &voice.cannot {
+            return Err(NotParkable::Says(why.clone()));
+        }
+    }
+    sure_of_room(state, lease, hold)?;
+    keeps_to_its_cards(state, lease.id, hold, now)?;
+    Ok(processes)
+}
+
+/// Whether none of the programs that the driver shall have calls it any more. One that is gone does not.
+pub fn are_still(state: &State, lease: &Lease) -> bool {
+    let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
+    let is_still = |process: &ProcKey| match live.shims.get(process) {
+        Some(voice) => voice.deep == Some(true),
+        None => live.counted && !live.members.contains(process),
+    };
+    away.processes.iter().all(is_still)
+}
+
+/// Whether the driver has the context of a holder's process, or it is not known that it has not.
+pub fn context_is_away(state: &State, lease: &Lease) -> bool {
+    let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
+    let gone = |process: &ProcKey| live.counted && !live.members.contains(process);
+    let has = |process: &ProcKey| live.driven.get(process).is_none_or(|voice| voice.parked.is_some());
+    away.deep && away.processes.iter().any(|process| !gone(process) && has(process))
 }
 
 /// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody

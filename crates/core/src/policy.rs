@@ -79,6 +79,8 @@ pub struct Parking {
     pub grace: Span,
     /// Who could not be parked, or resumed, is left alone for so long.
     pub rest: Span,
+    /// Of whom the library parked the driver takes the context, too, after so long; `None`: never.
+    pub deep: Option<Span>,
 }
 
 impl Default for Parking {
@@ -99,6 +101,8 @@ impl Default for Parking {
             pause: Span::secs(2),
             grace: Span::secs(30),
             rest: Span::secs(60),
+            // The daemon knows whether there is a driver that could.
+            deep: None,
         }
     }
 }
@@ -112,6 +116,8 @@ impl Parking {
     /// How long a holder may take to leave its cards, or to come back, in its way.
     pub fn limit_of(&self, away: &Away) -> Span {
         match away.rung {
+            // First the driver brings its context back, and knows again of all host memory that its bytes are in.
+            Rung::Park if away.deep => Span(2 * self.limit.0),
             // The driver's own way is slow: it is given a second for each half GiB.
             Rung::Driver => Span(self.limit.0 + (away.had.0 >> 29) * 1_000_000),
             // A hook has its own bound, and its wrapper says when that is over.

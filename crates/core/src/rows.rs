@@ -295,6 +295,9 @@ pub struct Away {
     /// What it runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
+    /// The library took its bytes, and the driver shall have the rest: not even contexts stay on its cards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deep: bool,
     /// It comes back when there is room, and makes nobody leave for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
@@ -321,7 +324,12 @@ pub struct Away {
 impl Away {
     /// Whether the driver brings it back, to cards that were given to it anew.
     pub fn is_restored(&self) -> bool {
-        self.rung == Rung::Driver && self.back
+        self.needs_driver() && self.back
+    }
+
+    /// Whether it does not come back without the driver.
+    pub fn needs_driver(&self) -> bool {
+        self.rung == Rung::Driver || self.deep
     }
 
     /// It leaves, or comes back, from then on.
@@ -333,6 +341,7 @@ impl Away {
             had,
             program,
             processes,
+            deep: false,
             quiet: false,
             again: None,
             back: false,
@@ -650,6 +659,8 @@ impl Rows {
             Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
             Action::Resume { lease, .. } => self.resume(*lease, action),
             Action::Retreat { lease, at } => self.retreat(*lease, *at),
+            Action::Deepen { lease, processes, .. } => self.deepen(*lease, Some(processes)),
+            Action::Shallow { lease, .. } => self.deepen(*lease, None),
             Action::Resumed { lease, at } => self.resumed(*lease, *at),
             Action::End { lease, reason, at, peak, mark, turn, .. } => {
                 if let Some(row) = self.leases.get(lease) {

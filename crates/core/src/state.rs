@@ -350,6 +350,7 @@ impl State {
                 self.set_ends(*lease);
                 self.forget_excess(*lease);
             }
+            Action::Deepen { lease, .. } | Action::Shallow { lease, .. } => self.set_movable(*lease),
             Action::Park { lease, .. } | Action::Unpark { lease, .. } | Action::Retreat { lease, .. } => {
                 self.moving.insert(*lease);
                 self.forget_excess(*lease);

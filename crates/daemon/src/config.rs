@@ -82,6 +82,8 @@ struct ParkingConfig {
     term: Option<String>,
     /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
     stock: Option<String>,
+    /// Not even contexts stay on the cards after so long (`"10m"`), or `"off"`.
+    deep: Option<String>,
 }
 
 /// Who leaves its cards for whom, and when.
@@ -368,6 +370,7 @@ impl Config {
         self.enforcement.settle(&mut policy)?;
         let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
         policy.patience.parks &= driver;
+        policy.parking.deep = policy.parking.deep.filter(|_| driver);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
         for window in &self.windows {
@@ -435,6 +438,11 @@ impl ParkingConfig {
         })?;
         set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;
         set(&mut parking.term, "parking.term", &self.term, read_span)?;
+        parking.deep = Some(Span::secs(600));
+        set(&mut parking.deep, "parking.deep", &self.deep, |text| match text {
+            "off" => Ok(None),
+            text => read_span(text).map(Some),
+        })?;
         // Enough for a small holder at once; who has more to spare says so.
         let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
         set(&mut stock, "parking.stock", &self.stock, |text| match text {
@@ -700,6 +708,7 @@ mod tests {
             leave = "2G"
             term = "1h"
             stock = "32G"
+            deep = "1m"
             [caps]
             parked = "4G"
             "#,
@@ -708,6 +717,10 @@ mod tests {
         let parking = &settled.policy.parking;
         assert_eq!((parking.ram, parking.leave, parking.term), (Bytes::gib(16), Bytes::gib(2), Span::secs(3600)));
         assert_eq!((settled.stock, settled.shim), (Bytes::gib(16), false));
+        assert_eq!(parking.deep, Some(Span::secs(60)));
+        for text in ["[parking]\ndeep = \"off\"", "[preemption]\ndriver = \"off\""] {
+            assert_eq!(settle(text).unwrap().policy.parking.deep, None, "{text}");
+        }
         assert_eq!(settled.policy.caps.parked, Some(Bytes::gib(4)));
         assert_eq!(settle("[parking]\nram = \"off\"").unwrap().policy.parking.ram, Bytes::ZERO);
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;

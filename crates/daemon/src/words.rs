@@ -453,6 +453,8 @@ pub fn action(action: &Action) -> String {
         Action::Resume { lease, vram, .. } => {
             format!("{lease} has {} of its cards again; its bytes are told to come back", show(vram.0))
         }
+        Action::Deepen { lease, .. } => format!("{lease} is to leave its cards altogether, with its contexts"),
+        Action::Shallow { lease, why, .. } => format!("{lease} keeps its contexts on its cards: {why}"),
         Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its cards again"),
         Action::Resumed { lease, .. } => format!("{lease} is back on its cards"),
         Action::End { lease, reason, why, .. } => {

@@ -182,6 +182,8 @@ impl Open {
             | Action::Unpark { lease, .. }
             | Action::Want { lease, .. }
             | Action::Retreat { lease, .. }
+            | Action::Deepen { lease, .. }
+            | Action::Shallow { lease, .. }
             | Action::Over { lease, .. }
             | Action::Within { lease }
             | Action::Notice { lease, .. }

@@ -45,6 +45,16 @@ pub enum Order {
         /// Which order this is.
         id: u64,
     },
+    /// The driver is about to take the context of a parked program, too: whatever calls it from now on waits.
+    Deepen {
+        /// Which order this is.
+        id: u64,
+    },
+    /// The driver has not taken it, or has given it back: the program is parked as before.
+    Shallow {
+        /// Which order this is.
+        id: u64,
+    },
     /// Get ready to be parked: so many bytes of the arena are made known to the driver in advance.
     Prepare {
         /// How many.
@@ -87,6 +97,9 @@ pub enum Word {
         /// So much of it.
         #[serde(default)]
         bytes: u64,
+        /// It calls the driver for nothing: that may have its context, too.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        deep: bool,
         /// A tool is in the shim's place: it does nothing, cannot park, and hangs up after this word.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         aside: Option<String>,
@@ -118,6 +131,16 @@ pub enum Word {
         bytes: u64,
         /// What it took.
         took: Took,
+    },
+    /// Nothing of the program calls the driver.
+    Deep {
+        /// The order.
+        id: u64,
+    },
+    /// Its questions are answered again.
+    Shallow {
+        /// The order.
+        id: u64,
     },
     /// The arena is ready for so many bytes.
     Prepared {

@@ -139,6 +139,14 @@ const STRAIGHT: &[&str] = &[
     "cuCheckpointProcessGetRestoreThreadId",
 ];
 
+/// Those of them that answer even while the context is away, or must not wait for it.
+const NEVER_HANG: &[&str] = &["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetExportTable"];
+
+/// Whether the program may have the driver's own function at all times.
+pub fn hangs_never(base: &str) -> bool {
+    NEVER_HANG.contains(&base) || base.starts_with("cuCheckpoint")
+}
+
 /// Beginnings of names that are known to be safe behind a gate: they submit work, or make and drop things
 /// whose memory is the context's own.
 const GATED: &[&str] = &[

@@ -19,6 +19,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Of what is said: since 2 it can leave the driver alone altogether.
+const VERSION: u32 = 2;
 /// How often it is looked whether others have this program's memory.
 const LOOK_OUTSIDE: Duration = Duration::from_secs(15);
 /// How often counters are summed up, and the daemon is looked for.
@@ -142,7 +144,7 @@ fn hello(aside: Option<String>, looks: bool) -> Word {
     let lease = std::env::var("SUBLET_LEASE").ok();
     let parked = gate::state() == gate::PARKED;
     let bytes = page::own().parked.load(SeqCst);
-    Word::Hello { version: 1, pid: std::process::id(), lease, parked, bytes, aside, looks }
+    Word::Hello { version: VERSION, pid: std::process::id(), lease, parked, bytes, deep: gate::is_deep(), aside, looks }
 }
 
 fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
@@ -194,7 +196,10 @@ fn leave_captures_alone() {
 }
 
 fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> io::Result<()> {
-    leave_captures_alone();
+    // Whoever gives one of these orders knows that the driver answers.
+    if !gate::is_deep() || matches!(order, Order::Resume { .. } | Order::Shallow { .. }) {
+        leave_captures_alone();
+    }
     parker.forget_gone();
     match order {
         Order::Welcome { page } => {
@@ -221,6 +226,14 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
                 Ok((bytes, took)) => Word::Resumed { id, bytes, took },
                 Err(why) => Word::Refused { id, why },
             })
+        }
+        Order::Deepen { id } => line.send(&match parker.deepen() {
+            Ok(()) => Word::Deep { id },
+            Err(why) => Word::Refused { id, why },
+        }),
+        Order::Shallow { id } => {
+            gate::set_deep(false);
+            line.send(&Word::Shallow { id })
         }
         Order::Prepare { bytes } => {
             parker.wish(bytes);

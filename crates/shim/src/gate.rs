@@ -28,6 +28,8 @@ pub const PARKED: u32 = 2;
 pub const LOST: u32 = 3;
 
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
+/// Not zero: while the memory is away the driver has taken the context, too, and whatever calls it hangs.
+pub static CONTEXT_AWAY: AtomicU32 = AtomicU32::new(0);
 static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 /// Threads that wait for all that the card was given.
@@ -173,15 +175,20 @@ pub extern "C" fn enter(number: u32) -> Way {
             let state = GATE.load(SeqCst);
             // Some calls know what to do while the memory is away.
             let is_away = state == PARKED || state == LOST;
-            if state == OPEN || (is_away && slot.kind() == Kind::Anytime) {
+            let is_answered = is_away && slot.kind() == Kind::Anytime;
+            if state == OPEN || (is_answered && !is_deep()) {
                 own.is_away.set(is_away);
                 break;
             }
             seat.inside.store(0, SeqCst);
+            if is_answered && slot.is_tidying() {
+                // Nobody waits for a card to end: what is left goes with the process.
+                return Way { target: 0, words: crate::driver::SUCCESS as usize };
+            }
             if state == LOST {
                 return Way { target: 0, words: crate::driver::DEVICE_UNAVAILABLE as usize };
             }
-            if let Err(answer) = wait(state, slot) {
+            if let Err(answer) = wait(state, slot.name()) {
                 return Way { target: 0, words: answer as usize };
             }
         }
@@ -220,16 +227,46 @@ pub extern "C" fn leave(number: u32, result: u32) {
     });
 }
 
+/// Whether the driver has the context, too.
+pub fn is_deep() -> bool {
+    CONTEXT_AWAY.load(SeqCst) != 0
+}
+
+/// Says whether it has. Nobody is inside meanwhile: the gate is closed, or the driver has given it back.
+pub fn set_deep(is: bool) {
+    CONTEXT_AWAY.store(is.into(), SeqCst);
+    futex_wake(&GATE);
+}
+
+/// A call that passes without the gate waits until the context is back. Returns zero, or the answer.
+pub extern "C" fn wait_for_context(number: u32) -> u32 {
+    await_context(hook::slot(number as usize).name()).err().unwrap_or(0)
+}
+
+/// Waits until the context is back. An error: it never will be, or the program was told to stop meanwhile.
+pub fn await_context(call: &str) -> Result<(), u32> {
+    if OWN.with(|own| own.is_free.get()) || is_disarmed() {
+        return Ok(());
+    }
+    while is_deep() {
+        match state() {
+            LOST => return Err(crate::driver::DEVICE_UNAVAILABLE),
+            state => wait(state, call)?,
+        }
+    }
+    Ok(())
+}
+
 /// Whether the memory was away when the call under way came in; a thread of the shim looks at the gate.
 pub fn is_away() -> bool {
     OWN.with(|own| if own.is_free.get() { state() == PARKED } else { own.is_away.get() })
 }
 
 /// Waits until the gate may be open again. An error: the program was told to stop meanwhile.
-fn wait(state: u32, slot: &Slot) -> Result<(), u32> {
+fn wait(state: u32, call: &str) -> Result<(), u32> {
     let _watch = Watch::begin();
     if state == PARKED {
-        control::wants(slot.name());
+        control::wants(call);
     }
     log_wait(state);
     futex_wait(&GATE, state);

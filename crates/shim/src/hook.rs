@@ -10,7 +10,7 @@ use crate::entry;
 use crate::gate;
 use crate::nvml;
 use crate::page::{self, Reason};
-use crate::trampoline::{STUBS, stub};
+use crate::trampoline::{STUBS, stub, thin_stub};
 use crate::wrap;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -36,6 +36,8 @@ struct About {
 
 static SLOTS: [Slot; STUBS] =
     [const { Slot { real: AtomicUsize::new(0), target: AtomicUsize::new(0), about: OnceLock::new() } }; STUBS];
+/// The driver's own functions again, for stubs that pass without the gate.
+pub static STRAIGHT: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
 static KNOWN: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
 
 /// The slot with this number.
@@ -66,6 +68,11 @@ impl Slot {
     /// Words of the stack it may have as arguments.
     pub fn words(&self) -> usize {
         self.about().map_or(class::WORDS_MAX, |about| about.words)
+    }
+
+    /// Whether it only gives something back.
+    pub fn is_tidying(&self) -> bool {
+        class::is_tidying(class::base(self.name()))
     }
 
     /// As the program asked for it.
@@ -146,9 +153,11 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     let base = class::base(name);
     let class = class::of(base);
     let wrapper = wrap::find(name, base, version, is_symbol);
-    if class.kind == Kind::Straight && wrapper.is_none() && class.mark.is_none() {
+    let is_straight = class.kind == Kind::Straight && wrapper.is_none() && class.mark.is_none();
+    if is_straight && class::hangs_never(base) {
         return real;
     }
+    let stub = if is_straight { thin_stub } else { stub };
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_with(HashMap::new);
     if let Some(number) = known.get(&real) {
@@ -156,12 +165,15 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     }
     let number = known.len();
     if number >= STUBS {
-        // It is not gated then, and nobody knows what it does meanwhile.
-        page::mark_not_parkable(Reason::UnknownCall, name);
+        if !is_straight {
+            // It is not gated then, and nobody knows what it does meanwhile.
+            page::mark_not_parkable(Reason::UnknownCall, name);
+        }
         return real;
     }
     let slot = &SLOTS[number];
     slot.real.store(real, Release);
+    STRAIGHT[number].store(real, Release);
     slot.target.store(wrapper.unwrap_or(real), Release);
     let about = About {
         name: name.to_owned(),
@@ -186,6 +198,9 @@ unsafe extern "C" fn first_form(name: *const c_char, place: *mut usize, version:
     if at == 0 {
         return driver::NOT_SUPPORTED;
     }
+    if let Err(answer) = gate::await_context("cuGetProcAddress") {
+        return answer;
+    }
     // SAFETY: it is the driver's function of that name, and the arguments are the program's.
     unsafe {
         let real: unsafe extern "C" fn(*const c_char, *mut usize, c_int, u64) -> u32 = std::mem::transmute(at);
@@ -205,6 +220,9 @@ unsafe extern "C" fn second_form(
     let at = driver::find(c"cuGetProcAddress_v2");
     if at == 0 {
         return driver::NOT_SUPPORTED;
+    }
+    if let Err(answer) = gate::await_context("cuGetProcAddress") {
+        return answer;
     }
     // SAFETY: as above.
     unsafe {

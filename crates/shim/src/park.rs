@@ -139,6 +139,8 @@ impl Parker {
             return Err("it is not parked".to_owned());
         }
         let (begun, mut took) = (Instant::now(), Took::default());
+        // Who says so has seen that the driver gave the context back.
+        gate::set_deep(false);
         if !gate::close(Instant::now() + SHORT) {
             return Err("a call of the driver did not return in time".to_owned());
         }
@@ -168,6 +170,16 @@ impl Parker {
         gate::set(gate::OPEN);
         took.all_us = micros(begun);
         Ok((bytes, took))
+    }
+
+    /// The driver is about to take the context, too: from now on nobody calls it.
+    pub fn deepen(&mut self) -> Result<(), String> {
+        if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
+            return Err("it is not parked, or a call of the driver did not return in time".to_owned());
+        }
+        gate::set_deep(true);
+        gate::set(gate::PARKED);
+        Ok(())
     }
 
     /// So many bytes of the arena are to be made known to the driver before they are needed.
@@ -200,12 +212,16 @@ impl Parker {
         if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
             return;
         }
-        if parked().is_empty() {
+        if parked().is_empty() && !gate::is_deep() {
             return gate::set(gate::OPEN);
         }
         crate::log::once(&format!("{why}; what was parked is lost, and calls that need it fail from now on"));
         page::own().parked.store(0, SeqCst);
         gate::set(gate::LOST);
+        if gate::is_deep() {
+            // The context never comes back: what the arena has goes with the process.
+            return;
+        }
         let _stay = contexts::stay();
         if let Some(context) = all_contexts().into_iter().next() {
             let arena = &mut self.arena;

@@ -4,9 +4,13 @@
 //! that with the arguments as they came, tells the gate when it is over, and returns what came back. The
 //! arguments are not known: registers are kept as they are, and as many words of the stack are copied as
 //! the function can have. Returns go where calls came from, so that processors that check this agree.
+//!
+//! Functions that only ask, or wait for the card, pass without the gate. Their stubs look whether the context is
+//! away, which costs two instructions, and jump to the driver's function: while it is, they would hang there.
 
 use crate::entry;
 use crate::gate;
+use crate::hook;
 use std::arch::naked_asm;
 
 /// So many functions can be stood in for: a driver has about a thousand.
@@ -17,6 +21,68 @@ const STUB_BYTES: usize = 16;
 /// Where the stub with this number is.
 pub fn stub(number: usize) -> usize {
     stubs as extern "C" fn() as usize + number * STUB_BYTES
+}
+
+/// Where the stub with this number is that passes without the gate.
+pub fn thin_stub(number: usize) -> usize {
+    thin_stubs as extern "C" fn() as usize + number * STUB_BYTES
+}
+
+#[unsafe(naked)]
+extern "C" fn thin_stubs() {
+    naked_asm!(
+        ".set sublet_thin_number, 0",
+        ".rept {count}",
+        ".p2align 4",
+        "mov r11d, sublet_thin_number",
+        "jmp {pass}",
+        ".set sublet_thin_number, sublet_thin_number + 1",
+        ".endr",
+        count = const STUBS,
+        pass = sym pass_thin,
+    )
+}
+
+/// On to the driver's function, once the context is there.
+#[unsafe(naked)]
+extern "C" fn pass_thin() {
+    naked_asm!(
+        "cmp dword ptr [rip + {away}], 0",
+        "jne 2f",
+        "lea r10, [rip + {straight}]",
+        "jmp [r10 + 8 * r11]",
+        "2:",
+        "push rbp",
+        "mov rbp, rsp",
+        "sub rsp, 64",
+        "mov [rbp - 8], rdi",
+        "mov [rbp - 16], rsi",
+        "mov [rbp - 24], rdx",
+        "mov [rbp - 32], rcx",
+        "mov [rbp - 40], r8",
+        "mov [rbp - 48], r9",
+        "mov [rbp - 56], r11",
+        "mov edi, r11d",
+        "call {wait}",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "mov rdx, [rbp - 24]",
+        "mov rcx, [rbp - 32]",
+        "mov r8, [rbp - 40]",
+        "mov r9, [rbp - 48]",
+        "mov r11, [rbp - 56]",
+        "leave",
+        // It never will be: that is the answer.
+        "test eax, eax",
+        "jnz 3f",
+        "lea r10, [rip + {straight}]",
+        "jmp [r10 + 8 * r11]",
+        "3:",
+        "ret",
+        away = sym gate::CONTEXT_AWAY,
+        straight = sym hook::STRAIGHT,
+        wait = sym gate::wait_for_context,
+    )
 }
 
 #[unsafe(naked)]

@@ -510,6 +510,8 @@ fn moves(action: &Action) -> bool {
             | Action::Parked { .. }
             | Action::Resume { .. }
             | Action::Retreat { .. }
+            | Action::Deepen { .. }
+            | Action::Shallow { .. }
             | Action::Resumed { .. }
             | Action::End { .. }
     )

@@ -555,7 +555,10 @@ impl Sim<'_> {
         let since = proven.saturating_sub(3 * self.shape.policy.period.0);
         let intruded = gone.iter().any(|(card, _)| self.world.cards[*card].intruded_us >= since);
         let beyond = gone.iter().any(|(_, bytes)| vram.is_none_or(|vram| *bytes > vram));
-        let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond;
+        // Nor with a driver that does what it was told long ago, and was told otherwise since.
+        let away = ask.and_then(|(_, row)| row.away());
+        let outdated = away.is_none_or(|away| !away.needs_driver());
+        let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond || outdated;
         must(2, excused, || format!("the driver loses {process:?} of {lease:?}, which lacked room: {gone:?}"))?;
         self.lost += 1;
         if self.luck.chance(500) {

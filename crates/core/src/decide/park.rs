@@ -159,6 +159,10 @@ impl Turn<'_> {
             Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
             Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
             Said::Resumed => voices.entry(process).or_default().parked = None,
+            Said::Deep(is) => {
+                voices.entry(process).or_default().deep = Some(is);
+                return;
+            }
             Said::Refused(why) => return self.refused(lease, rung, &why),
             Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
                 return self.end_because(lease, Reason::RestoreFailed, Some(why));
@@ -197,16 +201,49 @@ impl Turn<'_> {
     /// A program could not do what it was told.
     fn refused(&mut self, lease: LeaseId, rung: Rung, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
-        if row.away().is_none_or(|away| away.rung != rung) {
+        let deep = row.away().is_some_and(|away| away.deep && rung == Rung::Driver);
+        if !deep && row.away().is_none_or(|away| away.rung != rung) {
             return;
         }
         match &row.phase {
+            Phase::Parked(..) if deep => self.stay_shallow(lease, why),
+            Phase::Parking(..) if deep => {}
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
                 self.retreat(lease, why);
             }
             // It was not to leave at all: it is told again until it has its room.
             _ => {}
+        }
+    }
+
+    /// Who was parked for a while leaves its cards altogether, where it is sure to come back.
+    pub(super) fn look_for_deep(&mut self, card: CardId) {
+        let Some(after) = self.state.policy().parking.deep else { return };
+        let parked = self.state.room(card).claims().iter().filter(|(_, claim)| claim.parked);
+        for lease in parked.map(|(lease, _)| *lease).collect::<Vec<_>>() {
+            let Some(row) = self.state.lease(lease) else { continue };
+            let Phase::Parked(hold, away) = &row.phase else { continue };
+            if away.deep && !parking::are_still(self.state, row) {
+                // The driver was not told yet: who came meanwhile is no harm.
+                if let Err(NotParkable::NotSure(why)) = parking::sure_of_room(self.state, row, hold) {
+                    self.emit(Action::Shallow { lease, at: self.now, why });
+                }
+            } else if away.since + after <= self.now
+                && let Ok(processes) = parking::deepenable(self.state, row, self.now)
+            {
+                self.emit(Action::Deepen { lease, at: self.now, processes });
+            }
+        }
+    }
+
+    /// The driver could not take what is left of a parked holder. If it has some of it, it keeps that.
+    fn stay_shallow(&mut self, lease: LeaseId, why: &str) {
+        let until = self.now + self.state.policy().parking.distrust();
+        let Some(live) = self.state.live_mut(lease) else { return };
+        live.rests.insert(Rung::Driver, Rest { until, why: why.to_owned() });
+        if none_parked(live, Rung::Driver) {
+            self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
         }
     }
 
@@ -455,7 +492,7 @@ pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
     let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
     let waits = parking::waits_for_others(state, lease.id, hold).is_some();
     let unsure = || {
-        let is_safe = away.rung != Rung::Driver || lease.first_ask().may_lose;
+        let is_safe = !away.needs_driver() || lease.first_ask().may_lose;
         !is_safe && parking::sure_of_room(state, lease, hold).is_err()
     };
     rest.is_some_and(|rest| rest.until > now) || waits || unsure()
@@ -465,7 +502,7 @@ pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
 /// take its room.
 fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     let Phase::Resuming(_, away) = &lease.phase else { return None };
-    let is_back = state.live(lease.id).is_none_or(|live| none_parked(live, away.rung));
+    let is_back = state.live(lease.id).is_none_or(|live| none_parked(live, Rung::Driver));
     if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
         return None;
     }
@@ -503,6 +540,10 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span 
 
 /// What a parked holder still has on each of its cards at least.
 fn still_has(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
+    // What the driver has, or takes at any moment, is not there.
+    if state.lease(lease).and_then(Lease::away).is_some_and(|away| away.deep) {
+        return Bytes::ZERO;
+    }
     hold.cards.iter().map(|card| state.room(*card).left_of(lease)).min().unwrap_or_default()
 }
 

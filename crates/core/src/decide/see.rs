@@ -49,6 +49,7 @@ impl Turn<'_> {
             self.retire(card, begun);
             self.look_for_moving(card, begun);
             self.look_for_over(card);
+            self.look_for_deep(card);
             self.reconcile();
             self.serve();
         }

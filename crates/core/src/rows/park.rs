@@ -4,7 +4,7 @@ use super::{Away, Hold, Lease, Phase, Rows, gpu_time};
 use crate::action::{Action, Unparked};
 use crate::ask::{On, Term, Vram};
 use crate::cost::Way;
-use crate::ids::LeaseId;
+use crate::ids::{LeaseId, ProcKey};
 use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 
@@ -59,11 +59,20 @@ impl Rows {
         }
     }
 
+    /// The driver shall have these processes of a parked holder, too, or none of them.
+    pub(super) fn deepen(&mut self, lease: LeaseId, processes: Option<&[ProcKey]>) {
+        if let Some(Lease { phase: Phase::Parked(_, away), .. }) = self.leases.get_mut(&lease) {
+            away.deep = processes.is_some();
+            away.processes = processes.unwrap_or_default().to_vec();
+        }
+    }
+
     pub(super) fn resumed(&mut self, lease: LeaseId, at: Time) {
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Resuming(hold, away) = &row.phase {
             let mut hold = hold.clone();
-            if away.back {
+            // What the driver takes to bring contexts back is none of the library's cost.
+            if away.back && !away.deep {
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
                 tenant.costs.learn(&away.program, away.rung, Way::Back, away.had, at.since(away.since), at);
             }
@@ -128,7 +137,8 @@ impl Rows {
         (turns.began, turns.stopped) = (*at, None);
         let (rung, had, program, processes) = (away.rung, away.had, away.program.clone(), away.processes.clone());
         row.ask = row.first_ask().clone();
-        let away = Away { again: wanted, back: true, rung, had, program, processes, ..Away::new(*at) };
+        let deep = away.deep;
+        let away = Away { again: wanted, back: true, rung, had, program, deep, processes, ..Away::new(*at) };
         row.phase = Phase::Resuming(hold, away);
     }
 }

@@ -4,12 +4,12 @@ use super::{AHEAD, Loop, PARK_WITHIN};
 use crate::mail::{Errand, Held, Mail};
 use crate::names::uid_of;
 use crate::words;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::preempt;
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
-use sublet_core::parking;
+use sublet_core::parking::{self, NotParkable};
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
@@ -29,6 +29,8 @@ pub(super) struct Known {
     watched: BTreeSet<LeaseId>,
     wished: BTreeSet<LeaseId>,
     driven: BTreeSet<LeaseId>,
+    /// What was last wished of those whom library and driver move one after the other.
+    deep: BTreeMap<LeaseId, (Option<Wish>, Option<Driven>)>,
 }
 
 impl Loop {
@@ -36,6 +38,7 @@ impl Loop {
     pub(super) fn send_forget(&mut self, lease: LeaseId) {
         let (watched, wished) = (self.known.watched.remove(&lease), self.known.wished.remove(&lease));
         let driven = self.known.driven.remove(&lease);
+        self.known.deep.remove(&lease);
         for (is_known, errand) in [
             (watched, Errand::Forget { lease }),
             (wished, Errand::Unwish { lease }),
@@ -56,6 +59,8 @@ impl Loop {
             | Action::Unpark { lease, .. }
             | Action::Resume { lease, .. }
             | Action::Retreat { lease, .. }
+            | Action::Deepen { lease, .. }
+            | Action::Shallow { lease, .. }
             | Action::Grow { lease, .. } => self.send_wish(*lease),
             // Who was never parked has nothing that would be over with its lease.
             Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
@@ -138,6 +143,17 @@ impl Loop {
         }
     }
 
+    /// Of a holder that the driver has, too, something was said: another hand may have its turn.
+    pub(super) fn send_next(&mut self, lease: LeaseId) {
+        let state = self.engine.state();
+        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(|away| away.deep)) else { return };
+        let wishes = (wish(state, row), driven(state, row));
+        if self.known.deep.get(&lease) != Some(&wishes) {
+            self.known.deep.insert(lease, wishes);
+            self.send_wish(lease);
+        }
+    }
+
     /// Whether the driver could move a holder is looked at ahead, where the library in its programs, or
     /// its hook, could not.
     pub(super) fn send_inspect(&mut self) {
@@ -148,7 +164,13 @@ impl Loop {
         let (state, now) = (self.engine.state(), self.clock.now());
         let stuck = |row: &&Lease| {
             let stuck = |rung: &Rung| parking::parkable(state, row, *rung, now).is_err();
-            matches!(row.phase, Phase::Active(_)) && [Rung::Yield, Rung::Park].iter().all(stuck)
+            let deepens = |row: &Lease| parking::deepenable(state, row, now) == Err(NotParkable::NotInspected);
+            let deep = state.policy().parking.deep.is_some();
+            match row.phase {
+                Phase::Active(_) => [Rung::Yield, Rung::Park].iter().all(stuck),
+                Phase::Parked(..) => deep && deepens(row),
+                _ => false,
+            }
         };
         let found = |row: &Lease| {
             let (processes, bytes) = on_cards(state, row);
@@ -215,12 +237,20 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
     let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
     let place = match &row.phase {
         Phase::Waiting { .. } => return None,
+        // The driver comes first.
+        Phase::Resuming(..) if parking::context_is_away(state, row) => {
+            Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep: true }
+        }
         Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
         Phase::Parking(_, away) if away.rung != Rung::Park => Place::OnCards,
         Phase::Parked(_, away) if away.rung == Rung::Driver => Place::OnCards,
-        Phase::Parking(..) | Phase::Parked(..) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN },
+        Phase::Parking(..) => {
+            let deep = parking::context_is_away(state, row);
+            Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep }
+        }
+        Phase::Parked(_, away) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep: away.deep },
         Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
     };
     let cap = |card: &CardId| {
@@ -233,7 +263,12 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
 
 /// The same of a holder whose processes the driver moves.
 fn driven(state: &State, row: &Lease) -> Option<Driven> {
-    let (hold, away) = (row.hold()?, row.away().filter(|away| away.rung == Rung::Driver)?);
+    let (hold, away) = (row.hold()?, row.away().filter(|away| away.needs_driver())?);
+    // Nobody is taken whose own calls could still find the driver gone.
+    let leaves = matches!(row.phase, Phase::Parking(..) | Phase::Parked(..));
+    if away.deep && leaves && !parking::are_still(state, row) {
+        return None;
+    }
     let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
     let place = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => DrivenPlace::Away { within: PARK_WITHIN, booked: hold.booked().0 },

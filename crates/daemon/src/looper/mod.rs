@@ -523,11 +523,13 @@ impl Loop {
             Sight::Said { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Park, process, said });
+                self.send_next(lease);
                 self.look_again();
             }
             Sight::Driven { lease, process, said } => {
                 self.learn_program(lease, process, &said);
                 self.take(Event::Said { lease, rung: Rung::Driver, process, said });
+                self.send_next(lease);
                 self.look_again();
             }
             Sight::Ram { available } => {

@@ -57,6 +57,8 @@ const UNREAD: usize = 512;
 const WARM: Duration = Duration::from_secs(600);
 /// Beside what a program says it has: chunks that are not full.
 const SLACK: u64 = 64 << 20;
+/// Programs that say this version, or a later one, can leave the driver alone altogether.
+const DEEPENS: u32 = 2;
 /// A context takes no more, whatever anybody says.
 const CONTEXT_MAX: u64 = 4 << 30;
 
@@ -84,6 +86,8 @@ pub enum Place {
         booked: u64,
         /// A program leaves within this or not at all.
         within: Duration,
+        /// Once there it calls the driver for nothing, so that this may have its context, too.
+        deep: bool,
     },
     /// Nowhere: the lease is over, and whatever is parked with it.
     Over {
@@ -224,6 +228,10 @@ struct Program {
     lease: Option<LeaseId>,
     came: Instant,
     parked: bool,
+    /// It calls the driver for nothing.
+    deep: bool,
+    /// What is under way is about that.
+    deepens: bool,
     /// An order that was not answered yet.
     under_way: Option<u64>,
     /// It said no, and is not told again before then.
@@ -366,6 +374,8 @@ impl Work {
                 lease: None,
                 came: now,
                 parked: false,
+                deep: false,
+                deepens: false,
                 under_way: None,
                 again: None,
                 given: 0,
@@ -423,7 +433,10 @@ impl Work {
             // A tool is in its place: what it has on a card is a program's without the library.
             Word::Hello { aside: Some(_), .. } => return,
             Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
-            Word::Hello { lease, parked, bytes, .. } => return self.welcome(number, lease.as_deref(), parked, bytes),
+            Word::Hello { version, lease, parked, bytes, deep, .. } => {
+                let deep = (version >= DEEPENS).then_some(deep);
+                return self.welcome(number, lease.as_deref(), parked.then_some(bytes), deep);
+            }
             _ => {}
         }
         let Some(program) = self.lines.get_mut(&number) else { return };
@@ -437,7 +450,21 @@ impl Work {
             }
             Word::Resumed { id, .. } if answers(id, program) => {
                 (program.under_way, program.parked, program.used) = (None, false, Instant::now());
+                program.deep = false;
                 Said::Resumed
+            }
+            Word::Deep { id } if answers(id, program) => {
+                (program.under_way, program.deep) = (None, true);
+                Said::Deep(true)
+            }
+            Word::Shallow { id } if answers(id, program) => {
+                (program.under_way, program.deep) = (None, false);
+                Said::Deep(false)
+            }
+            // It stays as it is, and is told again.
+            Word::Refused { id, .. } if answers(id, program) && program.deepens => {
+                (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
+                return;
             }
             Word::Refused { id, why } if answers(id, program) => {
                 (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
@@ -482,23 +509,26 @@ impl Work {
     }
 
     /// A program says who it is: it is a lease's if it runs as the lease's user.
-    fn welcome(&mut self, number: u64, lease: Option<&str>, parked: bool, bytes: u64) {
+    fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
         let lease = self.named(number, lease);
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
             program.line.send(&Order::Welcome { page: false }, None);
-            if parked {
+            if parked.is_some() {
                 program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
         program.line.send(&Order::Welcome { page: page.is_some() }, page.as_ref().map(AsFd::as_fd));
-        (program.lease, program.parked) = (Some(lease), parked);
+        (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // How much memory there is to park in is known before anybody could be.
         self.tell_ram();
-        self.say(lease, process, Said::Here { parked: parked.then_some(Bytes(bytes)) });
+        self.say(lease, process, Said::Here { parked: parked.map(Bytes) });
+        if let Some(deep) = deep {
+            self.say(lease, process, Said::Deep(deep));
+        }
         self.put(number);
     }
 
@@ -512,7 +542,9 @@ impl Work {
         let id = self.next_order;
         match (&holder.wish.place, program.parked) {
             (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
-            (Place::Away { booked, within }, false) => {
+            (Place::Away { deep: true, .. }, true) if !program.deep => self.order(number, &Order::Deepen { id }, id),
+            (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
+            (Place::Away { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
                 if self.give(number, booked) {
                     self.order(number, &Order::Park { id, deadline_ms, most: Some(booked) }, id);
@@ -536,6 +568,7 @@ impl Work {
             && program.line.send(order, None)
         {
             program.under_way = Some(id);
+            program.deepens = matches!(order, Order::Deepen { .. } | Order::Shallow { .. });
         }
     }
 

@@ -90,6 +90,7 @@ fn extreme_away() -> Away {
         rung: Rung::Driver,
         had: Bytes(u64::MAX),
         program: "é'\"".to_owned(),
+        deep: true,
         quiet: true,
         processes: vec![ProcKey { pid: u32::MAX, start: u64::MAX }],
         again: Some(Time(1 << 63)),

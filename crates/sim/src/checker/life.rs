@@ -65,6 +65,8 @@ impl Books {
                 self.resume(now, *lease, action)
             }
             Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
+            // In these worlds the driver leaves contexts where they are.
+            Action::Deepen { .. } | Action::Shallow { .. } => must(20, false, || format!("{action:?}")),
             Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;

@@ -234,6 +234,7 @@ impl Books {
             Said::Refused(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
             Said::Lost(_) => return Word::Lose,
+            Said::Deep(_) => return Word::Tell,
             Said::Wants => {
                 self.ask_for(lease);
                 return Word::Resume;

@@ -8,6 +8,7 @@
 
 mod back;
 mod coarse;
+mod deep;
 mod driver;
 mod ends;
 mod enforce;
@@ -216,6 +217,8 @@ impl Teller {
                     ["refused", why @ ..] => Said::Refused(why.join(" ")),
                     ["lost", why @ ..] => Said::Lost(why.join(" ")),
                     ["wants"] => Said::Wants,
+                    ["deep"] => Said::Deep(true),
+                    ["shallow"] => Said::Deep(false),
                     ["left"] => Said::Left,
                     other => panic!("no such word: {other:?}"),
                 };
@@ -342,6 +345,10 @@ impl Teller {
                 writeln!(out, "{now} resume {lease} {vram} until {until}{before}")
             }
             Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
+            Action::Deepen { lease, processes, .. } => {
+                writeln!(out, "{now} deepen {lease}, {} processes", processes.len())
+            }
+            Action::Shallow { lease, why, .. } => writeln!(out, "{now} shallow {lease}: {why}"),
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Retire { lease, .. } => writeln!(out, "{now} retire {lease}"),

@@ -1,0 +1,213 @@
+//! Stories of parked holders of which the driver takes the contexts, too.
+
+use super::check_with;
+use super::park::{BEGIN, house};
+use crate::policy::{Parking, Policy};
+use crate::units::Span;
+use expect_test::{Expect, expect};
+
+/// A story in which ann is parked by hand at 20 s, and nobody waits.
+fn check(story: &str, expect: Expect) {
+    let parking = Parking { deep: Some(Span::secs(60)), ..house().parking };
+    let begin = format!(
+        "{BEGIN}
+         10s  shim L1 shallow
+         20s  park L1 ann
+         20.1s shim L1 parked 13824M
+         20.2s card 0 L1=300M
+         20.3s card 0 L1=300M
+         "
+    );
+    check_with(Policy { parking, ..house() }, &format!("{begin}{story}"), expect);
+}
+
+#[test]
+fn who_was_parked_for_a_while_leaves_its_cards_altogether_and_comes_back() {
+    check(
+        "30s  driver L1 here
+         70s  card 0 L1=300M
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         85s  ask bob 23G
+         90s  release L2 bob
+         91s  card 0 0M
+         100s shim L1 wants
+         101s driver L1 resumed
+         102s card 0 L1=300M
+         103s shim L1 resumed
+         104s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            85s queue L2
+            85s grant L2 23 GiB on 0 epoch 2 until 145s
+            90s end L2 (Released)
+            91s retire L2
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            104s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn contexts_stay_where_others_could_take_their_room() {
+    check(
+        "30s  card 0 L1=300M
+         81s  card 0 L1=300M
+         90s  driver L1 cannot it uses managed memory
+         91s  card 0 L1=300M
+         99s  card 0 L1=300M stray=100M
+         100s driver L1 can
+         101s card 0 L1=300M stray=100M
+         110s shim L1 wants
+         111s shim L1 resumed
+         112s card 0 L1=14G stray=100M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            110s L1 wants 15.7 GiB as of 110s
+            110s resume L1 16 GiB until 170s
+            112s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn who_comes_before_the_driver_was_told_keeps_contexts_where_they_are() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         81.5s card 0 L1=300M stray=100M
+         82s  shim L1 deep
+         83s  shim L1 shallow
+         90s  shim L1 wants
+         91s  shim L1 resumed
+         92s  card 0 L1=14G stray=100M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            81.5s shallow L1: processes without a lease are on card 0: 1
+            90s L1 wants 15.7 GiB as of 90s
+            90s resume L1 16 GiB until 150s
+            92s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn whose_contexts_the_driver_does_not_take_is_parked_as_before() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 refused a call of its did not end
+         84s  shim L1 shallow
+         85s  card 0 L1=300M
+         100s shim L1 wants
+         103s shim L1 resumed
+         104s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            83s shallow L1: a call of its did not end
+            100s L1 wants 15.7 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            104s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_is_given_the_room_of_a_context_that_comes_back_and_who_comes_sends_it_away_again() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         100s shim L1 wants
+         100.5s ask bob 2G
+         101s card 0 stray=1G
+         101.5s driver L1 parked 300M
+         102s card 0 stray=1G
+         103s card 0 stray=1G
+         110s card 0 0M
+         170s card 0 0M
+         171s driver L1 resumed
+         172s card 0 L1=300M
+         173s shim L1 resumed
+         174s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            100.5s queue L2
+            101s retreat L1
+            101s grant L2 2 GiB on 0 epoch 2 until 161s
+            103s parked L1
+            103s L1 wants 16 GiB as of 100s
+            161s end L2 (Expired)
+            162s retire L2
+            162s resume L1 16 GiB until 222s
+            174s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn after_a_restart_it_must_be_heard_first_whether_the_context_is_there() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         90s  restart
+         91s  card 0 0M
+         92s  alive L1 L1
+         92s  shim L1 here parked 13824M
+         93s  shim L1 deep
+         94s  shim L1 wants
+         95s  card 0 0M
+         97s  driver L1 here parked 300M
+         98s  driver L1 resumed
+         99s  card 0 L1=300M
+         103s shim L1 resumed
+         104s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s grace until 150s
+            94s L1 wants 16 GiB as of 94s
+            94s resume L1 16 GiB until 154s
+            104s resumed L1
+        "#]],
+    );
+}

@@ -1,0 +1,130 @@
+//! Parked holders of which the driver takes the contexts, too, on soft cards, with real programs.
+
+use std::time::Duration;
+use sublet_blackbox::binary::example;
+use sublet_blackbox::job::{Job, await_bytes, text};
+use sublet_blackbox::{Client, Gpu, LONG, Service, Setup, until};
+use sublet_wire::LeaseState;
+
+const CONFIG: &str = r#"
+ttl = "5m"
+[preemption]
+rest = "1s"
+[parking]
+ram = "4G"
+leave = "256M"
+stock = "off"
+deep = "1s"
+"#;
+
+fn serve(gpu: &'static str) -> Service {
+    Service::start_with(Setup { gpu: Gpu::Named(gpu), config: Some(CONFIG.to_owned()), ..Setup::default() })
+}
+
+/// A holder of 512 MiB that is parked, and of which nothing at all is on its card.
+fn deep(service: &Service, client: &Client, words: &[&str]) -> Job {
+    let job = Job::holds(service, "3G", "512MiB", words);
+    await_bytes(client, "L1", 512);
+    assert!(service.cli(&["park", "L1"]).status.success());
+    await_nothing(client);
+    job
+}
+
+fn await_nothing(client: &Client) {
+    let gone = |lease: &sublet_wire::Lease| lease.state == LeaseState::Parked && lease.seen_bytes == Some(0);
+    client.await_lease("not even its context is on the card", "L1", gone);
+}
+
+#[test]
+fn not_even_the_context_stays_and_all_is_there_when_it_is_used_again() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = deep(&service, &client, &["--idle"]);
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(audit.contains("L1 is to leave its cards altogether"), "{audit}");
+    assert!(text(&service.cli(&["ps"])).contains("parked"));
+    // By hand, and away again after a while.
+    assert!(service.cli(&["resume", "L1"]).status.success());
+    await_bytes(&client, "L1", 512);
+    assert!(service.cli(&["park", "L1"]).status.success());
+    await_nothing(&client);
+    // The signal makes the program look at its memory, and that is use.
+    job.finish("after the driver had all of it");
+}
+
+#[test]
+fn a_program_at_work_comes_back_by_itself_and_computes_the_same() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let train = example("mlp");
+    let program = [train.as_str(), "--steps", "3", "--pace", "9000", "--every", "1"];
+    let alone = service.command(&[&["soft", "env", "--"], &program[..]].concat()).output().expect("a program");
+    let alone = String::from_utf8_lossy(&alone.stdout).lines().last().expect("a line").to_owned();
+    let job = Job::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
+    await_bytes(&client, "L1", 1);
+    assert!(service.cli(&["park", "L1"]).status.success());
+    await_nothing(&client);
+    client.await_lease("it came back by itself", "L1", |lease| lease.state == LeaseState::Active);
+    let (code, rest) = job.end();
+    assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_finds_it_where_it_is() {
+    let mut service = serve("soft:1x4GiB");
+    let job = Job::holds(&service, "3G", "512MiB", &["--idle"]);
+    await_bytes(&service.client(), "L1", 512);
+    for pause_ms in [900, 1700, 2600] {
+        assert!(service.cli(&["park", "L1"]).status.success());
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        await_nothing(&client);
+        assert!(service.cli(&["resume", "L1"]).status.success());
+        std::thread::sleep(Duration::from_millis(pause_ms / 40));
+        service.kill();
+        service.restart();
+        let client = service.client();
+        client.await_lease("it is on its card", "L1", |lease| lease.state == LeaseState::Active);
+        await_bytes(&client, "L1", 512);
+    }
+    job.finish("after six daemons");
+}
+
+#[test]
+fn whoever_ends_while_nothing_of_it_is_there_waits_for_nobody() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = deep(&service, &client, &["--seconds", "6", "--idle"]);
+    // Somebody else has the card when it ends.
+    let other = Job::holds(&service, "3G", "1GiB", &["--idle"]);
+    until("it has ended", LONG, || match client.lease("L1").ended {
+        Some(ended) => Ok(ended),
+        None => Err(text(&service.cli(&["ps"]))),
+    });
+    drop(job);
+    other.finish("nobody came back for that");
+}
+
+#[test]
+fn while_a_stranger_is_on_the_card_contexts_stay() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let job = Job::holds(&service, "2G", "512MiB", &["--idle"]);
+    await_bytes(&client, "L1", 512);
+    let hold = example("hold");
+    let words = ["soft", "env", "--", &hold, "64MiB", "--idle", "--seconds", "600"];
+    let mut stranger = service.command(&words).stdout(std::process::Stdio::null()).spawn().expect("a stranger");
+    until("it is seen", LONG, || match client.card().used_bytes {
+        Some(used) if used >= 576 << 20 => Ok(()),
+        other => Err(other),
+    });
+    assert!(service.cli(&["park", "L1"]).status.success());
+    std::thread::sleep(Duration::from_secs(4));
+    let lease = client.lease("L1");
+    assert!(lease.state == LeaseState::Parked && lease.seen_bytes > Some(0), "{:?}", lease.seen_bytes);
+    stranger.kill().and_then(|()| stranger.wait()).expect("it ends");
+    await_nothing(&client);
+    job.finish("after the stranger had gone");
+}
