@@ -32,7 +32,7 @@ pub use devices::Devices;
 pub(crate) use forebears::Forebears;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
-pub(crate) use place::is_in_container;
+pub(crate) use place::is_in_container_of;
 
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};
