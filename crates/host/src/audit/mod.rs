@@ -83,7 +83,7 @@ pub struct Whereabouts {
 pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
     let stat = process::stat(pid)?;
     let place = place::place(&process::cgroups(pid)?);
-    let (exe, _) = executable(pid, &stat, &mut Vec::new());
+    let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
     let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
     // The number may have become another's meanwhile.
     alive(stat.key(pid)).map(|_| found)
@@ -157,8 +157,9 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::odd(pid, "status"))?;
     let place = place::place(&process::cgroups(pid)?);
     let mut unread = Vec::new();
-    let (exe, exe_deleted) = executable(pid, stat, &mut unread);
-    let cwd = match fs::read_link(format!("/proc/{pid}/cwd")) {
+    let folder = process::folder(pid, stat);
+    let (exe, exe_deleted) = executable(&folder, stat, &mut unread);
+    let cwd = match fs::read_link(format!("{folder}/cwd")) {
         Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
         Err(error) => {
             unread.push(format!("the directory that it is in: {}", because(&error)));
@@ -171,7 +172,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         name: clean(&stat.name, WORD_MAX),
         exe,
         exe_deleted,
-        command: command(pid, &mut unread),
+        command: command(&folder, &mut unread),
         cwd,
         cgroup: clean(&place.cgroup, PATH_MAX),
         unit: place.unit,
@@ -179,15 +180,15 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         session: stat.session,
         started_s: started_s(process),
         ancestry: ancestry(process, &mut unread),
-        devices: devices.of(pid, &mut unread),
+        devices: devices.of(&folder, &mut unread),
         ran: Some(accounted(pid, stat, &status, &mut unread)),
         unread,
     })
 }
 
 /// The path of the executable, and whether it was removed or replaced.
-fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String>, bool) {
-    match fs::read_link(format!("/proc/{pid}/exe")) {
+fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<String>, bool) {
+    match fs::read_link(format!("{folder}/exe")) {
         Ok(path) => {
             let path = path.as_os_str().as_bytes();
             let kept = path.strip_suffix(b" (deleted)");
@@ -203,8 +204,8 @@ fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String
 }
 
 /// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.
-fn command(pid: u32, unread: &mut Vec<String>) -> Vec<String> {
-    let bytes = match patient::read(format!("/proc/{pid}/cmdline"), COMMAND_BYTES_MAX) {
+fn command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
+    let bytes = match patient::read(format!("{folder}/cmdline"), COMMAND_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) => {
             unread.push(format!("its command line: {}", because(&error)));

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Devices, audit, descendants_in_cgroup, whereabouts};
+use sublet_host::audit::{Custody, Devices, audit, descendants_in_cgroup, whereabouts};
 use sublet_host::process;
 
 crate::tests![
@@ -22,6 +22,7 @@ crate::tests![
     an_executable_that_was_removed_is_told_as_removed,
     an_inherited_descriptor_counts,
     a_mapped_file_counts_without_a_descriptor,
+    a_first_thread_that_ended_hides_nothing,
     another_name_does_not_hide_a_card,
     whoever_moves_to_another_cgroup_is_told_there,
     descendants_in_other_cgroups_are_left_out,
@@ -154,6 +155,29 @@ fn a_mapped_file_counts_without_a_descriptor() {
     assert!(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).all(|link| link != card.path()));
 }
 
+fn a_first_thread_that_ended_hides_nothing() {
+    let card = Scratch::holding("card", b"cards");
+    let devices = Devices::new([card.path().to_owned()]);
+    let tree = odd(&["leaderless", card.path().to_str().unwrap()], 1);
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", tree.pids[0])).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next()
+    };
+    while state() != Some('Z') {
+        std::thread::yield_now();
+    }
+    let told = audit(tree.root(), &devices).unwrap();
+    let path = exe();
+    assert_eq!((told.exe.as_deref(), told.command[2].as_str()), (path.to_str(), "leaderless"), "{told:?}");
+    assert_eq!(told.devices, [card.path().to_str().unwrap()], "{told:?}");
+    let (mut custody, root) = (Custody::new(devices), tree.root());
+    custody.take(root).unwrap();
+    custody.signal(root, 9).unwrap();
+    while process::is_running(root) {
+        std::thread::yield_now();
+    }
+}
+
 fn another_name_does_not_hide_a_card() {
     let card = Scratch::holding("card", b"cards");
     let alias = Scratch::new("alias");
@@ -263,6 +287,13 @@ pub fn odd(args: &[&str], printed: usize) -> Tree {
     Tree::of(Command::new(exe()).arg("odd").args(args).stdin(Stdio::piped()), printed).without_printed()
 }
 
+/// Ends one thread, without what the C library does for it.
+const EXIT: std::ffi::c_long = 60;
+
+unsafe extern "C" {
+    fn syscall(number: std::ffi::c_long, ...) -> std::ffi::c_long;
+}
+
 /// `odd WORD …`: does what the word says, prints a number, and waits for the end of its input.
 pub fn run(args: &[String]) -> ExitCode {
     match args[0].as_str() {
@@ -278,6 +309,16 @@ pub fn run(args: &[String]) -> ExitCode {
             let pid = args[1].parse().unwrap();
             println!("{}", serde_json::to_string(&of(pid)).unwrap());
             return ExitCode::SUCCESS;
+        }
+        "leaderless" => {
+            let file = std::fs::File::open(&args[1]).unwrap();
+            std::thread::spawn(move || {
+                println!("0");
+                std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+                drop(file);
+            });
+            // SAFETY: it ends this thread alone; nothing that another uses is on its stack.
+            unsafe { syscall(EXIT, 0) };
         }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
