@@ -141,7 +141,9 @@ impl Custody {
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
         kept.audit.is_same(&now).map_err(Refused::Changed)?;
-        if kept.image != image {
+        // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
+        // `exec` its cards are closed.
+        if kept.image != image && now.devices.is_empty() {
             return Err(Refused::Changed("it started its program anew since"));
         }
         pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {

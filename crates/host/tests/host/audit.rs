@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
 use sublet_host::audit::{Custody, Devices, audit, descendants_in_cgroup, whereabouts};
@@ -288,10 +288,14 @@ pub fn odd(args: &[&str], printed: usize) -> Tree {
 }
 
 /// Ends one thread, without what the C library does for it.
-const EXIT: std::ffi::c_long = 60;
+const EXIT: std::ffi::c_long = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
+const SET_MM: std::ffi::c_int = 35;
+const SET_MM_MAP: std::ffi::c_ulong = 14;
 
 unsafe extern "C" {
     fn syscall(number: std::ffi::c_long, ...) -> std::ffi::c_long;
+    fn prctl(option: std::ffi::c_int, ...) -> std::ffi::c_int;
+    fn sbrk(more: isize) -> *mut std::ffi::c_void;
 }
 
 /// `odd WORD …`: does what the word says, prints a number, and waits for the end of its input.
@@ -320,6 +324,11 @@ pub fn run(args: &[String]) -> ExitCode {
             // SAFETY: it ends this thread alone; nothing that another uses is on its stack.
             unsafe { syscall(EXIT, 0) };
         }
+        "restless" => {
+            let card = std::fs::File::open(&args[1]).unwrap();
+            let pause = Duration::from_micros(args[2].parse().unwrap());
+            std::thread::spawn(move || write_over_places(pause, &card));
+        }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
@@ -328,11 +337,34 @@ pub fn run(args: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// As whoever restores programs does: another place for the stack, again and again.
+fn write_over_places(pause: Duration, _card: &std::fs::File) {
+    let fields = stat_fields();
+    let field = |number: usize| fields[number - 3];
+    // SAFETY: it tells where the heap ends, and moves nothing.
+    let heap_end = unsafe { sbrk(0) } as u64;
+    let [data, data_end, heap, args, args_end, env, env_end] = [45, 46, 47, 48, 49, 50, 51].map(field);
+    // As `struct prctl_mm_map` has it; the last word is no auxiliary vector, and no other executable.
+    let no_file = u64::from(u32::MAX) << 32;
+    let stack = field(28);
+    let mut map =
+        [field(26), field(27), data, data_end, heap, heap_end, stack, args, args_end, env, env_end, 0, no_file];
+    for step in 0.. {
+        map[6] = stack - step % 65_536;
+        // SAFETY: the kernel reads as many bytes as it is told; what it keeps is only shown to others.
+        unsafe { prctl(SET_MM, SET_MM_MAP, map.as_ptr(), size_of_val(&map), 0_u64) };
+        std::thread::sleep(pause);
+    }
+}
+
+fn stat_fields() -> Vec<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect()
+}
+
 /// As `setproctitle` does: over the words that the kernel shows.
 fn write_over_command_line(title: &str) {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<u64> =
-        stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+    let fields = stat_fields();
     let (begin, end) = (fields[48 - 3], fields[49 - 3]);
     let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
     memory.seek(SeekFrom::Start(begin)).unwrap();
