@@ -286,6 +286,8 @@ pub enum LeftAlone {
     Coarse,
     /// Nobody can be ended here.
     CannotEnforce(String),
+    /// A signal to it was refused.
+    Refused(String),
 }
 
 impl fmt::Display for LeftAlone {
@@ -299,6 +301,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::System => f.write_str("it is a process of the system"),
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
             LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
         }
     }
 }

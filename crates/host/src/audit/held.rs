@@ -109,6 +109,16 @@ impl Custody {
         self.audit_of(process).ok_or(ProcessError::Gone { pid: process.pid })
     }
 
+    /// Audits and keeps a process that is of interest for another's sake only. Half of the places are for those
+    /// that are of interest themselves: who has many children must not crowd them out.
+    pub fn take_beside(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
+        if !self.kept.contains_key(&process) && self.kept.len() >= self.kept_max / 2 {
+            let source = io::Error::other("as many others are kept already as may be");
+            return Err(ProcessError::Unreadable { pid: process.pid, source });
+        }
+        self.take(process)
+    }
+
     /// The audit of a process that is kept.
     pub fn audit_of(&self, process: ProcKey) -> Option<&Audit> {
         self.kept.get(&process).map(|kept| &kept.audit)
