@@ -195,9 +195,12 @@ impl Who {
     /// The shortest beginning of a container's id.
     pub const CONTAINER_MIN: usize = 12;
 
-    /// Whether it is about this one.
+    /// Whether it is about this one. A whole path is of this host's files: anybody may mount its own over it, for
+    /// itself.
     pub fn matches(&self, audit: &Audit) -> bool {
-        self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
+        let is_path = matches!(self, Who::Exe(meant) if meant.contains('/'));
+        !(is_path && audit.exe_inside)
+            && self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
     }
 
     /// Whether it is about a process that runs this file, in this unit, in this container, as this user.

@@ -41,6 +41,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 use sublet_core::audit::{Accounted, Ancestor, Audit};
@@ -168,6 +169,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     let mut unread = Vec::new();
     let folder = process::folder(pid, stat);
     let (exe, exe_deleted) = executable(&folder, stat, &mut unread);
+    let exe_inside = exe.is_some() && is_inside(&folder);
     let cwd = match fs::read_link(format!("{folder}/cwd")) {
         Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
         Err(error) => {
@@ -181,6 +183,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         name: clean(&stat.name, WORD_MAX),
         exe,
         exe_deleted,
+        exe_inside,
         command: command(&folder, &mut unread),
         cwd,
         cgroup: clean(&place.cgroup, PATH_MAX),
@@ -210,6 +213,22 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
             (None, false)
         }
     }
+}
+
+/// Whether the path of an executable is another file here, or none: in a mount namespace of its own, which anybody
+/// may have, a program puts what it likes there. What cannot be told is not taken for this host's file.
+fn is_inside(folder: &str) -> bool {
+    let mounts = |of: &str| fs::read_link(format!("{of}/ns/mnt")).ok();
+    if mounts(folder).is_some_and(|its| Some(its) == mounts("/proc/self")) {
+        return false;
+    }
+    let link = format!("{folder}/exe");
+    // Either may be on a server that does not answer.
+    let is_same = patient::patiently(move || {
+        let named = fs::metadata(fs::read_link(&link)?)?;
+        fs::metadata(&link).map(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
+    });
+    !is_same.unwrap_or(false)
 }
 
 /// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.

@@ -20,6 +20,7 @@ crate::tests![
     a_command_line_that_was_written_over_is_told_as_it_is_now,
     secrets_do_not_stay_in_the_audit,
     an_executable_that_was_removed_is_told_as_removed,
+    a_path_is_that_of_the_hosts_file_or_said_not_to_be,
     an_inherited_descriptor_counts,
     a_mapped_file_counts_without_a_descriptor,
     a_first_thread_that_ended_hides_nothing,
@@ -129,6 +130,27 @@ fn copied(program: &Path) -> Scratch {
 pub fn copied_sleep() -> (Tree, Scratch) {
     let copy = copied(Path::new("/bin/sleep"));
     (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
+}
+
+fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
+    // What is mounted over `true` is `sleep`, for this one and nobody else; its own `sleep` is the host's.
+    for (program, is_inside) in [("/bin/true", true), ("/bin/sleep", false)] {
+        let script = format!("mount --bind /bin/sleep /bin/true && echo 0 && exec {program} 600");
+        let mut command = Command::new("unshare");
+        let tree = Tree::of(command.args(["-rm", "sh", "-c", &script]), 1);
+        if tree.pids.len() == 1 {
+            return eprintln!("skipped: this user may have no mounts of its own here");
+        }
+        let tree = tree.without_printed();
+        while std::fs::read(format!("/proc/{}/cmdline", tree.pids[0])).unwrap()
+            != format!("{program}\0600\0").as_bytes()
+        {
+            std::thread::yield_now();
+        }
+        let told = of(tree.pids[0]);
+        assert_eq!(told.exe_inside, is_inside, "{told:?}");
+    }
+    assert!(!of(std::process::id()).exe_inside);
 }
 
 fn an_inherited_descriptor_counts() {
