@@ -226,6 +226,23 @@ fn a_daemon_killed_while_somebody_is_parked_goes_on_by_the_same_lease() {
     assert_eq!(alone.ended_by(), None);
 }
 
+/// Each process that may get a signal costs the service a descriptor, of which there are not so many.
+#[test]
+fn who_has_a_crowd_of_children_is_ended_and_saves_nobody_else_by_it() {
+    let service = serve();
+    let line = format!("for i in $(seq 1100); do sleep 60 & done; exec {} 256MiB --idle", example("hold"));
+    let mut crowd = service.command(&["soft", "env", "--", "bash", "-c", &line]).spawn().expect("a program");
+    await_stranger(&service, crowd.id(), "it is found", |stranger| stranger.vram_bytes >= Some(256 * MIB));
+    let alone = Alone::takes(&service, 256);
+    found(&service, &alone);
+    mode(&service, "enforce");
+    assert_eq!(alone.ended_by(), None);
+    until("it ends", LONG, || match crowd.try_wait().expect("an own child") {
+        Some(_) => Ok(()),
+        None => Err("it runs"),
+    });
+}
+
 #[test]
 fn an_adopted_process_has_a_lease_and_is_not_touched() {
     let service = serve();

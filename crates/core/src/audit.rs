@@ -31,6 +31,9 @@ pub struct Audit {
     /// The executable was removed or replaced since it was started.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exe_deleted: bool,
+    /// That path is another file here, or none: only inside its mount namespace is it this executable.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exe_inside: bool,
     /// Its command line as the process shows it now, secrets taken out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
@@ -146,6 +149,7 @@ fn shown(container: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stranger::Who;
 
     fn audit() -> Audit {
         Audit {
@@ -154,6 +158,7 @@ mod tests {
             name: "python3".into(),
             exe: Some("/usr/bin/python3.12".into()),
             exe_deleted: false,
+            exe_inside: false,
             command: vec!["python3".into(), "train.py".into()],
             cwd: None,
             cgroup: "/system.slice/ollama.service".into(),
@@ -201,6 +206,14 @@ mod tests {
     fn executables_that_were_never_read_are_not_the_same() {
         let unread = Audit { exe: None, ..audit() };
         assert!(unread.is_same(&unread).is_err());
+    }
+
+    #[test]
+    fn a_rule_with_a_whole_path_is_about_this_hosts_file() {
+        let (path, name) = (Who::Exe("/usr/bin/python3.12".into()), Who::Exe("python3.12".into()));
+        let inside = Audit { exe_inside: true, ..audit() };
+        assert!(path.matches(&audit()) && name.matches(&audit()));
+        assert!(!path.matches(&inside) && name.matches(&inside));
     }
 
     #[test]

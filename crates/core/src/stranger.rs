@@ -195,9 +195,12 @@ impl Who {
     /// The shortest beginning of a container's id.
     pub const CONTAINER_MIN: usize = 12;
 
-    /// Whether it is about this one.
+    /// Whether it is about this one. A whole path is of this host's files: anybody may mount its own over it, for
+    /// itself.
     pub fn matches(&self, audit: &Audit) -> bool {
-        self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
+        let is_path = matches!(self, Who::Exe(meant) if meant.contains('/'));
+        !(is_path && audit.exe_inside)
+            && self.means(audit.exe.as_deref(), audit.unit.as_deref(), audit.container.as_deref(), audit.uid)
     }
 
     /// Whether it is about a process that runs this file, in this unit, in this container, as this user.
@@ -286,6 +289,8 @@ pub enum LeftAlone {
     Coarse,
     /// Nobody can be ended here.
     CannotEnforce(String),
+    /// A signal to it was refused.
+    Refused(String),
 }
 
 impl fmt::Display for LeftAlone {
@@ -299,6 +304,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::System => f.write_str("it is a process of the system"),
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
             LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
         }
     }
 }

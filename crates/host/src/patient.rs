@@ -63,7 +63,8 @@ fn stuck() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
     STUCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+/// Does something from which one may not come back.
+pub(crate) fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let (reply, answer) = mpsc::sync_channel(1);
     let job: Job = Box::new(move || drop(reply.send(what())));
     OWN.with_borrow_mut(|own| {

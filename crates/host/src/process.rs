@@ -152,7 +152,7 @@ pub struct Environment(Vec<u8>);
 impl Environment {
     /// Reads all of it, once.
     pub fn read(pid: u32) -> Result<Environment, ProcessError> {
-        let block = patient::read(format!("/proc/{pid}/environ"), ENVIRON_MAX);
+        let block = patient::read(format!("{}/environ", folder(pid, &stat(pid)?)), ENVIRON_MAX);
         block.map(Environment).map_err(|error| ProcessError::of(pid, error))
     }
 
@@ -162,6 +162,22 @@ impl Environment {
         let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
         value.map(|value| String::from_utf8_lossy(value).into_owned())
     }
+}
+
+/// Where the kernel tells what a process runs and has open: of a first thread that ended before the others it
+/// tells nothing any more, so it is one of those.
+pub(crate) fn folder(pid: u32, stat: &Stat) -> String {
+    let own = format!("/proc/{pid}");
+    if stat.state != b'Z' || stat.threads <= 1 {
+        return own;
+    }
+    let tasks = fs::read_dir(format!("{own}/task")).into_iter().flatten().flatten();
+    let lives = |task: &PathBuf| {
+        let stat = fs::read(task.join("stat")).ok().and_then(|text| Stat::parse(&text));
+        stat.is_some_and(|stat| !matches!(stat.state, b'Z' | b'X' | b'x'))
+    };
+    let living = tasks.map(|task| task.path()).find(lives);
+    living.map_or(own, |task| task.to_string_lossy().into_owned())
 }
 
 /// Bytes that a process, and its children that it waited for, ever read and wrote.

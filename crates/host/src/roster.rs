@@ -248,13 +248,15 @@ impl Roster {
     }
 
     /// The environment is the process's own word, so it counts only for its own user; or in a container, whose
-    /// users are its own: who could name the lease's epoch there was told it, and may start containers.
+    /// users are its own: who could name the lease's epoch there may start containers. Epochs are no secrets, so
+    /// it must be a container that root's engine made, or the holder's.
     fn by_environ(&self, pid: u32) -> Option<LeaseId> {
         let environment = Environment::read(pid).ok()?;
         let lease: LeaseId = environment.get(LEASE_VARIABLE)?.parse().ok()?;
         let holder = self.holders.get(&lease)?;
         let epoch = environment.get(EPOCH_VARIABLE)?.parse().ok().map(Epoch);
-        let is_own = || process::uid(pid).is_ok_and(|uid| uid == holder.uid) || audit::is_in_container(pid);
+        let is_own =
+            || process::uid(pid).is_ok_and(|uid| uid == holder.uid) || audit::is_in_container_of(pid, holder.uid);
         (epoch.is_some() && epoch == holder.epoch && is_own()).then_some(lease)
     }
 

@@ -261,8 +261,12 @@ impl Warden {
         if self.custody.audit_of(process).is_some_and(|kept| kept.is_same(&audit).is_err()) {
             self.custody.forget(process);
         }
+        // Whom nothing could be sent to is on the record, and not told again: nothing is done to who was not.
+        if self.custody.take(process).is_err() && self.kept.contains_key(&process) {
+            return;
+        }
         let mut tree = audit::descendants_in_cgroup(process, &audit.cgroup).unwrap_or_default();
-        tree.retain(|member| self.custody.take(*member).is_ok());
+        tree.retain(|member| *member == process || self.custody.take_beside(*member).is_ok());
         let now = Instant::now();
         let before = self.kept.remove(&process);
         let seen = before.as_ref().map_or(now, |kept| kept.seen);

@@ -294,6 +294,7 @@ impl Sim<'_> {
             name: "tool".to_owned(),
             exe,
             exe_deleted: false,
+            exe_inside: false,
             command: if papers.kernel { Vec::new() } else { vec!["tool".to_owned()] },
             cwd: None,
             cgroup: "/".to_owned(),

@@ -76,7 +76,7 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
         return Some(LeftAlone::CannotEnforce("it was not tried yet".to_owned()));
     }
     if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
-        return Some(LeftAlone::CannotEnforce(why));
+        return Some(LeftAlone::Refused(why));
     }
     if audit.container.is_some() && rule(state, audit, Treat::Deny).is_none() {
         return Some(LeftAlone::Container);

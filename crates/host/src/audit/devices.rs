@@ -58,14 +58,15 @@ impl Devices {
         Known { majors: majors(&listed), soft: soft.collect() }
     }
 
-    /// The device files that a process has open or mapped. What could not be read is added to `unread`.
-    pub(super) fn of(&self, pid: u32, unread: &mut Vec<String>) -> Vec<String> {
+    /// The device files that a process has open or mapped, by its folder in `/proc`. What could not be read is
+    /// added to `unread`.
+    pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> Vec<String> {
         let known = self.known();
         let mut found = Vec::new();
-        if let Err(error) = open(pid, &known, &mut found) {
+        if let Err(error) = open(folder, &known, &mut found) {
             unread.push(format!("which files it has open: {}", because(&error)));
         }
-        if let Err(error) = mapped(pid, &known, &mut found) {
+        if let Err(error) = mapped(folder, &known, &mut found) {
             unread.push(format!("which files it has mapped: {}", because(&error)));
         }
         found.sort();
@@ -92,8 +93,8 @@ fn too_many(what: &str, max: usize) -> io::Error {
     io::Error::other(format!("it has more than {max} {what}"))
 }
 
-fn open(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
-    for (number, entry) in fs::read_dir(format!("/proc/{pid}/fd"))?.enumerate() {
+fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+    for (number, entry) in fs::read_dir(format!("{folder}/fd"))?.enumerate() {
         if number >= DESCRIPTORS_MAX {
             return Err(too_many("files open", DESCRIPTORS_MAX));
         }
@@ -116,8 +117,8 @@ fn open(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> 
 }
 
 /// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
-fn mapped(pid: u32, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
-    let lines = patient::read(format!("/proc/{pid}/maps"), MAPPINGS_BYTES_MAX)?;
+fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+    let lines = patient::read(format!("{folder}/maps"), MAPPINGS_BYTES_MAX)?;
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
         if let Some(name) = known.name_of_mapped(line)
             && !found.contains(&name)

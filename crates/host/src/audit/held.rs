@@ -109,6 +109,16 @@ impl Custody {
         self.audit_of(process).ok_or(ProcessError::Gone { pid: process.pid })
     }
 
+    /// Audits and keeps a process that is of interest for another's sake only. Half of the places are for those
+    /// that are of interest themselves: who has many children must not crowd them out.
+    pub fn take_beside(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
+        if !self.kept.contains_key(&process) && self.kept.len() >= self.kept_max / 2 {
+            let source = io::Error::other("as many others are kept already as may be");
+            return Err(ProcessError::Unreadable { pid: process.pid, source });
+        }
+        self.take(process)
+    }
+
     /// The audit of a process that is kept.
     pub fn audit_of(&self, process: ProcKey) -> Option<&Audit> {
         self.kept.get(&process).map(|kept| &kept.audit)
@@ -141,7 +151,9 @@ impl Custody {
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
         kept.audit.is_same(&now).map_err(Refused::Changed)?;
-        if kept.image != image {
+        // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
+        // `exec` its cards are closed.
+        if kept.image != image && now.devices.is_empty() {
             return Err(Refused::Changed("it started its program anew since"));
         }
         pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {

@@ -32,7 +32,7 @@ pub use devices::Devices;
 pub(crate) use forebears::Forebears;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
-pub(crate) use place::is_in_container;
+pub(crate) use place::is_in_container_of;
 
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};
@@ -41,6 +41,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 use sublet_core::audit::{Accounted, Ancestor, Audit};
@@ -83,15 +84,21 @@ pub struct Whereabouts {
 pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
     let stat = process::stat(pid)?;
     let place = place::place(&process::cgroups(pid)?);
-    let (exe, _) = executable(pid, &stat, &mut Vec::new());
+    let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
     let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
     // The number may have become another's meanwhile.
     alive(stat.key(pid)).map(|_| found)
 }
 
+/// What stands for places in memory that never hold still.
+const RESTLESS: [u64; 3] = [u64::MAX; 3];
+
 /// The same, with the places in memory by which two programs that it ran one after the other are told apart.
+///
+/// A program may write over those places as often as it likes, and would never be audited. Whoever was the same by
+/// all else in each attempt is told all the same.
 fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
-    let mut changes = 0;
+    let mut changed: Vec<Audit> = Vec::new();
     for _ in 0..STARTING_MS_MAX {
         let before = alive(process)?;
         if before.is_starting() {
@@ -105,10 +112,13 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
         if before.image == after.image {
             return Ok((audit, after.image));
         }
-        changes += 1;
-        if changes == ATTEMPTS {
+        if changed.len() + 1 == ATTEMPTS {
+            if changed.iter().all(|earlier| earlier.is_same(&audit).is_ok()) {
+                return Ok((audit, RESTLESS));
+            }
             break;
         }
+        changed.push(audit);
     }
     let source = io::Error::other("it is starting another program each time that it is looked at");
     Err(ProcessError::Unreadable { pid: process.pid, source })
@@ -157,8 +167,10 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::odd(pid, "status"))?;
     let place = place::place(&process::cgroups(pid)?);
     let mut unread = Vec::new();
-    let (exe, exe_deleted) = executable(pid, stat, &mut unread);
-    let cwd = match fs::read_link(format!("/proc/{pid}/cwd")) {
+    let folder = process::folder(pid, stat);
+    let (exe, exe_deleted) = executable(&folder, stat, &mut unread);
+    let exe_inside = exe.is_some() && is_inside(&folder);
+    let cwd = match fs::read_link(format!("{folder}/cwd")) {
         Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
         Err(error) => {
             unread.push(format!("the directory that it is in: {}", because(&error)));
@@ -171,7 +183,8 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         name: clean(&stat.name, WORD_MAX),
         exe,
         exe_deleted,
-        command: command(pid, &mut unread),
+        exe_inside,
+        command: command(&folder, &mut unread),
         cwd,
         cgroup: clean(&place.cgroup, PATH_MAX),
         unit: place.unit,
@@ -179,15 +192,15 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         session: stat.session,
         started_s: started_s(process),
         ancestry: ancestry(process, &mut unread),
-        devices: devices.of(pid, &mut unread),
+        devices: devices.of(&folder, &mut unread),
         ran: Some(accounted(pid, stat, &status, &mut unread)),
         unread,
     })
 }
 
 /// The path of the executable, and whether it was removed or replaced.
-fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String>, bool) {
-    match fs::read_link(format!("/proc/{pid}/exe")) {
+fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<String>, bool) {
+    match fs::read_link(format!("{folder}/exe")) {
         Ok(path) => {
             let path = path.as_os_str().as_bytes();
             let kept = path.strip_suffix(b" (deleted)");
@@ -202,9 +215,25 @@ fn executable(pid: u32, stat: &Stat, unread: &mut Vec<String>) -> (Option<String
     }
 }
 
+/// Whether the path of an executable is another file here, or none: in a mount namespace of its own, which anybody
+/// may have, a program puts what it likes there. What cannot be told is not taken for this host's file.
+fn is_inside(folder: &str) -> bool {
+    let mounts = |of: &str| fs::read_link(format!("{of}/ns/mnt")).ok();
+    if mounts(folder).is_some_and(|its| Some(its) == mounts("/proc/self")) {
+        return false;
+    }
+    let link = format!("{folder}/exe");
+    // Either may be on a server that does not answer.
+    let is_same = patient::patiently(move || {
+        let named = fs::metadata(fs::read_link(&link)?)?;
+        fs::metadata(&link).map(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
+    });
+    !is_same.unwrap_or(false)
+}
+
 /// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.
-fn command(pid: u32, unread: &mut Vec<String>) -> Vec<String> {
-    let bytes = match patient::read(format!("/proc/{pid}/cmdline"), COMMAND_BYTES_MAX) {
+fn command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
+    let bytes = match patient::read(format!("{folder}/cmdline"), COMMAND_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) => {
             unread.push(format!("its command line: {}", because(&error)));

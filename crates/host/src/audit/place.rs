@@ -9,6 +9,9 @@
 
 use super::text::{WORD_MAX, clean};
 use crate::process::{self, Cgroup};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// Hexadecimal digits of an id that Docker, containerd, CRI-O and Podman give a container.
 const ID_DIGITS: usize = 64;
@@ -39,9 +42,17 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
     }
 }
 
-/// Whether a process is in a container, as far as its cgroups say.
-pub(crate) fn is_in_container(pid: u32) -> bool {
-    process::cgroups(pid).is_ok_and(|cgroups| place(&cgroups).container.is_some())
+/// Whether a process is in a container that root made, or this user, as far as its cgroups say. Anybody else who
+/// may make cgroups somewhere would give one a container's name and be taken for what it likes.
+pub(crate) fn is_in_container_of(pid: u32, uid: u32) -> bool {
+    let is_made_by = |dir: PathBuf| fs::metadata(dir).is_ok_and(|above| [0, uid].contains(&above.uid()));
+    let is_one = |cgroup: Cgroup| {
+        let above = found(&cgroup.path).map(|(above, _)| above.to_owned());
+        // From inside a namespace of cgroups it cannot be told who made what is beside it.
+        let above = above.filter(|above| !above.contains(".."));
+        above.and_then(|path| Cgroup { path, ..cgroup }.directory()).is_some_and(is_made_by)
+    };
+    process::cgroups(pid).is_ok_and(|cgroups| cgroups.into_iter().any(is_one))
 }
 
 /// The unit that a cgroup path names.
@@ -65,18 +76,34 @@ fn is_unit(part: &str) -> bool {
 
 /// The components of a path. systemd puts `_` before a name that could be taken for a file of the kernel's.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
-    let parts = path.split('/').filter(|part| !part.is_empty() && *part != "..");
-    parts.map(|part| part.strip_prefix('_').unwrap_or(part))
+    placed_parts(path).map(|(_, part)| part)
+}
+
+/// The same, each behind the path in which it is.
+fn placed_parts(path: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut next = 0;
+    let placed = path.split('/').map(move |part| {
+        let at = next;
+        next += part.len() + 1;
+        (path[..at].trim_end_matches('/'), part)
+    });
+    let named = placed.filter(|(_, part)| !part.is_empty() && *part != "..");
+    named.map(|(above, part)| (above, part.strip_prefix('_').unwrap_or(part)))
 }
 
 /// The container that a cgroup path names.
 fn container(path: &str) -> Option<String> {
-    let mut above = "";
-    for part in parts(path) {
-        if let Some(found) = by_id(part).or_else(|| by_name(above, part)) {
-            return Some(clean(&found, WORD_MAX));
+    found(path).map(|(_, container)| clean(&container, WORD_MAX))
+}
+
+/// The same, behind the path in which it is: whoever may make cgroups there chose the name.
+fn found(path: &str) -> Option<(&str, String)> {
+    let mut before = "";
+    for (above, part) in placed_parts(path) {
+        if let Some(found) = by_id(part).or_else(|| by_name(before, part)) {
+            return Some((above, found));
         }
-        above = part;
+        before = part;
     }
     None
 }
@@ -220,6 +247,21 @@ mod tests {
         check("/machine.slice/systemd-nspawn@box.service/payload", Some("systemd-nspawn@box.service"), Some("box"));
         check("/../../docker/ID", None, Some("ID"));
         check("/system.slice/docker-3f4e.scope", Some("docker-3f4e.scope"), None);
+    }
+
+    #[test]
+    fn a_container_is_found_where_somebody_made_it() {
+        let above = |path: &str| found(&path.replace("ID", ID)).map(|(above, _)| above.to_owned());
+        for (path, made_in) in [
+            ("/docker/ID/inner", "/docker"),
+            ("/ID", ""),
+            ("/user.slice/user@1000.service/ID", "/user.slice/user@1000.service"),
+            ("/lxc/web/system.slice", "/lxc"),
+            ("/system.slice/_docker-ID.scope", "/system.slice"),
+        ] {
+            assert_eq!(above(path).as_deref(), Some(made_in), "{path}");
+        }
+        assert_eq!(above("/system.slice/ollama.service"), None);
     }
 
     #[test]

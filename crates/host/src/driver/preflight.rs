@@ -62,6 +62,8 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     // A stopped process makes the driver wait for it, whatever the timeout.
     match process::stat(pid) {
         Ok(stat) if matches!(stat.state, b'T' | b't') => Err(format!("process {pid} ({}) is stopped", found.name)),
+        // What it has mapped and open is not told of it any more, so nobody knows what would be lost.
+        Ok(stat) if stat.state == b'Z' => Err(format!("the first thread of process {pid} ({}) has ended", found.name)),
         _ => Ok(found),
     }
 }

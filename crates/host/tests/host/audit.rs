@@ -6,10 +6,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
-use sublet_host::audit::{Devices, audit, descendants_in_cgroup, whereabouts};
+use sublet_host::audit::{Custody, Devices, audit, descendants_in_cgroup, whereabouts};
 use sublet_host::process;
 
 crate::tests![
@@ -20,8 +20,10 @@ crate::tests![
     a_command_line_that_was_written_over_is_told_as_it_is_now,
     secrets_do_not_stay_in_the_audit,
     an_executable_that_was_removed_is_told_as_removed,
+    a_path_is_that_of_the_hosts_file_or_said_not_to_be,
     an_inherited_descriptor_counts,
     a_mapped_file_counts_without_a_descriptor,
+    a_first_thread_that_ended_hides_nothing,
     another_name_does_not_hide_a_card,
     whoever_moves_to_another_cgroup_is_told_there,
     descendants_in_other_cgroups_are_left_out,
@@ -130,6 +132,27 @@ pub fn copied_sleep() -> (Tree, Scratch) {
     (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
 }
 
+fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
+    // What is mounted over `true` is `sleep`, for this one and nobody else; its own `sleep` is the host's.
+    for (program, is_inside) in [("/bin/true", true), ("/bin/sleep", false)] {
+        let script = format!("mount --bind /bin/sleep /bin/true && echo 0 && exec {program} 600");
+        let mut command = Command::new("unshare");
+        let tree = Tree::of(command.args(["-rm", "sh", "-c", &script]), 1);
+        if tree.pids.len() == 1 {
+            return eprintln!("skipped: this user may have no mounts of its own here");
+        }
+        let tree = tree.without_printed();
+        while std::fs::read(format!("/proc/{}/cmdline", tree.pids[0])).unwrap()
+            != format!("{program}\0600\0").as_bytes()
+        {
+            std::thread::yield_now();
+        }
+        let told = of(tree.pids[0]);
+        assert_eq!(told.exe_inside, is_inside, "{told:?}");
+    }
+    assert!(!of(std::process::id()).exe_inside);
+}
+
 fn an_inherited_descriptor_counts() {
     let card = Scratch::holding("card", b"cards");
     let devices = Devices::new([card.path()]);
@@ -152,6 +175,29 @@ fn a_mapped_file_counts_without_a_descriptor() {
     assert_eq!(told.devices, [card.path().to_str().unwrap()]);
     let open = std::fs::read_dir(format!("/proc/{}/fd", tree.pids[0])).unwrap().flatten();
     assert!(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).all(|link| link != card.path()));
+}
+
+fn a_first_thread_that_ended_hides_nothing() {
+    let card = Scratch::holding("card", b"cards");
+    let devices = Devices::new([card.path().to_owned()]);
+    let tree = odd(&["leaderless", card.path().to_str().unwrap()], 1);
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", tree.pids[0])).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next()
+    };
+    while state() != Some('Z') {
+        std::thread::yield_now();
+    }
+    let told = audit(tree.root(), &devices).unwrap();
+    let path = exe();
+    assert_eq!((told.exe.as_deref(), told.command[2].as_str()), (path.to_str(), "leaderless"), "{told:?}");
+    assert_eq!(told.devices, [card.path().to_str().unwrap()], "{told:?}");
+    let (mut custody, root) = (Custody::new(devices), tree.root());
+    custody.take(root).unwrap();
+    custody.signal(root, 9).unwrap();
+    while process::is_running(root) {
+        std::thread::yield_now();
+    }
 }
 
 fn another_name_does_not_hide_a_card() {
@@ -263,6 +309,17 @@ pub fn odd(args: &[&str], printed: usize) -> Tree {
     Tree::of(Command::new(exe()).arg("odd").args(args).stdin(Stdio::piped()), printed).without_printed()
 }
 
+/// Ends one thread, without what the C library does for it.
+const EXIT: std::ffi::c_long = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
+const SET_MM: std::ffi::c_int = 35;
+const SET_MM_MAP: std::ffi::c_ulong = 14;
+
+unsafe extern "C" {
+    fn syscall(number: std::ffi::c_long, ...) -> std::ffi::c_long;
+    fn prctl(option: std::ffi::c_int, ...) -> std::ffi::c_int;
+    fn sbrk(more: isize) -> *mut std::ffi::c_void;
+}
+
 /// `odd WORD …`: does what the word says, prints a number, and waits for the end of its input.
 pub fn run(args: &[String]) -> ExitCode {
     match args[0].as_str() {
@@ -279,6 +336,21 @@ pub fn run(args: &[String]) -> ExitCode {
             println!("{}", serde_json::to_string(&of(pid)).unwrap());
             return ExitCode::SUCCESS;
         }
+        "leaderless" => {
+            let file = std::fs::File::open(&args[1]).unwrap();
+            std::thread::spawn(move || {
+                println!("0");
+                std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+                drop(file);
+            });
+            // SAFETY: it ends this thread alone; nothing that another uses is on its stack.
+            unsafe { syscall(EXIT, 0) };
+        }
+        "restless" => {
+            let card = std::fs::File::open(&args[1]).unwrap();
+            let pause = Duration::from_micros(args[2].parse().unwrap());
+            std::thread::spawn(move || write_over_places(pause, &card));
+        }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
@@ -287,11 +359,34 @@ pub fn run(args: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// As whoever restores programs does: another place for the stack, again and again.
+fn write_over_places(pause: Duration, _card: &std::fs::File) {
+    let fields = stat_fields();
+    let field = |number: usize| fields[number - 3];
+    // SAFETY: it tells where the heap ends, and moves nothing.
+    let heap_end = unsafe { sbrk(0) } as u64;
+    let [data, data_end, heap, args, args_end, env, env_end] = [45, 46, 47, 48, 49, 50, 51].map(field);
+    // As `struct prctl_mm_map` has it; the last word is no auxiliary vector, and no other executable.
+    let no_file = u64::from(u32::MAX) << 32;
+    let stack = field(28);
+    let mut map =
+        [field(26), field(27), data, data_end, heap, heap_end, stack, args, args_end, env, env_end, 0, no_file];
+    for step in 0.. {
+        map[6] = stack - step % 65_536;
+        // SAFETY: the kernel reads as many bytes as it is told; what it keeps is only shown to others.
+        unsafe { prctl(SET_MM, SET_MM_MAP, map.as_ptr(), size_of_val(&map), 0_u64) };
+        std::thread::sleep(pause);
+    }
+}
+
+fn stat_fields() -> Vec<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect()
+}
+
 /// As `setproctitle` does: over the words that the kernel shows.
 fn write_over_command_line(title: &str) {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<u64> =
-        stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+    let fields = stat_fields();
     let (begin, end) = (fields[48 - 3], fields[49 - 3]);
     let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
     memory.seek(SeekFrom::Start(begin)).unwrap();

@@ -1,8 +1,8 @@
 //! Signals through custody: to the process that was audited, or to nobody.
 
-use crate::audit::copied_sleep;
+use crate::audit::{copied_sleep, odd};
 use crate::holders::OwnCgroup;
-use crate::support::{Tree, exe, fresh_lease, key};
+use crate::support::{Scratch, Tree, exe, fresh_lease, key};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -17,6 +17,7 @@ crate::tests![
     whoever_ended_is_gone,
     another_executable_is_refused,
     the_same_executable_started_anew_is_refused,
+    who_writes_over_its_places_in_memory_is_not_another,
     another_cgroup_is_refused,
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
     the_first_process_this_one_and_its_parents_get_none,
@@ -135,6 +136,27 @@ fn the_same_executable_started_anew_is_refused() {
     let refused = custody.signal(process, 9).unwrap_err();
     assert!(matches!(refused, Refused::Changed("it started its program anew since")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
+}
+
+fn who_writes_over_its_places_in_memory_is_not_another() {
+    let card = Scratch::holding("card", b"cards");
+    for pause_us in ["0", "20000"] {
+        let tree = odd(&["restless", card.path().to_str().unwrap(), pause_us], 1);
+        let root = tree.root();
+        let stack = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", root.pid)).unwrap();
+            stat.rsplit_once(") ").unwrap().1.split(' ').nth(28 - 3).map(str::to_owned)
+        };
+        let before = stack();
+        std::thread::sleep(Duration::from_millis(100));
+        if stack() == before {
+            return eprintln!("skipped: this kernel lets nobody write over its places in memory");
+        }
+        let mut custody = Custody::new(Devices::new([card.path().to_owned()]));
+        custody.take(root).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        custody.signal(root, 9).unwrap();
+    }
 }
 
 fn another_cgroup_is_refused() {

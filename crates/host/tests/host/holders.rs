@@ -15,6 +15,7 @@ crate::tests![
     a_child_that_comes_later_joins,
     a_process_that_left_its_tree_is_found_by_its_environment,
     the_environment_counts_for_its_own_user_only,
+    in_a_container_it_counts_only_if_root_or_the_holder_made_that,
     what_another_service_started_under_the_same_name_is_not_ours,
     a_root_with_another_start_is_another_process,
     a_root_that_is_gone_is_gone,
@@ -118,6 +119,27 @@ fn the_environment_counts_for_its_own_user_only() {
     let _tree = daemonised(lease);
     rig.host.watch(lease, my_uid() + 1, vec![], Some(Epoch(7)));
     rig.gone(lease);
+}
+
+fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
+    let lease = fresh_lease();
+    let place = OwnCgroup::make(lease);
+    let Some(place) = place.filter(|_| rustix::process::geteuid().is_root()) else {
+        eprintln!("skipped: this user may not make a cgroup for others here");
+        return;
+    };
+    // Epochs of others can be guessed, and whoever has a cgroup of its own names those in it as it likes.
+    let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
+    std::fs::create_dir(&container.0).unwrap();
+    let tree = daemonised(lease);
+    container.put(tree.pids[1]);
+    let (holder, other) = (my_uid() + 1, my_uid() + 2);
+    for (maker, is_its) in [(other, false), (holder, true), (0, true)] {
+        std::os::unix::fs::chown(&place.0, Some(maker), None).unwrap();
+        let rig = Rig::new(NEVER);
+        rig.host.watch(lease, holder, vec![], Some(Epoch(7)));
+        let _ = if is_its { rig.members(lease, &tree.pids[1..]) } else { rig.gone(lease) };
+    }
 }
 
 fn what_another_service_started_under_the_same_name_is_not_ours() {

@@ -280,6 +280,7 @@ impl World {
             name: "Größe \"x\" 🦀".to_owned(),
             exe: (self.dice.below(4) > 0).then(|| format!("/opt/tool{}", self.dice.below(3))),
             exe_deleted: self.dice.below(2) == 0,
+            exe_inside: self.dice.below(2) == 0,
             command: vec!["tool".to_owned(), "--quiet".to_owned()],
             cwd: None,
             cgroup: "/system.slice".to_owned(),

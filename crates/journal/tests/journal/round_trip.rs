@@ -130,6 +130,7 @@ fn extreme_audit() -> Audit {
         name: "'; DROP TABLE strangers".to_owned(),
         exe: Some("/名前/🦀".to_owned()),
         exe_deleted: true,
+        exe_inside: true,
         command: vec![String::new(), "\"".to_owned()],
         cwd: Some("/".to_owned()),
         cgroup: String::new(),

@@ -10,7 +10,10 @@ use super::desk::{Desk, UnderWay};
 use super::standing::Refusal;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, UPGRADE};
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING,
+    UPGRADE,
+};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version, client, server, upgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -253,7 +256,7 @@ impl Way {
         tokio::spawn(connection.with_upgrades());
         let from = upgrades(request.headers()).then(|| upgrade::on(&mut request));
         let patience = self.patience;
-        let request = passed_on(request, from.is_some()).map(|body| Timely { body, patience, until: None });
+        let request = passed_on(request, from.is_some(), &self.to).map(|body| Timely { body, patience, until: None });
         let sent = sender.send_request(request).await;
         let mut response = sent.map_err(|error| match error.is_user() {
             true => Refusal::new(408, "too_slow", "the rest of the request did not come"),
@@ -271,6 +274,10 @@ impl Way {
             });
         } else {
             strip(response.headers_mut());
+            // Of two lengths this one counts (RFC 9112, 6.3); with both nothing could be sent on.
+            if response.headers().contains_key(TRANSFER_ENCODING) {
+                response.headers_mut().remove(CONTENT_LENGTH);
+            }
         }
         // An answer in an older version would end the client's connection for no reason of its own.
         *response.version_mut() = Version::HTTP_11;
@@ -288,9 +295,12 @@ fn bound(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the other protocol is asked for, such as that of web sockets.
+/// Whether the other protocol is asked for, such as that of web sockets. HTTP/2 is none: its requests would pass
+/// unchecked.
 fn upgrades(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
+    let wanted: Vec<&[u8]> = headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes).collect();
+    let is_http = wanted.iter().any(|wanted| wanted.to_ascii_lowercase().windows(3).any(|part| part == b"h2c"));
+    !wanted.is_empty() && !is_http && words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
 }
 
 fn words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
@@ -299,12 +309,18 @@ fn words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// The request as the service gets it.
-fn passed_on(mut request: Request<Incoming>, upgrades: bool) -> Request<Incoming> {
+fn passed_on(mut request: Request<Incoming>, upgrades: bool, to: &str) -> Request<Incoming> {
     // As in `GET http://host/path`, which is said to proxies.
     if let Some(target) = request.uri().path_and_query().filter(|_| request.uri().authority().is_some()) {
         *request.uri_mut() = Uri::from(target.clone());
     }
     *request.version_mut() = Version::HTTP_11;
+    // The older version knows no host, and without one services refuse a request of this one.
+    if !request.headers().contains_key(HOST)
+        && let Ok(to) = HeaderValue::from_str(to)
+    {
+        request.headers_mut().insert(HOST, to);
+    }
     if !upgrades {
         strip(request.headers_mut());
     }

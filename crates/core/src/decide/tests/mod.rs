@@ -399,6 +399,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         name: name.to_owned(),
         exe: Some("/usr/bin/python3".to_owned()),
         exe_deleted: false,
+        exe_inside: false,
         command: vec!["python3".to_owned(), "train.py".to_owned()],
         cwd: None,
         cgroup: "/".to_owned(),

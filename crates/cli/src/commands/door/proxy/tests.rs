@@ -127,6 +127,38 @@ fn what_passes_is_what_was_sent_but_for_headers_of_one_connection() {
 }
 
 #[test]
+fn an_older_request_has_a_host_for_the_service() {
+    let (to, requests) = plain_service();
+    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    assert!(client.ask("GET /old HTTP/1.0\r\n\r\n").0.starts_with("HTTP/1.0 200 "));
+    assert_eq!(requests.recv().unwrap(), format!("GET /old HTTP/1.1\r\nhost: {to}\r\n\r\n"));
+}
+
+#[test]
+fn an_answer_with_two_lengths_is_passed_on_with_the_one_that_counts() {
+    let (to, _requests) = service(|_, stream| {
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
+        stream.write_all(format!("{head}2\r\nok\r\n0\r\n\r\n").as_bytes()).unwrap();
+    });
+    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    let head = head(&mut client.0);
+    assert!(head.contains("chunked") && length(&head) == 0, "{head}");
+    let mut body = [0; 12];
+    client.0.read_exact(&mut body).unwrap();
+    assert_eq!(&body, b"2\r\nok\r\n0\r\n\r\n");
+}
+
+#[test]
+fn another_version_is_no_other_protocol() {
+    let (to, requests) = plain_service();
+    let mut client = Client::at(open(&desk(LeaseState::Active), to, |_| {}));
+    let wish = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n";
+    assert!(client.ask(&format!("GET / HTTP/1.1\r\nHost: x\r\n{wish}\r\n")).0.starts_with("HTTP/1.1 200 "));
+    assert_eq!(requests.recv().unwrap(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+}
+
+#[test]
 fn every_request_of_a_kept_connection_is_checked() {
     let (to, requests) = plain_service();
     let desk = desk(LeaseState::Active);
