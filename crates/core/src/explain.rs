@@ -3,7 +3,7 @@
 //! Read-only. Costs are bounded: places are counted to [`PLACE_MAX`], estimates
 //! made for the first few waiters only.
 
-use crate::ask::{Preempt, Term, Vram};
+use crate::ask::{Ask, Preempt, Term, Vram};
 use crate::decide::board::could_hold;
 use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
@@ -150,7 +150,11 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     }
     let able = |card: &CardId| {
         let room = state.room(*card);
-        could_hold(state, lease, *card) && room.open(now, state.policy().period).is_ok() && !room.hides_loose()
+        // How much a whole card is differs: of some its tenant has no quota left.
+        let whole = || Ask { vram: Vram::Bytes(room.largest_ever()), ..lease.ask.clone() };
+        let allowed = || lease.ask.vram != Vram::Whole || quota::holds(state, lease.tenant, &whole()).is_none();
+        let readable = room.open(now, state.policy().period).is_ok() && !room.hides_loose();
+        could_hold(state, lease, *card) && readable && allowed()
     };
     let able: Vec<CardId> = state.cards().filter(able).collect();
     if able.len() < usize::from(lease.ask.gpus) {
