@@ -103,7 +103,7 @@ impl Books {
                     worked,
                     worked_at,
                     rests,
-                    root: None,
+                    roots: Vec::new(),
                     counted,
                     doom,
                     at,
