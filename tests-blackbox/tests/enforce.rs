@@ -515,3 +515,41 @@ fn who_started_a_stranger_is_on_the_record_though_it_ended_since() {
     }
     assert!(story.contains("bash (") && story.contains(", ended) < "), "{story}");
 }
+
+/// A script that names its card itself, under a lease for another: there it is a stranger, and its lease is no shield.
+#[test]
+fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_and_not_parked() {
+    let config = Some(PARKS.to_owned());
+    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:2x4GiB"), config, ..Setup::default() });
+    succeeds(&service, &["enforce", "mode", "1", "warn"]);
+    let line = format!("CUDA_VISIBLE_DEVICES=1 exec {} 512MiB --idle", example("hold"));
+    let mut job = Job::start(&service, &["--vram", "1G", "--on", "0", "--", "bash", "-c", &line]);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let program = *service.client().lease("L1").pids.last().expect("a process");
+    let stranger = await_stranger(&service, program, "it is warned", |stranger| stranger.step == Step::Warned);
+    assert_eq!((stranger.of.as_deref(), stranger.lease.as_deref()), (Some("L1"), None), "{stranger:?}");
+    assert_eq!((stranger.card_indices.as_slice(), stranger.next), ([1].as_slice(), Next::Warned), "{stranger:?}");
+    assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
+    let status = succeeds(&service, &["enforce", "status"]);
+    assert!(status.contains("a process of L1, which is not for this card"), "{status}");
+
+    // Its lease has its own card, on which nothing of it is; the other has a stranger.
+    let lease = service.client().lease("L1");
+    assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Active, Some(0)), "{lease:?}");
+    let cards: sublet_wire::Cards = service.client().get("/v1/cards").read();
+    let there = &cards.cards[1].occupants;
+    assert!(there.iter().any(|one| one.pid == Some(program) && one.state == "stranger"), "{there:?}");
+
+    let refused = service.cli(&["adopt", &program.to_string()]);
+    let words = "it is a process of L1, which is for other cards: end L1, or ask for all of its cards in one lease";
+    assert!(!refused.status.success() && text(&refused).contains(words), "{}", text(&refused));
+    let preview = succeeds(&service, &["enforce", "preview"]);
+    assert!(preview.contains("SIGTERM") && !preview.contains("parked"), "{preview}");
+    succeeds(&service, &["enforce", "mode", "1", "enforce", "--yes"]);
+    let story = await_closed(&service, &stranger.id);
+    in_order(&story, &["a process of L1, which is not for this card", "is warned", "SIGTERM was sent", "got it"]);
+    assert!(!story.contains("to be parked") && !story.contains("SIGKILL"), "{story}");
+    assert_eq!(job.end().0, Some(0));
+    service.client().await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
+    succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+}

@@ -122,6 +122,8 @@ pub enum Mutant {
     StrikeMoving,
     /// Rule 20: who asked for a lease is no stranger, though it was granted none.
     WaitAsShield,
+    /// Rule 20: a lease for one card shields its processes on every other.
+    AtHomeAnywhere,
     /// Rule 4: a stranger's story is over when it begins to leave its cards.
     BelieveMoving,
     /// Who could not be taken off its cards is tried again, for ever.
@@ -140,7 +142,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 66] = [
+    pub const ALL: [Mutant; 67] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -200,6 +202,7 @@ impl Mutant {
         Mutant::StrikeMovable,
         Mutant::StrikeMoving,
         Mutant::WaitAsShield,
+        Mutant::AtHomeAnywhere,
         Mutant::BelieveMoving,
         Mutant::MoveForEver,
         Mutant::GrowFree,

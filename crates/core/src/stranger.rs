@@ -1,4 +1,4 @@
-//! Processes on cards that belong to no lease: what is known of them, and what the house does about it.
+//! Processes on cards that belong to no lease there: what is known of them, and what the house does about it.
 //!
 //! A [`Stranger`] is a durable fact from the moment it is found, so that whatever is done to it later has
 //! its story on the record first. What is decided about it is [`crate::decide`]'s.
@@ -69,7 +69,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A process on a card that belongs to no lease.
+/// A process on a card that belongs to no lease which has that card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stranger {
     /// Its name.
@@ -88,6 +88,9 @@ pub struct Stranger {
     /// Why it could not be taken off its cards: that is tried once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,
+    /// The lease that it was a process of when it was found: one for other cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<LeaseId>,
 }
 
 /// How far a stranger has come.
@@ -291,6 +294,8 @@ pub enum LeftAlone {
     CannotEnforce(String),
     /// A signal to it was refused.
     Refused(String),
+    /// It has a standing ask by this rule, and a lease for other cards.
+    Attached(RuleId, LeaseId),
 }
 
 impl fmt::Display for LeftAlone {
@@ -305,6 +310,9 @@ impl fmt::Display for LeftAlone {
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
             LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
+            LeftAlone::Attached(rule, lease) => {
+                write!(f, "rule {rule} gives it a lease for all of its cards once {lease} is over")
+            }
         }
     }
 }

@@ -273,6 +273,11 @@ pub enum Errand {
         /// Which process.
         process: ProcKey,
     },
+    /// Processes of holders are on a card that their leases do not have: they are looked into as strangers are.
+    Abroad {
+        /// Which.
+        processes: Vec<ProcKey>,
+    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -308,6 +313,7 @@ impl Errand {
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
+            Errand::Abroad { processes } => host.abroad(processes),
             Errand::Tell { process, line } => {
                 if let Err(why) = terminal::tell(process, &line) {
                     tracing::debug!(pid = process.pid, "nobody is told on a terminal: {why}");

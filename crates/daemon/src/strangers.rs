@@ -3,7 +3,7 @@
 use crate::names::tenant_of;
 use crate::signals;
 use crate::view::{self, View};
-use sublet_core::decide::enforce;
+use sublet_core::decide::{enforce, find};
 use sublet_core::event::Caller;
 use sublet_core::stranger::{Fate, Mode, Rule, Step, Stranger, Treat, Who};
 use sublet_wire as wire;
@@ -19,7 +19,7 @@ impl View<'_> {
         let rules = rows.rules.values().filter(|_| by.operator);
         let can = self.state.can_enforce();
         wire::Strangers {
-            strangers: shown.map(|stranger| self.stranger(stranger, mode)).collect(),
+            strangers: shown.map(|stranger| self.stranger(by, stranger, mode)).collect(),
             modes: modes
                 .map(|card| wire::CardMode {
                     index: card.facts.index,
@@ -33,13 +33,14 @@ impl View<'_> {
         }
     }
 
-    fn stranger(&self, stranger: &Stranger, mode: Option<Mode>) -> wire::Stranger {
+    fn stranger(&self, by: &Caller, stranger: &Stranger, mode: Option<Mode>) -> wire::Stranger {
         let audit = &stranger.audit;
         let residence = enforce::residence(self.state, stranger, self.now);
         let bytes = residence.as_ref().and_then(|(on, _)| on.iter().map(|(_, bytes)| bytes.map(|b| b.0)).sum());
         let cards =
             residence.map_or_else(|| stranger.cards.clone(), |(on, _)| on.iter().map(|(card, _)| *card).collect());
         let index = |card: &sublet_core::ids::CardId| self.state.rows().cards[usize::from(card.0)].facts.index;
+        let of = self.state.lease_of(stranger).filter(|lease| find(self.state, by, *lease).is_ok());
         let mut shown = wire::Stranger {
             id: stranger.id.to_string(),
             pid: audit.process.pid,
@@ -65,6 +66,7 @@ impl View<'_> {
             signal: None,
             in_s: None,
             lease: None,
+            of: of.map(|lease| lease.to_string()),
             why: stranger.stays.as_ref().map(|why| format!("it could not be parked: {why}")),
             again: stranger.again.map(|former| former.to_string()),
             unread: audit.unread.clone(),

@@ -428,7 +428,9 @@ impl View<'_> {
         let room = self.state.room(card);
         let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card, see_all) };
         let mut found = self.leases_on(by, card, see_all);
-        let strangers = used.processes.iter().filter(|r| self.state.owner(&r.process).is_none());
+        // Who has a lease for other cards, or only waits for one, is a stranger here.
+        let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
+        let strangers = used.processes.iter().filter(|r| !self.state.owner(&r.process).is_some_and(is_ours));
         found.extend(strangers.take(256).map(|resident| wire::Occupant {
             lease: None,
             pid: Some(resident.process.pid),

@@ -20,17 +20,21 @@ use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{Code, Problem};
 
-/// The line on the terminal of whoever started a process that is warned; `left` until it must leave, if it must.
-pub fn warning(stranger: &Stranger, left: Option<Span>) -> String {
+/// The line on the terminal of whoever started a process that is warned, which may be a process of a lease for other
+/// cards; `left` until it must leave, if it must.
+pub fn warning(stranger: &Stranger, of: Option<LeaseId>, left: Option<Span>) -> String {
     let audit = &stranger.audit;
     let cards: Vec<String> = stranger.cards.iter().map(|card| card.0.to_string()).collect();
     let (card, pid) = (if cards.len() == 1 { "card" } else { "cards" }, audit.process.pid);
     let or = left.map_or_else(String::new, |left| format!(", or it must leave in {} s", left.secs_ceil()));
-    let cards = cards.join(", ");
-    format!(
-        "sublet: your process {pid} ({}) uses {card} {cards} without a lease; `sublet adopt {pid}` gets it one{or}",
-        audit.name
-    )
+    let (cards, name) = (cards.join(", "), &audit.name);
+    let process = format!("sublet: your process {pid} ({name}) uses {card} {cards}");
+    match of {
+        None => format!("{process} without a lease; `sublet adopt {pid}` gets it one{or}"),
+        Some(lease) => format!(
+            "{process} and is of {lease}, which is for others; keep to what CUDA_VISIBLE_DEVICES says, or ask for all of them in one lease{or}"
+        ),
+    }
 }
 
 /// How a lease ended, and what to do next.
@@ -469,12 +473,19 @@ pub fn action(action: &Action) -> String {
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Find { stranger } => {
             let again = stranger.again.map_or_else(String::new, |former| format!(", again after {former} was ended"));
-            format!("{} is on a card without a lease: {}{again}", stranger.id, stranger.audit.owner_words())
+            let (id, who) = (stranger.id, stranger.audit.owner_words());
+            match stranger.of {
+                None => format!("{id} is on a card without a lease: {who}{again}"),
+                Some(lease) => {
+                    let cards = if stranger.cards.len() == 1 { "this card" } else { "these cards" };
+                    format!("{id} is on a card and a process of {lease}, which is not for {cards}: {who}{again}")
+                }
+            }
         }
         Action::Reaudit { stranger, audit, .. } => format!("{stranger} is {} now", audit.owner_words()),
         Action::Warn { stranger, at, until } => {
             let left = until.since(*at).secs_ceil();
-            format!("{stranger} is warned: it has {left} s to get a lease, with `sublet adopt`")
+            format!("{stranger} is warned: it has {left} s to leave, or to get a lease with `sublet adopt`")
         }
         Action::Strike { stranger, signal, processes, .. } => {
             let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();

@@ -278,6 +278,12 @@ impl Host {
         self.warden.audit(process);
     }
 
+    /// Looks into holders' processes on a card that they have no lease for, as it does into strangers: said with each
+    /// look that shows them. Answered by [`Sight::Audited`], now and then again, and [`Sight::Left`].
+    pub fn abroad(&self, processes: Vec<ProcKey>) {
+        self.warden.present(processes);
+    }
+
     /// Sends a signal to processes of a stranger: each is the one that was audited, or gets none.
     /// Answered by [`Sight::Struck`], which says `of` again.
     pub fn strike(&self, stranger: StrangerId, signal: u8, of: Time, processes: Vec<ProcKey>) {

@@ -1,6 +1,7 @@
 //! The thread that looks into processes on cards which belong to no holder, and keeps them at hand.
 //!
-//! The process thread says which such processes a look has shown. Whoever is new is audited and kept: its
+//! The process thread says which such processes a look has shown, and the loop which holders' processes are on a card
+//! that their lease is not for. Whoever is new is audited and kept: its
 //! pidfd is opened then, and a signal later goes through that descriptor or to nobody. Those that stay are
 //! audited again every [`AGAIN`], so that who runs another program by then is not taken for what it was.
 //!
@@ -42,7 +43,7 @@ const FIRST_PIDS: &str = "pid:[4026531836]";
 
 /// What the thread is told.
 enum Word {
-    /// These are on a card, and no holder's.
+    /// These are on a card, and no holder's there.
     Present(Vec<ProcKey>),
     Audit(ProcKey),
     Strike {
@@ -82,7 +83,7 @@ impl WardenInbox {
         self.bell.ring();
     }
 
-    /// These are on a card, and no holder's.
+    /// These are on a card, and no holder's there.
     pub(crate) fn present(&self, processes: Vec<ProcKey>) {
         self.send_again(Word::Present(processes));
     }

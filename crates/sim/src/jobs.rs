@@ -351,6 +351,9 @@ impl Sim<'_> {
         let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
         let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
         let most = if capped { cap } else { most };
+        if !gated {
+            self.stray(process, &cards);
+        }
         for card in cards {
             let here: u64 = self.world.cards[card]
                 .residents

@@ -79,6 +79,7 @@ fn seeds(args: &Args) -> ExitCode {
         ended,
         lost,
         found,
+        abroad,
         warned,
         struck,
         adopted,
@@ -91,7 +92,7 @@ fn seeds(args: &Args) -> ExitCode {
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {abroad} of them with a lease for other cards, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -115,6 +116,7 @@ fn add(a: Passed, b: Passed) -> Passed {
         ended: a.ended + b.ended,
         lost: a.lost + b.lost,
         found: a.found + b.found,
+        abroad: a.abroad + b.abroad,
         warned: a.warned + b.warned,
         struck: a.struck + b.struck,
         adopted: a.adopted + b.adopted,

@@ -63,6 +63,8 @@ pub struct Passed {
     pub lost: u64,
     /// Strangers that were put on the record.
     pub found: u64,
+    /// Those of them that had a lease, for other cards.
+    pub abroad: u64,
     /// How often one was warned.
     pub warned: u64,
     /// How often one was to get a signal.
@@ -135,6 +137,7 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             ended: sim.checker.ended,
             lost: sim.lost,
             found: sim.checker.strangers.found,
+            abroad: sim.checker.strangers.abroad,
             warned: sim.checker.strangers.warned,
             struck: sim.checker.strangers.struck,
             adopted: sim.checker.strangers.adopted,

@@ -41,6 +41,9 @@ const MOOD: u64 = 0x6D6F_6F64;
 /// And that of who takes more than its lease.
 const GREED: u64 = 0x6772_6565;
 
+/// And that of who goes where its lease is not.
+const ASTRAY: u64 = 0x7374_7261;
+
 /// Everything there is, for one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
@@ -55,6 +58,8 @@ pub struct Sim<'a> {
     pub(crate) odds: Rng,
     /// Of those among them who are parked in place of being ended.
     pub(crate) mood: Rng,
+    /// Of who goes where its lease is not, and how often somebody does, in thousandths.
+    pub(crate) astray: (Rng, u64),
     /// Of who takes more than its lease.
     pub(crate) greed: Rng,
     pub(crate) shape: Shape,
@@ -115,6 +120,8 @@ impl<'a> Sim<'a> {
         let mut mood = Rng::new(seed ^ MOOD);
         let vigil = Vigil::draw(&mut odds, &mut mood, blind || still || crowd);
         let mut greed = Rng::new(seed ^ GREED);
+        let mut astray = Rng::new(seed ^ ASTRAY);
+        let often = astray.pick(&[0, 0, 40, 200]);
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
@@ -158,6 +165,7 @@ impl<'a> Sim<'a> {
             odds,
             mood,
             greed,
+            astray: (astray, often),
             shape,
         }
     }
@@ -288,7 +296,7 @@ impl<'a> Sim<'a> {
             Reading::Unreadable(_) => Vec::new(),
         };
         self.report(Event::Observed { card: uuid, observation: Observation { begun, reading } })?;
-        self.look_into(&there);
+        self.look_into(card, &there);
         Ok(())
     }
 

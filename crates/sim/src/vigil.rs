@@ -22,7 +22,7 @@ use sublet_core::action::Action;
 use sublet_core::ask::Tier;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::ProcKey;
+use sublet_core::ids::{CardId, ProcKey};
 use sublet_core::stranger::{Mode, Patience, RuleId, StrangerId, Struck, Treat, Who};
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -173,16 +173,35 @@ impl Sim<'_> {
         Ok(())
     }
 
-    // ---- audits ------------------------------------------------------------
-
-    /// These were seen on a card: who belongs to no lease is looked into.
-    pub(crate) fn look_into(&mut self, processes: &[ProcKey]) {
-        if !self.shape.vigil.awake {
+    /// A process of a job takes something of a card that its lease is not for, or gives it back.
+    pub(crate) fn stray(&mut self, process: ProcKey, own: &[usize]) {
+        let (luck, often) = &mut self.astray;
+        let restless = self.shape.vigil.awake && !self.shape.habits.orderly && !self.shape.crowd;
+        if self.calm || !restless || !luck.chance(*often) {
             return;
         }
+        let card = luck.below(self.world.cards.len() as u64) as usize;
+        if own.contains(&card) {
+            return;
+        }
+        if luck.chance(300) {
+            return self.world.vacate(card, process);
+        }
+        let most = luck.pick(&[0, 300, 4_000]);
+        let (bytes, graphics) = (Bytes::mib(luck.within(0, most)), luck.chance(100));
+        self.world.allocate(card, process, bytes, graphics);
+        self.world.cards[card].intruded_us = self.t;
+    }
+
+    // ---- audits ------------------------------------------------------------
+
+    /// These were seen on a card: who belongs to no lease is looked into, and whom core asks for.
+    pub(crate) fn look_into(&mut self, card: u16, processes: &[ProcKey]) {
+        let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.vigil.awake) else { return };
+        let abroad = daemon.engine.state().abroad(CardId(card));
         for process in processes {
             let Some(daemon) = &mut self.daemon else { return };
-            let known = daemon.engine.state().owner(process).is_some();
+            let known = daemon.engine.state().owner(process).is_some() && !abroad.contains(process);
             if known || daemon.watching.next.get(process).is_some_and(|next| *next > self.t) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Strangers as clients see them: processes on cards that belong to no lease, and what is done about them.
+//! Strangers as clients see them: processes on cards that belong to no lease there, and what is done about them.
 
 use crate::Tier;
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ pub enum Next {
     Signal,
 }
 
-/// A process on a card that belongs to no lease.
+/// A process on a card that belongs to no lease which has that card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Stranger {
@@ -95,6 +95,10 @@ pub struct Stranger {
     /// The lease by which it is being parked.
     #[serde(default)]
     pub lease: Option<String>,
+    /// The lease that it is a process of all the same, which is not for these cards: the caller's own, or anybody's
+    /// for an operator.
+    #[serde(default)]
+    pub of: Option<String>,
     /// Why nothing happens to it, or why it could not be parked.
     pub why: Option<String>,
     /// The one like it that was ended not long ago: it is started anew.

@@ -1,4 +1,4 @@
-//! `sublet enforce`, `sublet adopt`: processes on cards that belong to no lease, and what is done about them.
+//! `sublet enforce`, `sublet adopt`: processes on cards that belong to no lease there, and what is done about them.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -28,6 +28,8 @@ Modes, for each card:
   enforce   who is warned has 5 minutes to get a lease; then it is parked by the driver where it can come
             back for sure, and gets SIGTERM otherwise, and SIGKILL after 5 more minutes
 
+A process of a lease is one of them on a card that its lease does not have: it is warned and ended there, and neither
+adopted nor parked. End that lease, or ask for all of its cards in one.
 A process that was parked has a lease from then on: `sublet resume L5` brings it back.
 Nobody is ever parked or ended who only draws, whom a rule allows, who is in a container that no rule denies, or
 who could not be audited.
@@ -224,7 +226,11 @@ fn what(stranger: &Stranger) -> String {
     };
     // The kernel's own name for it is cut short.
     let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
-    format!("{name}{place}")
+    let of = stranger.of.as_ref().map_or_else(String::new, |lease| {
+        let cards = if stranger.card_indices.len() == 1 { "this card" } else { "these cards" };
+        format!(", a process of {lease}, which is not for {cards}")
+    });
+    format!("{name}{place}{of}")
 }
 
 /// Whoever is ended and started anew is ended for ever, until somebody stops what starts it.

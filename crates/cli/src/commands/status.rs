@@ -64,7 +64,13 @@ fn warning(stranger: &Stranger) -> Option<String> {
         }
         _ => return None,
     };
-    Some(format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid))
+    Some(match &stranger.of {
+        None => format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid),
+        Some(lease) => {
+            let cards = if stranger.card_indices.len() == 1 { "its card" } else { "its cards" };
+            format!("{who} is of {lease}, which is not for {cards}, and {next}: ask for all of its cards in one lease")
+        }
+    })
 }
 
 fn waiting(queue: &Leases) -> String {

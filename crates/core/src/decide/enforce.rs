@@ -1,4 +1,4 @@
-//! What is done about processes on cards that belong to no lease.
+//! What is done about processes on cards that belong to no lease, or to one that does not have that card.
 //!
 //! Level-triggered: every look at a card compares what is there with the record, and each stranger takes
 //! its next step when that is due. Nothing is done that was not on the disk before; nobody is signalled
@@ -32,23 +32,27 @@ const SURVIVED_AFTER: Span = Span::secs(10);
 /// An audit is acted upon for so long.
 const AUDIT_HOLDS: Span = Span::secs(5);
 /// Strangers on the record at a time; more are counted, and not looked into.
-const STRANGERS_MAX: usize = 1_024;
+pub(crate) const STRANGERS_MAX: usize = 1_024;
 /// Rules that there may be.
 const RULES_MAX: usize = 1_024;
 /// A size that is measured is rounded up to this.
 const ROUND: u64 = 1 << 20;
 
-/// Where a process is on cards that can be read, and whether it does more there than draw; `None` if one of
-/// the cards it was found on cannot be.
+/// Where a process is without a lease, on cards that can be read, and whether it does more there than draw; `None` if
+/// one of the cards it was found on cannot be.
 pub fn residence(state: &State, stranger: &Stranger, now: Time) -> Option<(Vec<OnCard>, bool)> {
+    let process = stranger.audit.process;
+    let is_leased = state.lease_of(stranger).is_some();
     let is_open = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
-    if !stranger.cards.iter().all(is_open) && !state.planted(Mutant::ForgetUnseen) {
+    let matters = |card: &&CardId| !is_leased || !state.is_at_home(&process, **card);
+    if !stranger.cards.iter().filter(matters).all(is_open) && !state.planted(Mutant::ForgetUnseen) {
         return None;
     }
     let mut on = Vec::new();
     let mut computes = false;
     for card in state.cards().filter(is_open) {
-        if let Some(resident) = resident(state, card, stranger.audit.process) {
+        let resident = resident(state, card, process);
+        if let Some(resident) = resident.filter(|resident| !is_leased || state.is_abroad(resident, card)) {
             on.push((card, resident.bytes));
             computes |= !resident.graphics;
         }
@@ -84,6 +88,10 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if on.iter().any(|(_, bytes)| bytes.is_none()) {
         return Some(LeftAlone::Coarse);
     }
+    // It never asked for some of its cards only: it was on no others when it got its lease.
+    if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
+        return Some(LeftAlone::Attached(rule.id, lease));
+    }
     // What it runs and has open must be known; of the rest it is enough to say what was not read.
     match audit.unread.first() {
         Some(what) if audit.exe.is_none() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
@@ -113,10 +121,15 @@ pub(super) fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId>
 
 /// The standing ask of a stranger: so much of each card, and how urgent.
 pub(super) fn standing(state: &State, audit: &Audit) -> Option<(Option<Bytes>, Tier)> {
-    state.rows().rules.values().filter(|rule| rule.who.matches(audit)).find_map(|rule| match rule.treat {
+    attached(state, audit).and_then(|rule| match rule.treat {
         Treat::Attach { vram, tier } => Some((vram, tier)),
         Treat::Allow | Treat::Deny => None,
     })
+}
+
+fn attached<'a>(state: &'a State, audit: &Audit) -> Option<&'a Rule> {
+    let is_standing = |rule: &&Rule| matches!(rule.treat, Treat::Attach { .. }) && rule.who.matches(audit);
+    state.rows().rules.values().find(is_standing)
 }
 
 /// Whether a rule says that it is left alone.
@@ -133,7 +146,9 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
     let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
     let of = |(card, _): &OnCard| state.rows().cards[card.0 as usize].mode;
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
-    if standing(state, &stranger.audit).is_some() {
+    // Who has a lease gets no second one.
+    let is_leased = state.lease_of(stranger).is_some();
+    if standing(state, &stranger.audit).is_some() && !is_leased {
         return Fate::Adopted(stranger.since + ATTACH_AFTER);
     }
     if mode == Mode::Observe {
@@ -147,8 +162,8 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
     match mode {
         Mode::Observe => Fate::Recorded,
         Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)) {
-            Some(_) => Fate::Adopted(stranger.since + ADOPT_AFTER),
-            None => Fate::Recorded,
+            Some(_) if !is_leased => Fate::Adopted(stranger.since + ADOPT_AFTER),
+            _ => Fate::Recorded,
         },
         Mode::Warn => Fate::Warned,
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
@@ -168,6 +183,8 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
 fn after_warning(state: &State, stranger: &Stranger, due: Time) -> Fate {
     let policy = state.policy();
     let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
+    // Who has a lease is not parked by another.
+    let is_untried = is_untried && state.lease_of(stranger).is_none();
     let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
     if parks && !state.planted(Mutant::StrikeMovable) { Fate::Parked(due) } else { Fate::Signal(TERM, due) }
 }
@@ -184,21 +201,32 @@ pub fn tenant_of(audit: &Audit) -> String {
 
 impl Turn<'_> {
     /// A process on a card was audited: it belongs to no lease, as far as its parents, control group, unit
-    /// and marks tell.
+    /// and marks tell, or to one that does not have that card.
     pub(super) fn audited(&mut self, audit: Audit, tree: Vec<ProcKey>) {
         let process = audit.process;
         let known = self.state.watchlist().by_process.get(&process).copied();
         let known = known.and_then(|id| self.state.rows().strangers.get(&id));
         let is_unmoved = known.is_some_and(|known| matches!(known.step, Step::Unmoved { .. }));
-        if self.state.holder(&process).is_some() && !(is_unmoved && self.state.planted(Mutant::StrikeMoving)) {
+        let holder = self.state.holder(&process);
+        let of = holder.filter(|_| known.is_none_or(|known| self.state.lease_of(known).is_some()));
+        // It is the lease's by which it is moved, or was to be.
+        if holder != of && !(is_unmoved && self.state.planted(Mutant::StrikeMoving)) {
             return;
         }
         // Where it was, it still may be, if that card cannot be read.
         let may_be = |card: &CardId| match &self.state.room(*card).observed().reading {
-            Reading::Used(_) => resident(self.state, *card, process).is_some(),
-            Reading::Unreadable(_) => known.is_some_and(|known| known.cards.contains(card)),
+            Reading::Used(_) => resident(self.state, *card, process)
+                .is_some_and(|resident| of.is_none() || self.state.is_abroad(resident, *card)),
+            Reading::Unreadable(_) => {
+                let is_home = of.is_some() && self.state.is_at_home(&process, *card);
+                !is_home && known.is_some_and(|known| known.cards.contains(card))
+            }
         };
         let cards: Vec<CardId> = self.state.cards().filter(may_be).collect();
+        // Who is only where its lease is, is no stranger.
+        if of.is_some() && cards.is_empty() {
+            return;
+        }
         let mut is_news = false;
         let id = match known {
             Some(stranger) => {
@@ -214,7 +242,8 @@ impl Turn<'_> {
             None => {
                 let id = StrangerId(self.state.rows().meta.next_stranger);
                 let again = self.state.watchlist().former(&audit, self.now);
-                let stranger = Stranger { id, audit, since: self.now, cards, step: Step::Found, again, stays: None };
+                let (since, step, stays) = (self.now, Step::Found, None);
+                let stranger = Stranger { id, audit, since, cards, step, again, stays, of };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
@@ -262,15 +291,15 @@ impl Turn<'_> {
         if matches!(step, Step::Unmoved { .. }) && self.state.is_still_moved(stranger) {
             return;
         }
-        if let Some(lease) = self.state.holder(&stranger.audit.process)
-            && !(matches!(step, Step::Unmoved { .. }) && self.state.planted(Mutant::StrikeMoving))
-        {
-            return self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) });
-        }
         // Who is on a card that cannot be read is not touched, and not forgotten either.
         let Some((on, _)) = residence(self.state, stranger, self.now) else { return };
         if on.is_empty() {
-            return self.close(id, Closed::OffCards);
+            let process = stranger.audit.process;
+            let is_home = stranger.cards.iter().any(|card| self.state.is_at_home(&process, *card));
+            return match self.state.lease_of(stranger).filter(|_| is_home) {
+                Some(lease) => self.emit(Action::Close { stranger: id, at: self.now, how: Closed::Matched(lease) }),
+                None => self.close(id, Closed::OffCards),
+            };
         }
         // Whoever survived has, whatever is said of it meanwhile.
         if matches!(step, Step::Told { signal: KILL, since, sent: true } if since + SURVIVED_AFTER <= self.now) {
@@ -446,6 +475,9 @@ impl Turn<'_> {
         wish: Option<Bytes>,
         tier: Tier,
     ) -> Result<LeaseId, Refusal> {
+        if let Some(lease) = self.state.lease_of(stranger) {
+            return Err(Refusal::NotAdoptable(self.has_another(by, lease, on)));
+        }
         let (fit, ask) = self.adoption(stranger, on, wish, tier)?;
         let tenant = self.tenant_for(by, &stranger.audit);
         if let Some(held) = quota::holds(self.state, tenant, &ask) {
@@ -464,6 +496,17 @@ impl Turn<'_> {
         self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.grant(lease, &fit);
         Ok(lease)
+    }
+
+    /// Why a process of a lease gets no other, and what to do.
+    fn has_another(&self, by: &Caller, lease: LeaseId, on: &[OnCard]) -> String {
+        let name = self.find(by, lease).map_or_else(|_| "another lease".to_owned(), |row| row.id.to_string());
+        match on {
+            [] => format!("it is a process of {name}, which has its cards"),
+            _ => format!(
+                "it is a process of {name}, which is for other cards: end {name}, or ask for all of its cards in one lease"
+            ),
+        }
     }
 
     fn adoption(

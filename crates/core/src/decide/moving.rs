@@ -7,8 +7,8 @@
 //! ```
 //! A stranger that is moved has a lease of its size, so its bytes count once, and it is parked as any holder is:
 //! host memory is booked first, and it is parked when its cards were seen without its bytes, twice. Whether it
-//! could be is tried once. Nobody is signalled who belongs to a lease: the one it was to be moved by is ended
-//! first, and its cards are seen again.
+//! could be is tried once. Nobody is signalled where it has a lease: the one it was to be moved by is ended
+//! first, and its cards are seen again. Who has a lease for other cards is not moved by a second one.
 
 use super::Turn;
 use super::enforce::{is_allowed, rule, standing, tenant_of};
@@ -118,7 +118,7 @@ impl Turn<'_> {
             self.wants(lease);
             return Some(Answer::Lease(lease));
         }
-        let last = self.state.holder(&stranger.audit.process)?;
+        let last = self.state.holder(&stranger.audit.process).filter(|_| self.state.lease_of(stranger).is_none())?;
         Some(Answer::Refused(Refusal::NotAdoptable(format!("{last}, which it has, is not over yet"))))
     }
 }

@@ -1,8 +1,11 @@
 //! Whose processes are.
 
 use super::State;
-use crate::ids::{LeaseId, ProcKey};
+use crate::decide::enforce::STRANGERS_MAX;
+use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
+use crate::reading::{Reading, Resident};
+use crate::units::Bytes;
 use std::collections::BTreeSet;
 
 impl State {
@@ -14,6 +17,36 @@ impl State {
     /// Whose a process is, of those that were granted cards: who only waits for some has no right to any.
     pub fn holder(&self, process: &ProcKey) -> Option<LeaseId> {
         self.owner(process).filter(|lease| !self.waits(*lease) || self.planted(Mutant::WaitAsShield))
+    }
+
+    /// Whether a process belongs to a lease that has this card. One that was bound to several belongs to the last of
+    /// them, and has the cards of all.
+    pub(crate) fn is_at_home(&self, process: &ProcKey, card: CardId) -> bool {
+        let Some(lease) = self.holder(process) else { return false };
+        let claims = self.room(card).claims();
+        let is_root = |other: &LeaseId| self.lease(*other).is_some_and(|row| row.roots.contains(process));
+        let is_home = claims.contains_key(&lease) || claims.keys().any(is_root);
+        let shields = self.planted(Mutant::AtHomeAnywhere) || self.waits(lease) && self.planted(Mutant::WaitAsShield);
+        is_home || shields
+    }
+
+    /// Whether who is on a card has a lease, which is not for it: what it takes there is nobody's. Who only draws
+    /// there, or has nothing there, takes nothing.
+    pub(crate) fn is_abroad(&self, resident: &Resident, card: CardId) -> bool {
+        let process = &resident.process;
+        let takes = !resident.graphics && resident.bytes != Some(Bytes::ZERO);
+        takes && self.holder(process).is_some() && !self.is_at_home(process, card)
+    }
+
+    /// Processes of leases on a card that those leases do not have, where the driver tells whose bytes are whose. The
+    /// host takes them for holders, and looks into them if it is asked to.
+    pub fn abroad(&self, card: CardId) -> Vec<ProcKey> {
+        let residents = match &self.room(card).observed().reading {
+            Reading::Used(used) if !used.coarse => used.processes.as_slice(),
+            Reading::Used(_) | Reading::Unreadable(_) => &[],
+        };
+        let abroad = residents.iter().filter(|resident| self.is_abroad(resident, card));
+        abroad.map(|resident| resident.process).take(STRANGERS_MAX).collect()
     }
 
     fn waits(&self, lease: LeaseId) -> bool {

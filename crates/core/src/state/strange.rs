@@ -3,7 +3,7 @@
 use super::State;
 use crate::action::Action;
 use crate::decide::enforce;
-use crate::ids::ProcKey;
+use crate::ids::{LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::rows::{Lease, Phase};
 use crate::stranger::{Fate, Mode, Step, Stranger, StrangerId};
@@ -69,6 +69,20 @@ impl State {
         let mut ending = self.ending.iter().flatten().filter_map(|lease| self.lease(*lease));
         let is_its = owner.is_some_and(is_over) || ending.any(|row| row.roots.first() == Some(process));
         is_its && !self.planted(Mutant::StrikeMoving)
+    }
+
+    /// Whether whose a stranger's process is says only that it is parked, or could not be: it got that lease for it.
+    fn is_by_its_move(&self, stranger: &Stranger) -> bool {
+        match stranger.step {
+            Step::Moving { .. } => true,
+            Step::Unmoved { .. } => self.is_still_moved(stranger) || self.planted(Mutant::StrikeMoving),
+            Step::Found | Step::Warned { .. } | Step::Told { .. } | Step::Stuck => false,
+        }
+    }
+
+    /// The lease that a stranger is a process of all the same: it is for other cards than those it is a stranger on.
+    pub fn lease_of(&self, stranger: &Stranger) -> Option<LeaseId> {
+        self.holder(&stranger.audit.process).filter(|_| !self.is_by_its_move(stranger))
     }
 
     /// Strangers that must be audited before their next step is taken, which is due.

@@ -116,10 +116,11 @@ impl Loop {
 
     /// Whoever started a process that is warned finds that on the terminal.
     fn tell_owner(&mut self, stranger: StrangerId, left: Span) {
-        let rows = self.engine.state().rows();
+        let state = self.engine.state();
+        let rows = state.rows();
         let Some(row) = rows.strangers.get(&stranger) else { return };
         let enforced = row.cards.iter().any(|card| rows.cards[usize::from(card.0)].mode == Mode::Enforce);
-        let (process, line) = (row.audit.process, words::warning(row, enforced.then_some(left)));
+        let (process, line) = (row.audit.process, words::warning(row, state.lease_of(row), enforced.then_some(left)));
         self.engine.hold(Held::Errand(Errand::Tell { process, line }));
     }
 
@@ -199,8 +200,14 @@ impl Loop {
         }
     }
 
-    /// Strangers whose next step is due are looked into first.
-    pub(super) fn send_audits(&mut self) {
+    /// Strangers whose next step is due are looked into first. Who was seen where its lease is not is a holder by
+    /// what the host knows: it is told with every look, as it sees strangers by itself.
+    pub(super) fn send_audits(&mut self, looked_at: &str) {
+        let state = self.engine.state();
+        let abroad = state.card(looked_at).map(|card| state.abroad(card)).unwrap_or_default();
+        if !abroad.is_empty() {
+            self.engine.hold(Held::Errand(Errand::Abroad { processes: abroad }));
+        }
         for process in self.engine.state().audits_due(self.clock.now()) {
             self.engine.hold(Held::Errand(Errand::Audit { process }));
         }

@@ -507,10 +507,10 @@ impl Loop {
                 self.unread_all(&unlisted.what);
             }
             Sight::Observed { uuid, observation } => {
-                self.take(Event::Observed { card: uuid, observation });
+                self.take(Event::Observed { card: uuid.clone(), observation });
                 self.look_again();
                 self.send_inspect();
-                self.send_audits();
+                self.send_audits(&uuid);
             }
             Sight::Audited { audit, tree } => {
                 self.take(Event::Audited { audit, tree });

@@ -311,7 +311,8 @@ impl World {
                 let (id, audit) = (StrangerId(self.rows.meta.next_stranger), self.audit());
                 let again = (self.dice.below(4) == 0).then_some(StrangerId(1));
                 let (cards, step) = (vec![CardId(0)], Step::Found);
-                let stranger = Stranger { id, audit, since: self.now, cards, step, again, stays: None };
+                let of = (self.dice.below(4) == 0).then_some(LeaseId(1));
+                let stranger = Stranger { id, audit, since: self.now, cards, step, again, stays: None, of };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
             (4, Some(Stranger { id, .. })) => {

@@ -166,6 +166,7 @@ fn strangers() -> Vec<Stranger> {
             step,
             again: Some(StrangerId(u64::MAX)),
             stays: Some("'\u{0}\"".to_owned()),
+            of: Some(LeaseId(u64::MAX)),
         }
     };
     ids.into_iter().zip(steps).map(stranger).collect()

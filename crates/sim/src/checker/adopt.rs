@@ -27,6 +27,9 @@ impl Books {
         found: &Found,
         wish: Option<Bytes>,
     ) -> Result<(Vec<usize>, Bytes), &'static str> {
+        if self.other_lease(found).is_some() {
+            return Err("it has a lease, for other cards");
+        }
         let on = self.whereabouts(now, found)?;
         let process = found.audit.process;
         let sizes = on.iter().map(|number| self.size_of(*number, process)).collect::<Option<Vec<Bytes>>>();

@@ -36,8 +36,8 @@ pub struct Book {
     pub worked_at: Time,
     /// After something went wrong it is not parked, nor brought back, in that way before then.
     pub rests: Rests,
-    /// The first process that was bound to it.
-    pub root: Option<ProcKey>,
+    /// The processes that were bound to it, in order.
+    pub roots: Vec<ProcKey>,
     /// It was heard which its processes are.
     pub counted: bool,
     /// It ended for others.
@@ -110,6 +110,11 @@ impl Held {
 }
 
 impl Book {
+    /// The first process that was bound to it.
+    pub fn root(&self) -> Option<ProcKey> {
+        self.roots.first().copied()
+    }
+
     /// What was granted, while it counts.
     pub fn held(&self) -> Option<&Held> {
         match &self.at {
@@ -421,8 +426,8 @@ impl Books {
                 }
                 _ => None,
             };
-            let (id, root, counted) = (row.id, row.roots.first().copied(), false);
-            let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, root, counted, doom, at };
+            let (id, roots, counted) = (row.id, row.roots.clone(), false);
+            let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, roots, counted, doom, at };
             if book.held().is_some_and(|held| held.notice.is_some()) {
                 books.noticed.insert(id);
             }
@@ -593,7 +598,7 @@ impl Books {
     pub fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(book) = self.leases.get_mut(&lease) {
             (book.bound, book.worked, book.counted) = (true, true, true);
-            book.root.get_or_insert(process);
+            book.roots.push(process);
             self.own(lease, process);
         }
     }

@@ -19,6 +19,7 @@ impl Checker {
         self.books.check_cards(now, state)?;
         self.books.check_sizes(state)?;
         self.books.check_record(state)?;
+        self.books.check_abroad(state)?;
         explained(now, state);
         Ok(())
     }

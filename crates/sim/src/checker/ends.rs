@@ -100,12 +100,12 @@ impl Books {
             cards.into_iter().filter(answers).any(|number| self.cards[*number].all.contains(process))
         };
         let own = self.members.get(&book.id).into_iter().flatten();
-        own.filter(move |process| Some(**process) != book.root || on_card(process))
+        own.filter(move |process| Some(**process) != book.root() || on_card(process))
     }
 
     /// Whether a process of a lease that ended for others may still be there.
     pub fn is_haunted(&self, book: &Book) -> bool {
-        let unknown = book.root.is_some() && !book.counted;
+        let unknown = book.root().is_some() && !book.counted;
         book.doom.is_some() && (unknown || self.targets(book).next().is_some())
     }
 

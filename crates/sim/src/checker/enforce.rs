@@ -29,6 +29,8 @@ const SURVIVES: Span = Span::secs(10);
 pub struct Tally {
     /// Put on the record.
     pub found: u64,
+    /// Those of them that had a lease, for other cards.
+    pub abroad: u64,
     /// Warned.
     pub warned: u64,
     /// To get a signal.
@@ -58,6 +60,8 @@ pub struct Watch {
     tested: Option<Result<(), String>>,
     /// The lease that the present event makes of a stranger.
     pub(super) adopting: Option<(LeaseId, StrangerId)>,
+    /// What the present event found out about a process is noted.
+    is_noted: bool,
     /// The last look was compared with the record.
     pub(super) is_compared: bool,
     /// Strangers that took a step in the present event: they take one at a time.
@@ -234,9 +238,11 @@ impl Books {
     pub fn watched(&mut self, now: Time, event: &Event) -> Cause {
         let watched = match event {
             Event::Audited { audit, tree } => {
-                // Whoever has a lease meanwhile is no stranger, and nothing is noted of it.
-                let is_owned = self.holder(&audit.process).is_some();
-                if let Some(found) = self.watch.known_mut(audit.process).filter(|_| !is_owned) {
+                // Of whoever has a lease for where it is nothing is noted.
+                let known = self.watch.of(audit.process).and_then(|id| self.watch.get(id));
+                let is_noted = self.is_noted(audit.process, known);
+                self.watch.is_noted = is_noted;
+                if let Some(found) = self.watch.known_mut(audit.process).filter(|_| is_noted) {
                     found.seen = Some((now, tree.clone()));
                 }
                 Watched::Audited(audit.clone(), tree.clone())
@@ -334,13 +340,17 @@ impl Books {
         fresh && matches!(card.look, Look::Free(_) | Look::Coarse(_))
     }
 
-    /// The cards it was seen on, or why nobody can say.
+    /// The cards it was seen on without a lease for them, or why nobody can say.
     fn places(&self, now: Time, found: &Found) -> Result<Vec<usize>, &'static str> {
-        if !found.cards.iter().all(|card| self.is_plain(now, *card)) {
+        let (process, leased) = (found.audit.process, self.other_lease(found).is_some());
+        let home = |number: usize| leased && self.is_home(process, number);
+        if !found.cards.iter().all(|card| home(*card) || self.is_plain(now, *card)) {
             return Err("a card of its cannot be read");
         }
-        let on = |number: &usize| self.is_plain(now, *number) && self.cards[*number].all.contains(&found.audit.process);
-        Ok((0..self.cards.len()).filter(on).collect())
+        let there = |number: usize| self.cards[number].all.contains(&process);
+        let on = |number: &usize| self.is_plain(now, *number) && there(*number);
+        let strange = |number: &usize| !leased || self.is_abroad(process, *number);
+        Ok((0..self.cards.len()).filter(on).filter(strange).collect())
     }
 
     fn computes(&self, found: &Found, on: &[usize]) -> bool {
@@ -390,7 +400,7 @@ impl Books {
             }
             () if audit.exe.is_none() => return no("what it runs could not be read"),
             () if audit.devices.is_empty() => return no("it has no device file open"),
-            () if self.holder(&audit.process).is_some() => return Err((16, "it is a lease's")),
+            () if self.holder(&audit.process) != self.other_lease(found) => return Err((16, "it is a lease's")),
             () => {}
         }
         let (next, due) = match found.step {
@@ -437,9 +447,10 @@ impl Books {
         for process in processes {
             let audited = *process == own || tree.contains(process);
             must(16, audited, || format!("{action:?}: {process:?} was not found to descend from it: {tree:?}"))?;
-            // Who goes with it may be somebody that waits for a lease of its own.
+            // It may wait for a lease, or have one for other cards; who goes with it has none.
             let owner = if *process == own { self.holder(process) } else { self.owners.get(process).copied() };
-            let free = owner.is_none() && process.pid > 1;
+            let abroad = *process == own && self.other_lease(found).is_some();
+            let free = (owner.is_none() || abroad) && process.pid > 1;
             must(16, free, || format!("{action:?}: {process:?} is {:?}'s, or the system's", self.owners.get(process)))?;
             let other = self.watch.by_process.get(process).and_then(|id| self.watch.strangers.get(id));
             let allowed = other.is_some_and(|other| self.watch.is_told(Treat::Allow, &other.audit));
@@ -458,6 +469,11 @@ impl Books {
             Action::Reaudit { stranger, audit, cards } => {
                 let fits =
                     matches!(cause, Cause::Watched(it) if matches!(&**it, Watched::Audited(own, _) if own == audit));
+                let found = self.watch.strangers.get(stranger);
+                let on = found.map(|found| self.strange_on(audit.process, Some(found))).unwrap_or_default();
+                must(16, cards.iter().map(|card| usize::from(card.0)).eq(on.iter().copied()), || {
+                    format!("{stranger} is found on {cards:?}, and is a stranger on {on:?}")
+                })?;
                 let known = self.watch.strangers.get_mut(stranger).filter(|it| it.audit.process == audit.process);
                 let Some(found) = known.filter(|_| fits) else {
                     return must(15, false, || format!("{action:?} after {cause:?}"));
@@ -538,13 +554,9 @@ impl Books {
         let known = self.watch.by_process.get(&process);
         must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
         let owner = self.holder(&process);
-        must(16, owner.is_none(), || format!("{id} is {process:?}, a process of {owner:?}"))?;
+        must(18, owner == stranger.of, || format!("{id} is {process:?}, a process of {owner:?}: {:?}", stranger.of))?;
         let mut found = Found::read(stranger);
-        let seen = |number: &usize| match self.cards[*number].look {
-            Look::Free(_) | Look::Coarse(_) => self.cards[*number].all.contains(&process),
-            Look::Blind | Look::Lost => false,
-        };
-        let on: Vec<usize> = (0..self.cards.len()).filter(seen).collect();
+        let on = self.strange_on(process, None);
         must(16, !on.is_empty() && on == found.cards, || {
             format!("{id} is found on {:?}, and seen on {on:?}", found.cards)
         })?;
@@ -621,17 +633,19 @@ impl Books {
         };
         let process = found.audit.process;
         let moved = self.is_moved_away(now, cause, stranger, found, how);
+        let home = |number: &usize| self.is_home(process, *number);
         let fits = match how {
             Closed::Adopted(_) | Closed::Parked(_) if moved.is_some() => true,
             Closed::Parked(_) => false,
             Closed::OffCards | Closed::Matched(_) if self.is_still_moved(found) => false,
             Closed::Exited => matches!(cause, Cause::Watched(it) if matches!(**it, Watched::Left(of) if of == process)),
-            Closed::OffCards => self.places(now, found).is_ok_and(|on| on.is_empty()),
+            Closed::OffCards | Closed::Matched(_) if !self.places(now, found).is_ok_and(|on| on.is_empty()) => false,
+            Closed::OffCards => self.other_lease(found).is_none() || !found.cards.iter().any(home),
             Closed::Adopted(lease) => {
                 let holds = self.leases.get(lease).is_some_and(|book| book.held().is_some());
                 self.watch.adopting.take() == Some((*lease, stranger)) && holds
             }
-            Closed::Matched(lease) => self.holder(&process) == Some(*lease),
+            Closed::Matched(lease) => self.other_lease(found) == Some(*lease) && found.cards.iter().any(home),
             Closed::HostRebooted => matches!(cause, Cause::Started(true, _)),
         };
         must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
@@ -663,8 +677,13 @@ impl Books {
                     return must(19, left.is_none(), || format!("{left:?} exited, and is on the record"));
                 }
                 Watched::Audited(audit, _) => {
-                    let process = &audit.process;
-                    self.watch.by_process.contains_key(process) && self.holder(process).is_none()
+                    let (process, noted) = (audit.process, self.watch.is_noted);
+                    let known = self.watch.by_process.contains_key(&process);
+                    let there = known || self.strange_on(process, None).is_empty();
+                    must(20, there || !noted, || {
+                        format!("{process:?} is where it has no lease, and not on the record")
+                    })?;
+                    known && noted
                 }
                 Watched::Tested => true,
                 _ => false,
@@ -693,11 +712,15 @@ impl Books {
             return Ok(());
         }
         // Who got its cards a moment ago is compared with the next look.
-        let granted = |lease: &LeaseId| self.leases[lease].held().is_some_and(|held| held.began == now);
-        let owner = self.holder(&found.audit.process).filter(|lease| !granted(lease));
-        must(19, owner.is_none(), || format!("{id} belongs to {owner:?}, and is on the record"))?;
+        let granted = |lease: LeaseId| self.leases[&lease].held().is_some_and(|held| held.began == now);
+        let owner = self.holder(&found.audit.process);
+        if owner.is_some_and(granted) {
+            return Ok(());
+        }
         let Ok(on) = self.places(now, found) else { return Ok(()) };
-        must(19, !on.is_empty(), || format!("{id} has left the cards, and is on the record: {found:?}"))?;
+        must(19, !on.is_empty(), || {
+            format!("{id} (of {owner:?}) is where it has a lease, or nowhere, and is on the record: {found:?}")
+        })?;
         if self.watch.stepped.contains(&id) {
             return Ok(());
         }

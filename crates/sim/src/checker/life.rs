@@ -105,7 +105,7 @@ impl Books {
                     worked,
                     worked_at,
                     rests,
-                    root: None,
+                    roots: Vec::new(),
                     counted,
                     doom,
                     at,

@@ -28,8 +28,10 @@
 //! | 15–17, 20 | strangers: on the record first, warned, audited again, signalled where an operator wants it, and nobody else | [`enforce`] |
 //! | 4, 16, 20 | strangers that are parked in place of being ended: tried once, first, and never signalled while they are a lease's | [`moving`] |
 //! | 14, 1, 20 | who has more than its lease: told after two looks, given a larger one where there is room and for its price, made to leave and ended only after its time | [`over`] |
+//! | 16, 19, 20 | a process of a lease is a stranger where that lease has nothing, and nowhere else; it gets no second lease | [`abroad`] |
 //! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
+pub mod abroad;
 pub mod adopt;
 pub mod books;
 pub mod calls;
@@ -207,7 +209,10 @@ impl Checker {
             Action::Over { .. } => self.over.0 += 1,
             Action::Grow { .. } => self.over.1 += 1,
             Action::End { reason: Reason::OverUse, .. } => self.over.2 += 1,
-            Action::Find { .. } => self.strangers.found += 1,
+            Action::Find { stranger } => {
+                self.strangers.found += 1;
+                self.strangers.abroad += u64::from(stranger.of.is_some());
+            }
             Action::Warn { .. } => self.strangers.warned += 1,
             Action::Strike { .. } => self.strangers.struck += 1,
             Action::Take { .. } => self.strangers.taken += 1,

@@ -23,8 +23,12 @@ const BESIDE: Bytes = Bytes::mib(64);
 impl Books {
     /// What follows a warning.
     pub(super) fn after_warning(&self, found: &Found) -> Due {
-        let parks = self.policy.patience.parks && self.policy.parking.ram > Bytes::ZERO;
-        if parks && !found.stays { Due::Move } else { Due::Signal(15) }
+        let untried = !found.stays && self.other_lease(found).is_none();
+        if self.parks() && untried { Due::Move } else { Due::Signal(15) }
+    }
+
+    fn parks(&self) -> bool {
+        self.policy.patience.parks && self.policy.parking.ram > Bytes::ZERO
     }
 
     /// Whether a stranger is due to be taken off its cards, and nothing that is known before speaks against it.
@@ -81,7 +85,9 @@ impl Books {
             return must(15, false, || format!("{stranger} is taken off its cards, and is not on the record"));
         };
         let warned = matches!(found.step, Told::Warned { .. });
-        must(20, warned && self.after_warning(found) == Due::Move, || {
+        // It has no lease but the one that it just got.
+        let alone = self.holder(&found.audit.process).is_none_or(|of| of == lease);
+        must(20, warned && alone && self.parks() && !found.stays, || {
             format!("{stranger} is taken off its cards, and that is not due: {found:?}")
         })?;
         self.watch.set_step(stranger, Told::Moving { lease, since: at });
@@ -179,7 +185,7 @@ impl Books {
     /// Whether a lease that is over and was not seen to be began with it: after a start nobody else says so.
     fn is_root_of_ending(&self, found: &Found) -> bool {
         let over = |book: &Book| matches!(book.at, At::Ending(..));
-        self.leases.values().any(|book| over(book) && book.root == Some(found.audit.process))
+        self.leases.values().any(|book| over(book) && book.root() == Some(found.audit.process))
     }
 
     /// Whether somebody thought better of moving it.

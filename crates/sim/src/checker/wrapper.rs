@@ -9,7 +9,7 @@ impl Books {
     /// The wrapper of a lease with a hook is not among its processes: nobody speaks for it on that rung.
     pub fn is_unwrapped(&mut self, lease: LeaseId, processes: &[ProcKey]) -> bool {
         let book = self.leases.get(&lease).filter(|book| book.ask.yields && book.held().is_some());
-        let unwrapped = book.and_then(|book| book.root).is_some_and(|root| !processes.contains(&root));
+        let unwrapped = book.and_then(|book| book.root()).is_some_and(|root| !processes.contains(&root));
         if unwrapped {
             self.voices.remove(&(lease, Rung::Yield));
         }

@@ -6,6 +6,7 @@
 //! look at each card every second, seeing what was last seen; `stall` is the
 //! exception.
 
+mod abroad;
 mod back;
 mod coarse;
 mod deep;
@@ -359,7 +360,8 @@ impl Teller {
             Action::RevokeToken { token, .. } => writeln!(out, "{now} revoke {token}"),
             Action::Find { stranger } => {
                 let again = stranger.again.map_or_else(String::new, |former| format!(", {former} again"));
-                writeln!(out, "{now} find {} of uid {}{again}", stranger.id, stranger.audit.uid)
+                let of = stranger.of.map_or_else(String::new, |lease| format!(", a process of {lease}"));
+                writeln!(out, "{now} find {} of uid {}{of}{again}", stranger.id, stranger.audit.uid)
             }
             Action::Reaudit { stranger, audit, .. } => {
                 writeln!(out, "{now} {stranger} is {}", audit.exe.as_deref().unwrap_or("?"))
