@@ -6,7 +6,7 @@ use sublet_core::ask::Vram;
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{CardId, LeaseId};
 use sublet_core::parking::NotParkable;
 use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
@@ -22,9 +22,10 @@ use sublet_wire::{Code, Problem};
 
 /// The line on the terminal of whoever started a process that is warned, which may be a process of a lease for other
 /// cards; `left` until it must leave, if it must.
-pub fn warning(stranger: &Stranger, of: Option<LeaseId>, left: Option<Span>) -> String {
-    let audit = &stranger.audit;
-    let cards: Vec<String> = stranger.cards.iter().map(|card| card.0.to_string()).collect();
+pub fn warning(state: &State, stranger: &Stranger, left: Option<Span>) -> String {
+    let (audit, of) = (&stranger.audit, state.lease_of(stranger));
+    let index = |card: &CardId| state.rows().cards[usize::from(card.0)].facts.index.to_string();
+    let cards: Vec<String> = stranger.cards.iter().map(index).collect();
     let (card, pid) = (if cards.len() == 1 { "card" } else { "cards" }, audit.process.pid);
     let or = left.map_or_else(String::new, |left| format!(", or it must leave in {} s", left.secs_ceil()));
     let (cards, name) = (cards.join(", "), &audit.name);

@@ -120,7 +120,7 @@ impl Loop {
         let rows = state.rows();
         let Some(row) = rows.strangers.get(&stranger) else { return };
         let enforced = row.cards.iter().any(|card| rows.cards[usize::from(card.0)].mode == Mode::Enforce);
-        let (process, line) = (row.audit.process, words::warning(row, state.lease_of(row), enforced.then_some(left)));
+        let (process, line) = (row.audit.process, words::warning(state, row, enforced.then_some(left)));
         self.engine.hold(Held::Errand(Errand::Tell { process, line }));
     }
 

@@ -83,7 +83,7 @@ pub struct Whereabouts {
 /// Where a process is and what it runs, without the rest of an audit.
 pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
     let stat = process::stat(pid)?;
-    let place = place::place(&process::cgroups(pid)?);
+    let place = place::place_of(pid)?;
     let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
     let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
     // The number may have become another's meanwhile.
@@ -165,7 +165,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         _ => {}
     }
     let uid = process::status_field(&status, "Uid:").ok_or_else(|| process::odd(pid, "status"))?;
-    let place = place::place(&process::cgroups(pid)?);
+    let place = place::place_of(pid)?;
     let mut unread = Vec::new();
     let folder = process::folder(pid, stat);
     let (exe, exe_deleted) = executable(&folder, stat, &mut unread);

@@ -3,15 +3,14 @@
 //! Only what root, or whoever root let, puts at the front of a path counts: below its own unit or
 //! container anybody may make cgroups with any name. So the unit is the first that is no slice, as
 //! systemd itself reads it, and of containers in containers the outermost. Below a user's own manager
-//! (`user@1000.service/…`) both are that user's word: whoever goes by a container looks at the unit, too.
+//! (`user@1000.service/…`) both are that user's word: a container counts only where root made it.
 //!
 //! Absent: asking systemd or a container engine. Paths are all there is, and a guess stays `None`.
 
 use super::text::{WORD_MAX, clean};
-use crate::process::{self, Cgroup};
+use crate::process::{self, Cgroup, ProcessError};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 /// Hexadecimal digits of an id that Docker, containerd, CRI-O and Podman give a container.
 const ID_DIGITS: usize = 64;
@@ -42,16 +41,26 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
     }
 }
 
+/// Where a process is. What a user may name as it likes is no container: nobody is spared for a name.
+pub(super) fn place_of(pid: u32) -> Result<Place, ProcessError> {
+    let cgroups = process::cgroups(pid)?;
+    let place = place(&cgroups);
+    let is_users = cgroups.into_iter().filter_map(maker).any(|uid| uid != 0);
+    Ok(Place { container: place.container.filter(|_| !is_users), ..place })
+}
+
+/// Who made the container that a cgroup names, as far as that can be told. From inside a namespace of cgroups it
+/// cannot be told who made what is beside it.
+fn maker(cgroup: Cgroup) -> Option<u32> {
+    let path = found(&cgroup.path).map(|(above, _)| above.to_owned()).filter(|above| !above.contains(".."))?;
+    let above = Cgroup { path, ..cgroup }.directory()?;
+    fs::metadata(above).ok().map(|above| above.uid())
+}
+
 /// Whether a process is in a container that root made, or this user, as far as its cgroups say. Anybody else who
 /// may make cgroups somewhere would give one a container's name and be taken for what it likes.
 pub(crate) fn is_in_container_of(pid: u32, uid: u32) -> bool {
-    let is_made_by = |dir: PathBuf| fs::metadata(dir).is_ok_and(|above| [0, uid].contains(&above.uid()));
-    let is_one = |cgroup: Cgroup| {
-        let above = found(&cgroup.path).map(|(above, _)| above.to_owned());
-        // From inside a namespace of cgroups it cannot be told who made what is beside it.
-        let above = above.filter(|above| !above.contains(".."));
-        above.and_then(|path| Cgroup { path, ..cgroup }.directory()).is_some_and(is_made_by)
-    };
+    let is_one = |cgroup: Cgroup| maker(cgroup).is_some_and(|maker| [0, uid].contains(&maker));
     process::cgroups(pid).is_ok_and(|cgroups| cgroups.into_iter().any(is_one))
 }
 

@@ -139,6 +139,9 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
         let rig = Rig::new(NEVER);
         rig.host.watch(lease, holder, vec![], Some(Epoch(7)));
         let _ = if is_its { rig.members(lease, &tree.pids[1..]) } else { rig.gone(lease) };
+        // Nobody is spared as a container's for a name that it chose itself.
+        let told = sublet_host::audit::whereabouts(tree.pids[1]).unwrap();
+        assert_eq!(told.container.is_some(), maker == 0, "made by {maker}");
     }
 }
 
