@@ -124,7 +124,7 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
     let known = found(&service, &anew);
     assert_eq!(known.again.as_ref(), Some(&stranger.id), "{known:?}");
     let status = succeeds(&service, &["enforce", "status"]);
-    assert!(status.contains("was the same and was ended; something starts it anew"), "{status}");
+    assert!(status.contains("was the same and is gone; something starts it anew"), "{status}");
     succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
 }
 

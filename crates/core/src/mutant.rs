@@ -120,6 +120,8 @@ pub enum Mutant {
     StrikeMovable,
     /// Rule 16: a stranger is signalled while it is still a lease's.
     StrikeMoving,
+    /// Rule 20: who leaves when it is warned and comes back has all its time again.
+    WarnForEver,
     /// Rule 20: who asked for a lease is no stranger, though it was granted none.
     WaitAsShield,
     /// Rule 20: a lease for one card shields its processes on every other.
@@ -142,7 +144,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 67] = [
+    pub const ALL: [Mutant; 68] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -201,6 +203,7 @@ impl Mutant {
         Mutant::AdoptBlind,
         Mutant::StrikeMovable,
         Mutant::StrikeMoving,
+        Mutant::WarnForEver,
         Mutant::WaitAsShield,
         Mutant::AtHomeAnywhere,
         Mutant::BelieveMoving,

@@ -82,9 +82,12 @@ pub struct Stranger {
     pub cards: Vec<CardId>,
     /// How far it has come.
     pub step: Step,
-    /// Somebody was ended not long ago who was the same: it is started anew.
+    /// Somebody was ended not long ago who was the same, or left when it was warned: it is started anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<StrangerId>,
+    /// That one had until then to leave for good, and so has this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
     /// Why it could not be taken off its cards: that is tried once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stays: Option<String>,

@@ -13,7 +13,7 @@ pub struct Watchlist {
     pub(crate) by_process: BTreeMap<ProcKey, StrangerId>,
     /// What this daemon found out about each.
     pub(crate) seen: BTreeMap<StrangerId, Seen>,
-    /// Those who were ended lately, the last one last.
+    /// Those who were ended lately, or left when they were warned, the last one last.
     pub(crate) ended: VecDeque<Former>,
     /// Why nobody can be ended here; `None`: that was not tried yet.
     pub(crate) can: Option<Result<(), String>>,
@@ -21,17 +21,19 @@ pub struct Watchlist {
     pub(crate) tests: u64,
 }
 
-/// Whoever comes so soon after somebody like it was ended is started anew.
+/// Whoever comes so soon after somebody like it was ended, or warned, is started anew.
 const ANEW: Span = Span::secs(600);
-/// So many who were ended are remembered.
+/// So many of those are remembered.
 const FORMER_MAX: usize = 64;
 
-/// A stranger that was ended.
+/// A stranger that was ended, or that left when it was warned.
 #[derive(Clone, Debug)]
 pub(crate) struct Former {
     id: StrangerId,
     at: Time,
     audit: Audit,
+    /// It had until then to leave, for good.
+    until: Option<Time>,
 }
 
 impl Former {
@@ -48,18 +50,18 @@ impl Former {
 }
 
 impl Watchlist {
-    /// A stranger that was signalled is gone.
-    pub(crate) fn remember(&mut self, id: StrangerId, audit: Audit, at: Time) {
+    /// A stranger that was signalled, or had until then to leave, is gone.
+    pub(crate) fn remember(&mut self, id: StrangerId, audit: Audit, at: Time, until: Option<Time>) {
         if self.ended.len() >= FORMER_MAX {
             self.ended.pop_front();
         }
-        self.ended.push_back(Former { id, at, audit });
+        self.ended.push_back(Former { id, at, audit, until });
     }
 
-    /// Who was ended lately, and is here again.
-    pub(crate) fn former(&self, audit: &Audit, now: Time) -> Option<StrangerId> {
+    /// Who was ended lately, or warned, and is here again; and what is left of its time.
+    pub(crate) fn former(&self, audit: &Audit, now: Time) -> Option<(StrangerId, Option<Time>)> {
         let lately = self.ended.iter().rev().take_while(|former| now.since(former.at) <= ANEW);
-        lately.into_iter().find(|former| former.is(audit)).map(|former| former.id)
+        lately.into_iter().find(|former| former.is(audit)).map(|former| (former.id, former.until))
     }
 }
 

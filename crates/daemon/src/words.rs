@@ -473,7 +473,8 @@ pub fn action(action: &Action) -> String {
         }
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Find { stranger } => {
-            let again = stranger.again.map_or_else(String::new, |former| format!(", again after {former} was ended"));
+            let was = if stranger.until.is_some() { "warned" } else { "ended" };
+            let again = stranger.again.map_or_else(String::new, |former| format!(", again after {former} was {was}"));
             let (id, who) = (stranger.id, stranger.audit.owner_words());
             match stranger.of {
                 None => format!("{id} is on a card without a lease: {who}{again}"),

@@ -22,7 +22,7 @@ use sublet_core::action::Action;
 use sublet_core::ask::Tier;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{CardId, ProcKey};
+use sublet_core::ids::ProcKey;
 use sublet_core::stranger::{Mode, Patience, RuleId, StrangerId, Struck, Treat, Who};
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -198,10 +198,13 @@ impl Sim<'_> {
     /// These were seen on a card: who belongs to no lease is looked into, and whom core asks for.
     pub(crate) fn look_into(&mut self, card: u16, processes: &[ProcKey]) {
         let Some(daemon) = self.daemon.as_ref().filter(|_| self.shape.vigil.awake) else { return };
-        let abroad = daemon.engine.state().abroad(CardId(card));
+        // A card that was never listed is nobody's.
+        let state = daemon.engine.state();
+        let card = state.card(&self.world.cards[usize::from(card)].facts.uuid);
+        let abroad = card.map(|card| state.abroad(card)).unwrap_or_default();
         for process in processes {
             let Some(daemon) = &mut self.daemon else { return };
-            let known = daemon.engine.state().owner(process).is_some() && !abroad.contains(process);
+            let known = daemon.engine.state().holder(process).is_some() && !abroad.contains(process);
             if known || daemon.watching.next.get(process).is_some_and(|next| *next > self.t) {
                 continue;
             }

@@ -245,7 +245,7 @@ fn started_anew(stranger: &Stranger) -> Option<String> {
             ("something starts it anew".to_owned(), format!("`sublet audit show {}` names its parents", stranger.id))
         }
     };
-    Some(plain(&format!("{}: {former} was the same and was ended; {by}: {stop}", stranger.id)))
+    Some(plain(&format!("{}: {former} was the same and is gone; {by}: {stop}", stranger.id)))
 }
 
 fn next(stranger: &Stranger) -> String {

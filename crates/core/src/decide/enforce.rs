@@ -241,9 +241,10 @@ impl Turn<'_> {
             None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
             None => {
                 let id = StrangerId(self.state.rows().meta.next_stranger);
-                let again = self.state.watchlist().former(&audit, self.now);
+                let former = self.state.watchlist().former(&audit, self.now);
+                let (again, until) = (former.map(|(id, _)| id), former.and_then(|(_, until)| until));
                 let (since, step, stays) = (self.now, Step::Found, None);
-                let stranger = Stranger { id, audit, since, cards, step, again, stays, of };
+                let stranger = Stranger { id, audit, since, cards, step, again, until, stays, of };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
             }
@@ -265,9 +266,17 @@ impl Turn<'_> {
 
     /// A stranger is gone. Who was signalled is remembered, should it be started anew.
     pub(super) fn close(&mut self, id: StrangerId, how: Closed) {
-        if let Some(Stranger { step: Step::Told { .. }, audit, .. }) = self.state.rows().strangers.get(&id) {
-            let (audit, now) = (audit.clone(), self.now);
-            self.state.watchlist_mut().remember(id, audit, now);
+        if let Some(stranger) = self.state.rows().strangers.get(&id) {
+            let until = match stranger.step {
+                Step::Told { .. } => Some(None),
+                // Who comes and goes would be warned for ever.
+                Step::Warned { until, .. } => Some(Some(until)),
+                _ => None,
+            };
+            if let Some(until) = until {
+                let (audit, now) = (stranger.audit.clone(), self.now);
+                self.state.watchlist_mut().remember(id, audit, now, until);
+            }
         }
         self.emit(Action::Close { stranger: id, at: self.now, how });
     }
@@ -338,7 +347,10 @@ impl Turn<'_> {
     }
 
     fn warn(&mut self, stranger: StrangerId) {
-        let until = self.now + self.state.policy().patience.warned;
+        let most = self.now + self.state.policy().patience.warned;
+        let left = self.state.rows().strangers.get(&stranger).and_then(|row| row.until);
+        let left = left.filter(|_| !self.state.planted(Mutant::WarnForEver));
+        let until = left.map_or(most, |left| left.max(self.now).min(most));
         self.emit(Action::Warn { stranger, at: self.now, until });
     }
 

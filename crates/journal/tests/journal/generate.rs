@@ -312,7 +312,8 @@ impl World {
                 let again = (self.dice.below(4) == 0).then_some(StrangerId(1));
                 let (cards, step) = (vec![CardId(0)], Step::Found);
                 let of = (self.dice.below(4) == 0).then_some(LeaseId(1));
-                let stranger = Stranger { id, audit, since: self.now, cards, step, again, stays: None, of };
+                let stranger =
+                    Stranger { id, audit, since: self.now, cards, step, again, until: None, stays: None, of };
                 self.act(Action::Find { stranger: Box::new(stranger) });
             }
             (4, Some(Stranger { id, .. })) => {

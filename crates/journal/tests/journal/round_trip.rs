@@ -165,6 +165,7 @@ fn strangers() -> Vec<Stranger> {
             cards,
             step,
             again: Some(StrangerId(u64::MAX)),
+            until: Some(Time(u64::MAX)),
             stays: Some("'\u{0}\"".to_owned()),
             of: Some(LeaseId(u64::MAX)),
         }

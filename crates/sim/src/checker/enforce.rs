@@ -66,6 +66,8 @@ pub struct Watch {
     pub(super) is_compared: bool,
     /// Strangers that took a step in the present event: they take one at a time.
     stepped: Vec<StrangerId>,
+    /// Those who left when they were warned, and until when they had time.
+    warned: BTreeMap<StrangerId, Time>,
     /// Users that were not known before this event.
     pub(super) enrolled: Vec<String>,
     /// Cards that survivors of the present event are on.
@@ -87,6 +89,8 @@ pub(super) struct Found {
     refused: bool,
     /// It could not be taken off its cards.
     pub(super) stays: bool,
+    /// Who was the same had until then.
+    until: Option<Time>,
 }
 
 /// How far it has come.
@@ -156,7 +160,8 @@ impl Found {
         };
         let cards = row.cards.iter().map(|card| usize::from(card.0)).collect();
         let stays = row.stays.is_some();
-        Found { audit: row.audit.clone(), since: row.since, cards, step, seen: None, refused: false, stays }
+        let (audit, until) = (row.audit.clone(), row.until);
+        Found { audit, since: row.since, cards, step, seen: None, refused: false, stays, until }
     }
 
     fn is_as(&self, row: &Stranger) -> bool {
@@ -555,6 +560,10 @@ impl Books {
         must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
         let owner = self.holder(&process);
         must(18, owner == stranger.of, || format!("{id} is {process:?}, a process of {owner:?}: {:?}", stranger.of))?;
+        let former = stranger.again.and_then(|former| self.watch.warned.get(&former)).copied();
+        must(20, stranger.until == former, || {
+            format!("{id} has until {:?}, and who was the same until {former:?}", stranger.until)
+        })?;
         let mut found = Found::read(stranger);
         let on = self.strange_on(process, None);
         must(16, !on.is_empty() && on == found.cards, || {
@@ -573,7 +582,9 @@ impl Books {
         };
         let due = self.is_to_be_warned(now, found);
         must(20, due.is_ok(), || format!("{stranger} is warned, but {due:?}: {found:?}"))?;
-        let right = now + self.policy.patience.warned;
+        // Who was warned before and came back has what was left of its time.
+        let most = now + self.policy.patience.warned;
+        let right = found.until.map_or(most, |left| left.max(now).min(most));
         must(20, at == now && until == right, || format!("{stranger} is warned at {at} until {until}, not {right}"))?;
         self.watch.set_step(stranger, Told::Warned { since: at, until });
         Ok(())
@@ -633,6 +644,10 @@ impl Books {
         };
         let process = found.audit.process;
         let moved = self.is_moved_away(now, cause, stranger, found, how);
+        let left = match found.step {
+            Told::Warned { until, .. } if matches!(how, Closed::Exited | Closed::OffCards) => Some(until),
+            _ => None,
+        };
         let home = |number: &usize| self.is_home(process, *number);
         let fits = match how {
             Closed::Adopted(_) | Closed::Parked(_) if moved.is_some() => true,
@@ -652,6 +667,7 @@ impl Books {
         if let Some((lease, true)) = moved {
             self.ask_at_once(lease);
         }
+        self.watch.warned.extend(left.map(|until| (stranger, until)));
         self.watch.strangers.remove(&stranger);
         self.watch.by_process.remove(&process);
         Ok(())
@@ -712,13 +728,14 @@ impl Books {
             return Ok(());
         }
         // Who got its cards a moment ago is compared with the next look.
-        let granted = |lease: LeaseId| self.leases[&lease].held().is_some_and(|held| held.began == now);
+        let granted = |book: &Book| book.held().is_some_and(|held| held.began == now);
         let owner = self.holder(&found.audit.process);
-        if owner.is_some_and(granted) {
+        if owner.is_some_and(|owner| granted(&self.leases[&owner])) {
             return Ok(());
         }
         let Ok(on) = self.places(now, found) else { return Ok(()) };
-        must(19, !on.is_empty(), || {
+        // It may be bound to another, too.
+        must(19, !on.is_empty() || self.leases.values().any(granted), || {
             format!("{id} (of {owner:?}) is where it has a lease, or nowhere, and is on the record: {found:?}")
         })?;
         if self.watch.stepped.contains(&id) {

@@ -51,6 +51,7 @@ pub mod park;
 pub mod promises;
 pub mod room;
 pub mod term;
+pub mod trips;
 pub mod wrapper;
 
 use books::Books;

@@ -18,12 +18,12 @@ use sublet_core::ask::{Ask, On, Term, Vram};
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Parking;
-use sublet_core::rows::{Away, Reason};
+use sublet_core::rows::Away;
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
 /// Looks that must agree.
-const LOOKS: u32 = 2;
+pub(super) const LOOKS: u32 = 2;
 /// A context that nobody measured, what a program may have beside it, and what is too little to show.
 pub const CONTEXT: Bytes = Bytes::mib(1024);
 /// What a program may have beside its context.
@@ -61,18 +61,18 @@ pub struct Trip {
     /// What it asked for at first, while its ask is for the cards it had.
     pub first: Option<Ask>,
     /// What was left of a fixed term.
-    left: Option<Span>,
+    pub(super) left: Option<Span>,
     /// It was asked for while its bytes were leaving.
-    asked_for: bool,
+    pub(super) asked_for: bool,
     /// Looks in a row at each card that agree.
-    looks: BTreeMap<usize, u32>,
+    pub(super) looks: BTreeMap<usize, u32>,
     /// When they showed that it has arrived, and those of them that began after that.
-    arrived: Option<Time>,
-    since_then: BTreeMap<usize, u32>,
+    pub(super) arrived: Option<Time>,
+    pub(super) since_then: BTreeMap<usize, u32>,
     /// How long it may take, by the rules when it began or any since.
-    span: Span,
+    pub(super) span: Span,
     /// How long it may take to see what was said, likewise.
-    sight: Span,
+    pub(super) sight: Span,
     /// In which way it leaves and comes back.
     pub rung: Rung,
     /// What it had on its cards when it began to leave.
@@ -164,7 +164,7 @@ impl Trip {
 
     /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
     /// and a hook has two minutes.
-    fn allowed(&self, parking: &Parking) -> Span {
+    pub(super) fn allowed(&self, parking: &Parking) -> Span {
         match (self.way, self.rung) {
             (Way::Gone, _) => parking.term,
             (_, Rung::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
@@ -274,7 +274,7 @@ impl Books {
         self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
     }
 
-    fn none_parked(&self, lease: LeaseId, rung: Rung) -> bool {
+    pub(super) fn none_parked(&self, lease: LeaseId, rung: Rung) -> bool {
         self.voices(lease, rung).values().all(|voice| voice.parked.is_none())
     }
 
@@ -540,13 +540,13 @@ impl Books {
     // ---- rule 4 ------------------------------------------------------------
 
     /// Whether a trip has taken longer than it may.
-    fn is_overdue(&self, now: Time, trip: &Trip) -> bool {
+    pub(super) fn is_overdue(&self, now: Time, trip: &Trip) -> bool {
         let span = trip.allowed(&self.policy.parking);
         now >= trip.since + span && !self.in_grace(now, trip.since)
     }
 
     /// When all who speak for a holder that leaves had said that its bytes are gone.
-    fn all_said(&self, lease: LeaseId, trip: &Trip) -> Option<Time> {
+    pub(super) fn all_said(&self, lease: LeaseId, trip: &Trip) -> Option<Time> {
         let voices = self.voices(lease, trip.rung);
         let said = voices.values().all(|voice| voice.parked.is_some());
         let words = voices.values().map(|voice| voice.word).chain([trip.since]);
@@ -554,7 +554,7 @@ impl Books {
     }
 
     /// Whether what was said to be gone should have been seen by now, whatever time is left to go.
-    fn is_unseen(&self, now: Time, lease: LeaseId, trip: &Trip) -> bool {
+    pub(super) fn is_unseen(&self, now: Time, lease: LeaseId, trip: &Trip) -> bool {
         let by = self.all_said(lease, trip).map(|said| said + self.policy.parking.limit);
         let by = by.map(|by| by.min(trip.since + trip.allowed(&self.policy.parking)));
         by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
@@ -815,87 +815,6 @@ impl Books {
             rests.set(rung, rests.on(rung).max(rested));
         }
         self.insert(lease, Book { rests, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
-        Ok(())
-    }
-
-    // ---- rules 8, 9 and 14 -------------------------------------------------
-
-    /// A holder was parked as long as anything may be.
-    pub fn check_park_over(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
-        let over = match &book.at {
-            At::Away(_, trip) => trip.way == Way::Gone && self.is_overdue(now, trip),
-            _ => false,
-        };
-        must(8, over && matches!(cause, Cause::Ticked), || {
-            format!("{lease} ends ({:?}) after {cause:?}: {book:?}", Reason::ParkExpired)
-        })
-    }
-
-    /// What host memory a parked holder took until now, if that is over.
-    pub fn parked_until(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
-        let (Action::Resume { lease, .. } | Action::End { lease, .. }) = action else { return None };
-        let book = self.leases.get(lease).filter(|book| book.is_parked())?;
-        let At::Away(held, trip) = &book.at else { return None };
-        Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(trip.since).0)))
-    }
-
-    /// Nothing is on its way for ever, nor parked; `complete` says that all that was due was dealt with.
-    pub fn check_trips(&self, now: Time, complete: bool) -> Verdict {
-        for lease in self.trips.iter().filter(|_| complete) {
-            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
-            let late = match trip.way {
-                // Of a hook it is known when it said so: what it said must be seen soon.
-                Way::Out if trip.rung == Rung::Yield && self.is_unseen(now, *lease, trip) => {
-                    let said = self.all_said(*lease, trip);
-                    said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
-                }
-                Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
-                Way::Back => {
-                    // While it is only to be seen it may take as long as nobody can look.
-                    let silent = trip.back && !self.none_parked(*lease, trip.rung);
-                    let words = self.voices(*lease, trip.rung).values().map(|voice| voice.word);
-                    let heard = words.max().unwrap_or(trip.since).max(trip.since);
-                    let grace = if trip.since <= self.grace_from { self.grace_until } else { Time::ZERO };
-                    let span = Span(2 * trip.span.max(trip.allowed(&self.policy.parking)).0);
-                    silent && now >= heard.max(grace) + span
-                }
-            };
-            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {trip:?}", trip.way, trip.since))?;
-        }
-        Ok(())
-    }
-
-    /// Whoever was seen to have arrived has.
-    pub fn check_arrived(&self) -> Verdict {
-        for lease in &self.trips {
-            let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
-            let since_then = |card: &usize| trip.since_then.get(card).is_some_and(|count| *count >= LOOKS);
-            let stays = trip.way != Way::Gone && held.cards.iter().all(since_then);
-            must(9, !stays, || format!("{lease} was seen to have arrived long ago, and is {trip:?}"))?;
-        }
-        Ok(())
-    }
-
-    /// Whoever asked for its cards waits for them.
-    pub fn check_heard(&self, lease: LeaseId, word: Word) -> Verdict {
-        let idle = |trip: &Trip| trip.way == Way::Gone && trip.wants.is_none();
-        let left = match self.leases.get(&lease) {
-            Some(Book { at: At::Away(_, trip), .. }) if word == Word::Resume => Some(trip).filter(|trip| idle(trip)),
-            _ => None,
-        };
-        must(9, left.is_none(), || format!("{lease} asked for its cards, and does not wait for them: {left:?}"))
-    }
-
-    /// Whoever was to ask again once it was parked does.
-    pub fn check_again(&self, actions: &[Action]) -> Verdict {
-        for action in actions {
-            let Action::Parked { lease, .. } = action else { continue };
-            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
-            let idle = trip.way == Way::Gone && trip.wants.is_none();
-            must(9, !(idle && (trip.again.is_some() || trip.asked_for)), || {
-                format!("{lease} was to ask for its cards again, and does not wait for them: {trip:?}")
-            })?;
-        }
         Ok(())
     }
 }

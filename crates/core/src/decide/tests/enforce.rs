@@ -91,8 +91,38 @@ fn who_is_started_anew_after_it_was_ended_is_known_again() {
             14s find X2 of uid 7, X1 again
             14s warn X2 until 24s
             15s close X2 (Exited)
-            16s find X3 of uid 7, X1 again
-            16s warn X3 until 26s
+            16s find X3 of uid 7, X2 again
+            16s warn X3 until 24s
+        "#]],
+    );
+}
+
+#[test]
+fn who_leaves_when_it_is_warned_and_comes_back_has_what_was_left_of_its_time() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=4G
+        0s mode 0 enforce root
+        1s audit stray
+        5s left stray
+        6s card 0 other=4G
+        7s audit other
+        11.5s audit other
+        12s audit other
+        13s struck X2 15 other
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            5s close X1 (Exited)
+            7s find X2 of uid 7, X1 again
+            7s warn X2 until 11s
+            11.5s strike X2 with 15, 1 processes
+            13s struck X2 with 15
         "#]],
     );
 }

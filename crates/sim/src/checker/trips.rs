@@ -1,0 +1,92 @@
+//! Rules 8, 9 and 14 for holders that leave their cards and come back: nothing is on its way for ever.
+
+use super::books::{At, Book, Books};
+use super::calls::{Cause, Word};
+use super::park::{LOOKS, Trip, Way};
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::ids::LeaseId;
+use sublet_core::rows::Reason;
+use sublet_core::rung::Rung;
+use sublet_core::units::{Span, Time};
+
+impl Books {
+    /// A holder was parked as long as anything may be.
+    pub fn check_park_over(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
+        let over = match &book.at {
+            At::Away(_, trip) => trip.way == Way::Gone && self.is_overdue(now, trip),
+            _ => false,
+        };
+        must(8, over && matches!(cause, Cause::Ticked), || {
+            format!("{lease} ends ({:?}) after {cause:?}: {book:?}", Reason::ParkExpired)
+        })
+    }
+
+    /// What host memory a parked holder took until now, if that is over.
+    pub fn parked_until(&self, now: Time, action: &Action) -> Option<(usize, u128)> {
+        let (Action::Resume { lease, .. } | Action::End { lease, .. }) = action else { return None };
+        let book = self.leases.get(lease).filter(|book| book.is_parked())?;
+        let At::Away(held, trip) = &book.at else { return None };
+        Some((book.tenant, u128::from(held.booked.0) * u128::from(now.since(trip.since).0)))
+    }
+
+    /// Nothing is on its way for ever, nor parked; `complete` says that all that was due was dealt with.
+    pub fn check_trips(&self, now: Time, complete: bool) -> Verdict {
+        for lease in self.trips.iter().filter(|_| complete) {
+            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
+            let late = match trip.way {
+                // Of a hook it is known when it said so: what it said must be seen soon.
+                Way::Out if trip.rung == Rung::Yield && self.is_unseen(now, *lease, trip) => {
+                    let said = self.all_said(*lease, trip);
+                    said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
+                }
+                Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
+                Way::Back => {
+                    // While it is only to be seen it may take as long as nobody can look.
+                    let silent = trip.back && !self.none_parked(*lease, trip.rung);
+                    let words = self.voices(*lease, trip.rung).values().map(|voice| voice.word);
+                    let heard = words.max().unwrap_or(trip.since).max(trip.since);
+                    let grace = if trip.since <= self.grace_from { self.grace_until } else { Time::ZERO };
+                    let span = Span(2 * trip.span.max(trip.allowed(&self.policy.parking)).0);
+                    silent && now >= heard.max(grace) + span
+                }
+            };
+            must(8, !late, || format!("{lease} is {:?} since {}, and it is {now}: {trip:?}", trip.way, trip.since))?;
+        }
+        Ok(())
+    }
+
+    /// Whoever was seen to have arrived has.
+    pub fn check_arrived(&self) -> Verdict {
+        for lease in &self.trips {
+            let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
+            let since_then = |card: &usize| trip.since_then.get(card).is_some_and(|count| *count >= LOOKS);
+            let stays = trip.way != Way::Gone && held.cards.iter().all(since_then);
+            must(9, !stays, || format!("{lease} was seen to have arrived long ago, and is {trip:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whoever asked for its cards waits for them.
+    pub fn check_heard(&self, lease: LeaseId, word: Word) -> Verdict {
+        let idle = |trip: &Trip| trip.way == Way::Gone && trip.wants.is_none();
+        let left = match self.leases.get(&lease) {
+            Some(Book { at: At::Away(_, trip), .. }) if word == Word::Resume => Some(trip).filter(|trip| idle(trip)),
+            _ => None,
+        };
+        must(9, left.is_none(), || format!("{lease} asked for its cards, and does not wait for them: {left:?}"))
+    }
+
+    /// Whoever was to ask again once it was parked does.
+    pub fn check_again(&self, actions: &[Action]) -> Verdict {
+        for action in actions {
+            let Action::Parked { lease, .. } = action else { continue };
+            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
+            let idle = trip.way == Way::Gone && trip.wants.is_none();
+            must(9, !(idle && (trip.again.is_some() || trip.asked_for)), || {
+                format!("{lease} was to ask for its cards again, and does not wait for them: {trip:?}")
+            })?;
+        }
+        Ok(())
+    }
+}
