@@ -662,6 +662,7 @@ mod tests {
         let mut settled = settle("").unwrap();
         assert!(settled.policy.parking.ram > Bytes::ZERO && settled.stock <= settled.policy.parking.ram);
         settled.policy.parking.ram = Bytes::ZERO;
+        assert_eq!(settled.policy.parking.deep.take(), Some(Span::secs(600)));
         assert_eq!(settled.policy, Policy::default());
         assert!(settled.shim);
         assert!(settled.see_all);

@@ -29,7 +29,11 @@ pub const LOST: u32 = 3;
 
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
 /// Not zero: while the memory is away the driver has taken the context, too, and whatever calls it hangs.
-pub static CONTEXT_AWAY: AtomicU32 = AtomicU32::new(0);
+pub static CONTEXT_AWAY: Apart = Apart(AtomicU32::new(0));
+
+/// A number that every call reads, and hardly anybody writes: nothing else is in its cache line.
+#[repr(align(128))]
+pub struct Apart(AtomicU32);
 static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 /// Threads that wait for all that the card was given.
@@ -229,12 +233,12 @@ pub extern "C" fn leave(number: u32, result: u32) {
 
 /// Whether the driver has the context, too.
 pub fn is_deep() -> bool {
-    CONTEXT_AWAY.load(SeqCst) != 0
+    CONTEXT_AWAY.0.load(SeqCst) != 0
 }
 
 /// Says whether it has. Nobody is inside meanwhile: the gate is closed, or the driver has given it back.
 pub fn set_deep(is: bool) {
-    CONTEXT_AWAY.store(is.into(), SeqCst);
+    CONTEXT_AWAY.0.store(is.into(), SeqCst);
     futex_wake(&GATE);
 }
 

@@ -17,6 +17,8 @@ use std::arch::naked_asm;
 pub const STUBS: usize = 2048;
 /// Bytes of a stub.
 const STUB_BYTES: usize = 16;
+/// The same of one that passes without the gate.
+const THIN_STUB_BYTES: usize = 32;
 
 /// Where the stub with this number is.
 pub fn stub(number: usize) -> usize {
@@ -25,33 +27,36 @@ pub fn stub(number: usize) -> usize {
 
 /// Where the stub with this number is that passes without the gate.
 pub fn thin_stub(number: usize) -> usize {
-    thin_stubs as extern "C" fn() as usize + number * STUB_BYTES
+    thin_stubs as extern "C" fn() as usize + number * THIN_STUB_BYTES
 }
 
+/// Each has a jump of its own, so that the processor foresees where it goes: programs ask a dozen questions for each
+/// kernel that they launch.
 #[unsafe(naked)]
 extern "C" fn thin_stubs() {
     naked_asm!(
         ".set sublet_thin_number, 0",
         ".rept {count}",
-        ".p2align 4",
+        ".p2align 5",
+        "cmp dword ptr [rip + {away}], 0",
+        "jne 2f",
+        "jmp qword ptr [rip + {straight} + 8 * sublet_thin_number]",
+        "2:",
         "mov r11d, sublet_thin_number",
         "jmp {pass}",
         ".set sublet_thin_number, sublet_thin_number + 1",
         ".endr",
         count = const STUBS,
-        pass = sym pass_thin,
+        away = sym gate::CONTEXT_AWAY,
+        straight = sym hook::STRAIGHT,
+        pass = sym wait_and_pass,
     )
 }
 
-/// On to the driver's function, once the context is there.
+/// The context is away: on to the driver's function once it is there.
 #[unsafe(naked)]
-extern "C" fn pass_thin() {
+extern "C" fn wait_and_pass() {
     naked_asm!(
-        "cmp dword ptr [rip + {away}], 0",
-        "jne 2f",
-        "lea r10, [rip + {straight}]",
-        "jmp [r10 + 8 * r11]",
-        "2:",
         "push rbp",
         "mov rbp, rsp",
         "sub rsp, 64",
@@ -79,7 +84,6 @@ extern "C" fn pass_thin() {
         "jmp [r10 + 8 * r11]",
         "3:",
         "ret",
-        away = sym gate::CONTEXT_AWAY,
         straight = sym hook::STRAIGHT,
         wait = sym gate::wait_for_context,
     )
