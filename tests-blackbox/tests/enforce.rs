@@ -4,7 +4,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::CommandExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, text};
 use sublet_blackbox::wait::throughout;
@@ -382,6 +382,27 @@ fn a_daemon_that_comes_back_goes_on_where_it_was_and_warns_nobody_twice() {
     assert_eq!(service.client().card().state, CardState::InService);
     assert_eq!(found(&service, &alone).id, stranger.id);
     let story = succeeds(&service, &["audit", "show", &stranger.id]);
+    assert_eq!(story.matches("is warned").count(), 1, "{story}");
+}
+
+/// The record of a signal is durable before it leaves; whether it left, a daemon that died cannot say.
+#[test]
+fn a_daemon_killed_between_record_and_signal_leaves_the_grace_as_it_was_and_ends_nobody_twice() {
+    let mut service = serve_with(&format!("grace = \"1s\"\n{CONFIG}"));
+    let alone = Alone::takes(&service, 512);
+    let stranger = found(&service, &alone);
+    // So it does not hear the first signal.
+    alone.signal(Signal::STOP);
+    mode(&service, "enforce");
+    await_stranger(&service, alone.pid(), "it is on the record", |stranger| stranger.step == Step::Told);
+    let told = Instant::now();
+    service.kill();
+    service.restart();
+    assert_eq!(alone.ended_by(), Some(9));
+    assert!(told.elapsed() >= Duration::from_millis(1900), "it had {:?} of two seconds", told.elapsed());
+    let story = await_closed(&service, &stranger.id);
+    let sent = |signal: &str| story.matches(&format!("{signal} was sent to")).count();
+    assert_eq!((sent("SIGTERM"), sent("SIGKILL")), (1, 1), "{story}");
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
 }
 
