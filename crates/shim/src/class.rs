@@ -9,7 +9,7 @@ pub const WORDS_MAX: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Not at all: the program gets the driver's own function. Questions, and waiting for the card.
+    /// Without the gate, unless the driver has the context. Questions, and waiting for the card.
     Straight,
     /// When the gate is open.
     Gated,

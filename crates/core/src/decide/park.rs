@@ -158,7 +158,11 @@ impl Turn<'_> {
             Said::Left => drop(voices.remove(&process)),
             Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
             Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
-            Said::Resumed => voices.entry(process).or_default().parked = None,
+            Said::Resumed => {
+                // It calls the driver again, whatever it said before.
+                let voice = voices.entry(process).or_default();
+                (voice.parked, voice.deep) = (None, voice.deep.map(|_| false));
+            }
             Said::Deep(is) => {
                 voices.entry(process).or_default().deep = Some(is);
                 return;

@@ -134,6 +134,9 @@ impl Loop {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         let (wish, driven) = (wish(state, row), driven(state, row));
+        if row.away().is_some_and(|away| away.deep) {
+            self.known.deep.insert(lease, (wish.clone(), driven.clone()));
+        }
         if let Some(wish) = wish {
             self.known.wished.insert(lease);
             self.engine.hold(Held::Errand(Errand::Wish(wish)));
@@ -148,9 +151,7 @@ impl Loop {
     pub(super) fn send_next(&mut self, lease: LeaseId) {
         let state = self.engine.state();
         let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(|away| away.deep)) else { return };
-        let wishes = (wish(state, row), driven(state, row));
-        if self.known.deep.get(&lease) != Some(&wishes) {
-            self.known.deep.insert(lease, wishes);
+        if self.known.deep.get(&lease) != Some(&(wish(state, row), driven(state, row))) {
             self.send_wish(lease);
         }
     }

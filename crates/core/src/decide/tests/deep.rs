@@ -109,6 +109,42 @@ fn who_comes_before_the_driver_was_told_keeps_contexts_where_they_are() {
 }
 
 #[test]
+fn what_a_program_said_before_it_came_back_counts_for_nothing_the_next_time() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         90s  shim L1 wants
+         91s  driver L1 resumed
+         92s  shim L1 resumed
+         93s  card 0 L1=14G
+         100s park L1 ann
+         100.1s shim L1 parked 13824M
+         100.2s card 0 L1=300M
+         100.3s card 0 L1=300M
+         161s card 0 L1=300M
+         161.5s card 0 L1=300M stray=100M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s L1 wants 16 GiB as of 90s
+            90s resume L1 16 GiB until 150s
+            93s resumed L1
+            100s park L1 (14.1 GiB booked)
+            100.3s parked L1
+            160.3s deepen L1, 1 processes
+            161.5s shallow L1: processes without a lease are on card 0: 1
+        "#]],
+    );
+}
+
+#[test]
 fn whose_contexts_the_driver_does_not_take_is_parked_as_before() {
     check(
         "30s  driver L1 here
