@@ -217,9 +217,17 @@ fn returns(lease: &Lease) -> bool {
 /// while their programs answer.
 fn parking_takes(state: &State, times: u64) -> Span {
     let parking = &state.policy().parking;
-    if parking.ram == Bytes::ZERO && state.movable().next().is_none() && state.moving().next().is_none() {
+    // Who was ended for others has its bytes until it is gone.
+    let ends = |lease: &LeaseId| match state.lease(*lease).map(|row| &row.phase) {
+        Some(Phase::Ending(_, finish)) => finish.reason.ends_processes(),
+        _ => false,
+    };
+    let ends = state.cards().any(|card| state.ending_on(card).any(|lease| ends(&lease)));
+    let moves = state.movable().next().is_some() || state.moving().next().is_some();
+    if parking.ram == Bytes::ZERO && !moves && !ends {
         return Span::ZERO;
     }
+    let two_signals = Span(2 * parking.grace.0);
     // A hook and the driver may take longer, and who is ended has its notice and two signals.
     let longest = state.movable().map(|row| {
         let live = state.live(row.id);
@@ -229,10 +237,11 @@ fn parking_takes(state: &State, times: u64) -> Span {
         let moves = [Rung::Yield, Rung::Driver].into_iter().filter(|rung| spoken_for(*rung)).map(by).max();
         let notice = row.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let may_end = row.ask.may_be_ended() || row.hold().is_some_and(|hold| hold.over().is_some());
-        let ends = may_end.then(|| notice + Span(2 * parking.grace.0));
+        let ends = may_end.then(|| notice + two_signals);
         moves.max(ends).unwrap_or_default()
     });
     let under_way = state.moving().filter_map(|lease| state.lease(lease)?.away()).map(|away| parking.limit_of(away));
+    let under_way = under_way.chain(ends.then_some(two_signals));
     let limit = longest.chain(under_way).max().unwrap_or_default().max(parking.limit);
     Span((limit.0 + 2 * state.policy().period.0).saturating_mul(times))
 }
