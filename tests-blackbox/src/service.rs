@@ -6,7 +6,7 @@ use crate::wait::{LONG, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -38,6 +38,11 @@ pub struct Setup {
     pub env: Vec<(String, String)>,
     /// A program and its arguments that start the service's command line.
     pub through: Vec<String>,
+}
+
+/// A port that nobody has now.
+pub fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
 /// A service that is killed, and its directory removed, when this is dropped.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, text};
+use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, Service, Setup, until};
 use sublet_wire::LeaseState;
 
@@ -121,9 +122,11 @@ fn while_a_stranger_is_on_the_card_contexts_stay() {
         other => Err(other),
     });
     assert!(service.cli(&["park", "L1"]).status.success());
-    std::thread::sleep(Duration::from_secs(4));
-    let lease = client.lease("L1");
-    assert!(lease.state == LeaseState::Parked && lease.seen_bytes > Some(0), "{:?}", lease.seen_bytes);
+    // The driver is asked about a process once in five seconds.
+    throughout(Duration::from_secs(9), || {
+        let lease = client.lease("L1");
+        assert!(lease.state == LeaseState::Parked && lease.seen_bytes > Some(0), "{:?}", lease.seen_bytes);
+    });
     stranger.kill().and_then(|()| stranger.wait()).expect("it ends");
     await_nothing(&client);
     job.finish("after the stranger had gone");

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, tell, text};
+use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Answer, Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, exit};
@@ -39,11 +40,6 @@ stock = "off"
 fn serve() -> Service {
     let gpu = Gpu::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-/// A port that nobody has now.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
 /// A server on L1 that yields by a hook and loads by itself for the next request; without Sublet's library,

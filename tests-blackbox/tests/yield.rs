@@ -6,11 +6,12 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, text};
+use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason, Rung, exit};
@@ -36,11 +37,6 @@ stock = "off"
 fn serve() -> Service {
     let gpu = Gpu::Named("soft:1x4GiB");
     Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-/// A port that nobody has now.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
 /// A server and the hooks that it understands, from the first example of its page.

@@ -235,20 +235,26 @@ impl Inside {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sample;
 
-    fn desk(state: LeaseState) -> Arc<Desk> {
-        let desk = Arc::new(Desk::new(Standing::of("L1"), false));
+    /// A desk for whom `who` names, which has one lease in this state.
+    pub fn desk_of(who: &str, state: LeaseState) -> Arc<Desk> {
+        let desk = Arc::new(Desk::new(Standing::of(who), false));
         desk.learn(Standing::listed);
         tell(&desk, state);
         desk
     }
 
-    fn tell(desk: &Desk, state: LeaseState) {
+    /// Its lease is in this state now.
+    pub fn tell(desk: &Desk, state: LeaseState) {
         let lease = Lease { id: "L1".into(), state, waiting: None, ..sample::lease() };
         desk.learn(|standing| standing.told(&lease, Instant::now()));
+    }
+
+    fn desk(state: LeaseState) -> Arc<Desk> {
+        desk_of("L1", state)
     }
 
     fn due(desk: &Desk) -> Result<Due, bool> {

@@ -1,27 +1,18 @@
 //! The way through, with real connections on both sides and leases that are only said.
 
-use super::super::standing::Standing;
+use super::super::desk::tests::{desk_of, tell};
 use super::*;
-use crate::sample;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener as Listener, TcpStream as Stream};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use sublet_wire::{Lease, LeaseState};
+use sublet_wire::LeaseState;
 
 /// Long enough for a slow machine.
 const LONG: Duration = Duration::from_secs(60);
 
 fn desk(state: LeaseState) -> Arc<Desk> {
-    let desk = Arc::new(Desk::new(Standing::of("name:llm"), false));
-    desk.learn(Standing::listed);
-    tell(&desk, state);
-    desk
-}
-
-fn tell(desk: &Desk, state: LeaseState) {
-    let lease = Lease { id: "L1".into(), state, waiting: None, ..sample::lease() };
-    desk.learn(|standing| standing.told(&lease, Instant::now()));
+    desk_of("name:llm", state)
 }
 
 /// A door that stands there until the tests are over.
