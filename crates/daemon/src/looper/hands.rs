@@ -243,22 +243,18 @@ impl Loop {
 /// What shall be of a holder, as its lease says; nobody's if its tenant is no user of this host.
 fn wish(state: &State, row: &Lease) -> Option<Wish> {
     let (hold, uid) = (row.hold()?, uid_of(state.tenant_name(row.tenant))?);
+    let away = |deep: bool| Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep };
     let place = match &row.phase {
         Phase::Waiting { .. } => return None,
         // The driver comes first.
-        Phase::Resuming(..) if parking::context_is_away(state, row) => {
-            Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep: true }
-        }
+        Phase::Resuming(..) if parking::context_is_away(state, row) => away(true),
         Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
-        Phase::Parking(_, away) if away.rung != Rung::Park => Place::OnCards,
-        Phase::Parked(_, away) if away.rung == Rung::Driver => Place::OnCards,
-        Phase::Parking(..) => {
-            let deep = parking::context_is_away(state, row);
-            Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep }
-        }
-        Phase::Parked(_, away) => Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep: away.deep },
+        Phase::Parking(_, trip) if trip.rung != Rung::Park => Place::OnCards,
+        Phase::Parked(_, trip) if trip.rung == Rung::Driver => Place::OnCards,
+        Phase::Parking(..) => away(parking::context_is_away(state, row)),
+        Phase::Parked(_, trip) => away(trip.deep),
         Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
     };
     let cap = |card: &CardId| {
