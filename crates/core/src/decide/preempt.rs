@@ -226,6 +226,13 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     Ok(Prospect { rank, rung, out, loss, back, idle })
 }
 
+/// Whether a holder stays for its turn, whatever it does and could: [`prospect`] would refuse it in the end.
+fn has_its_turn(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> bool {
+    let Phase::Active(hold) = &holder.phase else { return true };
+    let decided = || hold.has_moved() || waiter.queued().is_some_and(|since| since <= hold.began());
+    hold.began() + state.policy().parking.turn > now && decided() && !state.planted(Mutant::NoTurn)
+}
+
 /// Since when a holder is not known to have worked.
 fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
     let worked = state.live(holder.id).and_then(|live| live.worked_at).unwrap_or(Time::ZERO);
@@ -287,7 +294,8 @@ impl Outlook {
         let is_free = |row: &Lease| row.id != waiter.id && !self.asked.contains(&row.id) && !stay.contains(&row.id);
         let holders = state.movable().filter(|row| is_free(row));
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
-        let found = holders.filter(on_able).filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
+        let holders = holders.filter(on_able).filter(|row| !has_its_turn(state, waiter, row, now));
+        let found = holders.filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
         let found: Vec<(&Lease, Prospect)> = found.collect();
         let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
         let sites: Vec<Site> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();

@@ -386,6 +386,9 @@ impl Books {
     /// What may be done to a stranger now, or which rule says no, and why.
     pub(super) fn ripe(&self, now: Time, found: &Found) -> Result<Due, (u8, &'static str)> {
         let no = |why| Err((20, why));
+        if found.step == Told::Nothing {
+            return no("it was not warned");
+        }
         let on = self.places(now, found).map_err(|why| (20, why))?;
         let audit = &found.audit;
         if self.mode_of(&on) != Mode::Enforce {
@@ -591,9 +594,11 @@ impl Books {
     }
 
     fn is_to_be_warned(&self, now: Time, found: &Found) -> Result<(), &'static str> {
+        if found.step != Told::Nothing {
+            return Err("it was");
+        }
         let on = self.places(now, found)?;
         match () {
-            () if found.step != Told::Nothing => Err("it was"),
             () if self.mode_of(&on) < Mode::Warn => Err("nobody is there"),
             () => self.is_exempt(found, &on).map_or(Ok(()), Err),
         }
@@ -601,10 +606,10 @@ impl Books {
 
     /// Whether what was begun must not be gone on with.
     fn is_let_off(&self, now: Time, found: &Found) -> bool {
-        let Ok(on) = self.places(now, found) else { return false };
         let begun = matches!(found.step, Told::Unmoved { .. } | Told::Signal { .. } | Told::Stuck);
-        let allowed = !found.is_system() && self.watch.is_told(Treat::Allow, &found.audit);
-        begun && !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed)
+        let allowed = || !found.is_system() && self.watch.is_told(Treat::Allow, &found.audit);
+        let lenient = |on: Vec<usize>| !on.is_empty() && (self.mode_of(&on) != Mode::Enforce || allowed());
+        begun && self.places(now, found).is_ok_and(lenient)
     }
 
     fn relent(&mut self, now: Time, stranger: StrangerId) -> Verdict {
@@ -617,10 +622,9 @@ impl Books {
 
     /// Whether it is there though SIGKILL went out long ago.
     fn is_survivor(&self, now: Time, found: &Found) -> bool {
-        let Ok(on) = self.places(now, found) else { return false };
         let killed =
             matches!(found.step, Told::Signal { signal: KILL, sent: Some(sent), .. } if sent + SURVIVES <= now);
-        killed && !on.is_empty()
+        killed && self.places(now, found).is_ok_and(|on| !on.is_empty())
     }
 
     fn survive(&mut self, now: Time, stranger: StrangerId, at: Time) -> Verdict {
@@ -755,6 +759,9 @@ impl Books {
 
     /// Its card's strangers get leases, and it could have one.
     pub(super) fn is_to_be_adopted(&self, now: Time, found: &Found) -> bool {
+        if !self.watch.modes.contains(&Mode::Adopt) {
+            return false;
+        }
         let Ok(on) = self.places(now, found) else { return false };
         self.mode_of(&on) == Mode::Adopt
             && found.since + super::adopt::SETTLES <= now
