@@ -21,7 +21,7 @@ use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Parking;
-use sublet_core::rows::Phase;
+use sublet_core::rows::{Hold, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
@@ -558,7 +558,8 @@ impl Sim<'_> {
         // Nor with a driver that does what it was told long ago, and was told otherwise since.
         let away = ask.and_then(|(_, row)| row.away());
         let outdated = away.is_none_or(|away| !away.needs_driver());
-        let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond || outdated;
+        let overbooked = gone.iter().any(|(card, _)| self.is_overbooked(*card));
+        let excused = ask.is_none_or(|(may_lose, _)| may_lose) || intruded || beyond || outdated || overbooked;
         must(2, excused, || format!("the driver loses {process:?} of {lease:?}, which lacked room: {gone:?}"))?;
         self.lost += 1;
         if self.luck.chance(500) {
@@ -569,6 +570,17 @@ impl Sim<'_> {
             self.say(process, Said::Lost("out of memory".to_owned()));
         }
         Ok(())
+    }
+
+    /// Whether those who have a card may take more of it than there is: a stranger that was there got a lease, and
+    /// others take what they were promised before, whenever they like.
+    fn is_overbooked(&self, card: usize) -> bool {
+        let gpu = &self.world.cards[card];
+        let taken: Bytes = gpu.residents.iter().filter_map(|resident| resident.bytes).sum();
+        let holds = self.disk.rows.leases.values().filter(|row| !matches!(row.phase, Phase::Parked(..)));
+        let on = |hold: &&Hold| hold.cards.iter().any(|of| usize::from(of.0) == card);
+        let promised: Bytes = holds.filter_map(|row| row.hold()).filter(on).map(|hold| hold.vram).sum();
+        promised > gpu.free() + taken
     }
 
     /// Where somebody's bytes shall come back, somebody else comes first.
