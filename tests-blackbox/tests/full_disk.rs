@@ -13,7 +13,7 @@ use sublet_blackbox::{GIB, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{LeaseState, Reason};
 
 /// Far more than the journal of this test with its ballast.
-const DISK: &str = "64m";
+const DISK: &str = "112m";
 
 /// A command line that runs the rest of its arguments with a small disk at `disk`.
 fn with_small_disk(disk: &Path) -> Option<Vec<String>> {

@@ -164,7 +164,7 @@ impl Journal {
     /// Runs one transaction: all of `work` is on the disk, or none of it is there.
     pub(crate) fn transact<T>(&mut self, mut work: impl FnMut(&mut Journal) -> Result<T>) -> Result<T, CommitError> {
         self.check_health()?;
-        if self.checkpointer.overdue() {
+        if self.checkpointer.is_due() {
             self.copy_wal("PRAGMA wal_checkpoint(PASSIVE)")?;
         }
         let mut done = self.attempt(&mut work);

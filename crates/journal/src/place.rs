@@ -22,9 +22,9 @@ pub const DATABASE: &str = "journal.db";
 pub const LOCK: &str = "lock";
 /// The ballast. It is emptied, never removed: where it is, a journal was set up.
 pub const BALLAST: &str = "ballast";
-/// Room to copy the longest write-ahead log into the database (16 MiB), and for some ten thousand
+/// Room to copy the longest write-ahead log into the database (32 MiB), and for some ten thousand
 /// releases and expiries.
-pub const BALLAST_BYTES: u64 = 24 << 20;
+pub const BALLAST_BYTES: u64 = 40 << 20;
 
 /// The least a database can have: one page.
 const PAGE: u64 = 4096;
