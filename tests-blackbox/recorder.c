@@ -7,6 +7,9 @@
  * mmap (SQLite maps only its -shm file, which is rebuilt), and system calls
  * that bypass the C library.
  *
+ * While a file is where RECORDER_FAIL says, every sync under the directory fails,
+ * as on a disk that is broken.
+ *
  * A record: op (u32), path length (u32), offset (u64), data length (u64), all
  * little-endian, then the path, then the data. For a rename the data is the
  * new path; for a truncation the offset is the new length.
@@ -32,9 +35,11 @@ enum { WRITE = 1, TRUNCATE = 2, SYNC = 3, UNLINK = 4, RENAME = 5, CREATE = 6, MK
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = -1;
 static char dir[PATH_MAX];
+static const char *broken;
 
 __attribute__((constructor)) static void start(void) {
     const char *d = getenv("RECORDER_DIR"), *l = getenv("RECORDER_LOG");
+    broken = getenv("RECORDER_FAIL");
     if (!d || !l || !realpath(d, dir)) return;
     log_fd = syscall(SYS_openat, AT_FDCWD, l, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
 }
@@ -229,10 +234,19 @@ static void synced(int fd) {
     if (path) record(SYNC, path, 0, NULL, 0);
 }
 
+static int fails(int fd) {
+    char buffer[PATH_MAX];
+    return broken && below_fd(fd, buffer) && syscall(SYS_faccessat, AT_FDCWD, broken, F_OK) == 0;
+}
+
 #define FSYNC(name)                                              \
     int name(int fd) {                                           \
         NEXT(name);                               \
         int result;                                              \
+        if (fails(fd)) {                                         \
+            errno = EIO;                                         \
+            return -1;                                           \
+        }                                                        \
         LOCKED(result = next(fd); if (result == 0) synced(fd));  \
         return result;                                           \
     }

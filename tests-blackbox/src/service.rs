@@ -116,7 +116,11 @@ impl Service {
     }
     /// Whether the daemon still runs.
     pub fn alive(&mut self) -> bool {
-        self.child.try_wait().expect("an own child can be waited for").is_none()
+        self.exited().is_none()
+    }
+    /// How the daemon ended, if it did.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("an own child can be waited for")
     }
     /// kill -9, and nothing else.
     pub fn kill(&mut self) {
@@ -205,7 +209,7 @@ pub fn bare_command(program: &Path, home: &Path) -> Command {
 /// `sublet serve` as a command that was not started yet.
 pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
     let mut command = bare_command(sublet(), home);
-    command.args(serve_arguments(state, socket, &Gpu::Scripted)).stdin(Stdio::null());
+    command.args(serve_arguments(state, socket, &Gpu::Scripted)).args(["--config", "/dev/null"]).stdin(Stdio::null());
     command
 }
 
@@ -231,9 +235,11 @@ fn spawn(dir: &Path, setup: &Setup) -> Child {
         }
     };
     command.args(serve_arguments(&state, &dir.join("s"), &setup.gpu));
-    if setup.config.is_some() {
-        command.arg("--config").arg(dir.join("sublet.toml"));
-    }
+    match &setup.config {
+        Some(_) => command.arg("--config").arg(dir.join("sublet.toml")),
+        // Whatever this host has in /etc is not for tests.
+        None => command.args(["--config", "/dev/null"]),
+    };
     let log = fs::OpenOptions::new().append(true).create(true).open(dir.join("log")).expect("a log can be opened");
     command.envs(setup.env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
     command.stdout(log.try_clone().expect("a file can be shared")).stderr(log);

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::image::Coin;
+use sublet_blackbox::log::{build_recorder, recorder_env};
 use sublet_blackbox::service::serve_command;
-use sublet_blackbox::{Client, GIB, LONG, MIB, Service, ask, until};
+use sublet_blackbox::{Client, GIB, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
 /// How many leases one client keeps at a time: all of them fit on the card.
@@ -163,6 +164,87 @@ fn every_answer_survives_kill_9_in_a_loop_under_load() {
     let verify =
         service.cli(&["journal", "verify", "--state-dir", &service.state_dir().display().to_string(), "--json"]);
     assert!(verify.status.success(), "{}", String::from_utf8_lossy(&verify.stderr));
+}
+
+#[test]
+fn after_a_sync_that_failed_nothing_is_answered_and_a_restart_has_all_that_was() {
+    let tools = tempfile::tempdir().expect("a directory can be made");
+    let (state, log, broken) = (tools.path().join("state"), tools.path().join("log"), tools.path().join("broken"));
+    fs::create_dir(&state).expect("a directory can be made");
+    let mut env = recorder_env(&build_recorder(tools.path()), &state, &log);
+    env.push(("RECORDER_FAIL".into(), broken.display().to_string()));
+    let mut service = Service::start_with(Setup { state: Some(state), env, ..Setup::default() });
+    let client = service.client();
+    let before = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    fs::write(&broken, "").expect("a file can be made");
+    let body = ask(GIB, json!({"ttl_s": 1800})).to_string();
+    let answer = client.try_send("POST", "/v1/leases", &[JSON], body.as_bytes());
+    assert!(answer.is_err(), "what the disk did not confirm is not answered: {answer:?}");
+    let status = until("the daemon exits", LONG, || service.exited().ok_or("it runs"));
+    assert_eq!(status.code(), Some(74), "it says why it went:\n{}", service.log());
+    fs::remove_file(&broken).expect("the disk can be mended");
+    service.restart();
+    assert_eq!(client.lease(&before.id).epoch, before.epoch);
+    let after = client.grant(&ask(GIB, json!({})));
+    assert!(after.epoch > before.epoch);
+}
+
+#[test]
+fn a_backup_that_is_put_back_hands_out_no_epoch_twice() {
+    let mut service = Service::start();
+    let client = service.client();
+    let kept = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    let (state, copy) = (service.state_dir(), service.dir().join("copy.db"));
+    let backup =
+        service.cli(&["journal", "backup", "--state-dir", &state.display().to_string(), &copy.display().to_string()]);
+    assert!(backup.status.success(), "{}", String::from_utf8_lossy(&backup.stderr));
+    let lost = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    assert!(service.stop().success());
+    // As docs/backup.md says.
+    for name in ["journal.db-wal", "journal.db-shm"] {
+        let _ = fs::remove_file(state.join(name));
+    }
+    fs::rename(&copy, state.join("journal.db")).expect("a backup can be put in place");
+    service.restart();
+    assert_eq!(client.lease(&kept.id).epoch, kept.epoch, "what the backup knows is there");
+    assert_eq!(client.get(&format!("/v1/leases/{}", lost.id)).code(), "no_such_lease");
+    let next = client.grant(&ask(GIB, json!({})));
+    assert!(next.epoch > lost.epoch, "{next:?} after {lost:?}");
+    let mark = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..20]).parse::<u64>().ok();
+    let marks = fs::read(state.join("epochs")).expect("how far epochs went is beside the journal");
+    assert!([mark(&marks), mark(&marks[4096..])].iter().flatten().any(|mark| Some(*mark) > next.epoch));
+}
+
+#[test]
+fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
+    let first = tempfile::tempdir().expect("a directory can be made");
+    let start = |name: &str| {
+        let dir = first.path().join(name);
+        fs::create_dir(&dir).expect("a directory can be made");
+        let mut command = sublet_blackbox::service::bare_command(sublet_blackbox::binary::sublet(), &dir);
+        command.args(["serve", "--gpu", "real", "--config", "/dev/null", "--state-dir", "state", "--socket", "s"]);
+        command.stdin(std::process::Stdio::null());
+        command.stderr(fs::File::create(dir.join("log")).expect("a file")).spawn().expect("sublet")
+    };
+    let said = |name: &str| fs::read_to_string(first.path().join(name).join("log")).unwrap_or_default();
+    let mut one = start("one");
+    let serves = until("the first serves", LONG, || match one.try_wait().ok().flatten() {
+        Some(_) => Ok(false),
+        None if said("one").contains("serving") => Ok(true),
+        None => Err(said("one")),
+    });
+    if !serves {
+        assert!(said("one").contains("leases the cards of this host"), "{}", said("one"));
+        return eprintln!("skipped: a service leases the cards of this host");
+    }
+    let mut two = start("two");
+    let status = until("the second gives up", LONG, || two.try_wait().ok().flatten().ok_or_else(|| said("two")));
+    one.kill().expect("an own child can be killed");
+    one.wait().expect("an own child can be waited for");
+    assert!(!status.success());
+    let named = format!("another daemon (process {} of user", one.id());
+    assert!(said("two").contains(&named), "{named}: {}", said("two"));
+    assert!(said("two").contains("hint:"), "{}", said("two"));
 }
 
 #[test]

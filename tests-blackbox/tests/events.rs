@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use sublet_blackbox::{Client, Connection, GIB, LONG, Service, ask};
+use sublet_blackbox::{Client, Connection, GIB, LONG, Service, Setup, ask, until};
 use sublet_wire::{AuditLine, AuditPage, Lease};
 
 /// One event as it came.
@@ -169,6 +169,45 @@ fn a_listener_that_does_not_read_is_told_of_its_gap_or_dropped_and_delays_nobody
             _ => return,
         }
     }
+}
+
+#[test]
+fn lines_that_were_folded_away_are_told_of_as_a_gap() {
+    let config = Some("history = 1000\n".to_owned());
+    let service = Service::start_with(Setup { config, ..Setup::default() });
+    let client = service.client();
+    let mut deaf = Stream::open(&client, None);
+    busy(&client, 1);
+    let heard = deaf.next();
+    // Not read from here on: what its socket does not hold is folded away under it.
+    until("the oldest lines are folded away", LONG, || {
+        busy(&client, 100);
+        let first = client.get("/v1/audit?limit=1").read::<AuditPage>().lines[0].seq;
+        if first > heard.id + 2000 { Ok(()) } else { Err(first) }
+    });
+    let mut again = Stream::open(&client, Some(heard.id));
+    let gap = again.next();
+    assert_eq!(gap.kind, "gap");
+    assert_eq!(gap.data["from"], heard.id + 1);
+    let next = again.next();
+    assert_eq!(gap.data["to"], next.id - 1, "the next there is follows: {next:?}");
+    let mut last = heard.id;
+    let mut told = 0;
+    while last < next.id {
+        let event = deaf.next();
+        match event.kind.as_str() {
+            "gap" => {
+                assert_eq!(event.data["from"], last + 1);
+                last = event.data["to"].as_u64().expect("a number");
+                told += 1;
+            }
+            _ => {
+                assert_eq!(event.id, last + 1, "one is missing, and no gap was told");
+                last = event.id;
+            }
+        }
+    }
+    assert!(told <= 1, "one gap, if its socket was full before: {told}");
 }
 
 #[test]

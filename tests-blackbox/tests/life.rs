@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Client, GIB, LONG, Process, Service, ask, until};
+use sublet_blackbox::{Client, GIB, LONG, Process, Service, Setup, ask, until};
 use sublet_wire::{CardState, Lease, LeaseState, Reason};
 
 fn await_state(client: &Client, id: &str, state: LeaseState) -> Lease {
@@ -61,6 +61,25 @@ fn an_unused_lease_ends_on_time_when_somebody_waits_and_the_next_is_served() {
     let (lease, reason) = await_end(&client, &lease.id);
     assert_eq!(reason, Reason::Expired);
     assert!((2.9..8.0).contains(&held_s(&lease)), "a lease of 3 s was held for {} s", held_s(&lease));
+}
+
+#[test]
+fn a_daemon_that_stood_still_for_longer_than_a_term_ends_nobody_at_once() {
+    let service = Service::start_with(Setup { config: Some("grace = \"20s\"\n".to_owned()), ..Setup::default() });
+    let client = service.client();
+    let leases: Vec<Lease> = (0..3).map(|_| client.grant(&ask(7 * GIB, json!({"ttl_s": 3})))).collect();
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    service.while_stopped(|| std::thread::sleep(Duration::from_secs(13)));
+    // Whoever used its lease meanwhile could not say so, and has the grace to.
+    throughout(Duration::from_secs(12), || {
+        for lease in &leases {
+            assert_eq!(client.lease(&lease.id).state, LeaseState::Active, "{} was ended by a stall", lease.id);
+        }
+    });
+    for lease in &leases {
+        assert_eq!(await_end(&client, &lease.id).1, Reason::Expired, "who does not use it loses it after the grace");
+    }
+    await_state(&client, &waiter.id, LeaseState::Active);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use serde_json::json;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Answer, Client, GIB, Process, Service, ask};
+use sublet_blackbox::{Answer, Client, GIB, Process, Service, Setup, ask};
 use sublet_wire::{Cards, Lease, LeaseState, Leases};
 
 const ALICE: u32 = 12345;
@@ -97,6 +97,23 @@ fn who_is_on_a_card_is_visible_and_whose_lease_it_is_is_not() {
         "{}",
         why.text()
     );
+}
+
+#[test]
+fn where_everybody_sees_only_itself_nobody_sees_who_is_on_a_card() {
+    if two_users("where_everybody_sees_only_itself_nobody_sees_who_is_on_a_card").is_none() {
+        return;
+    }
+    let config = Some("visibility = \"own\"\n".to_owned());
+    let service = Service::start_with(Setup { config, ..Setup::default() });
+    let client = service.client();
+    as_user(ALICE, || client.grant(&ask(GIB, json!({}))));
+    let seen_by = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].occupants.len());
+    assert_eq!((seen_by(ALICE), seen_by(BOB), seen_by(0)), (1, 0, 1), "herself, nobody, and an operator all");
+    let free = |uid: u32| as_user(uid, || client.get("/v1/cards").read::<Cards>().cards[0].promisable_bytes);
+    assert_eq!(free(ALICE), free(BOB), "how much is free is no secret");
+    let text = as_user(BOB, || client.get("/v1/cards").text());
+    assert!(!text.contains(&ALICE.to_string()), "{text}");
 }
 
 #[test]

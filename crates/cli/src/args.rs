@@ -123,7 +123,6 @@ pub enum Command {
     Journal(journal::JournalArgs),
     Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),
-    #[command(hide = true)]
     Man(man::ManArgs),
     /// Print the API's description
     #[command(hide = true)]

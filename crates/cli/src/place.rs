@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// Where a system service listens.
 const SYSTEM_SOCKET: &str = "/run/sublet/sublet.sock";
+/// Where a system service has its configuration.
+const SYSTEM_CONFIG: &str = "/etc/sublet/sublet.toml";
 /// Where a system service keeps its state.
 const SYSTEM_STATE: &str = "/var/lib/sublet";
 
@@ -63,6 +65,16 @@ pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
             .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
             .map(|dir| dir.join("sublet")),
     }
+}
+
+/// The configuration that is read unless somebody says otherwise: the user's own, then the system's; the
+/// service of root reads the system's only. `None` where there is neither.
+pub fn config() -> Option<PathBuf> {
+    let own =
+        (uid() != 0).then(|| variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config"))));
+    let own = own.flatten().map(|dir| dir.join("sublet/sublet.toml"));
+    // One that cannot be looked at is there, and must not be taken for none.
+    own.into_iter().chain([PathBuf::from(SYSTEM_CONFIG)]).find(|path| path.try_exists().unwrap_or(true))
 }
 
 /// Where the wrappers of `sublet wrap` are unless somebody says otherwise; `None` without a home.

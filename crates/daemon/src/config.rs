@@ -42,6 +42,10 @@ pub struct Config {
     poll_max: Option<String>,
     /// Measure what a CUDA context takes on each card at the first start.
     measure_context: Option<bool>,
+    /// Lines of the audit trail, and ended leases, that are kept; read by a start only.
+    history: Option<u64>,
+    /// Cards on which nothing is leased, by number or UUID; read by a start only.
+    unmanaged: Vec<String>,
     /// Which cards (`"real"`, `"soft:2x24GiB"`); read by a start only.
     gpu: Option<String>,
     /// Who used more than its share lately queues as if it came later, by this at most (`"4h"`).
@@ -288,6 +292,10 @@ pub struct Settled {
     pub poll_max: Span,
     /// Measure contexts.
     pub measure_context: bool,
+    /// Lines of the audit trail, and ended leases, that are kept.
+    pub history: u64,
+    /// Cards on which nothing is leased.
+    pub unmanaged: Vec<String>,
     /// Which cards, if it says so.
     pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
@@ -401,6 +409,8 @@ impl Config {
             },
             see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
+            history: read_history(self.history.unwrap_or(HISTORY))?,
+            unmanaged: self.unmanaged.iter().map(|name| read_card(name)).collect::<Result<_, _>>()?,
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
             stock,
@@ -408,6 +418,29 @@ impl Config {
             driver,
         })
     }
+}
+
+/// Some 300 MB, months of a busy card.
+const HISTORY: u64 = 1_000_000;
+
+/// A few hours of a busy card at least: less would not tell what happened yesterday.
+fn read_history(lines: u64) -> Result<u64, ConfigError> {
+    match lines {
+        1_000.. => Ok(lines),
+        _ => {
+            let why = "keep 1000 lines at least".to_owned();
+            Err(ConfigError::Value { key: "history", value: lines.to_string(), why })
+        }
+    }
+}
+
+/// A card as `nvidia-smi -L` names it: its number or its UUID.
+fn read_card(name: &str) -> Result<String, ConfigError> {
+    if name.starts_with("GPU-") || name.parse::<u32>().is_ok() {
+        return Ok(name.to_owned());
+    }
+    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them".to_owned();
+    Err(ConfigError::Value { key: "unmanaged", value: name.to_owned(), why })
 }
 
 /// Whether something is on, which it is unless it is said to be off.

@@ -12,6 +12,7 @@ mod config;
 mod credentials;
 mod day;
 pub mod engine;
+mod epochs;
 mod history;
 mod http;
 mod keys;

@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::choice::{self, Choice};
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
+use crate::epochs::Epochs;
 use crate::history::History;
 use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
@@ -82,10 +83,10 @@ pub enum ServeError {
         pid: Option<i32>,
     },
     /// Another daemon leases the cards of this host.
-    #[error("another daemon{} leases the cards of this host", pid.map_or(String::new(), |pid| format!(" (process {pid})")))]
+    #[error("another daemon{} leases the cards of this host", by.map_or(String::new(), |(pid, uid)| format!(" (process {pid} of user {uid})")))]
     CardsTaken {
-        /// Which.
-        pid: Option<i32>,
+        /// Which process, and whose.
+        by: Option<(i32, u32)>,
     },
     /// There is something else where the socket should be.
     #[error("`{}` is there, and is no socket", socket.display())]
@@ -115,6 +116,9 @@ pub enum ServeError {
     /// The eyes cannot open.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// How far epochs went cannot be known or kept.
+    #[error("how far epochs went is not known")]
+    Epochs(#[source] io::Error),
     /// The system refused something every daemon needs.
     #[error("cannot start")]
     System(#[source] io::Error),
@@ -131,6 +135,10 @@ impl ServeError {
                 Some(format!("say which cards it has, such as `--gpu {like}`, or use another `--state-dir`"))
             }
             ServeError::CardsTaken { .. } => Some("stop it first: two would promise the same memory".to_owned()),
+            ServeError::Epochs(_) => Some(
+                "if this host's clock is right, remove the file `epochs` in the state directory and start again"
+                    .to_owned(),
+            ),
             ServeError::NotASocket { .. } => Some("choose another `--socket`; the file was left as it is".to_owned()),
             ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
             ServeError::Socket { .. } => Some("choose a `--socket` in a directory you may write to".to_owned()),
@@ -157,6 +165,10 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     log_to_stderr();
     let settled = Standing::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
     let asked = options.gpu.as_deref().map(str::parse::<GpuSpec>).transpose()?.or_else(|| settled.1.gpu.clone());
+    match &options.config {
+        Some(file) => tracing::info!(file = %file.display(), "configuration read"),
+        None => tracing::info!("no configuration file: everything is at its default"),
+    }
     raise_descriptor_limit();
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = choice::choose(asked, &loaded)?;
@@ -235,14 +247,15 @@ fn own_the_cards() -> Result<std::os::unix::net::UnixListener, ServeError> {
     UnixListener::bind_addr(&name).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
             let stream = StdUnixStream::connect_addr(&name).ok();
-            ServeError::CardsTaken { pid: stream.as_ref().and_then(peer_pid) }
+            ServeError::CardsTaken { by: stream.as_ref().and_then(peer) }
         }
         _ => ServeError::System(error),
     })
 }
 
-fn peer_pid(stream: &StdUnixStream) -> Option<i32> {
-    rustix::net::sockopt::socket_peercred(stream).ok().map(|cred| cred.pid.as_raw_pid())
+fn peer(stream: &StdUnixStream) -> Option<(i32, u32)> {
+    let cred = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    Some((cred.pid.as_raw_pid(), cred.uid.as_raw()))
 }
 
 fn run(
@@ -281,7 +294,7 @@ fn run(
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
 
-    let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx)));
+    let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx, settled.history)));
     let parts = Parts {
         loaded,
         policy: settled.policy.clone(),
@@ -295,6 +308,8 @@ fn run(
         host: Arc::clone(&host),
         pen: Arc::clone(&pen),
         boot,
+        epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
+        unmanaged: settled.unmanaged.clone(),
     };
     let back = mail.clone();
     let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
@@ -456,7 +471,7 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
 fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
     if let Ok(stream) = StdUnixStream::connect(socket) {
-        return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer_pid(&stream) });
+        return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer(&stream).map(|(pid, _)| pid) });
     }
     if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(failed)?;

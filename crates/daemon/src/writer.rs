@@ -4,6 +4,7 @@
 use crate::mail::{Held, Mail, Synced};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use sublet_host::Host;
 use sublet_journal::{Batch, CommitError, Journal};
 use tokio::sync::watch;
@@ -18,12 +19,9 @@ pub enum Order {
     TryBallast,
 }
 
-/// How much history is kept; beyond it the oldest is folded away.
+/// How often it is tidied, and how many answers are kept. How much history is kept the house says; beyond it the
+/// oldest is folded away.
 mod keep {
-    /// Lines of the log: some 300 MB, months of a busy card.
-    pub const LOG: u64 = 1_000_000;
-    /// Ended leases.
-    pub const PAST: u64 = 1_000_000;
     /// Stored answers.
     pub const ANSWERS: u64 = super::super::keys::KEYS_MAX as u64;
     /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
@@ -39,12 +37,18 @@ pub struct Pen {
     host: Arc<Host>,
     synced: watch::Sender<u64>,
     lines: usize,
+    /// Lines of the log, and ended leases, that are kept.
+    history: u64,
+    /// When it began, by both clocks.
+    begun: (Instant, u64),
 }
 
 impl Pen {
     /// A pen for this journal.
-    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>) -> Pen {
-        Pen { journal, host, synced, lines: 0 }
+    pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> Pen {
+        let wall_us = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
+        tell_head(&journal);
+        Pen { journal, host, synced, lines: 0, history, begun: (Instant::now(), wall_us) }
     }
 
     /// Writes a batch; what it held leaves the moment it is on the disk.
@@ -68,9 +72,29 @@ impl Pen {
     fn tidy(&mut self) {
         if self.is_due() {
             self.lines = 0;
-            tidy(&mut self.journal);
+            let now = self.wall_us();
+            tidy(&mut self.journal, now, self.history);
         }
     }
+
+    /// The wall clock as it was, and what passed since: nobody's answers are forgotten because it was set.
+    fn wall_us(&self) -> u64 {
+        let (at, wall_us) = self.begun;
+        wall_us + u64::try_from(at.elapsed().as_micros()).unwrap_or(0)
+    }
+}
+
+impl Drop for Pen {
+    fn drop(&mut self) {
+        tell_head(&self.journal);
+    }
+}
+
+/// Where the audit trail ends, for the system's own log: a trail that was cut or written anew does not lead there.
+fn tell_head(journal: &Journal) {
+    let (seq, hash) = journal.head();
+    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    tracing::info!(line = seq, %hash, "the audit trail ends here");
 }
 
 /// Writes until nobody sends orders any more.
@@ -114,10 +138,9 @@ fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced 
     std::process::exit(74)
 }
 
-fn tidy(journal: &mut Journal) {
-    let now = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
-    let forgotten = journal.forget(now.saturating_sub(keep::ANSWERS_US), keep::ANSWERS, keep::PAST);
-    let trimmed = journal.trim(keep::LOG);
+fn tidy(journal: &mut Journal, now: u64, history: u64) {
+    let forgotten = journal.forget(now.saturating_sub(keep::ANSWERS_US), keep::ANSWERS, history);
+    let trimmed = journal.trim(history);
     if let Err(error) = forgotten.map(drop).and(trimmed.map(drop)) {
         tracing::warn!(error = %chain(&error), "old history could not be folded away; it stays");
     }

@@ -168,8 +168,6 @@ codes! {
     JournalFailed = "journal_failed", 503, Retry;
     /// The daemon is stopping.
     Stopping = "stopping", 503, Retry;
-    /// This is not built yet.
-    NotBuilt = "not_built", 501, Stop;
 }
 
 #[cfg(test)]

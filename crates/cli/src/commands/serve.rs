@@ -18,7 +18,8 @@ pub struct ServeArgs {
     /// ones; soft ones where no NVIDIA device is visible and none ever was]
     #[arg(long, value_name = "SPEC")]
     gpu: Option<String>,
-    /// Its configuration file
+    /// Its configuration file [default: ~/.config/sublet/sublet.toml unless it runs as root, else
+    /// /etc/sublet/sublet.toml; where there is none, everything is at its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Serve over TCP too, for whoever has a token, such as on 127.0.0.1:7474
@@ -45,7 +46,8 @@ pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
         tls_key: args.tls_key.clone(),
         ..TcpConfig::default()
     };
-    daemon::serve(Options { state_dir, socket, gpu: args.gpu.clone(), config: args.config.clone(), tcp })?;
+    let config = args.config.clone().or_else(place::config);
+    daemon::serve(Options { state_dir, socket, gpu: args.gpu.clone(), config, tcp })?;
     Ok(exit::OK)
 }
 

@@ -42,8 +42,7 @@ pub async fn stream(
     let start = history(&app, &by, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
     let (first, last) = start;
     let after = after.unwrap_or(last);
-    let gap = (after + 1 < first)
-        .then(|| Event::default().event("gap").data(format!("{{\"from\":{},\"to\":{}}}", after + 1, first - 1)));
+    let gap = gap(after, first);
     let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after: after.max(first - 1) };
     let stop = {
         let mut stopping = follow.app.stopping.clone();
@@ -80,7 +79,9 @@ impl Follow {
             let (app, peer) = (self.app.clone(), Arc::clone(&self.peer));
             let read = history(&app, &peer.caller, move |reader| {
                 let lines = reader.log(self.after, CHUNK)?;
-                let mut events = Vec::new();
+                // What was folded away while nobody listened is missing before the first.
+                let mut events: Vec<Event> =
+                    lines.first().and_then(|line| gap(self.after, line.seq)).into_iter().collect();
                 for line in &lines {
                     self.after = line.seq;
                     if self.sieve.passes(line, reader)? {
@@ -105,6 +106,12 @@ impl Follow {
             }
         }
     }
+}
+
+/// A word about the lines between one and the next that there is.
+fn gap(after: u64, next: u64) -> Option<Event> {
+    let (from, to) = (after + 1, next.checked_sub(1)?);
+    (from <= to).then(|| Event::default().event("gap").data(format!("{{\"from\":{from},\"to\":{to}}}")))
 }
 
 fn event(line: &sublet_wire::AuditLine) -> Event {

@@ -43,6 +43,9 @@ pub struct Limits {
 /// Longer than a laptop's network is away for, and shorter than anybody waits for a seat.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
 
+/// When to come again if there were too many, in seconds.
+const BUSY_S: u64 = 5;
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -167,9 +170,16 @@ async fn answer(
 
 /// Says that there are too many, and hangs up.
 pub(super) fn turn_away(write: impl FnOnce(&[u8]) -> std::io::Result<usize>) {
-    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 151\r\n\r\n{\"type\":\"about:sublet/too_busy\",\"status\":503,\"code\":\"too_busy\",\"detail\":\"too many connections are open\",\"remedy\":\"retry\",\"retry_after_s\":5}           ";
+    let problem = Problem::new(Code::TooBusy, "too many connections are open").retry_after(BUSY_S);
+    let body = serde_json::to_string(&problem).unwrap_or_default();
+    let answer = format!(
+        "HTTP/1.1 {} Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: {BUSY_S}\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        problem.status,
+        body.len()
+    );
     // It fits into the buffer of a new connection, or nobody wants it.
-    let _ = write(BUSY);
+    let _ = write(answer.as_bytes());
 }
 
 /// Who is connected.

@@ -12,6 +12,7 @@
 mod hands;
 
 use crate::engine::{Engine, Taken};
+use crate::epochs::Epochs;
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
 use crate::names::Names;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
@@ -87,6 +88,10 @@ pub struct Parts {
     pub pen: Arc<Mutex<Pen>>,
     /// This boot.
     pub boot: String,
+    /// How far epochs went, and the first that was never handed out.
+    pub epochs: (Epochs, Epoch),
+    /// Cards that are not for leases.
+    pub unmanaged: Vec<String>,
 }
 
 /// The loop.
@@ -116,6 +121,9 @@ pub struct Loop {
     /// Mail that was looked for and found; it is next.
     next: Option<Mail>,
     boot: String,
+    epochs: Epochs,
+    epoch_floor: Epoch,
+    unmanaged: Vec<String>,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
     /// When it is looked again whom the driver could move.
@@ -157,6 +165,9 @@ impl Loop {
             pen: parts.pen,
             next: None,
             boot: parts.boot,
+            epochs: parts.epochs.0,
+            epoch_floor: parts.epochs.1,
+            unmanaged: parts.unmanaged,
             listed: Vec::new(),
             inspect_at: Instant::now(),
         };
@@ -179,8 +190,7 @@ impl Loop {
     pub fn start(&mut self) {
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
-        // Wall-clock microseconds: above whatever was handed out before a backup was taken.
-        let epoch_floor = sublet_core::ids::Epoch(wall_us());
+        let epoch_floor = self.epoch_floor;
         self.take(Event::Started { boot, clock_offset_us, epoch_floor });
         self.take(Event::Day { number: crate::day::number() });
         self.watch_all();
@@ -254,6 +264,9 @@ impl Loop {
         if wall >= self.day_again_us || self.day_again_us - wall > DAY_AGAIN_US {
             self.day_again_us = day_again_us();
             self.take(Event::Day { number: crate::day::number() });
+        }
+        if let Err(error) = self.epochs.keep_ahead(self.engine.state().rows().meta.next_epoch) {
+            tracing::warn!(%error, "how far epochs went cannot be kept; it is tried again");
         }
         let now = self.clock.now();
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
@@ -497,8 +510,9 @@ impl Loop {
 
     fn see(&mut self, sight: Sight) {
         match sight {
-            Sight::Cards(cards) => {
+            Sight::Cards(mut cards) => {
                 self.set_trouble(None);
+                leave_alone(&mut cards, &self.unmanaged);
                 self.take(Event::Listed(cards));
                 self.send_self_test();
             }
@@ -637,6 +651,17 @@ impl Loop {
             self.take(Event::Listed(listed));
         }
         self.engine.hold(Held::Errand(Errand::Look));
+    }
+}
+
+/// Nothing is leased on a card that the configuration leaves alone.
+fn leave_alone(cards: &mut [CardFacts], unmanaged: &[String]) {
+    for name in unmanaged {
+        let index = name.parse().ok();
+        match cards.iter_mut().find(|card| card.uuid == *name || Some(card.index) == index) {
+            Some(card) => card.unusable = Some("the configuration leaves it unmanaged".to_owned()),
+            None => tracing::error!("`unmanaged` names a card `{name}`, and there is none: `nvidia-smi -L` lists them"),
+        }
     }
 }
 

@@ -1,0 +1,95 @@
+//! What an operator says to the service before it starts.
+
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use sublet_blackbox::binary::sublet;
+use sublet_blackbox::service::{Gpu, bare_command};
+use sublet_blackbox::user::is_root;
+use sublet_blackbox::{GIB, LONG, Service, Setup, ask, until};
+use sublet_wire::Cards;
+
+/// Somebody without any right.
+const NOBODY: u32 = 12347;
+
+#[test]
+fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
+    let config = Some("unmanaged = [\"1\", \"7\"]\n".to_owned());
+    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let client = service.client();
+    let cards: Cards = client.get("/v1/cards").read();
+    assert_eq!(cards.cards[1].promisable_bytes, 0);
+    assert!(client.get("/v1/cards").text().contains("the configuration leaves it unmanaged"));
+    let lease = client.grant(&ask(20 * GIB, json!({})));
+    assert_eq!(lease.card_indices, [0]);
+    client.queue(&ask(20 * GIB, json!({})));
+    let named = client.queue(&ask(GIB, json!({"on": "1"})));
+    let why = named.waiting.expect("it waits").why;
+    assert!(why.contains("card 1 cannot be leased (the configuration leaves it unmanaged)"), "{why}");
+    assert!(service.log().contains("`unmanaged` names a card `7`, and there is none"), "{}", service.log());
+}
+
+#[test]
+fn a_users_own_configuration_is_found_and_a_wrong_one_stops_the_start() {
+    if !is_root() {
+        return eprintln!("skipped: it takes root to be a user with a home of its own");
+    }
+    let home = tempfile::tempdir().expect("a directory can be made");
+    let folder = home.path().join(".config/sublet");
+    fs::create_dir_all(&folder).expect("a directory can be made");
+    fs::write(folder.join("sublet.toml"), "ttl = \"90s\"\nqueue_maximum = 5\n").expect("a file can be written");
+    for path in [home.path(), &home.path().join(".config"), &folder] {
+        chown(path, Some(NOBODY), Some(NOBODY)).expect("root can give files away");
+    }
+    let start = || {
+        let mut command = bare_command(sublet(), home.path());
+        command.args(["serve", "--gpu", "scripted:1x24GiB", "--state-dir", "state", "--socket", "s"]);
+        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::null());
+        command.stderr(fs::File::create(home.path().join("log")).expect("a file")).spawn().expect("sublet")
+    };
+    let said = || fs::read_to_string(home.path().join("log")).unwrap_or_default();
+    let mut wrong = start();
+    let status = until("it gives up", LONG, || wrong.try_wait().ok().flatten().ok_or_else(said));
+    assert!(!status.success() && said().contains("queue_maximum"), "{}", said());
+    fs::write(folder.join("sublet.toml"), "ttl = \"90s\"\n").expect("a file can be written");
+    let mut right = start();
+    until("it serves", LONG, || if said().contains("serving") { Ok(()) } else { Err(said()) });
+    let client = sublet_blackbox::Client::new(home.path().join("s"));
+    let granted = until("it grants", LONG, || {
+        let answer = client.post("/v1/leases", &ask(GIB, json!({"wait_s": 0})));
+        if answer.status == 201 { Ok(answer.read::<sublet_wire::Lease>()) } else { Err(answer.text()) }
+    });
+    right.kill().expect("an own child can be killed");
+    right.wait().expect("an own child can be waited for");
+    let left = granted.remaining_s.expect("it has a term");
+    assert!((80.0..=90.0).contains(&left), "its term is the file's: {left}");
+    assert!(said().contains(".config/sublet/sublet.toml"), "it says which it read: {}", said());
+}
+
+#[test]
+fn the_end_of_the_audit_trail_is_told_to_the_systems_log() {
+    let mut service = Service::start();
+    service.client().grant(&ask(GIB, json!({})));
+    assert!(service.stop().success());
+    let state = service.state_dir().display().to_string();
+    let verified = service.cli(&["journal", "verify", "--state-dir", &state]);
+    let text = String::from_utf8_lossy(&verified.stdout).into_owned();
+    let head = text.lines().find_map(|line| line.strip_prefix("head ")).expect("verify says where it ends");
+    let (line, hash) = head.split_once(' ').expect("a number and a hash");
+    let told = service.log();
+    let last = told.lines().rev().find(|line| line.contains("the audit trail ends here")).expect("it is told");
+    assert!(last.contains(&format!("line={line} ")) && last.contains(hash.trim()), "{last}\n{head}");
+}
+
+#[test]
+fn manual_pages_are_written_for_every_command() {
+    let dir = tempfile::tempdir().expect("a directory can be made");
+    let written = bare_command(sublet(), dir.path()).args(["man", "."]).output().expect("sublet");
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    for page in ["sublet.1", "sublet-run.1", "sublet-lease.1", "sublet-enforce-preview.1"] {
+        let text = fs::read_to_string(dir.path().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(text.contains(".SH SYNOPSIS"), "{page}");
+    }
+}
