@@ -168,12 +168,14 @@ fn explain(error: &NvmlError, library: &OsStr) -> Unlisted {
     Unlisted { kind, what, remedy: remedy.to_owned() }
 }
 
-/// `kernel module 580.82.07, library 580.95.05`
 fn mismatch(library: &OsStr) -> String {
-    let unknown = || "of unknown version".to_owned();
-    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-    let module = module.and_then(|text| module_version(&text)).unwrap_or_else(unknown);
-    format!("kernel module {module}, library {}", loaded_version(library).unwrap_or_else(unknown))
+    versions(std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref(), loaded_version(library))
+}
+
+/// `kernel module 580.82.07, library 580.95.05`
+fn versions(module: Option<&str>, library: Option<String>) -> String {
+    let shown = |version: Option<String>| version.unwrap_or_else(|| "of unknown version".to_owned());
+    format!("kernel module {}, library {}", shown(module.and_then(module_version)), shown(library))
 }
 
 /// The first thing like `580.82.07` in the module's own words.
@@ -399,6 +401,8 @@ mod tests {
         assert_eq!(module_version(closed).as_deref(), Some("580.82.07"));
         assert_eq!(module_version(open).as_deref(), Some("580.159.04"));
         assert_eq!(module_version("nothing here."), None);
+        assert_eq!(versions(Some(closed), Some("580.95.05".to_owned())), "kernel module 580.82.07, library 580.95.05");
+        assert_eq!(versions(None, None), "kernel module of unknown version, library of unknown version");
     }
 
     #[test]

@@ -23,7 +23,7 @@ def step(w, x, y):
 
 key = jax.random.PRNGKey(0)
 w = [jax.random.normal(key, (512, 2048)) * 0.05, jax.random.normal(key, (2048, 16)) * 0.05]
-for number in range(600):
+for number in range(3000):
     key, sub = jax.random.split(key)
     x = jax.random.normal(sub, (128, 512))
     w, value = step(w, x, jnp.sin(x[:, :16]))

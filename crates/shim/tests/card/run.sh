@@ -21,12 +21,12 @@ try() { # name, parks, seconds between parks, seconds before the first, command
     fi
 }
 [ "${3:-all}" = all ] || return 0
-parks=${PARKS:-60}
+parks=${PARKS:-200}
 try torch "$parks" 0.05 0 python3 torch_train.py --steps 3000
-try graph "$parks" 0.05 0 python3 torch_train.py --steps 3000 --graph
+try graph "$parks" 0.05 0 python3 torch_train.py --steps 5000 --graph
 try cupy "$parks" 0.02 0 python3 cupy_job.py
-# A fifth of the card: all that it takes by itself would be two seconds each way.
-XLA_PYTHON_CLIENT_MEM_FRACTION=0.2 try jax "${JAX_PARKS:-$parks}" 0.02 0 python3 jax_job.py
+# A twentieth of the card: all that it takes by itself would be two seconds each way.
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.05 try jax "$parks" 0.02 0 python3 jax_job.py
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True try expandable "$parks" 0.05 0 python3 torch_train.py --steps 3000
 PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync try async "$parks" 0.05 0 python3 torch_train.py --steps 3000
 try triton "$parks" 0.03 0 python3 triton_job.py
