@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use sublet_blackbox::user::is_root;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, GIB, LONG, Process, Service, Setup, ask, until};
 use sublet_wire::{CardState, Lease, LeaseState, Reason};
@@ -80,6 +81,36 @@ fn a_daemon_that_stood_still_for_longer_than_a_term_ends_nobody_at_once() {
         assert_eq!(await_end(&client, &lease.id).1, Reason::Expired, "who does not use it loses it after the grace");
     }
     await_state(&client, &waiter.id, LeaseState::Active);
+}
+
+#[test]
+fn a_boot_ends_who_held_a_card_and_keeps_who_waited() {
+    if !is_root() {
+        return eprintln!("skipped: only root can give a daemon another boot");
+    }
+    let dir = tempfile::tempdir().expect("a directory can be made");
+    let boot = dir.path().join("boot_id");
+    let write = |id: &str| std::fs::write(&boot, id).expect("a file can be written");
+    write("11111111-1111-4111-8111-111111111111\n");
+    let script = format!("mount --bind {} /proc/sys/kernel/random/boot_id || exit 99; exec \"$@\"", boot.display());
+    let through = ["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"].map(str::to_owned);
+    let works = std::process::Command::new(&through[0]).args(&through[1..]).arg("true").status();
+    if !works.is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: nothing can be mounted here");
+    }
+    let mut service = Service::start_with(Setup { through: through.to_vec(), ..Setup::default() });
+    let client = service.client();
+    let held = client.grant(&ask(20 * GIB, json!({"ttl_s": 1800})));
+    let waiter = client.queue(&ask(20 * GIB, json!({})));
+    assert!(service.stop().success());
+    service.restart();
+    assert_eq!(client.lease(&held.id).state, LeaseState::Active, "the same boot goes on");
+    assert!(service.stop().success());
+    write("22222222-2222-4222-8222-222222222222\n");
+    service.restart();
+    assert_eq!(await_end(&client, &held.id).1, Reason::HostRebooted);
+    let served = await_state(&client, &waiter.id, LeaseState::Active);
+    assert!(served.epoch > held.epoch);
 }
 
 #[test]
