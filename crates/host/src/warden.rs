@@ -301,7 +301,9 @@ impl Warden {
         let now = Instant::now();
         let before = self.kept.remove(&process);
         let seen = before.as_ref().map_or(now, |kept| kept.seen);
-        let gone = before.into_iter().flat_map(|kept| kept.tree).filter(|member| !tree.contains(member));
+        let gone = before.into_iter().flat_map(|kept| kept.tree);
+        // It is kept itself, though it may be in another control group by now than its audit says.
+        let gone = gone.filter(|member| *member != process && !tree.contains(member));
         gone.for_each(|member| self.custody.forget(member));
         self.kept.insert(process, Kept { again: now + AGAIN, seen, tree: tree.clone() });
         self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));

@@ -75,7 +75,7 @@ impl Refused {
 
     /// It may be another by now, or nobody could tell: it must be audited anew before it can get anything.
     pub const fn is_undecided(&self) -> bool {
-        matches!(self, Refused::Changed(_) | Refused::Unreadable(_) | Refused::Unwanted)
+        matches!(self, Refused::Changed(_) | Refused::NotAudited(_) | Refused::Unreadable(_) | Refused::Unwanted)
     }
 }
 
