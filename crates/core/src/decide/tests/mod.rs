@@ -14,6 +14,7 @@ mod driver;
 mod ends;
 mod enforce;
 mod fair;
+mod hops;
 mod hostile;
 mod moving;
 mod order;
