@@ -424,7 +424,8 @@ pub enum Action {
         stranger: StrangerId,
         /// When.
         at: Time,
-        /// It is only looked into again, and counts as warned until then: it was not what had been audited.
+        /// It is only looked into again, and counts as warned until then: it was not what had been audited. Said by
+        /// earlier versions only.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Time>,
     },

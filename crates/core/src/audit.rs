@@ -48,6 +48,9 @@ pub struct Audit {
     /// The id or name of its container; of containers in containers, the outermost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+    /// The seat whose session in front it is of: what draws there is somebody's screen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<String>,
     /// The leader of its session.
     pub session: u32,
     /// When it was started, seconds since 1970.
@@ -164,6 +167,7 @@ mod tests {
             cgroup: "/system.slice/ollama.service".into(),
             unit: Some("ollama.service".into()),
             container: None,
+            seat: None,
             session: 4300,
             started_s: 1_700_000_000,
             ancestry: vec![],

@@ -122,6 +122,8 @@ pub enum Mutant {
     StrikeMoving,
     /// Rule 20: who leaves when it is warned and comes back has all its time again.
     WarnForEver,
+    /// Rule 20: who becomes another program, or leaves its cards for a moment, is treated as if it came anew.
+    HopAnew,
     /// Rule 20: who asked for a lease is no stranger, though it was granted none.
     WaitAsShield,
     /// Rule 20: a lease for one card shields its processes on every other.
@@ -144,7 +146,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 68] = [
+    pub const ALL: [Mutant; 69] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -204,6 +206,7 @@ impl Mutant {
         Mutant::StrikeMovable,
         Mutant::StrikeMoving,
         Mutant::WarnForEver,
+        Mutant::HopAnew,
         Mutant::WaitAsShield,
         Mutant::AtHomeAnywhere,
         Mutant::BelieveMoving,

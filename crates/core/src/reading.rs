@@ -98,6 +98,16 @@ pub struct Resident {
     pub process: ProcKey,
     /// Its bytes on this card, where the driver tells.
     pub bytes: Option<Bytes>,
-    /// It only draws (a display server, a browser): never a stranger to be ended.
+    /// It only draws, as far as the driver tells: a display server, a browser, or whoever computes by Vulkan.
     pub graphics: bool,
+}
+
+impl Resident {
+    /// Who draws and has less is not looked into: a desktop has many of those. A model has more.
+    pub const DRAWS_LITTLE: Bytes = Bytes(256 << 20);
+
+    /// Whether it is looked into where nobody has a lease for it. Unknown is not little.
+    pub fn is_of_interest(&self) -> bool {
+        !self.graphics || self.bytes.is_none_or(|bytes| bytes >= Resident::DRAWS_LITTLE)
+    }
 }

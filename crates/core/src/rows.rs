@@ -715,11 +715,13 @@ impl Rows {
             Action::Strike { stranger, signal, at, .. } => {
                 self.set_step(*stranger, Step::Told { signal: *signal, since: *at, sent: false });
             }
-            Action::Struck { stranger, signal, at, late, .. } => {
-                if let Some(Stranger { step: Step::Told { signal: told, since, sent }, .. }) =
+            Action::Struck { stranger, signal, at, late, outcome } => {
+                if let Some(Stranger { audit, step: Step::Told { signal: told, since, sent }, .. }) =
                     self.strangers.get_mut(stranger)
                     && told == signal
                     && !late
+                    // Who did not get it is still to get it.
+                    && outcome.iter().all(|struck| struck.process != audit.process || struck.refused.is_none())
                 {
                     (*since, *sent) = (*at, true);
                 }

@@ -127,7 +127,7 @@ pub enum Step {
         signal: u8,
         /// When that was decided; once it has gone out, when it has.
         since: Time,
-        /// It has gone out.
+        /// It has gone out, and was not refused.
         sent: bool,
     },
     /// It survived SIGKILL.
@@ -183,7 +183,7 @@ pub enum Who {
 pub enum Treat {
     /// They are left alone.
     Allow,
-    /// They may be ended though they are in a container.
+    /// They may be ended though they are in a container, or only draw.
     Deny,
     /// They have a standing ask: wherever they are seen, they get a lease.
     Attach {
@@ -263,6 +263,19 @@ impl FromStr for Who {
     }
 }
 
+/// A signal that one process of a stranger is to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Blow {
+    /// Whose it is, or whom it descends from.
+    pub stranger: StrangerId,
+    /// Which process.
+    pub process: ProcKey,
+    /// Which signal.
+    pub signal: u8,
+    /// When that was decided.
+    pub of: Time,
+}
+
 /// What a signal did to one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Struck {
@@ -271,7 +284,8 @@ pub struct Struck {
     /// Why it got none, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Because it is not what was audited: it runs another program, or is elsewhere, by now.
+    /// Because it is not what was audited, or that cannot be told: it runs another program, or is elsewhere, by now. It
+    /// is looked into before anything else is done to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changed: bool,
 }
@@ -283,8 +297,10 @@ pub enum LeftAlone {
     Allowed(RuleId),
     /// It is in a container, and no rule says that it may be ended.
     Container,
-    /// It only draws.
+    /// It only draws, and no rule says that it may be ended.
     Graphics,
+    /// It draws the screen of this seat.
+    Display(String),
     /// It could not be audited: that file, and more, cannot be read.
     Unread(String),
     /// No device file of a card is open in it: what the driver lists may be of another.
@@ -306,7 +322,8 @@ impl fmt::Display for LeftAlone {
         match self {
             LeftAlone::Allowed(rule) => write!(f, "rule {rule} allows it"),
             LeftAlone::Container => f.write_str("it is in a container, which is only ended if a rule denies it"),
-            LeftAlone::Graphics => f.write_str("it only draws"),
+            LeftAlone::Graphics => f.write_str("it only draws, and is only ended if a rule denies it"),
+            LeftAlone::Display(seat) => write!(f, "it is a screen's, of {seat}"),
             LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
             LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
             LeftAlone::System => f.write_str("it is a process of the system"),

@@ -2,7 +2,7 @@
 
 use crate::audit::Audit;
 use crate::ids::ProcKey;
-use crate::stranger::StrangerId;
+use crate::stranger::{Step, Stranger, StrangerId};
 use crate::units::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,19 +24,43 @@ pub struct Watchlist {
 /// Whoever comes so soon after somebody like it was ended, or warned, is started anew.
 const ANEW: Span = Span::secs(600);
 /// So many of those are remembered.
-const FORMER_MAX: usize = 64;
+const FORMER_MAX: usize = 256;
 
 /// A stranger that was ended, or that left when it was warned.
 #[derive(Clone, Debug)]
 pub(crate) struct Former {
-    id: StrangerId,
+    pub(crate) id: StrangerId,
     at: Time,
     audit: Audit,
     /// It had until then to leave, for good.
-    until: Option<Time>,
+    pub(crate) until: Option<Time>,
+    /// The signal that it got, or was to get.
+    pub(crate) told: Option<Step>,
+    /// Why it could not be taken off its cards.
+    pub(crate) stays: Option<String>,
 }
 
 impl Former {
+    /// What is remembered of a stranger that is gone, if anything was done about it.
+    pub(crate) fn of(row: &Stranger, at: Time) -> Option<Former> {
+        let (until, told) = match row.step {
+            // Who comes and goes would be warned for ever.
+            Step::Warned { until, .. } | Step::Unmoved { since: until } => (Some(until), None),
+            told @ Step::Told { .. } => (None, Some(told)),
+            Step::Found | Step::Moving { .. } | Step::Stuck => return None,
+        };
+        Some(Former { id: row.id, at, audit: row.audit.clone(), until, told, stays: row.stays.clone() })
+    }
+
+    pub(crate) fn process(&self) -> ProcKey {
+        self.audit.process
+    }
+
+    /// Whether it is this very process, whatever that runs by now.
+    pub(crate) fn is_process(&self, audit: &Audit) -> bool {
+        self.audit.process == audit.process
+    }
+
     /// A service is started anew by its unit; anything else by whoever calls the same program for the same user.
     fn is(&self, audit: &Audit) -> bool {
         match (&self.audit.unit, &audit.unit) {
@@ -51,17 +75,23 @@ impl Former {
 
 impl Watchlist {
     /// A stranger that was signalled, or had until then to leave, is gone.
-    pub(crate) fn remember(&mut self, id: StrangerId, audit: Audit, at: Time, until: Option<Time>) {
+    pub(crate) fn remember(&mut self, former: Former) {
         if self.ended.len() >= FORMER_MAX {
             self.ended.pop_front();
         }
-        self.ended.push_back(Former { id, at, audit, until });
+        self.ended.push_back(former);
     }
 
-    /// Who was ended lately, or warned, and is here again; and what is left of its time.
-    pub(crate) fn former(&self, audit: &Audit, now: Time) -> Option<(StrangerId, Option<Time>)> {
-        let lately = self.ended.iter().rev().take_while(|former| now.since(former.at) <= ANEW);
-        lately.into_iter().find(|former| former.is(audit)).map(|former| (former.id, former.until))
+    /// Who was ended lately, or warned, and is here again: itself, of whom nothing is left to remember then, or one
+    /// like it.
+    pub(crate) fn recall(&mut self, audit: &Audit, now: Time) -> Option<Former> {
+        let is_late = |former: &Former| now.since(former.at) <= ANEW;
+        match self.ended.iter().rposition(|former| former.is_process(audit)) {
+            Some(place) => self.ended.remove(place).filter(is_late),
+            None => {
+                self.ended.iter().rev().take_while(|former| is_late(former)).find(|former| former.is(audit)).cloned()
+            }
+        }
     }
 }
 

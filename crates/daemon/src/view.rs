@@ -15,11 +15,11 @@ use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::parking;
-use sublet_core::reading::Reading;
+use sublet_core::reading::{Reading, Resident};
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::stranger::Mode;
+use sublet_core::stranger::{Mode, Stranger};
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Span, Time};
 use sublet_wire as wire;
@@ -436,13 +436,21 @@ impl View<'_> {
             pid: Some(resident.process.pid),
             user: None,
             tier: None,
-            state: if resident.graphics { "display" } else { "stranger" }.to_owned(),
+            state: if self.is_display(resident) { "display" } else { "stranger" }.to_owned(),
             reserved_bytes: None,
             seen_bytes: resident.bytes.map(|b| b.0),
             since_unix_s: None,
             over: false,
         }));
         found
+    }
+
+    /// Whether who only draws is left alone: it has little, or draws somebody's screen.
+    fn is_display(&self, resident: &Resident) -> bool {
+        let known = |row: &&Stranger| row.audit.process == resident.process;
+        let draws_screen =
+            || self.state.rows().strangers.values().find(known).is_some_and(|row| row.audit.seat.is_some());
+        resident.graphics && (!resident.is_of_interest() || draws_screen())
     }
 
     fn leases_on(&self, by: &Caller, card: CardId, see_all: bool) -> Vec<wire::Occupant> {

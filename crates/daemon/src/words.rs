@@ -474,7 +474,11 @@ pub fn action(action: &Action) -> String {
         Action::RevokeToken { token, tenant, .. } => format!("token {token} of {tenant} is revoked"),
         Action::Find { stranger } => {
             let was = if stranger.until.is_some() { "warned" } else { "ended" };
-            let again = stranger.again.map_or_else(String::new, |former| format!(", again after {former} was {was}"));
+            let again = stranger.again.map_or_else(String::new, |former| match stranger.step {
+                // The very process that left its cards for a moment.
+                stranger::Step::Told { .. } => format!(", which is {former} still and has not left for good"),
+                _ => format!(", again after {former} was {was}"),
+            });
             let (id, who) = (stranger.id, stranger.audit.owner_words());
             match stranger.of {
                 None => format!("{id} is on a card without a lease: {who}{again}"),
@@ -525,7 +529,7 @@ pub fn action(action: &Action) -> String {
         Action::SetRule { rule } => {
             let what = match rule.treat {
                 Treat::Allow => "are left alone",
-                Treat::Deny => "may be ended in their container",
+                Treat::Deny => "may be ended in their container, or if they only draw",
                 Treat::Attach { .. } => "have a standing ask",
             };
             format!("rule {}: strangers of {} {what}", rule.id, rule.who)

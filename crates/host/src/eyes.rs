@@ -237,10 +237,10 @@ impl Eyes {
         }
     }
 
-    /// Processes of a look that are no holder's, and do more than draw. Who waits is none yet.
+    /// Processes of a look that are no holder's, and do more than draw a little. Who waits is none yet.
     fn unowned(&self, reading: &Reading) -> Vec<ProcKey> {
         let Reading::Used(used) = reading else { return Vec::new() };
-        let unowned = used.processes.iter().filter(|resident| !resident.graphics && resident.process.start != 0);
+        let unowned = used.processes.iter().filter(|resident| resident.is_of_interest() && resident.process.start != 0);
         unowned.map(|resident| resident.process).filter(|process| self.roster.holder(*process).is_none()).collect()
     }
 

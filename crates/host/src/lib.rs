@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
-use sublet_core::stranger::StrangerId;
+use sublet_core::stranger::{Blow, StrangerId};
 use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 use warden::{Trial, Warden};
@@ -284,10 +284,21 @@ impl Host {
         self.warden.present(processes);
     }
 
-    /// Sends a signal to processes of a stranger: each is the one that was audited, or gets none.
-    /// Answered by [`Sight::Struck`], which says `of` again.
-    pub fn strike(&self, stranger: StrangerId, signal: u8, of: Time, processes: Vec<ProcKey>) {
-        self.warden.strike(stranger, signal, of, processes);
+    /// Sends a signal to processes of a stranger, the stranger first: each is the one that was audited, and still
+    /// wanted, or gets none. Answered by [`Sight::Struck`], which says `of` again.
+    pub fn strike(
+        &self,
+        (stranger, signal, of): (StrangerId, u8, Time),
+        processes: Vec<ProcKey>,
+        is_wanted: impl FnMut(&Blow) -> bool,
+    ) {
+        self.warden.strike((stranger, signal, of), processes, is_wanted);
+    }
+
+    /// Takes back signals to strangers that are not wanted any more, of those that were not sent yet. None of them is
+    /// sent once this returns; each is told as one that was refused.
+    pub fn recall(&self, is_wanted: impl FnMut(&Blow) -> bool) {
+        self.warden.recall(is_wanted);
     }
 
     /// Tries on a card whether the driver's processes can be told apart here; answered by

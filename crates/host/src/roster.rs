@@ -1,7 +1,7 @@
 //! Which process belongs to which lease.
 //!
-//! A process joins by descent from a member, by being in the holder's own cgroup, or
-//! by the lease's mark in its environment; then it is a member until it ends, whoever
+//! A process joins by descent from a member, by being in the holder's own cgroup or in
+//! a session that a member leads, or by the lease's mark in its environment; then it is a member until it ends, whoever
 //! its parent becomes. A process belongs to one lease at most: the first that found
 //! it, unless another names it as a root. Nothing is reported here.
 
@@ -212,7 +212,8 @@ impl Roster {
         let by_descent = process::ancestry(process.pid).into_iter().find_map(|parent| self.owner(parent));
         // Whoever started it may have ended since, below somebody who is a member.
         let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
-        let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_origin)?;
+        let by_session = || self.by_session(process.pid);
+        let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_session).or_else(by_origin)?;
         self.admit(process, lease).then_some(lease)
     }
 
@@ -236,6 +237,13 @@ impl Roster {
     /// The lease whose cgroup a process is in, or that its environment names.
     fn by_mark(&self, pid: u32) -> Option<LeaseId> {
         self.by_cgroup(pid).or_else(|| self.by_environ(pid))
+    }
+
+    /// The lease that the leader of its session is a member of: nobody is in a session who does not descend from that.
+    fn by_session(&self, pid: u32) -> Option<LeaseId> {
+        let session = process::stat(pid).ok()?.session;
+        let leader = process::stat(session).ok()?;
+        self.owner(leader.key(session))
     }
 
     fn by_cgroup(&self, pid: u32) -> Option<LeaseId> {

@@ -17,13 +17,13 @@ use crate::process;
 use crate::soft::SoftPlace;
 use crate::wake::Wake;
 use crate::worker::Measured;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
-use sublet_core::stranger::{StrangerId, Struck};
+use sublet_core::stranger::{Blow, StrangerId, Struck};
 use sublet_core::units::Time;
 
 /// Those that stay are audited again after so long.
@@ -65,6 +65,18 @@ pub(crate) struct WardenInbox {
     bell: Arc<Wake>,
     /// Words that come again with the next look, and were not dealt with yet.
     heard: Arc<AtomicUsize>,
+    blows: Blows,
+}
+
+/// Signals that were not sent yet. Whoever decides takes one back here: a word in the queue would come too late.
+#[derive(Clone, Default)]
+struct Blows(Arc<Mutex<BTreeSet<Blow>>>);
+
+impl Blows {
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
+        // Nothing in there is half done, whoever panicked.
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl WardenInbox {
@@ -92,8 +104,21 @@ impl WardenInbox {
         self.send_again(Word::Audit(process));
     }
 
-    pub(crate) fn strike(&self, stranger: StrangerId, signal: u8, of: Time, processes: Vec<ProcKey>) {
+    /// Only those that are wanted get it, and as long as they are.
+    pub(crate) fn strike(
+        &self,
+        (stranger, signal, of): (StrangerId, u8, Time),
+        processes: Vec<ProcKey>,
+        is_wanted: impl FnMut(&Blow) -> bool,
+    ) {
+        let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
+        self.blows.with(|blows| blows.extend(wanted));
         self.send(Word::Strike { stranger, signal, of, processes });
+    }
+
+    /// Takes back those that are not wanted any more. None of them is sent once this returns.
+    pub(crate) fn recall(&self, is_wanted: impl FnMut(&Blow) -> bool) {
+        self.blows.with(|blows| blows.retain(is_wanted));
     }
 
     pub(crate) fn try_card(&self, uuid: String) {
@@ -135,6 +160,7 @@ pub(crate) struct Warden {
     cards: Arc<cards::Shared>,
     trial: Trial,
     heard: Arc<AtomicUsize>,
+    blows: Blows,
     forebears: Forebears,
 }
 
@@ -143,7 +169,9 @@ impl Warden {
         let (sender, queue) = mpsc::channel();
         let bell = Arc::new(Wake::new()?);
         let heard = Arc::new(AtomicUsize::new(0));
-        let inbox = WardenInbox { queue: sender, bell: Arc::clone(&bell), heard: Arc::clone(&heard) };
+        let blows = Blows::default();
+        let inbox =
+            WardenInbox { queue: sender, bell: Arc::clone(&bell), heard: Arc::clone(&heard), blows: blows.clone() };
         let devices = Devices::new(trial.soft.as_ref().map(|soft| soft.state.clone()));
         let warden = Warden {
             queue,
@@ -157,6 +185,7 @@ impl Warden {
             cards,
             trial,
             heard,
+            blows,
             forebears: Forebears::default(),
         };
         Ok((warden, inbox))
@@ -201,7 +230,8 @@ impl Warden {
                     self.want(process);
                 }
                 Word::Strike { stranger, signal, of, processes } => {
-                    let outcome = processes.into_iter().map(|process| self.strike(process, signal)).collect();
+                    let blows = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
+                    let outcome = self.strike(blows.collect());
                     self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, of, outcome }));
                 }
                 Word::Try { uuid } => {
@@ -271,7 +301,9 @@ impl Warden {
         let now = Instant::now();
         let before = self.kept.remove(&process);
         let seen = before.as_ref().map_or(now, |kept| kept.seen);
-        let gone = before.into_iter().flat_map(|kept| kept.tree).filter(|member| !tree.contains(member));
+        let gone = before.into_iter().flat_map(|kept| kept.tree);
+        // It is kept itself, though it may be in another control group by now than its audit says.
+        let gone = gone.filter(|member| *member != process && !tree.contains(member));
         gone.for_each(|member| self.custody.forget(member));
         self.kept.insert(process, Kept { again: now + AGAIN, seen, tree: tree.clone() });
         self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));
@@ -287,15 +319,30 @@ impl Warden {
         }
     }
 
-    fn strike(&mut self, process: ProcKey, signal: u8) -> Struck {
-        let refused = self.custody.signal(process, signal).err();
-        let changed = matches!(&refused, Some(Refused::Changed(_)));
-        if changed {
-            // What it is now is looked into before anything else is done to it.
-            self.custody.forget(process);
-            self.want(process);
+    /// The stranger itself comes first: where that must be looked into again, those that descend from it get nothing
+    /// now, or they would get it twice.
+    fn strike(&mut self, blows: Vec<Blow>) -> Vec<Struck> {
+        let mut outcome: Vec<Struck> = Vec::new();
+        for blow in blows {
+            let waits = outcome.first().is_some_and(|own| own.changed);
+            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow) };
+            self.blows.with(|blows| blows.remove(&blow));
+            let refused = sent.err();
+            let changed = refused.as_ref().is_some_and(Refused::is_undecided);
+            if changed && !waits {
+                // What it is now is looked into before anything else is done to it.
+                self.custody.forget(blow.process);
+            }
+            outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed });
         }
-        Struck { process, refused: refused.map(|refused| with_cause(&refused)), changed }
+        outcome
+    }
+
+    fn send(&self, blow: &Blow) -> Result<(), Refused> {
+        self.custody.signal_if(blow.process, blow.signal, |send| {
+            // Held while it is sent: who takes it back comes before or after that.
+            self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(Refused::Unwanted) })
+        })
     }
 
     /// Whether the driver names processes as this host does: one of ours makes a context on the card and
@@ -325,5 +372,95 @@ impl Warden {
             Ok(Err(_)) => Err("the trial's answer makes no sense".to_owned()),
             Err(error) => Err(format!("a process of ours did not find itself among those on the card: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eyes::Eyes;
+    use std::process::{Child, Command};
+
+    /// A process that is kept as if it had been audited, killed in the end.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn kept(warden: &mut Warden) -> Sleeper {
+            let sleeper = Sleeper(Command::new("sleep").arg("600").spawn().expect("a program"));
+            let ready =
+                || std::fs::read_link(format!("/proc/{}/exe", sleeper.0.id())).is_ok_and(|exe| exe.ends_with("sleep"));
+            while !ready() {
+                std::thread::yield_now();
+            }
+            warden.custody.take(sleeper.key()).expect("an own child");
+            sleeper
+        }
+
+        fn key(&self) -> ProcKey {
+            process::stat(self.0.id()).expect("an own child").key(self.0.id())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn warden() -> (Warden, WardenInbox) {
+        let (_, eyes) = Eyes::new(Duration::from_secs(1), Box::new(drop)).expect("descriptors");
+        let cards = Arc::new(cards::Shared::new().expect("descriptors"));
+        let trial = Trial { exe: PathBuf::new(), soft: None, scripted: true };
+        Warden::new(eyes, cards, trial).expect("descriptors")
+    }
+
+    fn strike(inbox: &WardenInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
+        let blow = |process| Blow { stranger: StrangerId(1), process, signal: 15, of: Time(7) };
+        let blows = processes.iter().copied().map(blow).collect();
+        inbox.strike((StrangerId(1), 15, Time(7)), processes, |_| true);
+        blows
+    }
+
+    /// Who of them gets a signal that is in the queue when those that are not wanted are taken back.
+    fn reached(warden: &mut Warden, blows: Vec<Blow>) -> Vec<(bool, bool)> {
+        let outcome = warden.strike(blows);
+        outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
+    }
+
+    #[test]
+    fn a_signal_that_is_taken_back_while_it_is_in_the_queue_is_not_sent() {
+        let (mut warden, inbox) = warden();
+        let mut one = Sleeper::kept(&mut warden);
+        let blows = strike(&inbox, vec![one.key()]);
+        inbox.recall(|_| true);
+        assert_eq!(inbox.blows.with(|blows| blows.len()), 1);
+        inbox.recall(|blow| blow.process != one.key());
+        assert!(warden.take_words(), "it is dealt with");
+        assert_eq!(one.0.try_wait().expect("an own child"), None);
+        // It was let go, to be looked into again.
+        warden.custody.take(one.key()).expect("an own child");
+        assert_eq!(reached(&mut warden, blows), [(false, true)]);
+        warden.custody.take(one.key()).expect("an own child");
+        let blows = strike(&inbox, vec![one.key()]);
+        assert_eq!(reached(&mut warden, blows), [(true, false)]);
+        assert!(!one.0.wait().expect("an own child").success());
+        assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn who_descends_from_a_stranger_is_spared_alone_and_gets_nothing_where_that_must_be_looked_into() {
+        let (mut warden, inbox) = warden();
+        let mut all = [0; 3].map(|_| Sleeper::kept(&mut warden));
+        let keys = all.each_ref().map(Sleeper::key);
+        let blows = strike(&inbox, keys.to_vec());
+        inbox.recall(|blow| blow.process != keys[0]);
+        assert_eq!(reached(&mut warden, blows), [(false, true); 3]);
+        warden.custody.take(keys[0]).expect("an own child");
+        let blows = strike(&inbox, keys.to_vec());
+        inbox.recall(|blow| blow.process != keys[1]);
+        assert_eq!(reached(&mut warden, blows), [(true, false), (false, true), (true, false)]);
+        assert_eq!(all[1].0.try_wait().expect("an own child"), None);
+        assert!(!all[0].0.wait().expect("an own child").success() && !all[2].0.wait().expect("an own child").success());
     }
 }

@@ -17,10 +17,9 @@ use crate::world::{Ail, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::mutant::Mutant;
 use sublet_core::reading::{Observation, Reading};
-use sublet_core::stranger::StrangerId;
 use sublet_core::units::{Span, Time};
 
 /// Once the world is calm it is counted who still waits after so many turns.
@@ -96,7 +95,7 @@ pub struct Sim<'a> {
     /// Leases whose processes got SIGTERM.
     pub(crate) termed: BTreeSet<LeaseId>,
     /// When strangers last got SIGTERM.
-    pub(crate) struck: BTreeMap<StrangerId, u64>,
+    pub(crate) struck: BTreeMap<ProcKey, u64>,
     looks: Vec<Option<Look>>,
 }
 

@@ -23,7 +23,7 @@ use sublet_core::ask::Tier;
 use sublet_core::audit::{Accounted, Audit};
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::ProcKey;
-use sublet_core::stranger::{Mode, Patience, RuleId, StrangerId, Struck, Treat, Who};
+use sublet_core::stranger::{self, Mode, Patience, RuleId, StrangerId, Struck, Treat, Who};
 use sublet_core::units::{Bytes, Span, Time};
 
 const KILL: u8 = 9;
@@ -89,6 +89,7 @@ pub struct Papers {
     devices: bool,
     unread: bool,
     kernel: bool,
+    seat: bool,
     nature: Nature,
 }
 
@@ -286,6 +287,7 @@ impl Sim<'_> {
             devices: !(odd && which == 2),
             unread: odd && which == 3,
             kernel: odd && which == 4,
+            seat: odd && which == 5,
             nature: self.odds.pick(&[
                 Nature::Meek,
                 Nature::Meek,
@@ -322,6 +324,7 @@ impl Sim<'_> {
             cgroup: "/".to_owned(),
             unit: papers.unit.map(|unit| format!("unit{unit}.service")),
             container: papers.container.map(|container| format!("{container}").repeat(64)),
+            seat: papers.seat.then(|| "seat0".to_owned()),
             session: process.pid,
             started_s: process.start,
             ancestry: Vec::new(),
@@ -390,29 +393,39 @@ impl Sim<'_> {
 
     /// It reaches whom it is for, if that is still who it was.
     pub(crate) fn blow(&mut self, number: u32) -> Result<(), Violation> {
+        let now = self.now();
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let Blow { stranger, signal, at, processes, .. } = &daemon.watching.blows[number as usize];
         let (stranger, signal, processes) = (*stranger, *signal, processes.clone());
-        if !daemon.engine.state().is_to_be_struck(stranger, signal, *at) {
-            return Ok(());
-        }
+        let state = daemon.engine.state();
+        let is_wanted = |process: &ProcKey| {
+            state.is_to_be_struck(&stranger::Blow { stranger, process: *process, signal, of: *at }, now)
+        };
+        let wanted: Vec<bool> = processes.iter().map(is_wanted).collect();
         let own = self.disk.rows.strangers.get(&stranger).map(|row| row.audit.clone());
         if !self.calm && self.odds.chance(40) {
             processes.iter().for_each(|process| self.exec(*process));
         }
+        let mut changed = false;
         let refused = match own {
+            Some(own) if processes.iter().zip(&wanted).any(|(process, wanted)| *process == own.process && !wanted) => {
+                changed = true;
+                Some("it is not wanted any more".to_owned())
+            }
             _ if !self.calm && self.odds.chance(40) => Some("that is not permitted".to_owned()),
             Some(own) if self.world.lives(own.process) => {
                 self.paper(own.process);
-                own.is_same(&self.read_papers(own.process)).err().map(str::to_owned)
+                let other = own.is_same(&self.read_papers(own.process)).err().map(str::to_owned);
+                changed = other.is_some();
+                other
             }
             _ => Some("it is gone".to_owned()),
         };
         let mut outcome = Vec::new();
-        for process in processes {
-            let gone = (!self.world.lives(process)).then(|| "it is gone".to_owned());
+        for (process, wanted) in processes.into_iter().zip(wanted) {
+            let gone = (!wanted || !self.world.lives(process)).then(|| "it is gone, or not meant any more".to_owned());
             let refused = refused.clone().or(gone);
-            outcome.push(Struck { process, refused, changed: false });
+            outcome.push(Struck { process, refused, changed });
         }
         self.reach(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {
@@ -429,14 +442,16 @@ impl Sim<'_> {
         let reached = || outcome.iter().filter(|struck| struck.refused.is_none()).map(|struck| struck.process);
         let Some(first) = reached().next() else { return Ok(()) };
         self.checker.reaches(stranger, signal)?;
+        // The same process may be on the record by another name since.
+        let own = self.disk.rows.strangers.get(&stranger).map_or(first, |row| row.audit.process);
         let grace = self.shape.policy.patience.grace;
         if signal == KILL {
-            let told = self.struck.get(&stranger).copied();
+            let told = self.struck.get(&own).copied();
             must(16, told.is_some_and(|told| told + grace.0 <= self.t), || {
                 format!("{stranger} ({first}) gets SIGKILL at {}, and got SIGTERM at {told:?}", self.t)
             })?;
         } else {
-            self.struck.insert(stranger, self.t);
+            self.struck.insert(own, self.t);
         }
         for process in reached().collect::<Vec<_>>() {
             self.paper(process);

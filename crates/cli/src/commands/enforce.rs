@@ -31,8 +31,8 @@ Modes, for each card:
 A process of a lease is one of them on a card that its lease does not have: it is warned and ended there, and neither
 adopted nor parked. End that lease, or ask for all of its cards in one.
 A process that was parked has a lease from then on: `sublet resume L5` brings it back.
-Nobody is ever parked or ended who only draws, whom a rule allows, who is in a container that no rule denies, or
-who could not be audited.
+Nobody is ever parked or ended whom a rule allows, who draws somebody's screen, who only draws or is in a container
+and no rule denies it, or who could not be audited. Who only draws and has less than 256 MiB is not looked into.
 
 Examples:
   sublet enforce preview                  who would be ended, and who would not, and why
@@ -77,7 +77,7 @@ pub struct ModeArgs {
 }
 
 /// Say something about certain processes: with `allow` they are left alone, with `deny` they may be ended though
-/// they are in a container (operators)
+/// they are in a container, or only draw (operators)
 #[derive(Args, Clone, Debug)]
 pub struct RuleArgs {
     /// exe:PATH (or its name), unit:NAME, container:ID or uid:N
@@ -258,6 +258,8 @@ fn next(stranger: &Stranger) -> String {
         Step::Warned => "warned; ",
         Step::Moving => "",
         Step::Unmoved => "could not be parked; ",
+        // It was to be, and could not.
+        Step::Told if stranger.next == Next::LeftAlone => "",
         Step::Told => "signalled; ",
         Step::Stuck => "survived SIGKILL; ",
     };
@@ -279,7 +281,7 @@ fn next(stranger: &Stranger) -> String {
 pub fn rule_words(rule: &Rule) -> String {
     let what = match rule.treat {
         Treat::Allow => "is left alone",
-        Treat::Deny => "may be ended in its container",
+        Treat::Deny => "may be ended in its container, or if it only draws",
         Treat::Attach => {
             let size = rule.vram_bytes.map_or_else(|| "what it has".to_owned(), size::show);
             let tier = rule.tier.map_or("batch", text::tier);

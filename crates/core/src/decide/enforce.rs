@@ -21,7 +21,7 @@ use crate::stranger::{
     Closed, Fate, LeftAlone, Mode, OnCard, Rule, RuleId, Step, Stranger, StrangerId, Struck, Treat, Who,
 };
 use crate::units::{Bytes, Span, Time};
-use crate::watchlist::Seen;
+use crate::watchlist::{Former, Seen};
 
 /// A stranger is adopted when it was there for so long: most of what it takes is there then.
 const ADOPT_AFTER: Span = Span::secs(5);
@@ -73,6 +73,9 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if let Some(why) = never_touched(state, audit, computes) {
         return Some(why);
     }
+    if !computes && rule(state, audit, Treat::Deny).is_none() {
+        return Some(LeftAlone::Graphics);
+    }
     if let Some(Err(why)) = &state.watchlist().can {
         return Some(LeftAlone::CannotEnforce(why.clone()));
     }
@@ -108,7 +111,7 @@ fn never_touched(state: &State, audit: &Audit, computes: bool) -> Option<LeftAlo
     if let Some(rule) = rule(state, audit, Treat::Allow) {
         return Some(LeftAlone::Allowed(rule));
     }
-    (!computes).then_some(LeftAlone::Graphics)
+    audit.seat.clone().filter(|_| !computes).map(LeftAlone::Display)
 }
 
 pub(super) fn rule(state: &State, audit: &Audit, treat: Treat) -> Option<RuleId> {
@@ -169,22 +172,26 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
             (_, Step::Stuck) => Fate::Stuck,
             (Some(why), _) => Fate::LeftAlone(why),
-            (None, Step::Found) => after_warning(state, stranger, now + patience.warned),
-            (None, Step::Warned { since, until }) => after_warning(state, stranger, due(since, until.since(since))),
+            (None, Step::Found) => after_warning(state, stranger, computes, now + patience.warned),
+            (None, Step::Warned { since, until }) => {
+                after_warning(state, stranger, computes, due(since, until.since(since)))
+            }
             (None, Step::Moving { lease, .. }) => Fate::Moving(lease),
             (None, Step::Unmoved { since }) => Fate::Signal(TERM, due(since, Span::ZERO)),
-            (None, Step::Told { signal: TERM, since, .. }) => Fate::Signal(KILL, due(since, patience.grace)),
-            (None, Step::Told { since, .. }) => Fate::Signal(KILL, since),
+            (None, Step::Told { signal: TERM, since, sent: true }) => Fate::Signal(KILL, due(since, patience.grace)),
+            (None, Step::Told { signal, since, .. }) => Fate::Signal(signal, since),
         },
     }
 }
 
 /// What follows a warning that was not heeded.
-fn after_warning(state: &State, stranger: &Stranger, due: Time) -> Fate {
+fn after_warning(state: &State, stranger: &Stranger, computes: bool, due: Time) -> Fate {
     let policy = state.policy();
     let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
     // Who has a lease is not parked by another.
     let is_untried = is_untried && state.lease_of(stranger).is_none();
+    // What draws is nothing that the driver could take off a card.
+    let is_untried = is_untried && computes;
     let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
     if parks && !state.planted(Mutant::StrikeMovable) { Fate::Parked(due) } else { Fate::Signal(TERM, due) }
 }
@@ -192,6 +199,17 @@ fn after_warning(state: &State, stranger: &Stranger, due: Time) -> Fate {
 /// Whether an audit is good enough to act upon: it is from after the step was due, and not of long ago.
 pub(crate) fn is_fresh(audited: Time, due: Time, now: Time) -> bool {
     audited >= due && now.since(audited) <= AUDIT_HOLDS
+}
+
+/// Whether a process may be signalled because a stranger is that it descends from: it belongs to no lease, and no
+/// rule allows it.
+pub(crate) fn may_be_struck(state: &State, process: ProcKey) -> bool {
+    let known = state.watchlist().by_process.get(&process);
+    let known = known.and_then(|id| state.rows().strangers.get(id));
+    let is_spared = |audit: &Audit| is_allowed(state, audit) || standing(state, audit).is_some();
+    let is_allowed = known.is_some_and(|known| is_spared(&known.audit));
+    let is_free = state.owner(&process).is_none() || state.planted(Mutant::StrikeOthers);
+    process.pid > 1 && is_free && !is_allowed
 }
 
 /// Whose lease a stranger would have.
@@ -241,9 +259,14 @@ impl Turn<'_> {
             None if cards.is_empty() || self.state.rows().strangers.len() >= STRANGERS_MAX => return,
             None => {
                 let id = StrangerId(self.state.rows().meta.next_stranger);
-                let former = self.state.watchlist().former(&audit, self.now);
-                let (again, until) = (former.map(|(id, _)| id), former.and_then(|(_, until)| until));
-                let (since, step, stays) = (self.now, Step::Found, None);
+                let hops = self.state.planted(Mutant::HopAnew);
+                let former = self.state.watchlist_mut().recall(&audit, self.now).filter(|_| !hops);
+                let (again, until) =
+                    (former.as_ref().map(|former| former.id), former.as_ref().and_then(|former| former.until));
+                // Who left its cards for a moment has come as far as it had.
+                let same = former.filter(|former| former.is_process(&audit));
+                let step = same.as_ref().and_then(|former| former.told).unwrap_or(Step::Found);
+                let (since, stays) = (self.now, same.and_then(|former| former.stays));
                 let stranger = Stranger { id, audit, since, cards, step, again, until, stays, of };
                 self.emit(Action::Find { stranger: Box::new(stranger) });
                 id
@@ -266,17 +289,8 @@ impl Turn<'_> {
 
     /// A stranger is gone. Who was signalled is remembered, should it be started anew.
     pub(super) fn close(&mut self, id: StrangerId, how: Closed) {
-        if let Some(stranger) = self.state.rows().strangers.get(&id) {
-            let until = match stranger.step {
-                Step::Told { .. } => Some(None),
-                // Who comes and goes would be warned for ever.
-                Step::Warned { until, .. } => Some(Some(until)),
-                _ => None,
-            };
-            if let Some(until) = until {
-                let (audit, now) = (stranger.audit.clone(), self.now);
-                self.state.watchlist_mut().remember(id, audit, now, until);
-            }
+        if let Some(former) = self.state.rows().strangers.get(&id).and_then(|row| Former::of(row, self.now)) {
+            self.state.watchlist_mut().remember(former);
         }
         self.emit(Action::Close { stranger: id, at: self.now, how });
     }
@@ -386,7 +400,7 @@ impl Turn<'_> {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = stranger.audit.process;
         let tree = self.state.watchlist().seen.get(&id).map(|seen| seen.tree.as_slice()).unwrap_or_default();
-        let others = tree.iter().copied().filter(|process| *process != own && self.may_be_struck(*process));
+        let others = tree.iter().copied().filter(|process| *process != own && may_be_struck(self.state, *process));
         let processes: Vec<ProcKey> = std::iter::once(own).chain(others).collect();
         let signal = if self.state.planted(Mutant::StrikeHard) { KILL } else { signal };
         self.emit(Action::Strike { stranger: id, signal, at, processes });
@@ -395,23 +409,11 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether a process may be signalled because a stranger is that it descends from: it belongs to no
-    /// lease, and no rule allows it.
-    fn may_be_struck(&self, process: ProcKey) -> bool {
-        let known = self.state.watchlist().by_process.get(&process);
-        let known = known.and_then(|id| self.state.rows().strangers.get(id));
-        let is_spared = |audit: &Audit| is_allowed(self.state, audit) || standing(self.state, audit).is_some();
-        let is_allowed = known.is_some_and(|known| is_spared(&known.audit));
-        let is_free = self.state.owner(&process).is_none() || self.state.planted(Mutant::StrikeOthers);
-        process.pid > 1 && is_free && !is_allowed
-    }
-
     /// What became of a signal.
     pub(super) fn struck(&mut self, id: StrangerId, signal: u8, of: Time, outcome: Vec<Struck>) {
         let Some(stranger) = self.state.rows().strangers.get(&id) else { return };
         let own = outcome.iter().find(|struck| struck.process == stranger.audit.process);
         let refused = own.and_then(|own| own.refused.clone());
-        // Whoever becomes another program in time gains nothing by it but another look.
         let changed = own.is_some_and(|own| own.changed);
         let step = stranger.step;
         let late = step != Step::Told { signal, since: of, sent: false };
@@ -425,11 +427,15 @@ impl Turn<'_> {
             return;
         }
         if let Some(seen) = seen {
-            seen.refused = refused.clone().filter(|_| !changed);
-            seen.struck = false;
+            (seen.refused, seen.struck) = (refused, false);
         }
-        if refused.is_some() {
-            self.emit(Action::Relent { stranger: id, at: self.now, until: changed.then_some(self.now) });
+        // Whoever becomes another program in time, or is elsewhere, gains nothing by it but another look: what it is
+        // now is on the record first, and then it gets what it was to get.
+        if changed {
+            self.state.watchlist_mut().seen.remove(&id);
+            if self.state.planted(Mutant::HopAnew) {
+                self.emit(Action::Relent { stranger: id, at: self.now, until: Some(self.now) });
+            }
         }
     }
 
@@ -620,5 +626,5 @@ impl Turn<'_> {
 
 /// Who is never ended is warned all the same, where strangers are.
 fn is_warned_all_the_same(why: &LeftAlone) -> bool {
-    !matches!(why, LeftAlone::Allowed(_) | LeftAlone::Graphics | LeftAlone::System)
+    !matches!(why, LeftAlone::Allowed(_) | LeftAlone::Display(_) | LeftAlone::System)
 }

@@ -3,12 +3,13 @@
 use super::State;
 use crate::action::Action;
 use crate::decide::enforce;
-use crate::ids::{LeaseId, ProcKey};
+use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
+use crate::reading::Reading;
 use crate::rows::{Lease, Phase};
-use crate::stranger::{Fate, Mode, Step, Stranger, StrangerId};
+use crate::stranger::{Blow, Fate, Mode, Step, Stranger};
 use crate::units::Time;
-use crate::watchlist::Watchlist;
+use crate::watchlist::{Former, Watchlist};
 
 impl State {
     /// What this daemon has seen of strangers.
@@ -49,15 +50,19 @@ impl State {
         }
     }
 
-    /// Whether a signal that was decided then is still to be sent. Whoever sends it asks when that is on the
-    /// disk, right before it leaves: meanwhile an operator may have thought better of it, or the stranger
-    /// be gone.
-    pub fn is_to_be_struck(&self, stranger: StrangerId, signal: u8, at: Time) -> bool {
-        let Some(row) = self.rows.strangers.get(&stranger) else { return false };
-        let is_decided = row.step == Step::Told { signal, since: at, sent: false };
-        let is_enforced = row.cards.iter().any(|card| self.rows.cards[card.0 as usize].mode == Mode::Enforce);
-        let is_wanted = is_decided && is_enforced && !enforce::is_allowed(self, &row.audit);
-        is_wanted || self.planted(Mutant::StrikeLate)
+    /// Whether a signal that was decided then is still to be sent to this process. Whoever sends it asks when that is
+    /// on the disk, and takes it back when it is not wanted any more, until it has left: meanwhile an operator may have
+    /// thought better of it, the stranger be gone, its card not be readable, or the process have a lease.
+    pub fn is_to_be_struck(&self, blow: &Blow, now: Time) -> bool {
+        let Some(row) = self.rows.strangers.get(&blow.stranger) else { return false };
+        let is_decided = row.step == Step::Told { signal: blow.signal, since: blow.of, sent: false };
+        let is_due = is_decided && matches!(enforce::fate(self, row, None, now), Fate::Signal(..));
+        let own = row.audit.process;
+        // Where it was found when it was last looked into, and not only where it went since.
+        let is_enforced = |card: &CardId| self.rows.cards[card.0 as usize].mode == Mode::Enforce;
+        let is_strange = row.cards.iter().any(|card| is_enforced(card) && !self.is_at_home(&own, *card));
+        let is_its = is_strange && (blow.process == own || enforce::may_be_struck(self, blow.process));
+        is_due && is_its || self.planted(Mutant::StrikeLate)
     }
 
     /// Whether a stranger that could not be moved belongs to the lease still by which it should have been; after
@@ -85,7 +90,21 @@ impl State {
         self.holder(&stranger.audit.process).filter(|_| !self.is_by_its_move(stranger))
     }
 
-    /// Strangers that must be audited before their next step is taken, which is due.
+    /// Processes that left their cards when they were warned or told, and are there again.
+    fn returned(&self) -> impl Iterator<Item = ProcKey> {
+        let is_there = |process: &ProcKey| {
+            self.cards().any(|card| match &self.room(card).observed().reading {
+                Reading::Used(used) => used.processes.iter().any(|resident| {
+                    resident.process == *process && resident.is_of_interest() && !self.is_at_home(process, card)
+                }),
+                Reading::Unreadable(_) => false,
+            })
+        };
+        let left = self.watchlist.ended.iter().map(Former::process);
+        left.filter(|process| !self.watchlist.by_process.contains_key(process)).filter(is_there)
+    }
+
+    /// Strangers that must be audited before their next step is taken, which is due, and those that are back.
     pub fn audits_due(&self, now: Time) -> Vec<ProcKey> {
         let is_due = |stranger: &&Stranger| {
             let audited = self.watchlist.seen.get(&stranger.id).map(|seen| seen.at);
@@ -101,6 +120,7 @@ impl State {
             let is_struck = self.watchlist.seen.get(&stranger.id).is_some_and(|seen| seen.struck);
             !is_struck && due <= now && audited.is_none_or(|at| !enforce::is_fresh(at, due, now))
         };
-        self.rows.strangers.values().filter(is_due).map(|stranger| stranger.audit.process).collect()
+        let due = self.rows.strangers.values().filter(is_due).map(|stranger| stranger.audit.process);
+        due.chain(self.returned()).collect()
     }
 }

@@ -105,7 +105,7 @@ async fn test(app: &App, card: String) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Says something about certain strangers (operators): they are left alone, may be ended in a container, or
+/// Says something about certain strangers (operators): they are left alone, may be ended in a container or if they only draw, or
 /// have a standing ask.
 #[utoipa::path(post, operation_id = "set_rule", path = "/v1/rules", tag = "strangers",
     request_body = wire::RuleAsk,

@@ -345,9 +345,8 @@ impl Loop {
             }
             Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
             Mail::Strike { stranger, signal, at, processes } => {
-                if self.engine.state().is_to_be_struck(stranger, signal, at) {
-                    self.host.strike(stranger, signal, at, processes);
-                }
+                let (state, now) = (self.engine.state(), self.clock.now());
+                self.host.strike((stranger, signal, at), processes, |blow| state.is_to_be_struck(blow, now));
             }
             Mail::Stop => self.stopping = true,
         }
@@ -501,11 +500,19 @@ impl Loop {
         for action in &taken.actions {
             self.send_hands(action);
         }
+        // Before anybody hears of what was decided.
+        self.recall();
         self.wake_watchers(&taken.actions, &taken.past);
         for ended in &taken.past {
             self.send_forget(ended.id);
         }
         taken
+    }
+
+    /// Signals that were not sent yet, and would not be decided again, are not sent.
+    fn recall(&mut self) {
+        let (state, now) = (self.engine.state(), self.clock.now());
+        self.host.recall(|blow| state.is_to_be_struck(blow, now));
     }
 
     fn see(&mut self, sight: Sight) {

@@ -1,8 +1,8 @@
 //! Audited processes, each with the descriptor that was opened for its audit.
 //!
 //! ```text
-//!   opened ─► audited ─► kept ──signal──► has it ended? ─► audited again ─► the same? ─► sent through the
-//!                                                                                        kept descriptor
+//!   opened ─► audited ─► kept ──signal──► has it ended? ─► audited again ─► the same? ─► wanted still? ─► sent
+//!                                                                                  through the kept descriptor
 //! ```
 //! The kernel never gives a descriptor to another process, so a number that was reused in between, even
 //! within the same tick of the clock that start times are told in, costs nobody anything: the signal goes to
@@ -56,6 +56,9 @@ pub enum Refused {
     /// It is there, but no longer what was audited. It must be audited anew before anything is done to it.
     #[error("it is not what was audited: {0}")]
     Changed(&'static str),
+    /// Whoever wanted it has thought better of it.
+    #[error("it is not wanted any more")]
+    Unwanted,
     /// Whether it is what was audited cannot be told.
     #[error("it cannot be audited again")]
     Unreadable(#[source] ProcessError),
@@ -68,6 +71,11 @@ impl Refused {
     /// The process is not there: nothing is left to do.
     pub const fn is_gone(&self) -> bool {
         matches!(self, Refused::Gone(_))
+    }
+
+    /// It may be another by now, or nobody could tell: it must be audited anew before it can get anything.
+    pub const fn is_undecided(&self) -> bool {
+        matches!(self, Refused::Changed(_) | Refused::NotAudited(_) | Refused::Unreadable(_) | Refused::Unwanted)
     }
 }
 
@@ -131,6 +139,16 @@ impl Custody {
 
     /// Sends a signal to a process that is kept, if it is still what was audited.
     pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), Refused> {
+        self.signal_if(process, number, |send| send())
+    }
+
+    /// The same, if at the last moment it is still wanted: `wanted` sends it by what it is given, or does not.
+    pub fn signal_if(
+        &self,
+        process: ProcKey,
+        number: u8,
+        wanted: impl FnOnce(&mut dyn FnMut() -> Result<(), Refused>) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
         let signal = Signal::from_named_raw(number.into()).ok_or(Refused::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
         let kept = self.kept.get(&process).ok_or(Refused::NotAudited(process))?;
@@ -156,9 +174,11 @@ impl Custody {
         if kept.image != image && now.devices.is_empty() {
             return Err(Refused::Changed("it started its program anew since"));
         }
-        pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
-            Errno::SRCH => Refused::Gone(process),
-            error => Refused::NotSent(error.into()),
+        wanted(&mut || {
+            pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
+                Errno::SRCH => Refused::Gone(process),
+                error => Refused::NotSent(error.into()),
+            })
         })
     }
 }

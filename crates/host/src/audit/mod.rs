@@ -3,7 +3,7 @@
 //! ```text
 //!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
 //!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
-//!        │                 devices: descriptors and mappings of cards' files
+//!        │                 devices: descriptors and mappings of cards' files     seat: whose screen it draws
 //!   Custody: audits with the descriptors opened for them; the only way a signal leaves from here
 //!   Hints:   a device file was opened, a process came or went: look now
 //! ```
@@ -26,6 +26,7 @@ mod hints;
 mod netlink;
 mod place;
 mod redact;
+mod seat;
 mod text;
 
 pub use devices::Devices;
@@ -177,6 +178,8 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
             None
         }
     };
+    // In a container the same number is another user.
+    let seat = if place.container.is_none() { seat::seat_of(uid, &place.cgroup) } else { None };
     Ok(Audit {
         process,
         uid,
@@ -189,6 +192,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         cgroup: clean(&place.cgroup, PATH_MAX),
         unit: place.unit,
         container: place.container,
+        seat,
         session: stat.session,
         started_s: started_s(process),
         ancestry: ancestry(process, &mut unread),

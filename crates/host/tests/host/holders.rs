@@ -14,6 +14,7 @@ crate::tests![
     a_zombie_is_gone_before_it_is_reaped,
     a_child_that_comes_later_joins,
     a_process_that_left_its_tree_is_found_by_its_environment,
+    a_process_that_left_its_tree_and_its_environment_is_found_by_its_session,
     the_environment_counts_for_its_own_user_only,
     in_a_container_it_counts_only_if_root_or_the_holder_made_that,
     what_another_service_started_under_the_same_name_is_not_ours,
@@ -111,6 +112,26 @@ fn a_process_that_left_its_tree_is_found_by_its_environment() {
     tree.kill(1);
     rig.gone(lease);
     tree.pids.truncate(1);
+}
+
+fn a_process_that_left_its_tree_and_its_environment_is_found_by_its_session() {
+    let lease = fresh_lease();
+    let rig = Rig::new(NEVER);
+    // The first leads a session, in which the second is whose parent has ended.
+    let script =
+        "setsid sh -c 'echo $$; sh -c \"env -i sleep 600 >/dev/null & echo \\$!\"; sleep 600 >/dev/null' & wait";
+    let tree = Tree::shell(script, 2);
+    let [_, leader, left] = tree.pids[..] else { panic!("{:?}", tree.pids) };
+    while process::ancestry(left).iter().any(|parent| parent.pid == leader) {
+        std::thread::yield_now();
+    }
+    rig.host.watch(lease, my_uid(), vec![key(leader)], None);
+    rig.until("its members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
+    put_on_card(&rig, left);
+    rig.until("it is a member", |sight| match sight {
+        Sight::Members { lease: of, processes } if *of == lease => processes.contains(&key(left)).then_some(()),
+        _ => None,
+    });
 }
 
 fn the_environment_counts_for_its_own_user_only() {

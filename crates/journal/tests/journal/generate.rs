@@ -286,6 +286,7 @@ impl World {
             cgroup: "/system.slice".to_owned(),
             unit: (self.dice.below(2) == 0).then(|| "ollama.service".to_owned()),
             container: (self.dice.below(2) == 0).then(|| "3f4e".repeat(16)),
+            seat: None,
             session: 7,
             started_s: self.now.0,
             ancestry: vec![parent],

@@ -136,6 +136,7 @@ fn extreme_audit() -> Audit {
         cgroup: String::new(),
         unit: Some("user@1000.service/app.service".to_owned()),
         container: Some("f".repeat(64)),
+        seat: Some("seat0".into()),
         session: u32::MAX,
         started_s: u64::MAX,
         ancestry: vec![parent],

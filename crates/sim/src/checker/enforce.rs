@@ -21,6 +21,8 @@ const TERM: u8 = 15;
 const KILL: u8 = 9;
 /// An audit is acted upon for so long.
 const FRESH: Span = Span::secs(5);
+/// Who comes back so soon has not left.
+const BACK_WITHIN: Span = Span::secs(600);
 /// Whoever is there so long after SIGKILL went out has survived it.
 const SURVIVES: Span = Span::secs(10);
 
@@ -68,6 +70,8 @@ pub struct Watch {
     stepped: Vec<StrangerId>,
     /// Those who left when they were warned, and until when they had time.
     warned: BTreeMap<StrangerId, Time>,
+    /// Processes that left their cards when they were warned or told, when, and how far they had come.
+    left: BTreeMap<ProcKey, (StrangerId, Time, Told)>,
     /// Users that were not known before this event.
     pub(super) enrolled: Vec<String>,
     /// Cards that survivors of the present event are on.
@@ -367,7 +371,7 @@ impl Books {
         match () {
             () if found.is_system() => Some("it is of the system"),
             () if self.watch.is_told(Treat::Allow, &found.audit) => Some("a rule allows it"),
-            () if !self.computes(found, on) => Some("it only draws"),
+            () if found.audit.seat.is_some() && !self.computes(found, on) => Some("it draws a screen"),
             () => None,
         }
     }
@@ -400,6 +404,7 @@ impl Books {
         match () {
             () if self.watch.tested != Some(Ok(())) => return no("it was not seen that strangers can be told apart"),
             () if found.refused => return no("it was refused a moment ago"),
+            () if !self.computes(found, &on) && !self.watch.is_told(Treat::Deny, audit) => return no("it only draws"),
             () if audit.container.is_some() && !self.watch.is_told(Treat::Deny, audit) => {
                 return no("it is in a container");
             }
@@ -413,6 +418,9 @@ impl Books {
         }
         let (next, due) = match found.step {
             Told::Nothing => return no("it was not warned"),
+            Told::Warned { since, until } if !self.computes(found, &on) => {
+                (Due::Signal(TERM), self.deadline(since, until))
+            }
             Told::Warned { since, until } => (self.after_warning(found), self.deadline(since, until)),
             Told::Moving { .. } => return Err((16, "it is taken off its cards")),
             Told::Unmoved { since } => (Due::Signal(TERM), self.deadline(since, since)),
@@ -512,9 +520,13 @@ impl Books {
                 must(17, *late != is_it, || format!("{action:?}, and it is told {step:?}"))?;
                 if is_it {
                     let own = outcome.iter().find(|struck| struck.process == found.audit.process);
-                    found.refused = own.is_some_and(|own| own.refused.is_some());
-                    if let Told::Signal { sent, .. } = &mut found.step {
-                        *sent = Some(now);
+                    let (gets, changed) = own.map_or((true, false), |own| (own.refused.is_none(), own.changed));
+                    found.refused = !gets && !changed;
+                    // What it is now was not looked into.
+                    found.seen = found.seen.take().filter(|_| !changed);
+                    // Who did not get it is still to get it.
+                    if let Told::Signal { sent, ours, .. } = &mut found.step {
+                        (*sent, *ours) = if gets { (Some(now), *ours) } else { (None, false) };
                     }
                 }
                 Ok(())
@@ -558,7 +570,24 @@ impl Books {
         };
         must(15, tree.is_some(), || format!("{id} is found after {cause:?}"))?;
         let next = self.watch.next_stranger.max(1);
-        must(15, id.0 == next && stranger.since == now && stranger.step == Step::Found, || format!("{stranger:?}"))?;
+        must(15, id.0 == next && stranger.since == now, || format!("{stranger:?}"))?;
+        let mut found = Found::read(stranger);
+        // Whoever left its cards for a moment, whatever it runs by now, has come as far as it had.
+        let left = self.watch.left.remove(&process).filter(|(_, at, _)| now.since(*at) <= BACK_WITHIN);
+        must(20, left.is_none_or(|(former, ..)| stranger.again == Some(former)), || {
+            format!("{id} is {left:?}, and taken for {:?}", stranger.again)
+        })?;
+        let step = match left {
+            Some((_, _, Told::Signal { signal, since, sent, .. })) => Told::Signal { signal, since, sent, ours: false },
+            _ => Told::Nothing,
+        };
+        let as_was = match (found.step, step) {
+            (Told::Signal { signal, sent, .. }, Told::Signal { signal: was, sent: then, .. }) => {
+                signal == was && sent == then
+            }
+            (found, was) => found == was,
+        };
+        must(20, as_was, || format!("{id} is found as {:?}, and had come to {step:?}", found.step))?;
         let known = self.watch.by_process.get(&process);
         must(19, known.is_none(), || format!("{id} is on the record as {known:?}"))?;
         let owner = self.holder(&process);
@@ -567,7 +596,6 @@ impl Books {
         must(20, stranger.until == former, || {
             format!("{id} has until {:?}, and who was the same until {former:?}", stranger.until)
         })?;
-        let mut found = Found::read(stranger);
         let on = self.strange_on(process, None);
         must(16, !on.is_empty() && on == found.cards, || {
             format!("{id} is found on {:?}, and seen on {on:?}", found.cards)
@@ -614,7 +642,7 @@ impl Books {
 
     fn relent(&mut self, now: Time, stranger: StrangerId) -> Verdict {
         let found = self.watch.strangers.get(&stranger);
-        let fits = found.is_some_and(|found| found.refused || self.is_let_off(now, found));
+        let fits = found.is_some_and(|found| self.is_let_off(now, found));
         must(20, fits, || format!("{stranger} is let off, and there is no reason: {found:?}"))?;
         self.watch.set_step(stranger, Told::Nothing);
         Ok(())
@@ -648,10 +676,12 @@ impl Books {
         };
         let process = found.audit.process;
         let moved = self.is_moved_away(now, cause, stranger, found, how);
+        let gone = matches!(how, Closed::Exited | Closed::OffCards);
         let left = match found.step {
-            Told::Warned { until, .. } if matches!(how, Closed::Exited | Closed::OffCards) => Some(until),
+            Told::Warned { until, .. } | Told::Unmoved { since: until } if gone => Some(until),
             _ => None,
         };
+        let step = found.step;
         let home = |number: &usize| self.is_home(process, *number);
         let fits = match how {
             Closed::Adopted(_) | Closed::Parked(_) if moved.is_some() => true,
@@ -670,6 +700,9 @@ impl Books {
         must(4, fits && at == now, || format!("{stranger} is closed as {how:?} after {cause:?}: {found:?}"))?;
         if let Some((lease, true)) = moved {
             self.ask_at_once(lease);
+        }
+        if gone && (left.is_some() || matches!(step, Told::Signal { .. })) {
+            self.watch.left.insert(process, (stranger, now, step));
         }
         self.watch.warned.extend(left.map(|until| (stranger, until)));
         self.watch.strangers.remove(&stranger);

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use sublet_wire::PROBLEM_JSON;
-use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncWriteExt, Interest, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
@@ -43,6 +43,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
 /// Whoever takes nothing of what it is sent for so long is hung up on, and so is whoever vanished.
 pub const SILENT_MAX: Duration = Duration::from_secs(60);
+/// Whoever says nothing for as long is asked whether it is there, and then again after so long.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// So many are told at a time that there are too many, and for so long.
 const OUTSIDE_MAX: usize = 64;
 const OUTSIDE_WITHIN: Duration = Duration::from_secs(1);
@@ -182,8 +184,10 @@ impl Way {
             let (way, seat) = (self.clone(), Arc::clone(&seat));
             async move { Ok::<Answer, Infallible>(way.answer(request, seat).await.unwrap_or_else(|no| told(&no))) }
         });
-        // A broken connection is the client's affair.
-        let _ = server::conn::http1::Builder::new()
+        let watched = second(&stream);
+        // A client may say that it sends nothing more, and still wants its answer.
+        let connection = server::conn::http1::Builder::new()
+            .half_close(true)
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_WITHIN)
             .max_header_size(HEAD_BYTES_MAX)
@@ -191,8 +195,12 @@ impl Way {
             .preserve_header_case(true)
             .auto_date_header(false)
             .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades()
-            .await;
+            .with_upgrades();
+        // A broken connection is the client's affair.
+        tokio::select! {
+            _ = connection => {}
+            () = broken(watched) => {}
+        }
     }
 
     /// Passes a whole connection on, once it may pass. What cannot be is closed: there is nothing to say it in.
@@ -285,12 +293,28 @@ impl Way {
     }
 }
 
+/// The same connection once more, to be watched.
+fn second(stream: &TcpStream) -> io::Result<TcpStream> {
+    TcpStream::from_std(stream.as_fd().try_clone_to_owned()?.into())
+}
+
+/// Returns when a client is gone for good. One that closed its connection looks like one that sends nothing more, until
+/// its host has forgotten that connection, some 60 s later, and says so when it is asked whether it is there.
+async fn broken(stream: io::Result<TcpStream>) {
+    if let Ok(stream) = stream {
+        while !stream.ready(Interest::ERROR).await.is_ok_and(|ready| ready.is_error()) {}
+    } else {
+        std::future::pending().await
+    }
+}
+
 /// A connection to either side: small pieces go at once, and whoever vanished is noticed.
 fn bound(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = stream.as_fd();
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, SILENT_MAX)?;
+    sockopt::set_tcp_keepintvl(socket, ASK_EVERY)?;
     sockopt::set_tcp_user_timeout(socket, SILENT_MAX.as_millis() as u32)?;
     Ok(())
 }

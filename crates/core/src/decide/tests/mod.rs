@@ -14,6 +14,7 @@ mod driver;
 mod ends;
 mod enforce;
 mod fair;
+mod hops;
 mod hostile;
 mod moving;
 mod order;
@@ -294,9 +295,10 @@ impl Teller {
             match part.split_once('=') {
                 Some((who, size)) => {
                     free = free.less(bytes(size));
-                    let process = process(who);
+                    // `~x` only draws.
+                    let (process, graphics) = (process(who.trim_start_matches('~')), who.starts_with('~'));
                     let told = (!used.coarse).then(|| bytes(size));
-                    used.processes.push(Resident { process, bytes: told, graphics: false });
+                    used.processes.push(Resident { process, bytes: told, graphics });
                 }
                 None if part.ends_with(['G', 'M']) => free = free.less(bytes(part)),
                 None => {}
@@ -393,7 +395,7 @@ impl Teller {
     }
 }
 
-/// `exe=/usr/bin/x uid=7 unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open.
+/// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
@@ -407,6 +409,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         cgroup: "/".to_owned(),
         unit: None,
         container: None,
+        seat: None,
         session: 1,
         started_s: 0,
         ancestry: Vec::new(),
@@ -417,6 +420,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
     let mut tree = vec![process(name)];
     for word in words {
         match word.split_once('=').unwrap_or((word, "")) {
+            ("seat", seat) => audit.seat = Some(seat.to_owned()),
             ("uid", uid) => audit.uid = uid.parse().expect("a uid"),
             ("exe", exe) => audit.exe = Some(exe.to_owned()),
             ("unit", unit) => audit.unit = Some(unit.to_owned()),

@@ -7,7 +7,7 @@ use crate::units::{Bytes, Span};
 use expect_test::expect;
 
 /// A house that parks, where strangers have ten seconds for everything.
-fn roomy() -> Policy {
+pub(super) fn roomy() -> Policy {
     let patience = Patience { warned: Span::secs(10), grace: Span::secs(10), ..Patience::default() };
     let parking = Parking { ram: Bytes::gib(64), ..Parking::default() };
     Policy { patience, parking, ..Policy::default() }

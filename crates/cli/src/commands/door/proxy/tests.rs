@@ -245,11 +245,38 @@ fn who_goes_away_waits_no_more_and_who_is_one_too_many_is_told() {
     until("it waits", || !desk.is_asleep());
     let (head, body) = Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && body.contains("too_busy"), "{head}{body}");
-    client.0.get_mut().shutdown(Shutdown::Both).unwrap();
+    // It is gone at once, as one is that was killed with something unread.
+    rustix::net::sockopt::set_socket_linger(client.0.get_ref(), Some(Duration::ZERO)).unwrap();
+    drop(client);
     until("nobody waits", || desk.is_asleep());
     tell(&desk, LeaseState::Active);
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "nothing of it was passed on");
     assert!(Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn who_sends_nothing_more_gets_its_answer_also_if_it_had_to_wait() {
+    let (to, requests) = plain_service();
+    let desk = desk(LeaseState::Active);
+    let place = open(&desk, to, |_| {});
+    let check = |wait: bool| {
+        tell(&desk, if wait { LeaseState::Parked } else { LeaseState::Active });
+        let mut client = Client::at(place);
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nwork");
+        client.0.get_mut().shutdown(Shutdown::Write).unwrap();
+        if wait {
+            until("it waits", || !desk.is_asleep());
+            assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "it waits still");
+            tell(&desk, LeaseState::Active);
+        }
+        let mut all = String::new();
+        client.0.read_to_string(&mut all).unwrap();
+        assert!(all.starts_with("HTTP/1.1 200 ") && all.ends_with("\r\n\r\nok"), "{all:?}");
+        assert!(requests.recv().unwrap().ends_with("work"));
+        until("nothing is under way", || desk.is_asleep());
+    };
+    check(false);
+    check(true);
 }
 
 #[test]

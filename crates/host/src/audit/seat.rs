@@ -1,0 +1,87 @@
+//! Whose screen a process draws, as far as logind says.
+//!
+//! Somebody sits at a seat, and one session is in front there. What draws for that user, or in that session (a
+//! display server may run as root), is somebody's desktop. logind writes who that is where anybody may read it and
+//! root alone may write; a process cannot claim it.
+//!
+//! Absent: asking over D-Bus, what a display server is called, and whoever is logged in from elsewhere.
+
+use std::fs;
+use std::path::Path;
+
+/// Where logind keeps its seats.
+const SEATS: &str = "/run/systemd/seats";
+
+/// The session that is in front at a seat.
+#[derive(Debug, PartialEq, Eq)]
+struct Front {
+    seat: String,
+    uid: u32,
+    session: String,
+}
+
+/// The seat at which a process of this user, in this cgroup, is in front.
+pub(super) fn seat_of(uid: u32, cgroup: &str) -> Option<String> {
+    let fronts = fronts(Path::new(SEATS));
+    fronts.into_iter().find(|front| front.has(uid, cgroup)).map(|front| front.seat)
+}
+
+fn fronts(seats: &Path) -> Vec<Front> {
+    // No logind, no seats: a server has none.
+    let Ok(entries) = fs::read_dir(seats) else { return Vec::new() };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter_map(|seat| Some(front(&fs::read_to_string(seats.join(&seat)).ok()?, seat))?).collect()
+}
+
+fn front(text: &str, seat: String) -> Option<Front> {
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    Some(Front { seat, uid: value("ACTIVE_UID")?.parse().ok()?, session: value("ACTIVE")?.to_owned() })
+}
+
+impl Front {
+    /// Below its own manager a user may name a cgroup as it likes; these two above it are root's.
+    fn has(&self, uid: u32, cgroup: &str) -> bool {
+        let scope = format!("/user.slice/user-{}.slice/session-{}.scope", self.uid, self.session);
+        let is_in = cgroup.strip_prefix(&scope).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        uid == self.uid || is_in
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEAT0: &str = "# This is private data. Do not parse.\nIS_SEAT0=1\nCAN_TTY=1\nACTIVE=2\nACTIVE_UID=1000\n\
+                         SESSIONS=2 c1\nUIDS=1000 42\n";
+
+    fn seats() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a directory");
+        fs::write(folder.path().join("seat0"), SEAT0).expect("a file");
+        fs::write(folder.path().join("seat-empty"), "IS_SEAT0=0\nCAN_TTY=0\n").expect("a file");
+        folder
+    }
+
+    #[test]
+    fn who_is_in_front_at_a_seat_is_known_by_its_user_or_its_session() {
+        let folder = seats();
+        let fronts = fronts(folder.path());
+        assert_eq!(fronts, [Front { seat: "seat0".into(), uid: 1000, session: "2".into() }]);
+        let check = |uid, cgroup: &str, is: bool| assert_eq!(fronts[0].has(uid, cgroup), is, "{uid} {cgroup}");
+        check(
+            1000,
+            "/user.slice/user-1000.slice/user@1000.service/session.slice/org.gnome.Shell@wayland.service",
+            true,
+        );
+        check(0, "/user.slice/user-1000.slice/session-2.scope", true);
+        check(0, "/user.slice/user-1000.slice/session-2.scope/x", true);
+        check(0, "/user.slice/user-1000.slice/session-22.scope", false);
+        check(42, "/user.slice/user-42.slice/session-c1.scope", false);
+        check(1001, "/user.slice/user-1001.slice/user@1001.service/session-2.scope", false);
+        check(0, "/system.slice/miner.service", false);
+    }
+
+    #[test]
+    fn where_nobody_sits_nobody_is_in_front() {
+        assert_eq!(fronts(Path::new("/no such directory")), []);
+    }
+}
