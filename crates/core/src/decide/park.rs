@@ -238,6 +238,7 @@ impl Turn<'_> {
             if away.deep {
                 // While the driver was not told yet, who comes is no harm. What an earlier daemon told it nobody knows.
                 let untold = self.state.live(lease).is_some_and(|live| live.untold);
+                let untold = untold && !parking::are_still(self.state, row);
                 if (untold || self.state.planted(Mutant::ShallowBlind))
                     && let Err(NotParkable::NotSure(why)) = parking::sure_of_room(self.state, row, hold)
                 {
@@ -259,8 +260,7 @@ impl Turn<'_> {
     /// Something was heard of a holder: if none of its programs calls the driver, that may be told by now.
     pub(super) fn note_still(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease) else { return };
-        let is_deep = row.away().is_some_and(|away| away.deep);
-        let told = is_deep && (matches!(row.phase, Phase::Resuming(..)) || parking::are_still(self.state, row));
+        let told = row.away().is_some_and(|away| away.deep) && parking::are_still(self.state, row);
         if told && let Some(live) = self.state.live_mut(lease) {
             live.untold = false;
         }

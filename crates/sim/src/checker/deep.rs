@@ -104,7 +104,7 @@ impl Books {
             Some(At::Away(_, trip)) => trip,
             _ => return,
         };
-        let told = trip.deep.as_ref().is_some_and(|deep| trip.way == Way::Back || self.is_quiet(lease, deep));
+        let told = trip.deep.as_ref().is_some_and(|deep| self.is_quiet(lease, deep));
         if let (true, Some(Book { at: At::Away(_, trip), .. })) = (told, self.leases.get_mut(&lease))
             && let Some(deep) = &mut trip.deep
         {

@@ -778,7 +778,7 @@ impl Books {
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
         let tenant = book.tenant;
         let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
-        let deep = trip.deep.clone().map(|deep| Deep { told: true, ..deep });
+        let deep = trip.deep.clone();
         let trip = Trip::new(Way::Back, now, Span::ZERO);
         let trip = Trip { again: Some(wants), back: true, rung, had, before, deep, ..trip };
         let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
