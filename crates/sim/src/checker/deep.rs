@@ -181,7 +181,9 @@ impl Books {
         let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
         let unsure = matches!(cause, Cause::Observed(..)) && self.sure_of_room(lease, held).is_err();
         must(17, refused || unsure, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
-        must(2, trip.deep.is_some() && !self.may_have(lease, trip) && (refused || !told), || {
+        // What it was never told to take it has not; what it refused to take it has not if it says so.
+        let has_not = if refused { !self.may_have(lease, trip) } else { !told };
+        must(2, trip.deep.is_some() && has_not, || {
             format!("nobody would bring back what the driver may have of {lease}: {trip:?}")
         })?;
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
