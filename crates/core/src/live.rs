@@ -53,6 +53,8 @@ pub struct Live {
     pub(crate) wants: bool,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.
     pub(crate) rests: BTreeMap<Rung, Rest>,
+    /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.
+    pub(crate) untold: bool,
     pub(crate) due: Option<Time>,
 }
 

@@ -142,11 +142,25 @@ pub enum Mutant {
     OverAtOnce,
     /// One look is enough to say that a holder has more than its lease.
     OverOneLook,
+    /// Rule 2: contexts leave as soon as somebody was parked.
+    DeepAtOnce,
+    /// Rule 9: contexts leave of who waits for its cards.
+    DeepenWanted,
+    /// Rule 5: the driver takes processes that may call it.
+    TakeLoud,
+    /// Rule 2: the library copies before the driver has brought contexts back.
+    LibraryFirst,
+    /// Rule 2: contexts that the driver may have are taken for being where they were.
+    ShallowBlind,
+    /// Rule 2: what the driver may take at any moment counts as being there.
+    CountContexts,
+    /// Rule 3: contexts leave for host memory that nobody booked.
+    DeepUnbooked,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 69] = [
+    pub const ALL: [Mutant; 76] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -216,5 +230,12 @@ impl Mutant {
         Mutant::EndObserved,
         Mutant::OverAtOnce,
         Mutant::OverOneLook,
+        Mutant::DeepAtOnce,
+        Mutant::DeepenWanted,
+        Mutant::TakeLoud,
+        Mutant::LibraryFirst,
+        Mutant::ShallowBlind,
+        Mutant::CountContexts,
+        Mutant::DeepUnbooked,
     ];
 }

@@ -303,7 +303,8 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
 pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey>, NotParkable> {
     let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
     let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
-    if away.rung != Rung::Park || away.deep || away.wants.is_some() {
+    let waits = away.wants.is_some() && !state.planted(Mutant::DeepenWanted);
+    if away.rung != Rung::Park || away.deep || waits {
         return Err(NotParkable::NotActive);
     }
     if let Some(rest) = live.rests.get(&Rung::Driver).filter(|rest| rest.until > now) {
@@ -331,6 +332,12 @@ pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey
             return Err(NotParkable::Says(why.clone()));
         }
     }
+    // What was booked is what it had; who has started programs since then may have more.
+    let left: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
+    let (need, room) = (live.shims.values().filter_map(|voice| voice.parked).sum::<Bytes>() + left, hold.booked());
+    if need > room && !state.planted(Mutant::DeepUnbooked) {
+        return Err(NotParkable::Ram { need, room });
+    }
     sure_of_room(state, lease, hold)?;
     keeps_to_its_cards(state, lease.id, hold, now)?;
     Ok(processes)
@@ -340,7 +347,7 @@ pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey
 pub fn are_still(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
     let is_still = |process: &ProcKey| match live.shims.get(process) {
-        Some(voice) => voice.deep == Some(true),
+        Some(voice) => voice.deep == Some(true) || state.planted(Mutant::TakeLoud),
         None => live.counted && !live.members.contains(process),
     };
     away.processes.iter().all(is_still)
@@ -351,7 +358,8 @@ pub fn context_is_away(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
     let gone = |process: &ProcKey| live.counted && !live.members.contains(process);
     let has = |process: &ProcKey| live.driven.get(process).is_none_or(|voice| voice.parked.is_some());
-    away.deep && away.processes.iter().any(|process| !gone(process) && has(process))
+    let library_first = state.planted(Mutant::LibraryFirst);
+    away.deep && !library_first && away.processes.iter().any(|process| !gone(process) && has(process))
 }
 
 /// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody

@@ -381,7 +381,9 @@ impl Sim<'_> {
         // Whose processes are all others' is not gone.
         if !processes.is_empty() || roots.iter().any(alive) {
             self.greet(lease, &processes);
-            return self.report(Event::Members { lease, processes });
+            self.report(Event::Members { lease, processes })?;
+            self.mind_deep(lease);
+            return Ok(());
         }
         self.forget(lease);
         self.report(Event::Gone { lease })

@@ -2,6 +2,7 @@
 
 use crate::checker::Violation;
 use crate::daemon::Call;
+use crate::deep::deep_after;
 use crate::shape::{S, in_which_parks, policy};
 use crate::sim::Sim;
 use crate::timers::Timer;
@@ -121,6 +122,7 @@ impl Sim<'_> {
         new = in_which_parks(new, self.shape.habits, &mut self.luck, &mut self.whim);
         (new.period, new.queue_max, new.caps.places) = (period, queue_max, places);
         (new.patience, new.over) = (self.shape.vigil.patience, over);
+        new.parking.deep = deep_after(self.shape.habits, &mut self.depth);
         new.margin = Bytes::mib(self.rng.within(0, 1_000));
         new.wait = Span::secs(86_400);
         self.shape.policy = new.clone();

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`sim`] is the loop and the faults; [`world`] the truth about cards and
-//! processes; [`jobs`] what people do; [`shims`] what programs do that can be parked; [`vigil`] what is done about those without a lease; [`eyes`] what a driver would say of it;
+//! processes; [`jobs`] what people do; [`shims`] what programs do that can be parked, [`deep`] whose contexts leave too; [`vigil`] what is done about those without a lease; [`eyes`] what a driver would say of it;
 //! [`disk`] what a journal would keep. [`checker`] keeps its own books from
 //! events and actions alone, and never asks core what it would have answered.
 //! [`run`] turns a seed into a verdict, with the last steps as a story;
@@ -19,6 +19,7 @@
 
 pub mod checker;
 pub mod daemon;
+pub mod deep;
 pub mod disk;
 pub mod ends;
 pub mod eyes;

@@ -34,6 +34,9 @@ struct Args {
     /// Plant every bug in turn; each must be caught.
     #[arg(long)]
     mutants: bool,
+    /// Plant only this one.
+    #[arg(long)]
+    mutant: Option<String>,
     /// Print events per second, checker on.
     #[arg(long)]
     speed: bool,
@@ -41,7 +44,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if args.mutants { mutants(&args) } else { seeds(&args) }
+    if args.mutants || args.mutant.is_some() { mutants(&args) } else { seeds(&args) }
 }
 
 fn seeds(args: &Args) -> ExitCode {
@@ -78,6 +81,8 @@ fn seeds(args: &Args) -> ExitCode {
         driven,
         ended,
         lost,
+        deep,
+        surfaced,
         found,
         abroad,
         warned,
@@ -92,7 +97,7 @@ fn seeds(args: &Args) -> ExitCode {
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {abroad} of them with a lease for other cards, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {deep} left their cards altogether and {surfaced} of their processes came back from that, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {abroad} of them with a lease for other cards, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -115,6 +120,8 @@ fn add(a: Passed, b: Passed) -> Passed {
         driven: a.driven + b.driven,
         ended: a.ended + b.ended,
         lost: a.lost + b.lost,
+        deep: a.deep + b.deep,
+        surfaced: a.surfaced + b.surfaced,
         found: a.found + b.found,
         abroad: a.abroad + b.abroad,
         warned: a.warned + b.warned,
@@ -136,7 +143,8 @@ fn mutants(args: &Args) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut survivors = 0;
     println!("| mutant | rule | caught at | how |\n|---|---|---|---|");
-    for planted in Planted::all() {
+    let wanted = |planted: &Planted| args.mutant.as_ref().is_none_or(|name| *name == planted.name());
+    for planted in Planted::all().into_iter().filter(wanted) {
         match hunt(planted, args.seed..args.seed + HUNT_SEEDS, args.steps) {
             Some(failure) => println!(
                 "| {} | {} | seed {}, step {} | {} |",

@@ -61,6 +61,10 @@ pub struct Passed {
     pub ended: u64,
     /// Processes that a restore lost, of owners who took the risk or to who came from nowhere.
     pub lost: u64,
+    /// How often the driver took the contexts of a parked holder, too.
+    pub deep: u64,
+    /// How many processes of such it brought back.
+    pub surfaced: u64,
     /// Strangers that were put on the record.
     pub found: u64,
     /// Those of them that had a lease, for other cards.
@@ -136,6 +140,8 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             driven: sim.checker.by_rung.1,
             ended: sim.checker.ended,
             lost: sim.lost,
+            deep: sim.deep.0,
+            surfaced: sim.deep.1,
             found: sim.checker.strangers.found,
             abroad: sim.checker.strangers.abroad,
             warned: sim.checker.strangers.warned,

@@ -11,6 +11,7 @@
 
 use crate::checker::{Violation, must};
 use crate::daemon::Call;
+use crate::deep::Depth;
 use crate::rng::Rng;
 use crate::shape::S;
 use crate::sim::Sim;
@@ -21,7 +22,7 @@ use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Parking;
-use sublet_core::rows::{Hold, Phase};
+use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
@@ -45,6 +46,8 @@ pub struct Habits {
     pub hooks: u64,
     /// Thousandths of processes that the driver can park; none: it parks nobody.
     pub driver: u64,
+    /// Thousandths of programs with the library of which it can take the contexts; none: it takes nobody's.
+    pub deep: u64,
 }
 
 impl Habits {
@@ -59,13 +62,14 @@ impl Habits {
             preempts: false,
             hooks: 0,
             driver: 0,
+            deep: 0,
         }
     }
 
     /// Everybody has the library and does as it says, and there is memory for all.
     pub fn gentle() -> Habits {
         let (library, honest, ram) = (1000, 1000, Bytes::gib(2_000));
-        Habits { library, honest, orderly: true, ram, preempts: true, hooks: 0, driver: 0 }
+        Habits { library, honest, orderly: true, ram, preempts: true, hooks: 0, driver: 0, deep: 0 }
     }
 
     /// The same in a world in which room is made for whoever waits; in most it is.
@@ -109,7 +113,7 @@ impl Habits {
 
 /// What a program does when it is told to leave its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Temper {
+pub(crate) enum Temper {
     /// What it says.
     Honest,
     /// The same, but it takes longer than it may.
@@ -129,16 +133,22 @@ enum Temper {
 }
 
 /// All but what an honest one does.
-const ODD: [Temper; 7] =
+pub(crate) const ODD: [Temper; 7] =
     [Temper::Slow, Temper::Liar, Temper::Half, Temper::Refuses, Temper::Mute, Temper::Dies, Temper::Fickle];
 
 /// What a program was told to do, and has not done yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+pub(crate) enum Order {
     /// Leave its cards.
     Park,
     /// Come back.
     Resume,
+    /// To the library: call the driver for nothing, or again.
+    Hush(bool),
+    /// To the driver: take what the library left of all of a lease's processes.
+    Take,
+    /// To the driver: bring that back.
+    Bring,
 }
 
 /// A process, by who speaks for it: the library in it, or the driver.
@@ -147,30 +157,32 @@ pub type Spoken = (ProcKey, Rung);
 /// A program with the library in it, or a process as the driver has it.
 #[derive(Debug)]
 pub struct Program {
-    temper: Temper,
+    pub(crate) temper: Temper,
     /// Its bytes are in host memory: so many of each card.
-    away: Option<Vec<(usize, Bytes)>>,
+    pub(crate) away: Option<Vec<(usize, Bytes)>>,
     /// So many of them, by its own word.
-    claims: Bytes,
+    pub(crate) claims: Bytes,
     /// It is connected to the daemon of this life …
     life: Option<u32>,
     /// … which takes it for a program of this lease's.
-    lease: Option<LeaseId>,
-    doing: Option<Order>,
+    pub(crate) lease: Option<LeaseId>,
+    pub(crate) doing: Option<Order>,
     /// Tells an old order from a new one.
-    turn: u32,
-    cannot: bool,
+    pub(crate) turn: u32,
+    pub(crate) cannot: bool,
     /// It submitted work and waits for its bytes.
-    at_gate: bool,
-    outbox: Vec<(LeaseId, Said)>,
+    pub(crate) at_gate: bool,
+    pub(crate) outbox: Vec<(LeaseId, Said)>,
     /// When the room for a restore was last proven.
-    proven_us: u64,
+    pub(crate) proven_us: u64,
     /// It was lost by one, and will never be back.
-    lost: bool,
+    pub(crate) lost: bool,
+    /// What has to do with contexts.
+    pub(crate) depth: Depth,
 }
 
 impl Program {
-    fn new(temper: Temper) -> Program {
+    pub(crate) fn new(temper: Temper) -> Program {
         Program {
             temper,
             away: None,
@@ -184,6 +196,7 @@ impl Program {
             outbox: Vec::new(),
             proven_us: 0,
             lost: false,
+            depth: Depth::default(),
         }
     }
 
@@ -233,7 +246,7 @@ impl World {
     }
 
     /// Whether there is room for these.
-    fn fit(&self, bytes: &[(usize, Bytes)]) -> bool {
+    pub(crate) fn fit(&self, bytes: &[(usize, Bytes)]) -> bool {
         bytes.iter().all(|(card, bytes)| self.cards[*card].free() >= *bytes)
     }
 
@@ -274,6 +287,7 @@ impl Sim<'_> {
         if self.whim.chance(self.shape.habits.driver) {
             self.install_on((process, Rung::Driver));
         }
+        self.install_depth(process);
     }
 
     /// A process without a lease begins; the driver may be able to park it.
@@ -322,9 +336,10 @@ impl Sim<'_> {
 
     /// The driver is asked about processes that came to a card since.
     fn inspect(&mut self) {
-        if self.shape.habits.driver == 0 && self.shape.vigil.driver == 0 {
+        if self.shape.habits.driver == 0 && self.shape.vigil.driver == 0 && self.shape.habits.deep == 0 {
             return;
         }
+        self.confess();
         let Some(state) = self.daemon.as_ref().map(|daemon| daemon.engine.state()) else { return };
         let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Rung::Driver);
         let new = driven.filter_map(|((process, _), program)| {
@@ -343,13 +358,15 @@ impl Sim<'_> {
         let owner = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(&process.0));
         let (Some(lease), Some(program)) = (owner, self.world.programs.get_mut(&process)) else { return Ok(()) };
         let before = program.heard_as(life);
-        if before == Some(lease) {
+        if before == Some(lease) || process.1 == Rung::Driver && self.is_unasked(lease) {
             return Ok(());
         }
+        let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.outbox.clear();
         program.outbox.extend(before.map(|before| (before, Said::Left)));
         (program.life, program.lease) = (Some(life), Some(lease));
         program.outbox.push((lease, program.here()));
+        program.outbox.extend(program.depth.said.map(|deep| (lease, Said::Deep(deep))));
         if program.cannot {
             program.outbox.push((lease, Said::Cannot(Some("it uses managed memory".to_owned()))));
         }
@@ -360,7 +377,7 @@ impl Sim<'_> {
         self.mind(process)
     }
 
-    fn say(&mut self, process: Spoken, said: Said) {
+    pub(crate) fn say(&mut self, process: Spoken, said: Said) {
         let life = self.life;
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
@@ -375,21 +392,25 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         for (lease, said) in std::mem::take(&mut program.outbox) {
             self.report(Event::Said { lease, rung: process.1, process: process.0, said })?;
+            self.mind_deep(lease);
         }
         Ok(())
     }
 
     /// A program is not there any more.
     pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken) -> Result<(), Violation> {
-        self.report(Event::Said { lease, rung, process, said: Said::Left })
+        self.report(Event::Said { lease, rung, process, said: Said::Left })?;
+        self.mind_deep(lease);
+        Ok(())
     }
 
     /// Somebody's program submits work: if its bytes are away, it waits for them.
     pub(crate) fn submit(&mut self, process: ProcKey) {
-        // A process that the driver has stopped says nothing.
+        // A process that the driver has stopped says nothing, but for what the library hears of it.
+        let is_heard = self.is_heard(process);
         let process = (process, Rung::Park);
         let Some(program) = self.world.programs.get_mut(&process) else { return };
-        if program.is_gated() && !program.at_gate {
+        if program.is_gated() && !program.at_gate && is_heard {
             program.at_gate = true;
             self.say(process, Said::Wants);
         }
@@ -408,7 +429,7 @@ impl Sim<'_> {
         }
     }
 
-    fn mind_after(&mut self, process: Spoken, at_most_us: u64) {
+    pub(crate) fn mind_after(&mut self, process: Spoken, at_most_us: u64) {
         let delay = self.luck.within(0, at_most_us);
         self.timers.set(self.t + delay, Timer::Mind(self.life, process.0, process.1));
     }
@@ -419,40 +440,58 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         let is_idle = program.doing.is_none() && !program.lost;
         let Some(lease) = program.heard_as(life).filter(|_| is_idle) else { return Ok(()) };
-        let order = match self.disk.rows.leases.get(&lease).map(|row| &row.phase) {
-            Some(Phase::Parking(_, away) | Phase::Parked(_, away)) if program.away.is_none() && away.rung == rung => {
+        let quiet = program.depth.said == Some(true);
+        let order = match self.disk.rows.leases.get(&lease) {
+            Some(row) if row.away().is_some_and(|away| away.deep) => match self.deep_order(process, row) {
+                Some(order) => order,
+                None => return Ok(()),
+            },
+            Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
+                if program.away.is_none() && away.rung == rung =>
+            {
                 Order::Park
             }
-            Some(Phase::Active(_) | Phase::Resuming(..)) if program.away.is_some() => Order::Resume,
-            Some(Phase::Ending(..)) | None => {
+            Some(Lease { phase: Phase::Parked(..), .. }) if quiet => Order::Hush(false),
+            // Of contexts the driver is told nothing where nobody knows that it has them.
+            Some(Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
+                if program.away.is_some() && program.depth.is_told(life, lease) =>
+            {
+                Order::Resume
+            }
+            Some(Lease { phase: Phase::Ending(..), .. }) | None => {
                 // Nobody wants these bytes any more.
                 program.away = None;
+                program.depth.is_back();
                 return Ok(());
             }
             _ => return Ok(()),
         };
-        if order == Order::Resume && rung == Rung::Driver {
+        self.check_order(process, lease, order)?;
+        let restores = matches!(order, Order::Resume | Order::Bring);
+        if restores && rung == Rung::Driver {
             // It speaks to one process at a time: others may be before this one.
             if !self.calm && !self.shape.habits.orderly && self.luck.chance(100) {
                 self.mind_after(process, 30 * S);
                 return Ok(());
             }
-            if !self.prove(process) {
+            let proven = if order == Order::Bring { self.prove_all(process, lease) } else { self.prove(process) };
+            if !proven {
                 return Ok(());
             }
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
+        program.depth.told = matches!(order, Order::Bring).then_some(life).or(program.depth.told);
         program.turn += 1;
         let turn = program.turn;
         let longest = match program.temper {
-            Temper::Slow if order == Order::Park => 60 * S,
+            Temper::Slow if matches!(order, Order::Park | Order::Hush(true) | Order::Take) => 60 * S,
             Temper::Mute => 200 * S,
             _ => self.luck.pick(&[S / 10, S, 3 * S, 3 * S]),
         };
         let delay = self.luck.within(longest / 10, longest);
         self.timers.set(self.t + delay, Timer::Done(process.0, process.1, turn));
-        if order == Order::Resume && !self.calm && !self.shape.habits.orderly && self.luck.chance(80) {
+        if restores && !self.calm && !self.shape.habits.orderly && self.luck.chance(80) {
             self.intrude(process);
         }
         Ok(())
@@ -460,7 +499,13 @@ impl Sim<'_> {
 
     /// A program has done what it was told, or what it will do of it.
     pub(crate) fn done(&mut self, process: Spoken, turn: u32) -> Result<(), Violation> {
+        let hangs = self.hangs(process);
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
+        if hangs && program.turn == turn && matches!(program.doing, Some(Order::Park | Order::Resume)) {
+            // It calls the driver, which does not answer while it has the process.
+            self.timers.set(self.t + S / 2, Timer::Done(process.0, process.1, turn));
+            return Ok(());
+        }
         let Some(order) = program.doing.take_if(|_| program.turn == turn) else { return Ok(()) };
         let (temper, odd) = (program.temper, self.luck.chance(400));
         match order {
@@ -476,13 +521,16 @@ impl Sim<'_> {
                 self.refuse(process, "it uses managed memory");
             }
             Order::Park => self.park_program(process, temper),
+            Order::Hush(hush) => self.hush(process, hush, temper, odd),
+            Order::Take => self.take_contexts(process, temper, odd),
+            Order::Bring => return self.bring_contexts(process),
             Order::Resume if process.1 == Rung::Driver => return self.restore(process),
             Order::Resume => self.resume_program(process),
         }
         Ok(())
     }
 
-    fn refuse(&mut self, process: Spoken, why: &str) {
+    pub(crate) fn refuse(&mut self, process: Spoken, why: &str) {
         self.say(process, Said::Refused(why.to_owned()));
         self.mind_after(process, 3 * S);
     }
@@ -507,6 +555,7 @@ impl Sim<'_> {
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if back {
             program.at_gate = false;
+            program.depth.is_back();
             self.say(process, Said::Resumed);
             self.mind_after(process, S / 5);
         } else {
@@ -542,7 +591,7 @@ impl Sim<'_> {
     }
 
     /// The driver restores a process. One that lacks room is lost for ever.
-    fn restore(&mut self, process: Spoken) -> Result<(), Violation> {
+    pub(crate) fn restore(&mut self, process: Spoken) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get(&process) else { return Ok(()) };
         let (gone, proven, lease) = (program.away.clone().unwrap_or_default(), program.proven_us, program.lease);
         if self.world.fit(&gone) {
@@ -554,7 +603,13 @@ impl Sim<'_> {
         // Who came after the last look, or has more than its lease, nobody could have reckoned with.
         let since = proven.saturating_sub(3 * self.shape.policy.period.0);
         let intruded = gone.iter().any(|(card, _)| self.world.cards[*card].intruded_us >= since);
-        let beyond = gone.iter().any(|(_, bytes)| vram.is_none_or(|vram| *bytes > vram));
+        let beyond = |(card, bytes): &(usize, Bytes)| {
+            let own =
+                self.world.cards[*card].residents.iter().filter(|resident| self.owner(&resident.process) == lease);
+            let own: Bytes = own.filter_map(|resident| resident.bytes).sum();
+            vram.is_none_or(|vram| own + *bytes > vram)
+        };
+        let beyond = gone.iter().any(beyond);
         // Nor with a driver that does what it was told long ago, and was told otherwise since.
         let away = ask.and_then(|(_, row)| row.away());
         let outdated = away.is_none_or(|away| !away.needs_driver());
@@ -570,6 +625,10 @@ impl Sim<'_> {
             self.say(process, Said::Lost("out of memory".to_owned()));
         }
         Ok(())
+    }
+
+    fn owner(&self, process: &ProcKey) -> Option<LeaseId> {
+        self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(process))
     }
 
     /// Whether those who have a card may take more of it than there is: a stranger that was there got a lease, and

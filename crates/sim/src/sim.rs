@@ -43,6 +43,9 @@ const GREED: u64 = 0x6772_6565;
 /// And that of who goes where its lease is not.
 const ASTRAY: u64 = 0x7374_7261;
 
+/// And that of whose contexts leave cards, too.
+const DEPTH: u64 = 0x6465_7074;
+
 /// Everything there is, for one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
@@ -61,6 +64,8 @@ pub struct Sim<'a> {
     pub(crate) astray: (Rng, u64),
     /// Of who takes more than its lease.
     pub(crate) greed: Rng,
+    /// Of whose contexts leave cards, too.
+    pub(crate) depth: Rng,
     pub(crate) shape: Shape,
     pub(crate) story: &'a Story,
     /// True time, in µs.
@@ -90,6 +95,8 @@ pub struct Sim<'a> {
     pub(crate) elapsed: Span,
     /// Processes that a restore lost.
     pub(crate) lost: u64,
+    /// How often the driver took what was left of a parked holder, and how many processes of such it brought back.
+    pub(crate) deep: (u64, u64),
     /// Wrappers with a hook, by lease.
     pub(crate) wrappers: BTreeMap<LeaseId, Wrapper>,
     /// Leases whose processes got SIGTERM.
@@ -124,6 +131,10 @@ impl<'a> Sim<'a> {
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
+        let mut depth = Rng::new(seed ^ DEPTH);
+        if !still && !crowd {
+            shape.deepen(&mut depth);
+        }
         let world = World::new(&shape, &mut rng);
         let caller = |n| {
             let tenant = tenant_name(n, shape.tenants);
@@ -151,6 +162,7 @@ impl<'a> Sim<'a> {
             kill_at,
             elapsed: Span::ZERO,
             lost: 0,
+            deep: (0, 0),
             wrappers: BTreeMap::new(),
             termed: BTreeSet::new(),
             struck: BTreeMap::new(),
@@ -164,6 +176,7 @@ impl<'a> Sim<'a> {
             odds,
             mood,
             greed,
+            depth,
             astray: (astray, often),
             shape,
         }
@@ -352,6 +365,7 @@ impl<'a> Sim<'a> {
                 return Err(self.checker.starved(self.now()));
             }
         }
+        self.check_contexts()?;
         let now = self.now();
         match &self.daemon {
             Some(daemon) => self.checker.cross_check(now, daemon.engine.state(), &self.disk),

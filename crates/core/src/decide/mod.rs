@@ -92,7 +92,10 @@ impl Turn<'_> {
             Event::Cleared { by, card } => return self.clear(&by, &card),
             Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
             Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
-            Event::Said { lease, rung, process, said } => self.heard(lease, rung, process, said),
+            Event::Said { lease, rung, process, said } => {
+                self.heard(lease, rung, process, said);
+                self.note_still(lease);
+            }
             Event::Hooked { by, lease, epoch, said } => return self.hooked(&by, lease, epoch, said),
             Event::Runs { lease, program } => self.state.set_program(lease, program),
             Event::Ram { available } => self.state.ram = available,
@@ -119,6 +122,7 @@ impl Turn<'_> {
                 let wrapper = held.and_then(|row| row.roots.first());
                 let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
                 self.state.set_members(lease, processes);
+                self.note_still(lease);
                 if !is_there {
                     self.without_hook(lease);
                 }

@@ -175,6 +175,10 @@ impl Turn<'_> {
             Said::Wants => return self.wants(lease),
         }
         self.state.set_movable(lease);
+        let voices = self.state.live(lease).map(|live| live.voices(rung));
+        if rung == Rung::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked.is_some()) {
+            self.driver_has(lease, process);
+        }
         if self.state.lease(lease).and_then(Lease::away).is_some_and(|away| away.rung != rung) {
             return;
         }
@@ -223,20 +227,57 @@ impl Turn<'_> {
 
     /// Who was parked for a while leaves its cards altogether, where it is sure to come back.
     pub(super) fn look_for_deep(&mut self, card: CardId) {
-        let Some(after) = self.state.policy().parking.deep else { return };
+        let Some(mut after) = self.state.policy().parking.deep else { return };
+        if self.state.planted(Mutant::DeepAtOnce) {
+            after = Span::ZERO;
+        }
         let parked = self.state.room(card).claims().iter().filter(|(_, claim)| claim.parked);
         for lease in parked.map(|(lease, _)| *lease).collect::<Vec<_>>() {
             let Some(row) = self.state.lease(lease) else { continue };
             let Phase::Parked(hold, away) = &row.phase else { continue };
-            if away.deep && !parking::are_still(self.state, row) {
-                // The driver was not told yet: who came meanwhile is no harm.
-                if let Err(NotParkable::NotSure(why)) = parking::sure_of_room(self.state, row, hold) {
+            if away.deep {
+                // While the driver was not told yet, who comes is no harm. What an earlier daemon told it nobody knows.
+                let untold = self.state.live(lease).is_some_and(|live| live.untold);
+                let untold = untold && !parking::are_still(self.state, row);
+                if (untold || self.state.planted(Mutant::ShallowBlind))
+                    && let Err(NotParkable::NotSure(why)) = parking::sure_of_room(self.state, row, hold)
+                {
                     self.emit(Action::Shallow { lease, at: self.now, why });
                 }
             } else if away.since + after <= self.now
+                && !self.state.disk_full
                 && let Ok(processes) = parking::deepenable(self.state, row, self.now)
             {
                 self.emit(Action::Deepen { lease, at: self.now, processes });
+                if let Some(live) = self.state.live_mut(lease) {
+                    live.untold = true;
+                }
+                self.note_still(lease);
+            }
+        }
+    }
+
+    /// Something was heard of a holder: if none of its programs calls the driver, that may be told by now.
+    pub(super) fn note_still(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let told = row.away().is_some_and(|away| away.deep) && parking::are_still(self.state, row);
+        if told && let Some(live) = self.state.live_mut(lease) {
+            live.untold = false;
+        }
+    }
+
+    /// The driver has a process whose bytes the library took, whether it was to or not: it comes back by the driver.
+    fn driver_has(&mut self, lease: LeaseId, process: ProcKey) {
+        let Some(away) = self.state.lease(lease).and_then(Lease::away).filter(|away| away.rung == Rung::Park) else {
+            return;
+        };
+        let mut processes = if away.deep { away.processes.clone() } else { Vec::new() };
+        if !processes.contains(&process) {
+            processes.push(process);
+            processes.sort();
+            self.emit(Action::Deepen { lease, at: self.now, processes });
+            if let Some(live) = self.state.live_mut(lease) {
+                live.untold = false;
             }
         }
     }
@@ -246,7 +287,8 @@ impl Turn<'_> {
         let until = self.now + self.state.policy().parking.distrust();
         let Some(live) = self.state.live_mut(lease) else { return };
         live.rests.insert(Rung::Driver, Rest { until, why: why.to_owned() });
-        if none_parked(live, Rung::Driver) {
+        let Some(row) = self.state.lease(lease) else { return };
+        if !parking::context_is_away(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
         }
     }
@@ -350,7 +392,11 @@ impl Turn<'_> {
             _ => return,
         };
         let state = &*self.state;
-        let done = if phase { all_parked(state, &row, hold, rung) } else { all_back(state, &row, hold, rung) };
+        let done = match phase {
+            true => all_parked(state, &row, hold, rung),
+            // What a program says whose context is not there counts for nothing.
+            false => all_back(state, &row, hold, rung) && !parking::context_is_away(state, &row),
+        };
         let hook = rung == Rung::Yield && self.state.planted(Mutant::BelieveHook);
         let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
         let one_look = self.state.planted(Mutant::OneLook);
@@ -449,7 +495,11 @@ impl Turn<'_> {
                 self.settle(lease);
             }
             // None of its programs is there that could bring anything back.
-            Phase::Resuming(..) if !said && self.state.live(lease).is_none_or(|live| none_parked(live, rung)) => {
+            Phase::Resuming(..)
+                if !said
+                    && self.state.live(lease).is_none_or(|live| none_parked(live, rung))
+                    && !parking::context_is_away(self.state, row) =>
+            {
                 self.back(row);
             }
             Phase::Resuming(_, Away { back: true, .. }) if !said => {
@@ -506,7 +556,10 @@ pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
 /// take its room.
 fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     let Phase::Resuming(_, away) = &lease.phase else { return None };
-    let is_back = state.live(lease.id).is_none_or(|live| none_parked(live, Rung::Driver));
+    let is_back = match away.deep {
+        true => !parking::context_is_away(state, lease),
+        false => state.live(lease.id).is_none_or(|live| none_parked(live, Rung::Driver)),
+    };
     if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
         return None;
     }
@@ -545,7 +598,8 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span 
 /// What a parked holder still has on each of its cards at least.
 fn still_has(state: &State, lease: LeaseId, hold: &Hold) -> Bytes {
     // What the driver has, or takes at any moment, is not there.
-    if state.lease(lease).and_then(Lease::away).is_some_and(|away| away.deep) {
+    let is_deep = state.lease(lease).and_then(Lease::away).is_some_and(|away| away.deep);
+    if is_deep && !state.planted(Mutant::CountContexts) {
         return Bytes::ZERO;
     }
     hold.cards.iter().map(|card| state.room(*card).left_of(lease)).min().unwrap_or_default()

@@ -59,9 +59,12 @@ impl Rows {
         }
     }
 
-    /// The driver shall have these processes of a parked holder, too, or none of them.
+    /// The driver shall have these processes of a parked holder, too, or none of them; or it has them, wherever the
+    /// holder is on its way to.
     pub(super) fn deepen(&mut self, lease: LeaseId, processes: Option<&[ProcKey]>) {
-        if let Some(Lease { phase: Phase::Parked(_, away), .. }) = self.leases.get_mut(&lease) {
+        if let Some(Lease { phase, .. }) = self.leases.get_mut(&lease)
+            && let Phase::Parked(_, away) | Phase::Parking(_, away) | Phase::Resuming(_, away) = phase
+        {
             away.deep = processes.is_some();
             away.processes = processes.unwrap_or_default().to_vec();
         }

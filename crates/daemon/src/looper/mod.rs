@@ -557,7 +557,10 @@ impl Loop {
                 self.take(Event::Ram { available });
                 self.send_ahead();
             }
-            Sight::Members { lease, processes } => self.take(Event::Members { lease, processes }),
+            Sight::Members { lease, processes } => {
+                self.take(Event::Members { lease, processes });
+                self.send_next(lease);
+            }
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
             Sight::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));

@@ -162,7 +162,7 @@ impl Holder {
     }
 
     /// The processes that are somewhere, and may be touched now.
-    fn those(&self, at: At, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
+    pub(super) fn those(&self, at: At, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
         let there = self.members.iter().filter(|(_, member)| member.at == at);
         there.map(|(process, _)| *process).filter(|process| may(*process)).collect()
     }

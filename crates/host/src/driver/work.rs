@@ -467,6 +467,12 @@ impl Work {
     fn refuse(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         holder.attempt = Attempt::Over;
+        // Whoever could not be brought back is away all the same, and comes back only if that is known.
+        let left: Vec<ProcKey> = holder.those(At::Checkpointed, &|_| true);
+        for process in left {
+            self.tell_where(lease, process, true);
+        }
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
         if let Some(process) = holder.members.keys().next().copied() {
             self.say(lease, process, Said::Refused(why));
         }

@@ -435,7 +435,7 @@ impl Books {
             if row.ask.yields && row.is_held() {
                 // Who was on its way back has not come.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
-                let voice = Voice { parked: away.then_some(Bytes::ZERO), word: Time::ZERO, cannot: false };
+                let voice = Voice { parked: away.then_some(Bytes::ZERO), word: Time::ZERO, cannot: false, deep: None };
                 books.voices.entry((row.id, Rung::Yield)).or_default().insert(HOOK, voice);
             }
         }
@@ -610,6 +610,7 @@ impl Books {
             self.disown(lease);
             self.stowed.retain(|(process, _), of| *of != lease || processes.contains(process));
             processes.iter().for_each(|process| self.own(lease, *process));
+            self.note_quiet(lease);
         }
     }
 

@@ -65,8 +65,8 @@ impl Books {
                 self.resume(now, *lease, action)
             }
             Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
-            // In these worlds the driver leaves contexts where they are.
-            Action::Deepen { .. } | Action::Shallow { .. } => must(20, false, || format!("{action:?}")),
+            Action::Deepen { lease, at, processes } => self.deepen(now, cause, *lease, *at, processes),
+            Action::Shallow { lease, at, .. } => self.shallow(now, cause, *lease, *at),
             Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
@@ -237,7 +237,7 @@ impl Books {
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
             if book.ask.yields {
-                let voice = Voice { parked: None, word: now, cannot: false };
+                let voice = Voice { parked: None, word: now, cannot: false, deep: None };
                 self.voices.entry((lease, Rung::Yield)).or_default().insert(HOOK, voice);
             }
             self.insert(lease, Book { at: At::Held(held), ..book });

@@ -208,7 +208,7 @@ impl Books {
     /// driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &Book) -> bool {
         let At::Away(held, trip) = &book.at else { return false };
-        let unsure = trip.rung == Rung::Driver && !book.ask.may_lose && self.sure_of_room(book.id, held).is_err();
+        let unsure = trip.needs_driver() && !book.ask.may_lose && self.sure_of_room(book.id, held).is_err();
         let taken_up = || self.is_taken_up(book.id, held);
         trip.way == Way::Gone && (book.rests.on(trip.rung) > now || unsure || taken_up())
     }

@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | 1 | each grant against the readings delivered and the leases on the books | [`room`] |
 //! | 2 | a parked holder comes back only where its bytes fit beside what is left of it there | [`park`] |
+//! | 2–5, 9 | contexts leave too when nobody could take their room, once the library is quiet; they come back first | [`deep`] |
 //! | 3 | host memory is booked before anything moves, and no more than there is | [`park`] |
 //! | 5 | nobody is told twice to leave, nor room made twice for one waiter | [`park`], [`make`] |
 //! | 4 | an ended lease is retired only after a later look at each of its cards; a holder is parked when its programs said so and two looks at each card after that agree | [`life`], [`park`] |
@@ -38,6 +39,7 @@ pub mod calls;
 mod coarse;
 pub mod cross;
 pub mod debt;
+pub mod deep;
 pub mod durable;
 pub mod ends;
 pub mod enforce;
@@ -186,6 +188,9 @@ impl Checker {
         }
         self.promises.after(now, state, actions, &cause)?;
         self.books.check_restores(&cause)?;
+        if actions.is_empty() {
+            self.books.check_deep(now, &cause)?;
+        }
         self.books.check_over(&cause)?;
         self.books.check_strangers(now, &cause)?;
         self.books.settle(now, &cause, actions)

@@ -11,6 +11,7 @@
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
 use super::coarse::Beside;
+use super::deep::Deep;
 use super::{Verdict, Violation, must};
 use std::collections::BTreeMap;
 use sublet_core::action::{Action, Unparked};
@@ -30,7 +31,7 @@ pub const CONTEXT: Bytes = Bytes::mib(1024);
 pub const BESIDE: Bytes = Bytes::mib(512);
 pub(super) const LITTLE: Bytes = Bytes::mib(64);
 /// Whoever said what was not so is left alone for so many rests.
-const DISTRUST: u64 = 60;
+pub(super) const DISTRUST: u64 = 60;
 /// A hook may take so long, however little time others have.
 const HOOK_TIME: Span = Span::secs(120);
 
@@ -79,6 +80,8 @@ pub struct Trip {
     pub had: Bytes,
     /// What each card had then in all, and whose beside its own, if one of them did not tell whose it is.
     pub(super) before: BTreeMap<usize, Beside>,
+    /// The driver shall have what the library left, too.
+    pub(super) deep: Option<Deep>,
 }
 
 /// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
@@ -91,6 +94,8 @@ pub struct Voice {
     pub word: Time,
     /// It cannot be parked now.
     pub cannot: bool,
+    /// Whether it calls the driver for nothing; `None` if it never said that it could do so.
+    pub deep: Option<bool>,
 }
 
 /// All who speak for a holder on one rung.
@@ -144,6 +149,7 @@ impl Trip {
             rung: Rung::Park,
             had: Bytes::ZERO,
             before: BTreeMap::new(),
+            deep: None,
         }
     }
 
@@ -151,7 +157,9 @@ impl Trip {
     pub fn read(way: Way, away: &Away, parking: &Parking) -> Trip {
         let (again, back, wants) = (away.again, away.back, away.wants);
         let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
-        let trip = Trip { again, back, wants, first, left, rung, had, ..Trip::new(way, away.since, Span::ZERO) };
+        // An earlier daemon may have told the driver.
+        let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
+        let trip = Trip { again, back, wants, first, left, rung, had, deep, ..Trip::new(way, away.since, Span::ZERO) };
         Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
@@ -159,7 +167,11 @@ impl Trip {
     pub fn is(&self, away: &Away) -> bool {
         let moving = self.way == Way::Gone || (away.again, away.back) == (self.again, self.back);
         let same = (away.since, away.wants, away.left) == (self.since, self.wants, self.left);
-        moving && same && (away.rung, away.had) == (self.rung, self.had)
+        let deep = match &self.deep {
+            Some(deep) => away.deep && away.processes == deep.processes,
+            None => !away.deep,
+        };
+        moving && same && deep && (away.rung, away.had) == (self.rung, self.had)
     }
 
     /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
@@ -169,13 +181,20 @@ impl Trip {
             (Way::Gone, _) => parking.term,
             (_, Rung::Driver) => Span(parking.limit.0 + self.had.0 / (512 << 20) * 1_000_000),
             (_, Rung::Yield) if parking.limit < HOOK_TIME => HOOK_TIME,
+            // First the driver has its time, then the library.
+            (_, Rung::Park) if self.deep.is_some() => parking.limit + parking.limit,
             _ => parking.limit,
         }
     }
 
     /// The driver brings it back: nothing else may come to its cards.
     pub fn restores(&self) -> bool {
-        self.way == Way::Back && self.rung == Rung::Driver && self.back
+        self.way == Way::Back && self.needs_driver() && self.back
+    }
+
+    /// It does not come back without the driver.
+    pub fn needs_driver(&self) -> bool {
+        self.rung == Rung::Driver || self.deep.is_some()
     }
 
     /// It goes another way from now on.
@@ -216,25 +235,39 @@ impl Books {
     pub fn heard(&mut self, now: Time, lease: LeaseId, rung: Rung, process: ProcKey, said: &Said) -> Word {
         let Some(book) = self.leases.get(&lease) else { return Word::Tell };
         let concerned = !matches!(&book.at, At::Away(_, trip) if trip.rung != rung);
+        if let (Rung::Driver, Said::Refused(_), true) = (rung, said, self.is_deep(lease)) {
+            return self.driver_refused(now, lease);
+        }
         let shims = self.voices.entry((lease, rung)).or_default();
         let before = shims.get(&process).copied();
         let cannot = before.is_some_and(|shim| shim.cannot);
+        let deep = before.and_then(|shim| shim.deep);
         match said {
             Said::Here { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
-                shims.insert(process, Voice { parked: *parked, word, cannot });
+                shims.insert(process, Voice { parked: *parked, word, cannot, deep });
             }
-            Said::Parked(bytes) => drop(shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot })),
-            Said::Resumed => drop(shims.insert(process, Voice { parked: None, word: now, cannot })),
+            Said::Parked(bytes) => {
+                shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot, deep });
+            }
+            Said::Resumed => {
+                // It calls the driver again, whatever it said before.
+                shims.insert(process, Voice { parked: None, word: now, cannot, deep: deep.map(|_| false) });
+            }
             Said::Cannot(why) => {
-                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false });
+                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false, deep: None });
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
             Said::Left => drop(shims.remove(&process)),
             Said::Refused(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
             Said::Lost(_) => return Word::Lose,
-            Said::Deep(_) => return Word::Tell,
+            Said::Deep(deep) => {
+                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false, deep: None });
+                shims.insert(process, Voice { deep: Some(*deep), ..shim });
+                self.note_quiet(lease);
+                return Word::Tell;
+            }
             Said::Wants => {
                 self.ask_for(lease);
                 return Word::Resume;
@@ -244,6 +277,7 @@ impl Books {
             Some(bytes) if bytes > Bytes::ZERO && rung != Rung::Yield => self.stowed.insert((process, rung), lease),
             _ => self.stowed.remove(&(process, rung)),
         };
+        self.note_quiet(lease);
         if !concerned {
             return Word::Tell;
         }
@@ -270,7 +304,7 @@ impl Books {
     }
 
     /// What those who speak for a lease on a rung say it has in host memory.
-    fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
+    pub(super) fn said(&self, lease: LeaseId, rung: Rung) -> Bytes {
         self.voices(lease, rung).values().filter_map(|voice| voice.parked).sum()
     }
 
@@ -367,7 +401,7 @@ impl Books {
         let told = |shim: &Voice| shim.parked.is_none() && shim.word < begun;
         let known = self.own_on(book.id, number).all(|process| shims.contains_key(process));
         let known = known || trip.rung == Rung::Yield;
-        heard && known && trip.since < begun && shims.values().all(told)
+        heard && known && trip.since < begun && shims.values().all(told) && !self.may_have(book.id, trip)
     }
 
     // ---- rule 3 ------------------------------------------------------------
@@ -526,7 +560,7 @@ impl Books {
         self.insert(lease, Book { at: At::Away(held, Box::new(trip)), ..book });
     }
 
-    fn trip(&self, lease: LeaseId, way: Way) -> Result<(&Book, &Held, &Trip), Violation> {
+    pub(super) fn trip(&self, lease: LeaseId, way: Way) -> Result<(&Book, &Held, &Trip), Violation> {
         let book = self.leases.get(&lease);
         if let Some(book) = book
             && let At::Away(held, trip) = &book.at
@@ -584,7 +618,7 @@ impl Books {
         Ok(())
     }
 
-    fn rest(&mut self, now: Time, lease: LeaseId, rung: Rung, times: u64) {
+    pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Rung, times: u64) {
         let rest = Span(self.policy.parking.rest.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
             book.rests.set(rung, now + rest);
@@ -653,7 +687,7 @@ impl Books {
         must(9, fits, || format!("{lease} waits for its cards, and nobody asked: {cause:?}, {trip:?}"))?;
         let since = trip.again.unwrap_or(now);
         must(9, at == since, || format!("{lease} waits for its cards as of {at}, and asked for them at {since}"))?;
-        let has = held.cards.iter().map(|card| self.left_of(lease, *card)).min().unwrap_or_default();
+        let has = self.has_still(lease, held, trip);
         let need = held.vram.less(has).max(Bytes(1));
         must(2, vram == need, || format!("{lease} waits for {vram}, and it lacks {need}"))?;
         let whole = book.ask.vram == Vram::Whole;
@@ -685,6 +719,12 @@ impl Books {
         self.promisable_but(card, now, Some(lease))
     }
 
+    /// What of each of its cards a parked holder need not be given: of what the driver may take at any moment nothing.
+    pub(super) fn has_still(&self, lease: LeaseId, held: &Held, trip: &Trip) -> Bytes {
+        let least = held.cards.iter().map(|card| self.left_of(lease, *card)).min();
+        least.filter(|_| trip.deep.is_none()).unwrap_or_default()
+    }
+
     /// A parked holder has its cards again.
     pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
         let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
@@ -699,7 +739,7 @@ impl Books {
             format!("{lease} comes back where somebody else moves, and nobody tells whose bytes are whose")
         })?;
         let sure = self.sure_of_room(lease, held);
-        must(2, trip.rung != Rung::Driver || book.ask.may_lose || sure.is_ok(), || {
+        must(2, !trip.needs_driver() || book.ask.may_lose || sure.is_ok(), || {
             format!("the driver brings {lease} back, and it may lack room: {sure:?}")
         })?;
         let term = now + book.ask.term.span();
@@ -731,14 +771,16 @@ impl Books {
             sized: now,
             stopped: None,
             // What it has there already it does not take from anybody.
-            vram: vram.less(held.cards.iter().map(|card| self.left_of(lease, *card)).min().unwrap_or_default()),
+            vram: vram.less(self.has_still(lease, held, trip)),
             ..held.clone()
         };
         self.check_order(now, lease, &back, book)?;
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
         let tenant = book.tenant;
         let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
-        let trip = Trip { again: Some(wants), back: true, rung, had, before, ..Trip::new(Way::Back, now, Span::ZERO) };
+        let deep = trip.deep.clone();
+        let trip = Trip::new(Way::Back, now, Span::ZERO);
+        let trip = Trip { again: Some(wants), back: true, rung, had, before, deep, ..trip };
         let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
         back.vram = *vram;
         back.paid = self.charge(now, lease, *mark, due)?;
@@ -769,8 +811,9 @@ impl Books {
     fn is_unsure(&self, lease: LeaseId) -> Option<&'static str> {
         let book = self.leases.get(&lease)?;
         let At::Away(held, trip) = &book.at else { return None };
-        let restores = trip.way == Way::Back && trip.back && trip.rung == Rung::Driver && !book.ask.may_lose;
-        let waits = restores && !self.none_parked(lease, trip.rung);
+        let restores = trip.restores() && !book.ask.may_lose;
+        let waits = restores
+            && if trip.deep.is_some() { self.may_have(lease, trip) } else { !self.none_parked(lease, trip.rung) };
         if waits { self.others_keep_off(lease, held).err() } else { None }
     }
 
@@ -793,6 +836,9 @@ impl Books {
         // Nobody is there that could bring anything back, or say so.
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
         let unwrapped = rung == Rung::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
+        must(2, !self.may_have(lease, trip), || {
+            format!("{lease} is back, and the driver may have its context: {trip:?}")
+        })?;
         let given_up = none_parked && (unwrapped || self.is_overdue(now, trip));
         must(3, none_parked, || {
             format!("{lease} is back, and not all of its programs: {:?}", self.voices(lease, rung))

@@ -1,7 +1,7 @@
 //! Rule 1: what may be promised, recomputed from the readings delivered and the
 //! leases on the books.
 
-use super::books::{Book, Books, CardBook, Look};
+use super::books::{At, Book, Books, CardBook, Look};
 use super::{Verdict, must};
 use std::borrow::Cow;
 use sublet_core::ask::{Ask, Exclusivity, Vram};
@@ -91,7 +91,10 @@ impl Books {
         let Some(held) = book.held().filter(|_| book.is_parked() && book.ask.at_least.is_none()) else {
             return Cow::Borrowed(&book.ask);
         };
-        let left = held.cards.iter().map(|number| self.left_of(book.id, *number)).min().unwrap_or_default();
+        let left = match &book.at {
+            At::Away(_, trip) => self.has_still(book.id, held, trip),
+            _ => Bytes::ZERO,
+        };
         Cow::Owned(Ask { vram: Vram::Bytes(held.vram.less(left).max(Bytes(1))), ..book.ask.clone() })
     }
 

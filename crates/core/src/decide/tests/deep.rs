@@ -247,3 +247,242 @@ fn after_a_restart_it_must_be_heard_first_whether_the_context_is_there() {
         "#]],
     );
 }
+
+#[test]
+fn who_comes_after_a_restart_does_not_make_forgotten_what_the_driver_may_have() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         90s  restart
+         91s  card 0 stray=100M
+         92s  alive L1 L1
+         92s  shim L1 here parked 13824M
+         93s  shim L1 deep
+         94s  driver L1 here parked 300M
+         95s  card 0 stray=100M
+         100s shim L1 wants
+         101s card 0 stray=100M
+         110s card 0 0M
+         111s driver L1 resumed
+         112s shim L1 resumed
+         113s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s grace until 150s
+            100s L1 wants 16 GiB as of 100s
+            110s resume L1 16 GiB until 170s
+            113s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn whose_other_program_exits_keeps_what_the_driver_has_of_the_first() {
+    check(
+        "30s  driver L1 here
+         31s  alive L1 L1 L1/x
+         32s  shim L1/x here parked 10M
+         32s  shim L1/x shallow
+         33s  driver L1/x here
+         34s  card 0 L1=300M L1/x=10M
+         81s  card 0 L1=300M L1/x=10M
+         82s  shim L1 deep
+         82s  shim L1/x deep
+         83s  driver L1 parked 300M
+         83s  driver L1/x parked 10M
+         84s  card 0 0M
+         90s  shim L1/x left
+         91s  card 0 stray=100M
+         92s  alive L1 L1
+         93s  card 0 0M
+         100s shim L1 wants
+         101s driver L1 resumed
+         102s shim L1 resumed
+         103s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 2 processes
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            103s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_driver_that_refuses_without_saying_what_it_has_may_have_it() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         90s  restart
+         92s  alive L1 L1
+         92s  shim L1 here parked 13824M
+         93s  shim L1 deep
+         94s  driver L1 refused nobody says where it is
+         95s  card 0 0M
+         100s shim L1 wants
+         101s driver L1 here parked 300M
+         102s driver L1 resumed
+         103s shim L1 resumed
+         104s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s grace until 150s
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            104s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_driver_that_finds_out_later_what_it_has_brings_it_back() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 refused the worker was lost
+         84s  card 0 0M
+         85s  driver L1 here parked 300M
+         86s  shim L1 shallow
+         100s shim L1 wants
+         101s driver L1 resumed
+         102s shim L1 resumed
+         103s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            83s shallow L1: the worker was lost
+            85s deepen L1, 1 processes
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            103s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_program_is_not_back_while_the_driver_has_its_context() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         100s shim L1 wants
+         101s shim L1 resumed
+         102s card 0 0M
+         103s card 0 0M
+         104s driver L1 resumed
+         105s card 0 L1=14G
+         106s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            106s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn after_a_restart_who_comes_sends_away_what_the_driver_may_be_bringing_back() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 parked 300M
+         84s  card 0 0M
+         90s  shim L1 wants
+         91s  restart
+         92s  alive L1 L1
+         93s  card 0 stray=1G
+         94s  shim L1 here parked 13824M
+         95s  card 0 stray=1G
+         96s  card 0 stray=1G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s L1 wants 16 GiB as of 90s
+            90s resume L1 16 GiB until 150s
+            91s grace until 151s
+            93s retreat L1
+            95s parked L1
+            95s L1 wants 16 GiB as of 90s
+        "#]],
+    );
+}
+
+#[test]
+fn on_a_full_disk_contexts_stay() {
+    check(
+        "30s  driver L1 here
+         70s  disk full
+         81s  card 0 L1=300M
+         90s  disk freed
+         91s  card 0 L1=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            91s deepen L1, 1 processes
+        "#]],
+    );
+}
+
+#[test]
+fn contexts_of_which_more_is_left_than_was_booked_stay() {
+    check(
+        "30s  driver L1 here
+         31s  alive L1 L1 L1/x
+         32s  shim L1/x here parked 10M
+         32s  shim L1/x shallow
+         33s  driver L1/x here
+         34s  card 0 L1=300M L1/x=310M
+         81s  card 0 L1=300M L1/x=310M
+         90s  card 0 L1=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            90s deepen L1, 1 processes
+        "#]],
+    );
+}

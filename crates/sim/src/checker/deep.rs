@@ -1,0 +1,227 @@
+//! Rules 2, 3, 4, 5 and 9 for parked holders of which the driver takes the contexts, too.
+//!
+//! By this checker's own rule the driver is let at a holder's processes when all that was seen of it is from the
+//! library's park, that was long enough ago, nobody asked for it since, every process of it on its cards can be quiet
+//! and the driver can take each, nobody on these cards could take the room that a restore needs, and what the library
+//! has and what is left fit into what was booked. It is told when every library has said that it is quiet. From then
+//! on it may have what it was told to take, until it says that it has not; of whom nothing was heard it may. A holder
+//! of which it may have something comes back by it, before the library copies anything.
+
+use super::books::{At, Book, Books, Look};
+use super::calls::{Cause, Word};
+use super::park::{DISTRUST, Trip, Way};
+use super::{Checker, Verdict, must};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::rung::Rung;
+use sublet_core::units::{Bytes, Time};
+
+/// What the driver does about a parked holder's contexts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deep {
+    /// The driver shall have these processes, too.
+    pub processes: Vec<ProcKey>,
+    /// It may have been told so.
+    pub told: bool,
+}
+
+impl Books {
+    /// Which processes of a parked holder the driver shall have by now, or why none.
+    fn deepens(&self, now: Time, lease: LeaseId) -> Result<Vec<ProcKey>, &'static str> {
+        let after = self.policy.parking.deep.ok_or("contexts stay in this house")?;
+        let book = self.leases.get(&lease).ok_or("it is not there")?;
+        let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
+        if trip.way != Way::Gone || trip.rung != Rung::Park || trip.deep.is_some() {
+            return Err("it is not in host memory by the library alone");
+        }
+        if trip.wants.is_some() {
+            return Err("it waits for its cards");
+        }
+        if now < trip.since + after {
+            return Err("it was not parked for long");
+        }
+        if self.disk_full {
+            return Err("the disk is full");
+        }
+        if book.rests.on(Rung::Driver) > now {
+            return Err("the driver could not a moment ago");
+        }
+        let mut processes = Vec::new();
+        for number in &held.cards {
+            let card = &self.cards[*number];
+            let stale = now.since(card.begun).0 > 2 * self.policy.period.0;
+            if stale || !matches!(card.look, Look::Free(_)) {
+                return Err("nobody can see what it has");
+            }
+            processes.extend(self.own_on(lease, *number).copied());
+        }
+        processes.sort();
+        processes.dedup();
+        let quiet = |process: &ProcKey| {
+            let voice = self.voices(lease, Rung::Park).get(process);
+            voice.is_some_and(|voice| voice.parked.is_some() && voice.deep.is_some())
+        };
+        if processes.is_empty() || !processes.iter().all(quiet) {
+            return Err("not all of its programs could be quiet");
+        }
+        let able = |process: &ProcKey| self.voices(lease, Rung::Driver).get(process).is_some_and(|it| !it.cannot);
+        if !processes.iter().all(able) {
+            return Err("the driver cannot, or was not asked");
+        }
+        let left: Bytes = held.cards.iter().map(|number| self.seen_of(lease, *number)).sum();
+        if self.said(lease, Rung::Park) + left > held.booked {
+            return Err("more is left than was booked");
+        }
+        self.sure_of_room(lease, held)?;
+        self.keeps_to_its_cards(now, lease, held)?;
+        Ok(processes)
+    }
+
+    fn is_gone(&self, lease: LeaseId, process: &ProcKey) -> bool {
+        let counted = self.leases.get(&lease).is_some_and(|book| book.counted);
+        counted && !self.members.get(&lease).is_some_and(|members| members.contains(process))
+    }
+
+    /// Whether nothing of a holder calls the driver any more.
+    fn is_quiet(&self, lease: LeaseId, deep: &Deep) -> bool {
+        let voices = self.voices(lease, Rung::Park);
+        deep.processes.iter().all(|process| match voices.get(process) {
+            Some(voice) => voice.deep == Some(true),
+            None => self.is_gone(lease, process),
+        })
+    }
+
+    /// Whether the driver may have something of a holder.
+    pub(super) fn may_have(&self, lease: LeaseId, trip: &Trip) -> bool {
+        let voices = self.voices(lease, Rung::Driver);
+        let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some());
+        let deep = trip.deep.as_ref();
+        deep.is_some_and(|deep| deep.processes.iter().any(|process| !self.is_gone(lease, process) && has(process)))
+    }
+
+    /// Something was heard of a holder: the driver may be told by now.
+    pub(super) fn note_quiet(&mut self, lease: LeaseId) {
+        let trip = match self.leases.get(&lease).map(|book| &book.at) {
+            Some(At::Away(_, trip)) => trip,
+            _ => return,
+        };
+        let told = trip.deep.as_ref().is_some_and(|deep| self.is_quiet(lease, deep));
+        if let (true, Some(Book { at: At::Away(_, trip), .. })) = (told, self.leases.get_mut(&lease))
+            && let Some(deep) = &mut trip.deep
+        {
+            deep.told = true;
+        }
+    }
+
+    pub(super) fn is_deep(&self, lease: LeaseId) -> bool {
+        matches!(self.leases.get(&lease).map(|book| &book.at), Some(At::Away(_, trip)) if trip.deep.is_some())
+    }
+
+    /// The driver could not do what it was told about what the library left.
+    pub(super) fn driver_refused(&mut self, now: Time, lease: LeaseId) -> Word {
+        match self.leases.get(&lease).map(|book| &book.at) {
+            Some(At::Away(_, trip)) if trip.way == Way::Gone => {
+                self.rest(now, lease, Rung::Driver, DISTRUST);
+                Word::Refuse
+            }
+            Some(At::Away(_, trip)) if trip.way == Way::Back => Word::Refuse,
+            _ => Word::Tell,
+        }
+    }
+
+    /// The driver shall have what the library left of a holder.
+    pub(super) fn deepen(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, of: &[ProcKey]) -> Verdict {
+        must(14, at == now, || format!("{lease} leaves altogether at {at}, and it is {now}"))?;
+        if matches!(cause, Cause::Said(said, _) if *said == lease) {
+            return self.driver_has(lease, of);
+        }
+        let (_, _, trip) = self.trip(lease, Way::Gone)?;
+        must(5, trip.deep.is_none(), || format!("{lease} is told twice to leave altogether: {trip:?}"))?;
+        must(17, matches!(cause, Cause::Observed(Some(_), _)), || {
+            format!("{lease} leaves altogether after {cause:?}")
+        })?;
+        let can = self.deepens(now, lease);
+        must(2, can.as_deref() == Ok(of), || {
+            format!("{lease} leaves altogether with {of:?}, and by the books {can:?}: {trip:?}")
+        })?;
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.deep = Some(Deep { processes: of.to_vec(), told: false });
+        }
+        self.note_quiet(lease);
+        Ok(())
+    }
+
+    /// The driver said that it has a process of a holder's that left by the library, unasked.
+    fn driver_has(&mut self, lease: LeaseId, of: &[ProcKey]) -> Verdict {
+        let at = self.leases.get(&lease).map(|book| &book.at);
+        let known: &[ProcKey] = match at {
+            Some(At::Away(_, trip)) => trip.deep.as_ref().map_or(&[], |deep| &deep.processes),
+            _ => &[],
+        };
+        let has = |process: &&ProcKey| {
+            let voice = self.voices(lease, Rung::Driver).get(process);
+            !known.contains(process) && voice.is_some_and(|voice| voice.parked.is_some())
+        };
+        let new = of.iter().filter(has).count();
+        let left = matches!(at, Some(At::Away(_, trip)) if trip.rung == Rung::Park);
+        must(2, left && new == 1 && of.len() == known.len() + 1 && known.iter().all(|it| of.contains(it)), || {
+            format!("the driver shall have {of:?} of {lease}, and {known:?} before: {at:?}")
+        })?;
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.deep = Some(Deep { processes: of.to_vec(), told: true });
+        }
+        self.note_quiet(lease);
+        Ok(())
+    }
+
+    /// Its contexts stay where they are after all.
+    pub(super) fn shallow(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
+        let (_, held, trip) = self.trip(lease, Way::Gone)?;
+        must(14, at == now, || format!("{lease} keeps its contexts at {at}, and it is {now}"))?;
+        let told = trip.deep.as_ref().is_some_and(|deep| deep.told);
+        let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
+        let unsure = matches!(cause, Cause::Observed(..)) && self.sure_of_room(lease, held).is_err();
+        must(17, refused || unsure, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
+        // What it was never told to take it has not; what it refused to take it has not if it says so.
+        let has_not = if refused { !self.may_have(lease, trip) } else { !told };
+        must(2, trip.deep.is_some() && has_not, || {
+            format!("nobody would bring back what the driver may have of {lease}: {trip:?}")
+        })?;
+        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            trip.deep = None;
+        }
+        Ok(())
+    }
+
+    /// A card was seen and nothing came of it: whoever was parked there long enough has left altogether, if it can.
+    pub(super) fn check_deep(&self, now: Time, cause: &Cause) -> Verdict {
+        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
+        let card = &self.cards[*number];
+        if self.policy.parking.deep.is_none() || !matches!(card.look, Look::Free(_)) {
+            return Ok(());
+        }
+        for lease in card.claims.keys() {
+            let stays = self.deepens(now, *lease);
+            must(9, stays.is_err(), || format!("{lease} could have left altogether: {stays:?}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Checker {
+    /// The driver is told to take a holder's processes.
+    pub fn check_taken(&self, lease: LeaseId) -> Verdict {
+        let at = self.books.leases.get(&lease).map(|book| &book.at);
+        let Some(At::Away(_, trip)) = at else { return Ok(()) };
+        let loud = trip.deep.as_ref().is_some_and(|deep| !self.books.is_quiet(lease, deep));
+        must(5, !loud, || format!("the driver is told to take {lease}, of which something may call it: {trip:?}"))
+    }
+
+    /// The library in a program is told to bring its bytes back.
+    pub fn check_restored_first(&self, lease: LeaseId) -> Verdict {
+        let at = self.books.leases.get(&lease).map(|book| &book.at);
+        let Some(At::Away(_, trip)) = at else { return Ok(()) };
+        must(2, !self.books.may_have(lease, trip), || {
+            format!("the library shall bring {lease} back, of which the driver may have something: {trip:?}")
+        })
+    }
+}

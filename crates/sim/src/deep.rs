@@ -1,0 +1,308 @@
+//! Contexts that the driver takes off cards, too, of programs whose bytes the library took before.
+//!
+//! ```text
+//!  Deepen, on the disk ──► each library: call the driver for nothing ──► it says that it does not
+//!                              the driver: take what is left of all of them ◄──┘
+//!  Resume, on the disk ──► the driver: prove the room, bring that back ──► each library copies
+//! ```
+//! While the driver has a process, what it calls there hangs. Some libraries say that they are quiet and are not:
+//! nobody hears what their programs want meanwhile. And a driver whose worker is lost may say no, and find later that
+//! it has what it was to take.
+
+use crate::checker::{Violation, must};
+use crate::rng::Rng;
+use crate::shape::Shape;
+use crate::shims::{Habits, ODD, Order, Program, Spoken, Temper};
+use crate::sim::Sim;
+use std::collections::BTreeMap;
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::{Said, are_still, context_is_away};
+use sublet_core::rows::{Lease, Phase};
+use sublet_core::rung::Rung;
+use sublet_core::units::{Bytes, Span};
+
+/// What a program has to do with contexts.
+#[derive(Debug, Default)]
+pub struct Depth {
+    /// The library's word: it calls the driver for nothing, or for all it needs; `None`: it does not know of that.
+    pub(crate) said: Option<bool>,
+    /// What it really does.
+    hush: bool,
+    /// The driver has what the library left, taken for this lease.
+    taken: Option<LeaseId>,
+    /// It was told to bring that back, by the daemon of this life.
+    pub(crate) told: Option<u32>,
+    /// It has it, and does not know that.
+    unsaid: bool,
+}
+
+impl Depth {
+    /// It is on its cards again, or nobody's any more.
+    pub(crate) fn is_back(&mut self) {
+        *self = Depth { said: self.said.map(|_| false), ..Depth::default() };
+    }
+
+    /// Whether the driver would bring back what it has: what it took for a lease that is parked it keeps until it is
+    /// told, whatever else becomes of that lease.
+    pub(crate) fn is_told(&self, life: u32, lease: LeaseId) -> bool {
+        self.taken != Some(lease) || self.told == Some(life)
+    }
+}
+
+/// After how long contexts leave, too, if they do.
+pub fn deep_after(habits: Habits, depth: &mut Rng) -> Option<Span> {
+    let after = Span::secs(depth.pick(&[1, 1, 3, 10, 30]));
+    (habits.deep > 0 && depth.chance(900)).then_some(after)
+}
+
+impl Shape {
+    /// In some worlds contexts leave, too.
+    pub(crate) fn deepen(&mut self, depth: &mut Rng) {
+        if self.habits.library > 0 && depth.chance(600) {
+            self.habits.deep = depth.pick(&[600, 1000, 1000]);
+            self.policy.parking.deep = deep_after(self.habits, depth);
+            if depth.chance(500) {
+                self.quieten(depth);
+            }
+        }
+    }
+
+    /// Few are on each card, and nearly all of them keep to their leases: whoever is parked there may leave altogether.
+    fn quieten(&mut self, depth: &mut Rng) {
+        (self.habits.library, self.habits.hooks) = (1000, 0);
+        self.habits.preempts &= depth.chance(600);
+        self.policy.parking.preempt &= self.habits.preempts;
+        self.policy.parking.deep = Some(Span::secs(depth.pick(&[1, 1, 2, 5])));
+        self.jobs = self.jobs.min(depth.within(1, 2 * self.cards.len() as u64) as usize + 1);
+        self.vigil.awake &= depth.chance(200);
+        self.faults.strangers_s = if depth.chance(700) { 0 } else { self.faults.strangers_s.max(60) };
+        self.faults.looks = self.faults.looks.min(10);
+        self.policy.parking.ram = self.policy.parking.ram.max(Bytes::gib(60));
+    }
+}
+
+impl Sim<'_> {
+    /// A process begins; the driver may be able to take its context.
+    pub(crate) fn install_depth(&mut self, process: ProcKey) {
+        let (library, driver) = ((process, Rung::Park), (process, Rung::Driver));
+        if self.shape.habits.deep == 0 || !self.world.programs.contains_key(&library) {
+            return;
+        }
+        let knows = self.depth.chance(900);
+        if let Some(program) = self.world.programs.get_mut(&library) {
+            program.depth.said = knows.then_some(false);
+        }
+        if !self.world.programs.contains_key(&driver) && self.depth.chance(self.shape.habits.deep) {
+            let honest = self.calm || self.depth.chance(self.shape.habits.honest);
+            let temper = if honest { Temper::Honest } else { self.depth.pick(&ODD) };
+            self.world.programs.insert(driver, Program::new(temper));
+        }
+    }
+
+    /// Whether the driver has a process now, or is about to.
+    pub(crate) fn hangs(&self, (process, rung): Spoken) -> bool {
+        if self.shape.habits.deep == 0 || rung != Rung::Park {
+            return false;
+        }
+        let Some(driver) = self.world.programs.get(&(process, Rung::Driver)) else { return false };
+        let at_it = |program: &Program| matches!(program.doing, Some(Order::Take | Order::Bring));
+        let together = |(other, program): (&Spoken, &Program)| {
+            other.1 == Rung::Driver && program.lease == driver.lease && at_it(program)
+        };
+        driver.depth.taken.is_some() || (driver.lease.is_some() && self.world.programs.iter().any(together))
+    }
+
+    /// Whether anybody hears that a process needs its cards: what waits in the driver nobody does.
+    pub(crate) fn is_heard(&self, process: ProcKey) -> bool {
+        let of = |rung: Rung| self.world.programs.get(&(process, rung)).map(|program| &program.depth);
+        let taken = of(Rung::Driver).is_some_and(|depth| depth.taken.is_some());
+        !taken || of(Rung::Park).is_some_and(|depth| depth.hush)
+    }
+
+    /// Whether the driver has not been asked about a lease's processes by this daemon: it is when nothing of them
+    /// calls it any more, or when they come back.
+    pub(crate) fn is_unasked(&self, lease: LeaseId) -> bool {
+        let row = self.disk.rows.leases.get(&lease).filter(|row| row.away().is_some_and(|away| away.deep));
+        let (Some(row), Some(daemon)) = (row, &self.daemon) else { return false };
+        matches!(row.phase, Phase::Parked(..)) && !are_still(daemon.engine.state(), row)
+    }
+
+    /// Something was said of a holder that library and driver move one after the other.
+    pub(crate) fn mind_deep(&mut self, lease: LeaseId) {
+        let row = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().lease(lease));
+        if row.and_then(Lease::away).is_some_and(|away| away.deep) {
+            self.mind_all(lease);
+        }
+    }
+
+    /// What a program of such a holder is to do, or the driver with all of its processes.
+    pub(crate) fn deep_order(&self, process: Spoken, row: &Lease) -> Option<Order> {
+        let (away, state) = (row.away()?, self.daemon.as_ref()?.engine.state());
+        let program = self.world.programs.get(&process)?;
+        let comes = matches!(row.phase, Phase::Resuming(..));
+        if process.1 == Rung::Driver {
+            let mine = |process: &&ProcKey| self.driven(row.id, **process).is_some();
+            if away.processes.iter().find(mine) != Some(&process.0) {
+                return None;
+            }
+            let mut own = away.processes.iter().filter_map(|process| self.driven(row.id, *process));
+            return match comes {
+                true => own.any(|program| program.away.is_some()).then_some(Order::Bring),
+                false if !are_still(state, row) => None,
+                false => own.any(|program| program.away.is_none()).then_some(Order::Take),
+            };
+        }
+        let held_back = context_is_away(state, row);
+        let deep = held_back || matches!(row.phase, Phase::Parked(..));
+        match (comes && !held_back, program.away.is_some(), program.depth.said) {
+            (true, true, _) => Some(Order::Resume),
+            (false, true, Some(said)) if said != deep => Some(Order::Hush(deep)),
+            (false, false, _) => Some(Order::Park),
+            _ => None,
+        }
+    }
+
+    /// A process of a lease's, as the driver has it.
+    fn driven(&self, lease: LeaseId, process: ProcKey) -> Option<&Program> {
+        let program = self.world.programs.get(&(process, Rung::Driver))?;
+        (program.heard_as(self.life) == Some(lease) && !program.lost).then_some(program)
+    }
+
+    /// An order leaves the daemon: whether it may now.
+    pub(crate) fn check_order(&self, process: Spoken, lease: LeaseId, order: Order) -> Result<(), Violation> {
+        match order {
+            Order::Take => self.checker.check_taken(lease),
+            Order::Resume if process.1 == Rung::Park => self.checker.check_restored_first(lease),
+            _ => Ok(()),
+        }
+    }
+
+    /// The library in a program keeps it from calling the driver, or not any more.
+    pub(crate) fn hush(&mut self, process: Spoken, hush: bool, temper: Temper, odd: bool) {
+        self.mind_after(process, 3_000_000);
+        if hush && odd && matches!(temper, Temper::Refuses | Temper::Fickle) {
+            // It is told again.
+            return;
+        }
+        if let Some(program) = self.world.programs.get_mut(&process) {
+            (program.depth.said, program.depth.hush) = (Some(hush), hush && temper != Temper::Liar);
+        }
+        self.say(process, Said::Deep(hush));
+    }
+
+    /// The driver takes what the library left of a holder's processes, all of them or none.
+    pub(crate) fn take_contexts(&mut self, leader: Spoken, temper: Temper, odd: bool) {
+        let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return };
+        let row = self.disk.rows.leases.get(&lease);
+        let Some(away) = row.and_then(Lease::away).filter(|away| away.deep) else { return };
+        let (processes, comes) =
+            (away.processes.clone(), row.is_some_and(|row| matches!(row.phase, Phase::Resuming(..))));
+        self.mind_after(leader, 3_000_000);
+        if comes && self.depth.chance(500) {
+            // It was told otherwise in time.
+            return;
+        }
+        let loud =
+            |process: &ProcKey| self.world.programs.get(&(*process, Rung::Park)).is_some_and(|it| !it.depth.hush);
+        let loud = processes.iter().any(loud);
+        if temper == Temper::Fickle && odd {
+            if let Some(program) = self.world.programs.get_mut(&leader) {
+                program.cannot = true;
+            }
+            self.say(leader, Said::Cannot(Some("it uses managed memory".to_owned())));
+            return self.refuse(leader, "it uses managed memory");
+        }
+        if (temper == Temper::Refuses && odd) || (loud && self.depth.chance(500)) {
+            return self.refuse(leader, "a call of its did not end");
+        }
+        let percent = match temper {
+            Temper::Liar => 0,
+            Temper::Half => 50,
+            _ => 100,
+        };
+        let lost = !self.calm && !self.shape.habits.orderly && self.depth.chance(60);
+        let here = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_none());
+        let processes: Vec<ProcKey> = processes.into_iter().filter(here).collect();
+        self.deep.0 += u64::from(!processes.is_empty());
+        for process in processes.into_iter().map(|process| (process, Rung::Driver)) {
+            let (gone, all) = self.world.leave_cards(process, percent);
+            if let Some(program) = self.world.programs.get_mut(&process) {
+                (program.away, program.claims) = (Some(gone), all);
+                (program.depth.taken, program.depth.unsaid) = (Some(lease), lost);
+            }
+            if !lost {
+                self.say(process, Said::Parked(all));
+            }
+        }
+        if lost {
+            self.refuse(leader, "the worker was lost");
+        }
+    }
+
+    /// The driver finds out what it has.
+    pub(crate) fn confess(&mut self) {
+        let unsaid = self.world.programs.iter().filter(|(_, program)| program.depth.unsaid);
+        for process in unsaid.map(|(process, _)| *process).collect::<Vec<_>>() {
+            if self.calm || self.depth.chance(300) {
+                let Some(program) = self.world.programs.get_mut(&process) else { continue };
+                program.depth.unsaid = false;
+                let parked = program.away.as_ref().map(|_| program.claims);
+                self.say(process, Said::Here { parked });
+            }
+        }
+    }
+
+    /// Whether there is room for all of a holder, what the library has to copy and what the driver restores before.
+    pub(crate) fn prove_all(&mut self, leader: Spoken, lease: LeaseId) -> bool {
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
+        let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
+        let both = processes.iter().flat_map(|process| [(*process, Rung::Park), (*process, Rung::Driver)]);
+        let away = both.filter_map(|spoken| self.world.programs.get(&spoken)?.away.as_ref());
+        let mut needs: BTreeMap<usize, Bytes> = BTreeMap::new();
+        for (card, bytes) in away.flatten() {
+            let need = needs.entry(*card).or_default();
+            *need = *need + *bytes;
+        }
+        if !self.world.fit(&needs.into_iter().collect::<Vec<_>>()) {
+            self.refuse(leader, "there is no room for it");
+            return false;
+        }
+        for process in processes {
+            if let Some(program) = self.world.programs.get_mut(&(process, Rung::Driver)) {
+                program.proven_us = self.t;
+            }
+        }
+        true
+    }
+
+    /// The driver brings back what it has of a holder's processes.
+    pub(crate) fn bring_contexts(&mut self, leader: Spoken) -> Result<(), Violation> {
+        self.mind_after(leader, 3_000_000);
+        let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return Ok(()) };
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away).filter(|away| away.deep);
+        let processes = away.map(|away| away.processes.clone()).unwrap_or_default();
+        let gone = |process: &ProcKey| self.driven(lease, *process).is_some_and(|program| program.away.is_some());
+        let processes: Vec<ProcKey> = processes.into_iter().filter(gone).collect();
+        for process in processes {
+            self.restore((process, Rung::Driver))?;
+            self.deep.1 += u64::from(self.driven(lease, process).is_some_and(|program| program.away.is_none()));
+        }
+        Ok(())
+    }
+
+    /// Once the world is calm the driver has nothing that nobody would ever ask it for.
+    pub(crate) fn check_contexts(&self) -> Result<(), Violation> {
+        let Some(daemon) = &self.daemon else { return Ok(()) };
+        for (process, program) in &self.world.programs {
+            let Some(lease) = program.heard_as(self.life) else { continue };
+            let row = daemon.engine.state().lease(lease).filter(|row| row.is_held());
+            let knows = row.is_none_or(|row| row.away().is_some_and(|away| away.deep));
+            let silent = program.depth.unsaid || !program.outbox.is_empty() || program.lost;
+            let kept = program.away.is_some() && !program.depth.is_told(self.life, lease);
+            must(9, knows || silent || !kept, || {
+                format!("the driver has the context of {process:?}, and nobody asks for it: {row:?}")
+            })?;
+        }
+        Ok(())
+    }
+}
