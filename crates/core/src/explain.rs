@@ -5,6 +5,7 @@
 
 use crate::ask::{Ask, Preempt, Term, Vram};
 use crate::decide::board::could_hold;
+use crate::decide::park::is_unsure;
 use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
 use crate::ids::{CardId, LeaseId, TenantId};
@@ -147,6 +148,10 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     }
     if let Some(held) = quota::held(state, lease) {
         return Bound::None(NoBound::Quota(held));
+    }
+    // Whoever could take its room may stay for as long as it likes.
+    if is_unsure(state, lease) {
+        return Bound::None(NoBound::Cards);
     }
     let able = |card: &CardId| {
         let room = state.room(*card);

@@ -40,7 +40,7 @@ fn two_hundred_seeds_keep_the_rules() {
     assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
     assert!(warned >= 1_000 && struck >= 400, "{warned} strangers were warned, and {struck} signalled");
     assert!(adopted >= 300 && survived >= 5, "{adopted} strangers got leases, and {survived} survived SIGKILL");
-    assert!(spared >= 5 && unmoved >= 100, "{spared} strangers were parked, and {unmoved} could not be");
+    assert!(spared >= 3 && unmoved >= 100, "{spared} strangers were parked, and {unmoved} could not be");
     assert!(told_over >= 200 && grown >= 20, "{told_over} had more than their leases, and {grown} took larger ones");
     assert!(abroad >= 50, "{abroad} processes were on cards that their leases do not have");
     assert!(deep >= 20 && surfaced >= 8, "{deep} left their cards altogether, and {surfaced} processes came back");
@@ -86,6 +86,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(104, Options::default());
     // A waiter was told when it is served at the latest, without what a hook takes that was running already.
     check(52_471, Options::default());
+    // The same was told to whom the driver brings back only when a stranger is gone from its card.
+    check(50_005_205, Options::default());
 }
 
 #[test]

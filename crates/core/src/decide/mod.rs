@@ -12,7 +12,7 @@ pub mod enforce;
 mod moving;
 pub mod offer;
 pub mod over;
-mod park;
+pub(crate) mod park;
 pub mod preempt;
 mod see;
 pub(crate) mod serve;

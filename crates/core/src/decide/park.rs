@@ -545,11 +545,14 @@ pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
     let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
     let waits = parking::waits_for_others(state, lease.id, hold).is_some();
-    let unsure = || {
-        let is_safe = !away.needs_driver() || lease.first_ask().may_lose;
-        !is_safe && parking::sure_of_room(state, lease, hold).is_err()
-    };
-    rest.is_some_and(|rest| rest.until > now) || waits || unsure()
+    rest.is_some_and(|rest| rest.until > now) || waits || is_unsure(state, lease)
+}
+
+/// Whether the driver would have to bring a parked holder back to cards on which somebody could take its room.
+pub(crate) fn is_unsure(state: &State, lease: &Lease) -> bool {
+    let Phase::Parked(hold, away) = &lease.phase else { return false };
+    let is_safe = !away.needs_driver() || lease.first_ask().may_lose;
+    !is_safe && parking::sure_of_room(state, lease, hold).is_err()
 }
 
 /// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
