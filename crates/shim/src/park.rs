@@ -86,7 +86,11 @@ impl Parker {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         }
         took.gate_us = micros(begun);
-        let done = self.out(deadline, most, &mut took);
+        // Whoever was inside when the gate began to close may have done what keeps it from being parked.
+        let done = match page::not_parkable().filter(|_| !nothing_moves) {
+            Some(reason) => Err(reason.text().to_owned()),
+            None => self.out(deadline, most, &mut took),
+        };
         match done {
             Ok(bytes) => {
                 page::own().parked.store(bytes, SeqCst);
@@ -536,4 +540,29 @@ fn put_on(piece: &Piece) -> Result<(), String> {
         shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parker;
+    use crate::gate;
+    use crate::page::{self, Reason};
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_call_does_while_the_gate_closes_keeps_the_program_where_it_is() {
+        let _alone = gate::alone();
+        gate::enter(0);
+        let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
+        while gate::state() != gate::MOVING {
+            std::thread::yield_now();
+        }
+        // It was asked before, and nothing kept it.
+        page::hold(Reason::Shared, "cuIpcGetMemHandle");
+        gate::leave(0, 0);
+        let parked = parking.join().expect("a thread");
+        page::let_go(Reason::Shared);
+        assert_eq!(parked, Err(Reason::Shared.text().to_owned()));
+        assert_eq!(gate::state(), gate::OPEN, "nothing has happened");
+    }
 }
