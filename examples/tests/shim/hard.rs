@@ -1,7 +1,7 @@
 //! Whoever dies when it suits nobody: programs and daemons killed at every stage, threads and children that end.
 
 use crate::cc;
-use crate::daemon::{Daemon, Line, page};
+use crate::daemon::{Daemon, Line, mapped, page};
 use crate::parked::{MIB, SOON, end_well, holder};
 use crate::pools::python;
 use crate::soft::{Soft, succeeded, wait_until};
@@ -307,4 +307,34 @@ os.execv('/bin/sh', ['/bin/sh', '-c', 'echo other; read word'])
     assert!(soft.is_idle() && !daemon.is_called());
     input.write_all(b"go\n").expect("it listens");
     assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn what_nobody_reads_fails_nothing() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+    // Python does not mind broken pipes; a program that does is not ended by them either.
+    let script = "
+import signal
+from cuda import *
+if sys.argv[1:]:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+start()
+at = U64()
+print(call('cuMemAlloc_v2', BY(at), SIZE(128 << 20)), call('cuMemAlloc_v2', BY(at), SIZE(8 << 20)), flush=True)
+";
+    for way in [&["-c", script][..], &["-c", script, "minds"]] {
+        let (reads, writes) = std::io::pipe().expect("a pipe");
+        drop(reads);
+        let mut command = python(&soft, way);
+        command.stdout(Stdio::piped()).stderr(writes);
+        let child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut line = daemon.accept(Some(file.as_raw_fd()));
+        let output = child.wait_with_output().expect("an own child");
+        assert_eq!(succeeded(&output), "2 0\n");
+        assert_eq!(line.park(SOON), None);
+        mapped(&file).processes[0].pid.store(0, SeqCst);
+        mapped(&file).processes[0].cards[0].bytes.store(0, SeqCst);
+    }
 }
