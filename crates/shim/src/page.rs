@@ -78,9 +78,11 @@ pub fn share(file: &File) -> Result<(), String> {
             let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
             move_share(share, &slot.cards[there]);
         }
-        slot.reasons.store(old.reasons.load(SeqCst), SeqCst);
         slot.parked.store(old.parked.load(SeqCst), SeqCst);
     }
+    // Whoever finds a reason just now writes it here or there.
+    let marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    slot.reasons.store(marked.bits(), SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
 }
@@ -233,9 +235,9 @@ pub fn let_go(reason: Reason) {
     });
 }
 
-/// Why it cannot be parked, if it cannot.
+/// Why it cannot be parked, if it cannot. What is on the page others can write, too.
 pub fn not_parkable() -> Option<Reason> {
-    Reason::first(own().reasons.load(SeqCst))
+    Reason::first(MARKED.lock().unwrap_or_else(PoisonError::into_inner).bits())
 }
 
 /// Counts an error by its number; the rarest share a place.
@@ -249,4 +251,20 @@ pub fn count_error(code: u32) {
         }
     }
     errors[errors.len() - 1].count.fetch_add(1, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reason, hold, let_go, not_parkable, own};
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn whoever_wipes_the_page_does_not_make_a_program_one_that_can_be_parked() {
+        let _alone = crate::gate::alone();
+        hold(Reason::Arrays, "cuArrayCreate");
+        own().reasons.store(0, SeqCst);
+        let found = not_parkable();
+        let_go(Reason::Arrays);
+        assert_eq!(found, Some(Reason::Arrays));
+    }
 }
