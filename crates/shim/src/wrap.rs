@@ -265,9 +265,14 @@ fn allowed(context: usize) -> Result<(), u32> {
     done(driver::cuEventQuery(event))
 }
 
-/// Waits for the card as freeing does. Not done: something is captured, and would be spoilt.
-pub fn settled() -> Result<bool, u32> {
-    match gate::unless_capturing(driver::cuCtxSynchronize) {
+/// Waits for the card as freeing does: for all that runs in the context of what is freed, whichever is current. Not
+/// done: something is captured, and would be spoilt.
+pub fn settled(context: usize) -> Result<bool, u32> {
+    let wait = || match current() {
+        Ok((own, _)) if own == context => driver::cuCtxSynchronize(),
+        _ => told(driver::within(context, || done(driver::cuCtxSynchronize()))),
+    };
+    match gate::unless_capturing(wait) {
         Some(result) => done(result).map(|()| true),
         None => Ok(false),
     }
@@ -279,11 +284,11 @@ fn free_deferred() {
     if waiting.is_empty() {
         return;
     }
-    if settled() == Ok(true) {
-        waiting.into_iter().for_each(drop_block);
-    } else {
-        table::lock().deferred.extend(waiting);
-    }
+    let contexts: BTreeSet<usize> = waiting.iter().map(|(_, block)| block.context).collect();
+    let settled: BTreeSet<usize> = contexts.into_iter().filter(|context| settled(*context) == Ok(true)).collect();
+    let (free, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, block)| settled.contains(&block.context));
+    table::lock().deferred.extend(still);
+    free.into_iter().for_each(drop_block);
 }
 
 /// Frees the same when the card has done everything and nothing is captured.
@@ -311,7 +316,8 @@ pub fn drop_block((at, block): (u64, Block)) {
 fn end_context(context: usize) {
     let mut table = table::lock();
     let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
-    let gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
+    let mut gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
+    gone.extend(table.deferred.extract_if(.., |(_, block)| block.context == context));
     // What is left was mapped by the program itself, or shared: any other context can move it.
     table
         .physical
@@ -473,7 +479,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
         return result;
     };
     // Freeing waits for the card, but not while the memory is away: then nothing runs.
-    let is_settled = match if is_parked { Ok(true) } else { settled() } {
+    let is_settled = match if is_parked { Ok(true) } else { settled(block.context) } {
         Ok(is_settled) => is_settled,
         Err(error) => return error,
     };
