@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The environment variable that says where the daemon listens for shims.
@@ -220,6 +221,25 @@ pub struct ProcessPage {
     pub cards: [SharePage; CARDS],
     /// Errors, by number.
     pub errors: [ErrorPage; 16],
+}
+
+impl ProcessPage {
+    /// Forgets what is counted here; whose it is stays.
+    pub fn wipe(&self) {
+        for card in &self.cards {
+            card.bytes.store(0, SeqCst);
+            card.peak.store(0, SeqCst);
+            card.contexts.store(0, SeqCst);
+        }
+        for error in &self.errors {
+            error.code.store(0, SeqCst);
+            error.count.store(0, SeqCst);
+        }
+        for number in [&self.launches, &self.copies, &self.active_ns, &self.parked] {
+            number.store(0, SeqCst);
+        }
+        self.reasons.store(0, SeqCst);
+    }
 }
 
 /// What a process has of a card.

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 /// Held while bytes are counted, and while what was counted moves to another page.
 static COUNTING: Mutex<()> = Mutex::new(());
@@ -61,6 +61,7 @@ pub fn is_shared() -> bool {
 /// Maps the page that the daemon made, to look at: the process takes no place on it.
 pub fn look_at(file: &File) -> Result<(), String> {
     let seen = map(file)?;
+    wipe_first(seen);
     // Whoever was faster has the same.
     let _ = SHARED.compare_exchange(std::ptr::null_mut(), std::ptr::from_ref(seen).cast_mut(), SeqCst, SeqCst);
     Ok(())
@@ -70,6 +71,7 @@ pub fn look_at(file: &File) -> Result<(), String> {
 pub fn share(file: &File) -> Result<(), String> {
     let new = map(file)?;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    wipe_first(new);
     let (old, slot) = (own(), own_of(new));
     if !std::ptr::eq(old, slot) {
         // Cards may be in another order there.
@@ -85,6 +87,13 @@ pub fn share(file: &File) -> Result<(), String> {
     slot.reasons.store(marked.bits(), SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
+}
+
+/// What another program left here that was this process before: who becomes another keeps its number, and its place.
+fn wipe_first(page: &Page) {
+    static WIPED: Once = Once::new();
+    let pid = std::process::id();
+    WIPED.call_once(|| page.processes.iter().filter(|slot| slot.pid.load(SeqCst) == pid).for_each(ProcessPage::wipe));
 }
 
 /// What was counted here counts there.

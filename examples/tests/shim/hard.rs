@@ -338,3 +338,37 @@ print(call('cuMemAlloc_v2', BY(at), SIZE(128 << 20)), call('cuMemAlloc_v2', BY(a
         mapped(&file).processes[0].cards[0].bytes.store(0, SeqCst);
     }
 }
+
+#[test]
+fn a_program_that_becomes_another_has_all_of_its_lease_again() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+    let script = "
+import os
+from cuda import *
+start()
+at = alloc(48 << 20)
+print('holds', call('cuMemFree_v2', 1), flush=True)
+sys.stdin.readline()
+if not sys.argv[1:]:
+    os.execv(sys.executable, [sys.executable, '-c', os.environ['TEXT'], 'again'])
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.env("TEXT", script).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let first = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.next().as_deref(), Some("holds 1"));
+    let slot = &mapped(&file).processes[0];
+    wait_until("it is counted", || slot.errors[0].count.load(SeqCst) == 1);
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"go\n").expect("it listens");
+    let second = daemon.accept(Some(file.as_raw_fd()));
+    assert_eq!(second.pid, first.pid);
+    assert_eq!(out.next().as_deref(), Some("holds 1"), "what it had before is not counted any more");
+    assert_eq!(slot.cards[0].bytes.load(SeqCst), 48 * MIB);
+    assert_eq!(slot.errors[0].count.load(SeqCst), 1);
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+}
