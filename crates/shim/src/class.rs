@@ -238,6 +238,12 @@ pub fn is_tidying(base: &str) -> bool {
     TIDYING.contains(&base)
 }
 
+/// Whether it can be done later, if nobody can do it now: the program may do what it likes meanwhile.
+pub fn is_put_off(base: &str) -> bool {
+    // Host memory that the program registered may be given back before the driver lets go of it.
+    is_tidying(base) && base != "cuMemHostUnregister"
+}
+
 /// What a function is.
 pub fn of(base: &str) -> Class {
     let kind = match base {

@@ -231,10 +231,10 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             Ok(()) => Word::Deep { id },
             Err(why) => Word::Refused { id, why },
         }),
-        Order::Shallow { id } => {
-            gate::set_deep(false);
-            line.send(&Word::Shallow { id })
-        }
+        Order::Shallow { id } => line.send(&match parker.shallow() {
+            Ok(()) => Word::Shallow { id },
+            Err(why) => Word::Refused { id, why },
+        }),
         Order::Prepare { bytes } => {
             parker.wish(bytes);
             Ok(())

@@ -10,6 +10,7 @@
 use crate::class::{Kind, WORDS_MAX};
 use crate::control;
 use crate::hook::{self, Slot};
+use crate::late;
 use crate::log;
 use crate::page;
 use std::cell::Cell;
@@ -145,6 +146,17 @@ pub fn current() -> &'static Slot {
     OWN.with(|own| hook::slot(own.slot.get()))
 }
 
+/// Its number.
+pub fn current_number() -> usize {
+    OWN.with(|own| own.slot.get())
+}
+
+/// Does something as if this thread, one of the shim's, were in a call.
+pub fn as_call(number: usize, body: impl FnOnce()) {
+    OWN.with(|own| own.slot.set(number));
+    body();
+}
+
 /// A number of its own, which other threads only read, goes up by one.
 fn count(number: &AtomicU64) {
     number.store(number.load(Relaxed) + 1, Relaxed);
@@ -183,11 +195,13 @@ pub extern "C" fn enter(number: u32) -> Way {
                 own.is_away.set(is_away);
                 break;
             }
-            seat.inside.store(0, SeqCst);
-            if is_answered && slot.is_tidying() {
-                // Nobody waits for a card to end: what is left goes with the process.
-                return Way { target: 0, words: crate::driver::SUCCESS as usize };
+            if is_answered && slot.is_put_off() {
+                // Nobody waits for a card to end.
+                own.depth.set(1);
+                own.slot.set(number as usize);
+                return Way { target: late::put_off as *const () as usize, words: 0 };
             }
+            seat.inside.store(0, SeqCst);
             if let Err(answer) = wait_at_gate(slot) {
                 return Way { target: 0, words: answer as usize };
             }

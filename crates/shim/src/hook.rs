@@ -70,9 +70,9 @@ impl Slot {
         self.about().map_or(class::WORDS_MAX, |about| about.words)
     }
 
-    /// Whether it only gives something back.
-    pub fn is_tidying(&self) -> bool {
-        class::is_tidying(class::base(self.name()))
+    /// Whether it can be answered while the driver has the context, and done later.
+    pub fn is_put_off(&self) -> bool {
+        class::is_put_off(class::base(self.name()))
     }
 
     /// As the program asked for it.

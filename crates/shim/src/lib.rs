@@ -26,6 +26,7 @@ mod entry;
 mod gate;
 mod hook;
 mod ipc;
+mod late;
 mod log;
 mod nvml;
 mod outside;

@@ -12,6 +12,7 @@ use crate::arena::Arena;
 use crate::contexts;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
 use crate::gate;
+use crate::late;
 use crate::message::Took;
 use crate::outside;
 use crate::page;
@@ -143,11 +144,11 @@ impl Parker {
             return Err("it is not parked".to_owned());
         }
         let (begun, mut took) = (Instant::now(), Took::default());
-        // Who says so has seen that the driver gave the context back.
-        gate::set_deep(false);
         if !gate::close(Instant::now() + SHORT) {
             return Err("a call of the driver did not return in time".to_owned());
         }
+        // Who says so has seen that the driver gave the context back.
+        self.come_back();
         took.gate_us = micros(begun);
         let mapping = Instant::now();
         let pieces = parked();
@@ -184,6 +185,29 @@ impl Parker {
         gate::set_deep(true);
         gate::set(gate::PARKED);
         Ok(())
+    }
+
+    /// The driver has not taken the context, or has given it back: it is parked as before.
+    pub fn shallow(&mut self) -> Result<(), String> {
+        if !gate::is_deep() {
+            return Ok(());
+        }
+        let before = gate::state();
+        if !gate::close(Instant::now() + SHORT) {
+            return Err("a call of the driver did not return in time".to_owned());
+        }
+        self.come_back();
+        gate::set(before);
+        Ok(())
+    }
+
+    /// The context is there again: what was put off is done before anybody else comes in.
+    fn come_back(&mut self) {
+        if gate::is_deep() {
+            late::catch_up();
+            self.forget_gone();
+            gate::set_deep(false);
+        }
     }
 
     /// So many bytes of the arena are to be made known to the driver before they are needed.

@@ -216,6 +216,15 @@ impl Line {
         }
     }
 
+    /// Has it call the driver for nothing any more, or again.
+    pub fn deepen(&mut self, is: bool) {
+        self.next += 1;
+        let id = self.next;
+        self.send(&if is { Order::Deepen { id } } else { Order::Shallow { id } }, None);
+        let expected = if is { Word::Deep { id } } else { Word::Shallow { id } };
+        assert_eq!(self.answer(), Some(expected));
+    }
+
     /// Has so many bytes made ready. Returns how many are.
     pub fn prepare(&mut self, bytes: u64) -> u64 {
         self.send(&Order::Prepare { bytes }, None);

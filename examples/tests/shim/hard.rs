@@ -372,3 +372,66 @@ if not sys.argv[1:]:
     drop(input);
     assert!(child.wait().expect("an own child").success());
 }
+
+#[test]
+fn what_is_given_back_while_the_driver_has_the_context_is_given_back_when_it_is_there_again() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+import mmap
+from cuda import *
+context = start()
+at = alloc(8 << 20)
+stream, event, code, host = got(PTR, 'cuStreamCreate', 1), got(PTR, 'cuEventCreate', 0), module(), PTR()
+must('cuMemHostAlloc', BY(host), SIZE(4096), 0)
+other = PTR()
+must('cuCtxCreate_v2', BY(other), 0, 0)
+must('cuCtxSetCurrent', context)
+pages = mmap.mmap(-1, 4096)
+own = PTR(C.addressof(C.c_char.from_buffer(pages)))
+must('cuMemHostRegister_v2', own, SIZE(4096), 0)
+print('ready', flush=True)
+sys.stdin.readline()
+print('given back', call('cuStreamDestroy_v2', stream), call('cuEventDestroy_v2', event), call('cuModuleUnload', code),
+      call('cuMemFreeHost', host), call('cuCtxDestroy_v2', other), flush=True)
+if sys.stdin.readline() == 'registered\\n':
+    print('unregistered', call('cuMemHostUnregister', own), flush=True)
+place, version = PTR(), UINT()
+print('gone', call('cuStreamQuery', stream), call('cuEventQuery', event),
+      call('cuModuleGetFunction', BY(place), code, b'add'), call('cuMemFreeHost', host),
+      call('cuCtxGetApiVersion', other, BY(version)), call('cuMemsetD8_v2', at, 1, SIZE(1)), flush=True)
+";
+    for is_resumed in [true, false] {
+        let mut command = python(&soft, &["-c", script]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut line = daemon.accept(None);
+        let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+        let mut input = child.stdin.take().expect("its input");
+        assert_eq!(out.next().as_deref(), Some("ready"));
+        assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+        line.deepen(true);
+        input.write_all(b"go\n").expect("it listens");
+        assert_eq!(out.next().as_deref(), Some("given back 0 0 0 0 0"));
+        assert!(line.wanted.is_empty(), "it does not need the card for it: {:?}", line.wanted);
+        if is_resumed {
+            // What is the program's own memory may go as soon as this is answered, so it waits for the driver.
+            input.write_all(b"registered\n").expect("it listens");
+            line.wait_until_wanted();
+            assert_eq!(line.wanted, ["cuMemHostUnregister"]);
+            assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+            assert_eq!(out.next().as_deref(), Some("unregistered 0"));
+            assert_eq!(out.next().as_deref(), Some("gone 400 400 400 1 201 0"));
+        } else {
+            line.deepen(false);
+            input.write_all(b"go\n").expect("it listens");
+            line.wait_until_wanted();
+            assert_eq!(line.wanted, ["cuModuleGetFunction"], "questions before it were answered");
+            assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+            assert_eq!(out.next().as_deref(), Some("gone 400 400 400 1 201 0"));
+        }
+        drop(input);
+        assert!(child.wait().expect("an own child").success());
+        assert!(soft.is_idle());
+    }
+}
