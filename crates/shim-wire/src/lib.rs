@@ -290,11 +290,13 @@ pub enum Reason {
     Rdma = 1 << 10,
     /// A card that processes share below the driver.
     Mps = 1 << 11,
+    /// A driver that can be waited for, but not asked whether it is done.
+    OldDriver = 1 << 12,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::Managed,
         Reason::Arrays,
         Reason::External,
@@ -307,6 +309,7 @@ impl Reason {
         Reason::UnknownCall,
         Reason::Rdma,
         Reason::Mps,
+        Reason::OldDriver,
     ];
 
     /// The first of those whose bits are set.
@@ -329,6 +332,7 @@ impl Reason {
             Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
             Reason::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
             Reason::Mps => "it uses its card through MPS",
+            Reason::OldDriver => "its driver is older than CUDA 12.5, and does not say when the card is done",
         }
     }
 }

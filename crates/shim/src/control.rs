@@ -4,6 +4,7 @@
 //! When the daemon goes away it looks for it again: a program whose memory is parked waits for it.
 
 use crate::driver;
+use crate::fixed;
 use crate::gate;
 use crate::log;
 use crate::message::{Order, PACKET_MAX, SOCKET, Word};
@@ -170,6 +171,9 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
             ticked = Instant::now();
             if !tick() {
                 parker.tidy();
+            }
+            if gate::state() == gate::OPEN {
+                fixed::look_at_graphs(false);
             }
             if looked.is_none_or(|looked| looked.elapsed() >= LOOK_OUTSIDE) {
                 looked = Some(Instant::now());

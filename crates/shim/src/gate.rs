@@ -232,6 +232,9 @@ pub extern "C" fn leave(number: u32, result: u32) {
             if result != 0 && slot.counts_errors(result) {
                 count(&seat.errors);
                 page::count_error(result);
+                if result == crate::driver::OUT_OF_MEMORY {
+                    page::note_out_of_memory();
+                }
             }
             seat.inside.store(0, Release);
         }

@@ -23,6 +23,7 @@ mod control;
 mod driver;
 mod elf;
 mod entry;
+mod fixed;
 mod gate;
 mod hook;
 mod ipc;

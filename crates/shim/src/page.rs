@@ -7,6 +7,7 @@
 use crate::log;
 pub use crate::message::Reason;
 use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, SharePage, VERSION};
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicPtr;
@@ -191,14 +192,35 @@ pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
     let cap = page().cards[place].cap.load(SeqCst);
     if card(uuid).is_some() && used(place) > cap {
         own.bytes.fetch_sub(bytes, SeqCst);
-        log::once(&format!(
-            "out of memory: the lease has {} of this card; ask for more with --vram",
-            crate::message::size(cap)
-        ));
+        REFUSED.set(cap);
         return false;
     }
     own.peak.fetch_max(now, SeqCst);
     true
+}
+
+thread_local! {
+    /// What the lease has of the card of which this thread was last refused some.
+    static REFUSED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A call has failed for want of memory: if it was for want of lease, that is said.
+pub fn note_out_of_memory() {
+    // What is kept elsewhere may have been given back meanwhile, and the call have worked: then it is not.
+    let cap = REFUSED.take();
+    if cap > 0 {
+        let cap = crate::message::size(cap);
+        log::once(&format!("out of memory: the lease has {cap} of this card; ask for more with --vram"));
+    }
+}
+
+/// What was seen to be one number of bytes is another by now, whether the lease has them or not.
+pub fn recount(uuid: &[u8; 16], device: i32, before: u64, now: u64) {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = &own().cards[place(uuid, device)];
+    let new = |held: u64| Some(held.saturating_sub(before).saturating_add(now));
+    let _ = own.bytes.fetch_update(SeqCst, SeqCst, new);
+    own.peak.fetch_max(own.bytes.load(SeqCst), SeqCst);
 }
 
 /// Gives bytes back.

@@ -11,11 +11,12 @@
 use crate::arena::Arena;
 use crate::contexts;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
+use crate::fixed;
 use crate::gate;
 use crate::late;
 use crate::message::Took;
 use crate::outside;
-use crate::page;
+use crate::page::{self, Reason};
 use crate::pool;
 use crate::table::{self, Mapping, Physical, Table};
 use crate::wrap;
@@ -76,6 +77,7 @@ impl Parker {
             return Err("it is parked already".to_owned());
         }
         outside::look();
+        fixed::look_at_graphs(false);
         let nothing_moves = most == Some(0);
         if let Some(reason) = page::not_parkable().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
@@ -87,6 +89,7 @@ impl Parker {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         }
         took.gate_us = micros(begun);
+        fixed::look_at_graphs(true);
         // Whoever was inside when the gate began to close may have done what keeps it from being parked.
         let done = match page::not_parkable().filter(|_| !nothing_moves) {
             Some(reason) => Err(reason.text().to_owned()),
@@ -305,11 +308,7 @@ impl Parker {
                 if event == 0 {
                     done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
                 }
-                match driver::cuCtxRecordEvent(context, event) {
-                    // Drivers before CUDA 12.5 can only be waited for.
-                    driver::NOT_SUPPORTED => done(driver::cuCtxSynchronize())?,
-                    result => done(result)?,
-                }
+                done(driver::cuCtxRecordEvent(context, event))?;
                 loop {
                     match driver::cuEventQuery(event) {
                         driver::NOT_READY if Instant::now() < deadline => {
@@ -322,6 +321,8 @@ impl Parker {
             match polled {
                 Ok(event) => drop(self.events.insert(context, event)),
                 Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
+                // It could be waited for, but a kernel that never ends would hold up the program with it.
+                Err(driver::NOT_SUPPORTED) => return Err(Reason::OldDriver.text().to_owned()),
                 Err(error) => return Err(format!("the card cannot be waited for: {}", name_of(error))),
             }
         }
@@ -569,8 +570,8 @@ fn put_on(piece: &Piece) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::Parker;
+    use super::{Reason, page};
     use crate::gate;
-    use crate::page::{self, Reason};
     use std::time::Duration;
 
     #[test]
@@ -579,6 +580,7 @@ mod tests {
         gate::enter(0);
         let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
         while gate::state() != gate::MOVING {
+            assert!(!parking.is_finished(), "it waits for the call");
             std::thread::yield_now();
         }
         // It was asked before, and nothing kept it.

@@ -8,6 +8,7 @@ use crate::class;
 use crate::contexts;
 use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
+use crate::fixed;
 use crate::gate;
 use crate::ipc::{self, Handle};
 use crate::page::{self, Reason};
@@ -77,6 +78,19 @@ static OWN: &[Own] = &[
     Own("cuIpcCloseMemHandle", "", 4010, ipc_close as *const ()),
     Own("cuPointerGetAttribute", "", 4000, pointer_attribute as *const ()),
     Own("cuPointerGetAttributes", "", 7000, pointer_attributes as *const ()),
+    Own("cuMulticastBindMem", "", 12_010, others::multicast_bind as *const ()),
+    Own("cuMemMapArrayAsync", "", 11_010, others::map_arrays as *const ()),
+    Own("cuArrayCreate", "_v2", 3020, others::array_create as *const ()),
+    Own("cuArray3DCreate", "_v2", 3020, others::array_3d_create as *const ()),
+    Own("cuArrayDestroy", "", 2000, others::array_destroy as *const ()),
+    Own("cuMipmappedArrayCreate", "", 5000, others::mipmap_create as *const ()),
+    Own("cuMipmappedArrayDestroy", "", 5000, others::array_destroy as *const ()),
+    Own("cuMemAllocManaged", "", 6000, others::alloc_managed as *const ()),
+    Own("cuModuleGetGlobal", "_v2", 3020, others::module_global as *const ()),
+    Own("cuLibraryGetGlobal", "", 12_000, others::module_global as *const ()),
+    // The later form first: a version that is late enough for both means it.
+    Own("cuGraphAddNode", "_v2", 12_030, others::graph_add_node_of_edges as *const ()),
+    Own("cuGraphAddNode", "", 12_020, others::graph_add_node as *const ()),
 ];
 
 /// Our function for one of the driver's, if there is one.
@@ -105,6 +119,7 @@ macro_rules! real {
     }};
 }
 
+mod others;
 mod pools;
 
 fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
@@ -326,6 +341,7 @@ fn end_context(context: usize) {
         .for_each(|physical| physical.context = 0);
     drop(table);
     pool::forget_context(context);
+    fixed::forget_context(context);
     peers::forget(context);
     gone.into_iter().for_each(drop_block);
     pool::sweep();
@@ -475,6 +491,7 @@ extern "C" fn mem_free(at: u64) -> u32 {
         let result = real!(at: u64);
         if result == driver::SUCCESS {
             pools::forget_streamed(at);
+            fixed::forget(Reason::Managed, at);
         }
         return result;
     };
