@@ -247,6 +247,8 @@ const TIDYING: &[&str] = &[
     "cuMemHostUnregister",
     "cuModuleUnload",
     "cuStreamDestroy",
+    "cuSurfObjectDestroy",
+    "cuTexObjectDestroy",
     "cuUserObjectRelease",
 ];
 
@@ -272,6 +274,12 @@ pub fn of(base: &str) -> Class {
         "cuLaunchHostFunc" => Kind::Gated,
         "cuMemFree"
         | "cuMemFreeAsync"
+        | "cuMemUnmap"
+        | "cuMemRelease"
+        | "cuMemAddressFree"
+        | "cuMemPoolDestroy"
+        | "cuMemPoolTrimTo"
+        | "cuIpcCloseMemHandle"
         | "cuMemPoolGetAttribute"
         | "cuMemGetInfo"
         | "cuMemGetAddressRange"

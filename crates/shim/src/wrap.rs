@@ -48,6 +48,7 @@ static OWN: &[Own] = &[
     Own("cuMemCreate", "", 10_020, mem_create as *const ()),
     Own("cuMemMap", "", 10_020, mem_map as *const ()),
     Own("cuMemUnmap", "", 10_020, mem_unmap as *const ()),
+    Own("cuMemAddressFree", "", 10_020, address_free as *const ()),
     Own("cuMemSetAccess", "", 10_020, mem_set_access as *const ()),
     Own("cuMemRelease", "", 10_020, mem_release as *const ()),
     Own("cuMemRetainAllocationHandle", "", 11_000, mem_retain as *const ()),
@@ -601,8 +602,30 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
     result
 }
 
+/// What was mapped there may be away: then there is nothing at those addresses.
+fn unmap_there(at: u64, bytes: usize) -> u32 {
+    let table = table::lock();
+    let here = table.mappings.range(at..at.saturating_add(bytes as u64));
+    let all: Vec<(u64, u64, bool)> = here
+        .map(|(at, own)| (*at, own.bytes, table.physical.get(&own.handle).is_some_and(|it| it.real.is_some())))
+        .collect();
+    drop(table);
+    let covered: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
+    if all.iter().all(|(.., is_there)| *is_there) || covered != bytes as u64 {
+        return driver::cuMemUnmap(at, bytes);
+    }
+    let there = all.into_iter().filter(|(.., is_there)| *is_there);
+    told(there.map(|(at, bytes, _)| done(driver::cuMemUnmap(at, bytes as usize))).collect())
+}
+
+/// The addresses are the driver's business, and free of what is away.
+extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
+    let is_used = table::lock().mappings.range(at..at.saturating_add(bytes as u64)).next().is_some();
+    if is_used { driver::INVALID_VALUE } else { real!(at: u64, bytes: usize) }
+}
+
 extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
-    let result = driver::cuMemUnmap(at, bytes);
+    let result = unmap_there(at, bytes);
     if result == driver::SUCCESS {
         let gone = table::lock().unmap(at, bytes as u64);
         gone.into_iter().for_each(release);
