@@ -30,6 +30,9 @@ pub enum Order {
     Welcome {
         /// Whether it does.
         page: bool,
+        /// Which process this is, as the daemon counts: in another namespace of processes it is another number.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
     },
     /// Take the memory off the card.
     Park {
@@ -363,5 +366,7 @@ mod tests {
         let word: Word = serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
         assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
         assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());
+        let order: Order = serde_json::from_str(r#"{"do":"welcome","page":true}"#).expect("an older daemon's");
+        assert_eq!(order, Order::Welcome { page: true, pid: None });
     }
 }

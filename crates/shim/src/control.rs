@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Condvar, Mutex, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Of what is said: since 2 it can leave the driver alone altogether.
@@ -64,6 +64,7 @@ pub fn prepare() {
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
         outside::note();
+        (lease(), page::is_verbose());
         if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
             log::once("the host gives no thread: this program cannot be parked");
             welcomed();
@@ -98,8 +99,8 @@ pub fn see_page() {
         let Ok(line) = Line::connect(socket.as_bytes()) else { return };
         let asked = line.send(&hello(None, true));
         let answer = asked.and_then(|()| line.receive(WELCOME));
-        if let Ok(Some((Order::Welcome { .. }, Some(file)))) = answer
-            && let Err(why) = page::look_at(&file)
+        if let Ok(Some((Order::Welcome { pid, .. }, Some(file)))) = answer
+            && let Err(why) = page::look_at(&file, pid)
         {
             log::once(&why);
         }
@@ -141,8 +142,16 @@ pub fn say_aside(tool: &str) {
     }
 }
 
+/// The lease that the program was started for, as its own thread has read it: another must not read an environment
+/// that it may change.
+static LEASE: OnceLock<Option<String>> = OnceLock::new();
+
+fn lease() -> Option<String> {
+    LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
+}
+
 fn hello(aside: Option<String>, looks: bool) -> Word {
-    let lease = std::env::var("SUBLET_LEASE").ok();
+    let lease = lease();
     let parked = gate::state() == gate::PARKED;
     let bytes = page::own().parked.load(SeqCst);
     Word::Hello { version: VERSION, pid: std::process::id(), lease, parked, bytes, deep: gate::is_deep(), aside, looks }
@@ -206,9 +215,9 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     }
     parker.forget_gone();
     match order {
-        Order::Welcome { page } => {
+        Order::Welcome { page, pid } => {
             if let (true, Some(file)) = (page, &file)
-                && let Err(why) = page::share(file)
+                && let Err(why) = page::share(file, pid)
             {
                 log::once(&why);
             }

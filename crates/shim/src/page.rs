@@ -10,8 +10,8 @@ use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, SharePage
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 /// Held while bytes are counted, and while what was counted moves to another page.
@@ -32,6 +32,12 @@ impl Marked {
     }
 }
 
+/// Whether somebody wants to know why. The shim's own thread asks, too, and must not read the environment then.
+pub fn is_verbose() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| std::env::var_os("SUBLET_SHIM_DEBUG").is_some())
+}
+
 /// Changes the reasons, and tells them.
 fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
     let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +45,7 @@ fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
     body(&mut marked);
     let bits = marked.bits();
     own().reasons.store(bits, SeqCst);
-    if bits & !before != 0 && std::env::var_os("SUBLET_SHIM_DEBUG").is_some() {
+    if bits & !before != 0 && is_verbose() {
         log::say(&format!("this program cannot be parked: {} ({call})", reason.text()));
     }
 }
@@ -60,8 +66,12 @@ pub fn is_shared() -> bool {
 }
 
 /// Maps the page that the daemon made, to look at: the process takes no place on it.
-pub fn look_at(file: &File) -> Result<(), String> {
+pub fn look_at(file: &File, pid: Option<u32>) -> Result<(), String> {
     let seen = map(file)?;
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_shared() {
+        PID.store(pid.unwrap_or(0), SeqCst);
+    }
     wipe_first(seen);
     // Whoever was faster has the same.
     let _ = SHARED.compare_exchange(std::ptr::null_mut(), std::ptr::from_ref(seen).cast_mut(), SeqCst, SeqCst);
@@ -69,11 +79,15 @@ pub fn look_at(file: &File) -> Result<(), String> {
 }
 
 /// Maps the page that the daemon made. What was counted so far comes along.
-pub fn share(file: &File) -> Result<(), String> {
+pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
     let new = map(file)?;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    // Whoever finds a reason just now writes it here or there.
+    let marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let old = own();
+    PID.store(pid.unwrap_or(0), SeqCst);
     wipe_first(new);
-    let (old, slot) = (own(), own_of(new));
+    let slot = own_of(new);
     if !std::ptr::eq(old, slot) {
         // Cards may be in another order there.
         let cards = page().cards.iter().zip(&old.cards).enumerate();
@@ -83,8 +97,6 @@ pub fn share(file: &File) -> Result<(), String> {
         }
         slot.parked.store(old.parked.load(SeqCst), SeqCst);
     }
-    // Whoever finds a reason just now writes it here or there.
-    let marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
     slot.reasons.store(marked.bits(), SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
@@ -93,7 +105,7 @@ pub fn share(file: &File) -> Result<(), String> {
 /// What another program left here that was this process before: who becomes another keeps its number, and its place.
 fn wipe_first(page: &Page) {
     static WIPED: Once = Once::new();
-    let pid = std::process::id();
+    let pid = own_pid();
     WIPED.call_once(|| page.processes.iter().filter(|slot| slot.pid.load(SeqCst) == pid).for_each(ProcessPage::wipe));
 }
 
@@ -128,9 +140,19 @@ fn map(file: &File) -> Result<&'static Page, String> {
     Ok(new)
 }
 
+/// As the daemon knows this process; zero: it did not say so, and it is the number that the process itself knows.
+static PID: AtomicU32 = AtomicU32::new(0);
+
+fn own_pid() -> u32 {
+    match PID.load(Relaxed) {
+        0 => std::process::id(),
+        pid => pid,
+    }
+}
+
 /// This process's own place on a page; takes one if it has none.
 fn own_of(page: &Page) -> &ProcessPage {
-    let pid = std::process::id();
+    let pid = own_pid();
     let has = page.processes.iter().find(|slot| slot.pid.load(SeqCst) == pid);
     let free = || page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok());
     // Where every place is taken, the last one is for all others.

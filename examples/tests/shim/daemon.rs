@@ -82,10 +82,15 @@ impl Daemon {
 
     /// The next shim that comes; it gets a page if there is one.
     pub fn accept(&self, page: Option<RawFd>) -> Line {
+        self.accept_as(page, None)
+    }
+
+    /// The same, and it is told which process it is.
+    pub fn accept_as(&self, page: Option<RawFd>, told: Option<u32>) -> Line {
         let mut line = self.connected();
         let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
         (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
-        line.send(&Order::Welcome { page: page.is_some() }, page);
+        line.send(&Order::Welcome { page: page.is_some(), pid: told }, page);
         line
     }
 

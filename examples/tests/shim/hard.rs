@@ -2,9 +2,9 @@
 
 use crate::cc;
 use crate::daemon::{Daemon, Line, mapped, page};
-use crate::parked::{MIB, SOON, end_well, holder};
+use crate::parked::{HOLD, MIB, SOON, end_well, holder};
 use crate::pools::python;
-use crate::soft::{Soft, succeeded, wait_until};
+use crate::soft::{Child, Soft, succeeded, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Stdio;
@@ -270,7 +270,7 @@ fn orders_that_make_no_sense_do_no_harm() {
     let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", Some(&file));
     assert_eq!(line.prepare(u64::MAX), 0);
     line.send(&Order::Arena { bytes: u64::MAX, filled: true }, None);
-    line.send(&Order::Welcome { page: true }, Some(std::io::stdout().as_raw_fd()));
+    line.send(&Order::Welcome { page: true, pid: None }, Some(std::io::stdout().as_raw_fd()));
     assert!(line.resume().expect("it lives").is_err_and(|why| why.contains("not parked")));
     assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
     assert_eq!(line.trim(), "it is parked");
@@ -434,4 +434,81 @@ print('gone', call('cuStreamQuery', stream), call('cuEventQuery', event),
         assert!(child.wait().expect("an own child").success());
         assert!(soft.is_idle());
     }
+}
+
+#[test]
+fn a_program_is_on_the_page_as_the_daemon_knows_it() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, 512 * MIB);
+    let mut command = soft.program(HOLD, &["64MiB", "--idle"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn().expect("the program is there");
+    let mut child = Child(child);
+    // In a namespace of its own it knows itself by another number.
+    let known = 4_194_000;
+    let mut line = daemon.accept_as(Some(file.as_raw_fd()), Some(known));
+    let slots = &mapped(&file).processes;
+    wait_until("it has its memory", || slots[0].cards[0].bytes.load(SeqCst) == 64 * MIB);
+    assert_eq!((slots[0].pid.load(SeqCst), slots[1].pid.load(SeqCst)), (known, 0));
+    // A daemon that is new, and older, does not say so.
+    drop(line);
+    let (_daemon, again) = {
+        drop(daemon);
+        let daemon = Daemon::new(&soft);
+        let line = daemon.accept(Some(page(&soft, 512 * MIB).as_raw_fd()));
+        (daemon, line)
+    };
+    line = again;
+    assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
+    assert_eq!(slots[0].cards[0].bytes.load(SeqCst), 0, "it counts on the new one's page");
+    child.kill();
+}
+
+#[test]
+fn a_parked_program_gives_back_what_it_mapped_itself_without_its_memory() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+start()
+about, at = (UINT * 8)(1, 0, 1, 0), U64()
+must('cuMemAddressReserve', BY(at), SIZE(8 << 20), SIZE(0), U64(0), U64(0))
+handles = [got(U64, 'cuMemCreate', SIZE(4 << 20), about, U64(0)) for _ in range(2)]
+for number, handle in enumerate(handles):
+    must('cuMemMap', U64(at.value + (number << 22)), SIZE(4 << 20), SIZE(0), handle, U64(0))
+access = (UINT * 3)(1, 0, 3)
+must('cuMemSetAccess', at, SIZE(8 << 20), access, SIZE(1))
+pool = got(PTR, 'cuMemPoolCreate', (UINT * 22)(1, 0, 1, 0))
+stream, piece = got(PTR, 'cuStreamCreate', 1), U64()
+must('cuMemAllocFromPoolAsync', BY(piece), SIZE(2 << 20), pool, stream)
+must('cuMemFreeAsync', piece, stream)
+must('cuStreamSynchronize', stream)
+print('ready', flush=True)
+sys.stdin.readline()
+print('given back', call('cuMemAddressFree', at, SIZE(8 << 20)), call('cuMemUnmap', at, SIZE(8 << 20)),
+      call('cuMemUnmap', at, SIZE(8 << 20)), *(call('cuMemRelease', handle) for handle in handles),
+      call('cuMemAddressFree', at, SIZE(8 << 20)), call('cuMemPoolTrimTo', pool, SIZE(0)),
+      call('cuMemPoolDestroy', pool), flush=True)
+sys.stdin.readline()
+print('goes on', call('cuMemAlloc_v2', BY(at), SIZE(2 << 20)), flush=True)
+";
+    let file = page(&soft, 512 * MIB);
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 8 * MIB)));
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("given back 1 0 1 0 0 0 0 0"));
+    assert!(line.wanted.is_empty(), "it did not need its memory: {:?}", line.wanted);
+    assert_eq!(mapped(&file).processes[0].cards[0].bytes.load(SeqCst), 0);
+    assert_eq!(line.resume(), Some(Ok(0)));
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("goes on 0"));
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+    assert!(soft.is_idle());
 }

@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
-const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
+/// Holds memory.
+pub const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const STRESS: &str = env!("CARGO_BIN_EXE_sublet-example-stress");
 const MLP: &str = env!("CARGO_BIN_EXE_sublet-example-mlp");
 /// Within this.

@@ -504,7 +504,8 @@ impl Work {
         let Some(lease) = self.named(number, lease) else { return };
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
         if let Some(program) = self.lines.get(&number) {
-            program.line.send(&Order::Welcome { page: file.is_some() }, file.as_ref().map(AsFd::as_fd));
+            let pid = program.process.map(|process| process.pid);
+            program.line.send(&Order::Welcome { page: file.is_some(), pid }, file.as_ref().map(AsFd::as_fd));
         }
     }
 
@@ -514,13 +515,14 @@ impl Work {
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.line.send(&Order::Welcome { page: false }, None);
+            program.line.send(&Order::Welcome { page: false, pid: None }, None);
             if parked.is_some() {
                 program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
-        program.line.send(&Order::Welcome { page: page.is_some() }, page.as_ref().map(AsFd::as_fd));
+        let pid = Some(process.pid);
+        program.line.send(&Order::Welcome { page: page.is_some(), pid }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // How much memory there is to park in is known before anybody could be.
