@@ -62,6 +62,8 @@ pub fn prepare() {
     STARTED.call_once(|| {
         // SAFETY: the handler only stores numbers.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handler only sums up numbers.
+        unsafe { libc::atexit(at_exit) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
         outside::note();
         (lease(), page::is_verbose());
@@ -111,6 +113,13 @@ extern "C" fn in_child() {
     gate::disarm();
     // A line that a child had, too, would outlive the process that listens to it.
     socket::close_in_child();
+}
+
+/// What was done since the last tick counts, too.
+extern "C" fn at_exit() {
+    if !gate::is_disarmed() {
+        tick();
+    }
 }
 
 fn serve(socket: &[u8]) {

@@ -95,7 +95,14 @@ pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
             let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
             move_share(share, &slot.cards[there]);
         }
-        slot.parked.store(old.parked.load(SeqCst), SeqCst);
+        let numbers = |page: &'static ProcessPage| [&page.launches, &page.copies, &page.active_ns, &page.parked];
+        for (number, new) in numbers(old).into_iter().zip(numbers(slot)) {
+            new.store(number.load(SeqCst), SeqCst);
+        }
+        for (error, new) in old.errors.iter().zip(&slot.errors) {
+            new.code.store(error.code.load(SeqCst), SeqCst);
+            new.count.store(error.count.load(SeqCst), SeqCst);
+        }
     }
     slot.reasons.store(marked.bits(), SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);

@@ -3,6 +3,7 @@
 //! The daemon makes and seals the file and maps it. Whatever a holder writes there is its word: every
 //! number may be anything at any time, and none of them is trusted with more than its meaning.
 
+use crate::sight::Counts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -86,6 +87,14 @@ impl PageFile {
             active_ns: slot.active_ns.load(Relaxed),
             bytes: slot.cards.iter().fold(0, |sum, card| card.bytes.load(Relaxed).saturating_add(sum)),
         })
+    }
+
+    /// What a process did.
+    pub(crate) fn counts(&self, pid: u32) -> Counts {
+        let Some(slot) = self.slot(pid) else { return Counts::default() };
+        let errors = slot.errors.iter().map(|it| (it.code.load(Relaxed), u64::from(it.count.load(Relaxed))));
+        let errors = errors.filter(|(code, count)| *code != 0 && *count != 0).collect();
+        Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), errors }
     }
 
     /// What of a card's bytes a process counts, by the card's place in the list of caps.
