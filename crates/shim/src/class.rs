@@ -260,7 +260,12 @@ pub fn is_tidying(base: &str) -> bool {
 /// Whether it can be done later, if nobody can do it now: the program may do what it likes meanwhile.
 pub fn is_put_off(base: &str) -> bool {
     // Host memory that the program registered may be given back before the driver lets go of it.
-    is_tidying(base) && base != "cuMemHostUnregister"
+    is_free(base) || (is_tidying(base) && base != "cuMemHostUnregister")
+}
+
+/// Whether it frees memory that is away with the rest.
+pub fn is_free(base: &str) -> bool {
+    matches!(base, "cuMemFree" | "cuMemFreeAsync")
 }
 
 /// What a function is.

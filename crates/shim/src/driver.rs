@@ -154,6 +154,7 @@ driver! {
     cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
     cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
     cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    cuMemFree_v2(at: u64);
     cuMemGetAllocationPropertiesFromHandle(place: *mut Properties, handle: u64);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemHostUnregister(at: *mut c_void);

@@ -13,6 +13,7 @@ use crate::hook::{self, Slot};
 use crate::late;
 use crate::log;
 use crate::page;
+use crate::wrap;
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -202,6 +203,11 @@ pub extern "C" fn enter(number: u32) -> Way {
                 return Way { target: late::put_off as *const () as usize, words: 0 };
             }
             seat.inside.store(0, SeqCst);
+            if is_answered && let Some(target) = wrap::away::find(slot.name()) {
+                own.is_away.set(true);
+                own.slot.set(number as usize);
+                return Way { target, words: 0 };
+            }
             if let Err(answer) = wait_at_gate(slot) {
                 return Way { target: 0, words: answer as usize };
             }
@@ -255,10 +261,18 @@ pub fn set_deep(is: bool) {
     futex_wake(&GATE);
 }
 
-/// A call that passes without the gate waits until the context is back. Returns zero, or the answer.
+/// A call that passes without the gate waits until the context is back, if it must. Returns [`GO_ON`], or the answer.
 pub extern "C" fn wait_for_context(number: u32) -> u32 {
-    await_context(hook::slot(number as usize).name()).err().unwrap_or(0)
+    let name = hook::slot(number as usize).name();
+    // Of a program that polls, or waits for what is done already, nothing is needed.
+    if state() == PARKED && is_deep() && wrap::away::is_done(name) {
+        return crate::driver::SUCCESS;
+    }
+    await_context(name).err().unwrap_or(GO_ON)
 }
+
+/// No answer of the driver's.
+pub const GO_ON: u32 = u32::MAX;
 
 /// Waits until the context is back. An error: it never will be, or the program was told to stop meanwhile.
 pub fn await_context(call: &str) -> Result<(), u32> {

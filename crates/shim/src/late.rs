@@ -8,6 +8,7 @@ use crate::contexts;
 use crate::driver::{self, done, within};
 use crate::gate;
 use crate::hook;
+use crate::wrap::{self, away};
 use std::sync::{Mutex, PoisonError};
 
 /// A call: its slot, and what it was given.
@@ -17,7 +18,16 @@ static CALLS: Mutex<Vec<Call>> = Mutex::new(Vec::new());
 
 /// In the place of the driver's function.
 pub extern "C" fn put_off(first: usize, second: usize) -> u32 {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner).push((gate::current_number(), [first, second]));
+    let number = gate::current_number();
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_free = |number: usize| class::is_free(class::base(hook::slot(number).name()));
+    if is_free(number) {
+        let is_again = calls.iter().any(|(other, [at, _])| *at == first && is_free(*other));
+        if first == 0 || is_again || !away::is_freed_later(first as u64) {
+            return if first == 0 { driver::SUCCESS } else { driver::INVALID_VALUE };
+        }
+    }
+    calls.push((number, [first, second]));
     driver::SUCCESS
 }
 
@@ -35,6 +45,11 @@ fn again(number: usize, [first, second]: [usize; 2]) {
     let call =
         || unsafe { std::mem::transmute::<usize, extern "C" fn(usize, usize) -> u32>(slot.target())(first, second) };
     let base = class::base(slot.name());
+    if class::is_free(base) {
+        // Whatever stream it was to wait for has done all of it.
+        wrap::free_away(first as u64);
+        return;
+    }
     if base.starts_with("cuCtx") || base.starts_with("cuDevice") {
         call();
         return;

@@ -120,6 +120,7 @@ macro_rules! real {
     }};
 }
 
+pub mod away;
 mod others;
 mod pools;
 
@@ -516,6 +517,19 @@ extern "C" fn mem_free(at: u64) -> u32 {
         free_deferred();
     }
     driver::SUCCESS
+}
+
+/// Frees what is away: nothing runs that could use it.
+pub fn free_away(at: u64) {
+    let block = table::lock().blocks.remove(&at);
+    match block {
+        Some(block) => drop_block((at, block)),
+        None => {
+            if driver::cuMemFree_v2(at) == driver::SUCCESS {
+                pools::forget_streamed(at);
+            }
+        }
+    }
 }
 
 /// An address as the driver may be asked about it: where the program has nothing, the shim has nothing.

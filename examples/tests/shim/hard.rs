@@ -512,3 +512,56 @@ print('goes on', call('cuMemAlloc_v2', BY(at), SIZE(2 << 20)), flush=True)
     assert!(child.wait().expect("an own child").success());
     assert!(soft.is_idle());
 }
+
+#[test]
+fn polls_questions_and_frees_do_not_wake_a_program_whose_context_the_driver_has() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+context = start()
+stream, event = got(PTR, 'cuStreamCreate', 1), got(PTR, 'cuEventCreate', 0)
+at, other, piece = alloc(8 << 20), alloc(4 << 20), U64()
+must('cuMemAllocAsync', BY(piece), SIZE(2 << 20), stream)
+must('cuStreamSynchronize', stream)
+put(at, [7])
+print('ready', flush=True)
+sys.stdin.readline()
+print('done', call('cuStreamQuery', stream), call('cuEventQuery', event), call('cuStreamSynchronize', stream),
+      call('cuEventSynchronize', event), call('cuCtxSynchronize'))
+first, size, kind, free, total = U64(), SIZE(), UINT(), SIZE(), SIZE()
+print('asked', call('cuMemGetAddressRange_v2', BY(first), BY(size), U64(at.value + 512)), first.value == at.value, size.value >> 20,
+      call('cuPointerGetAttribute', BY(kind), 2, at), kind.value,
+      call('cuMemGetInfo_v2', BY(free), BY(total)), total.value >> 20)
+print('freed', call('cuMemFree_v2', other), call('cuMemFree_v2', other), call('cuMemFree_v2', U64(12345)),
+      call('cuMemFreeAsync', piece, stream), call('cuMemFreeAsync', piece, stream), flush=True)
+sys.stdin.readline()
+host = C.create_string_buffer(8)
+print('of the host', call('cuPointerGetAttribute', BY(kind), 2, U64(C.addressof(host))), get(at, 1),
+      call('cuMemFree_v2', other), call('cuMemFree_v2', at), flush=True)
+";
+    let file = page(&soft, 512 * MIB);
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 14 * MIB)));
+    line.deepen(true);
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("done 0 0 0 0 0"));
+    assert_eq!(out.next().as_deref(), Some("asked 0 True 8 0 2 0 512"));
+    assert_eq!(out.next().as_deref(), Some("freed 0 1 1 0 1"));
+    assert!(line.wanted.is_empty(), "it needs nothing: {:?}", line.wanted);
+    // What only the driver knows is waited for.
+    input.write_all(b"go\n").expect("it listens");
+    line.wait_until_wanted();
+    assert_eq!(line.wanted, ["cuPointerGetAttribute"]);
+    assert!(line.resume().is_some_and(|back| back.is_ok_and(|bytes| (8 * MIB..12 * MIB).contains(&bytes))));
+    assert_eq!(out.next().as_deref(), Some("of the host 1 [7] 1 0"));
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+    assert!(soft.is_idle());
+}
