@@ -66,7 +66,8 @@ pub fn prepare() {
         unsafe { libc::atexit(at_exit) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
         outside::note();
-        (lease(), page::is_verbose());
+        lease();
+        page::is_verbose();
         if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
             log::once("the host gives no thread: this program cannot be parked");
             welcomed();

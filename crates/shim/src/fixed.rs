@@ -31,7 +31,9 @@ fn with<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), Fixed>) -> T) -> T {
 pub fn make(reason: Reason, bytes: u64, call: &str, real: impl Fn() -> Result<u64, u32>) -> Result<(), u32> {
     let (context, device) = current()?;
     let uuid = uuid(device);
-    if !page::reserve(&uuid, device, bytes) && !(pool::release(device) && page::reserve(&uuid, device, bytes)) {
+    let is_there =
+        page::reserve(&uuid, device, bytes) || (pool::release(device) && page::reserve(&uuid, device, bytes));
+    if !is_there {
         return Err(driver::OUT_OF_MEMORY);
     }
     let made = match real() {

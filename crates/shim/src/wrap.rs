@@ -628,8 +628,8 @@ fn unmap_there(at: u64, bytes: usize) -> u32 {
     if all.iter().all(|(.., is_there)| *is_there) || covered != bytes as u64 {
         return driver::cuMemUnmap(at, bytes);
     }
-    let there = all.into_iter().filter(|(.., is_there)| *is_there);
-    told(there.map(|(at, bytes, _)| done(driver::cuMemUnmap(at, bytes as usize))).collect())
+    let mut there = all.into_iter().filter(|(.., is_there)| *is_there);
+    told(there.try_for_each(|(at, bytes, _)| done(driver::cuMemUnmap(at, bytes as usize))))
 }
 
 /// The addresses are the driver's business, and free of what is away.
