@@ -279,7 +279,6 @@ pub fn of(base: &str) -> Class {
         "cuLaunchHostFunc" => Kind::Gated,
         "cuMemFree"
         | "cuMemFreeAsync"
-        | "cuMemUnmap"
         | "cuMemRelease"
         | "cuMemAddressFree"
         | "cuMemPoolDestroy"

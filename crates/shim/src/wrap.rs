@@ -616,22 +616,6 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
     result
 }
 
-/// What was mapped there may be away: then there is nothing at those addresses.
-fn unmap_there(at: u64, bytes: usize) -> u32 {
-    let table = table::lock();
-    let here = table.mappings.range(at..at.saturating_add(bytes as u64));
-    let all: Vec<(u64, u64, bool)> = here
-        .map(|(at, own)| (*at, own.bytes, table.physical.get(&own.handle).is_some_and(|it| it.real.is_some())))
-        .collect();
-    drop(table);
-    let covered: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
-    if all.iter().all(|(.., is_there)| *is_there) || covered != bytes as u64 {
-        return driver::cuMemUnmap(at, bytes);
-    }
-    let mut there = all.into_iter().filter(|(.., is_there)| *is_there);
-    told(there.try_for_each(|(at, bytes, _)| done(driver::cuMemUnmap(at, bytes as usize))))
-}
-
 /// The addresses are the driver's business, and free of what is away.
 extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
     let is_used = table::lock().mappings.range(at..at.saturating_add(bytes as u64)).next().is_some();
@@ -639,7 +623,7 @@ extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
 }
 
 extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {
-    let result = unmap_there(at, bytes);
+    let result = driver::cuMemUnmap(at, bytes);
     if result == driver::SUCCESS {
         let gone = table::lock().unmap(at, bytes as u64);
         gone.into_iter().for_each(release);
