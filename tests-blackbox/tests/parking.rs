@@ -338,3 +338,30 @@ fn programs_that_never_use_a_card_are_left_alone() {
     let output = own.env("LD_PRELOAD", "/no/such.so").output().expect("a program");
     assert!(text(&output).contains("/no/such.so:"), "{output:?}");
 }
+
+#[test]
+fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
+    let service = serve("soft:1x4GiB");
+    let client = service.client();
+    let train = example("mlp");
+    let program = [train.as_str(), "--steps", "3", "--pace", "2500", "--every", "1"];
+    let job = Job::start(&service, &[&["--vram", "1G", "--"], &program[..]].concat());
+    until("it has its lease", LONG, || if client.live_ids().is_empty() { Err(()) } else { Ok(()) });
+    let working =
+        client.await_lease("it is seen at work", "L1", |lease| lease.did.as_ref().is_some_and(|did| did.launches > 0));
+    let then = working.did.expect("what it did");
+    assert!(then.copies > 0 && then.errors.is_empty(), "{then:?}");
+    let (code, rest) = job.end();
+    assert_eq!(code, Some(0), "{rest}");
+    let ended = client.await_lease("it has ended", "L1", |lease| lease.state == LeaseState::Ended);
+    let all = ended.did.expect("what it did");
+    assert!(all.launches > then.launches, "the last of it counts, too: {then:?} {all:?}");
+    // Two programs of a lease, one after the other, and calls that fail.
+    let script = format!("{train} --steps 1; {train} --steps 1; {} 9GiB; true", example("hold"));
+    let job = Job::start(&service, &["--vram", "1G", "--", "sh", "-c", &script]);
+    job.end();
+    let ended = client.await_lease("it has ended", "L2", |lease| lease.state == LeaseState::Ended);
+    let did = ended.did.expect("what they did");
+    assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
+    assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
+}

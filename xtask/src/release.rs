@@ -56,11 +56,18 @@ fn build(name: &str, libraries: &[Library]) -> Result<()> {
         portable::forget_loader(&mut bytes)?;
         broken.extend(portable::violations(&bytes, wanted)?.into_iter().map(|what| format!("{wanted}: {what}")));
         let to = folder.join(wanted);
-        fs::write(&to, &bytes).with_context(|| format!("{} could not be written", to.display()))?;
+        replace(&to, &bytes).with_context(|| format!("{} could not be written", to.display()))?;
         eprintln!("{}: {} KiB", to.display(), bytes.len() / 1024);
     }
     ensure!(broken.is_empty(), "these libraries would not load everywhere:\n{}", broken.join("\n"));
     load(&tools, &folder, libraries)
+}
+
+/// Puts a file in the place of another, which whoever has it loaded keeps: written into, it would change under them.
+fn replace(to: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let beside = to.with_extension("new");
+    fs::write(&beside, bytes)?;
+    fs::rename(&beside, to)
 }
 
 /// `PATH` with the tools first.
@@ -79,4 +86,26 @@ fn load(tools: &Path, folder: &Path, libraries: &[Library]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::replace;
+    use std::fs;
+    use std::io::Read;
+
+    #[test]
+    fn who_has_the_old_file_open_keeps_it_as_it_was() {
+        let folder = std::env::temp_dir().join(format!("sublet-replace-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let library = folder.join("libsublet-shim.so");
+        replace(&library, b"old").unwrap();
+        let mut open = fs::File::open(&library).unwrap();
+        replace(&library, b"newer").unwrap();
+        let mut kept = String::new();
+        open.read_to_string(&mut kept).unwrap();
+        assert_eq!((kept.as_str(), fs::read(&library).unwrap().as_slice()), ("old", &b"newer"[..]));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -36,6 +36,7 @@ pub fn lease() -> Lease {
         pids: vec![4312, 4313],
         seen_bytes: Some((78 << 30) / 10),
         peak_bytes: Some(8 << 30),
+        did: None,
         not_parkable: None,
         parked: None,
         rung: None,
@@ -74,6 +75,7 @@ pub fn waiting() -> Lease {
         pids: vec![],
         seen_bytes: None,
         peak_bytes: None,
+        did: None,
         waiting: Some(Waiting {
             place: 2,
             place_exact: true,

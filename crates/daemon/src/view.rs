@@ -5,6 +5,7 @@ use crate::names::Names;
 use crate::plans::Plans;
 use crate::strangers;
 use crate::words;
+use std::collections::BTreeMap;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
@@ -22,6 +23,7 @@ use sublet_core::state::State;
 use sublet_core::stranger::{Mode, Stranger};
 use sublet_core::token::Token;
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_host::Counts;
 use sublet_wire as wire;
 
 /// Looks at the state at one moment for one caller.
@@ -38,6 +40,8 @@ pub struct View<'a> {
     version: u64,
     /// What was reckoned of it before.
     plans: &'a Plans,
+    /// What the programs of leases did.
+    counts: Option<&'a BTreeMap<LeaseId, Counts>>,
 }
 
 /// What is shown instead of a name where each sees only itself.
@@ -53,7 +57,12 @@ impl<'a> View<'a> {
         names: &'a Names,
         plans: &'a Plans,
     ) -> View<'a> {
-        View { state, now, wall_us, names, version, plans }
+        View { state, now, wall_us, names, version, plans, counts: None }
+    }
+
+    /// The same, with what the programs of leases did.
+    pub fn with_counts(self, counts: &'a BTreeMap<LeaseId, Counts>) -> View<'a> {
+        View { counts: Some(counts), ..self }
     }
 }
 
@@ -61,6 +70,13 @@ impl View<'_> {
     /// A moment as Unix seconds.
     pub fn unix_s(&self, at: Time) -> f64 {
         unix_s(self.wall_us, self.now, at)
+    }
+
+    /// What the programs of a lease did; none: no program of it has the library, or that was before this daemon.
+    fn did(&self, lease: LeaseId) -> Option<wire::Did> {
+        let counts = self.counts?.get(&lease)?;
+        let errors = counts.errors.iter().map(|(code, count)| wire::ErrorCount { code: *code, count: *count });
+        Some(wire::Did { launches: counts.launches, copies: counts.copies, errors: errors.collect() })
     }
 
     fn user(&self, tenant: TenantId) -> String {
@@ -76,6 +92,7 @@ impl View<'_> {
         shown.pids =
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
+        shown.did = self.did(lease.id);
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(lease)),
             Phase::Active(hold) => {
@@ -612,6 +629,7 @@ pub fn past(ended: &Ended, view: &View<'_>) -> wire::Lease {
     shown.state = wire::LeaseState::Ended;
     shown.asked_unix_s = view.unix_s(ended.asked);
     shown.peak_bytes = ended.finish.peak.map(|b| b.0);
+    shown.did = view.did(ended.id);
     if let Some(hold) = &ended.hold {
         fill_hold(&mut shown, hold, view.state.rows());
         shown.granted_unix_s = Some(view.unix_s(hold.granted));
@@ -647,6 +665,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         idle: false,
         pids: Vec::new(),
         seen_bytes: None,
+        did: None,
         peak_bytes: None,
         not_parkable: None,
         parked: None,

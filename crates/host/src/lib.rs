@@ -41,7 +41,7 @@ mod wake;
 mod warden;
 pub mod worker;
 
-pub use sight::{Sight, Unlisted, UnlistedKind};
+pub use sight::{Counts, Sight, Unlisted, UnlistedKind};
 
 use clock::Clock;
 use driver::{Driven, DriverSettings};

@@ -3,6 +3,7 @@
 //! Facts only: what to make of them is decided elsewhere.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -47,6 +48,13 @@ pub enum Sight {
         lease: LeaseId,
         /// How long.
         idle: Duration,
+    },
+    /// What the programs of a holder did, by the word of the library in them: whenever that has changed.
+    Counted {
+        /// Whose.
+        lease: LeaseId,
+        /// What.
+        counts: Counts,
     },
     /// A program of a holder said something through Sublet's library.
     Said {
@@ -105,6 +113,36 @@ pub enum Sight {
         lease: LeaseId,
     },
 }
+
+/// What the programs of a holder did since it was granted, those that have ended included.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels and graphs launched.
+    pub launches: u64,
+    /// Copies and fills, however large.
+    pub copies: u64,
+    /// Calls that failed, by the driver's number for why.
+    pub errors: BTreeMap<u32, u64>,
+}
+
+impl Counts {
+    /// Adds another's. They are the holder's word, and may be anything.
+    pub(crate) fn add(&mut self, other: &Counts) {
+        self.launches = self.launches.saturating_add(other.launches);
+        self.copies = self.copies.saturating_add(other.copies);
+        for (code, count) in &other.errors {
+            let own = self.errors.entry(*code).or_default();
+            *own = own.saturating_add(*count);
+        }
+        // A holder that makes numbers up does not fill the memory of the daemon with them.
+        while self.errors.len() > ERRORS_MAX {
+            self.errors.pop_last();
+        }
+    }
+}
+
+/// So many kinds of errors are told apart.
+const ERRORS_MAX: usize = 32;
 
 /// Why the cards cannot be listed, and what helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]

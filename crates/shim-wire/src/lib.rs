@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// The environment variable that says where the daemon listens for shims.
@@ -29,6 +30,9 @@ pub enum Order {
     Welcome {
         /// Whether it does.
         page: bool,
+        /// Which process this is, as the daemon counts: in another namespace of processes it is another number.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
     },
     /// Take the memory off the card.
     Park {
@@ -222,6 +226,25 @@ pub struct ProcessPage {
     pub errors: [ErrorPage; 16],
 }
 
+impl ProcessPage {
+    /// Forgets what is counted here; whose it is stays.
+    pub fn wipe(&self) {
+        for card in &self.cards {
+            card.bytes.store(0, SeqCst);
+            card.peak.store(0, SeqCst);
+            card.contexts.store(0, SeqCst);
+        }
+        for error in &self.errors {
+            error.code.store(0, SeqCst);
+            error.count.store(0, SeqCst);
+        }
+        for number in [&self.launches, &self.copies, &self.active_ns, &self.parked] {
+            number.store(0, SeqCst);
+        }
+        self.reasons.store(0, SeqCst);
+    }
+}
+
 /// What a process has of a card.
 #[repr(C)]
 pub struct SharePage {
@@ -270,11 +293,13 @@ pub enum Reason {
     Rdma = 1 << 10,
     /// A card that processes share below the driver.
     Mps = 1 << 11,
+    /// A driver that can be waited for, but not asked whether it is done.
+    OldDriver = 1 << 12,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::Managed,
         Reason::Arrays,
         Reason::External,
@@ -287,6 +312,7 @@ impl Reason {
         Reason::UnknownCall,
         Reason::Rdma,
         Reason::Mps,
+        Reason::OldDriver,
     ];
 
     /// The first of those whose bits are set.
@@ -309,6 +335,7 @@ impl Reason {
             Reason::UnknownCall => "it called a function of the driver that Sublet does not know",
             Reason::Rdma => "a network card may reach its memory (RDMA): it has an InfiniBand device open",
             Reason::Mps => "it uses its card through MPS",
+            Reason::OldDriver => "its driver is older than CUDA 12.5, and does not say when the card is done",
         }
     }
 }
@@ -339,5 +366,7 @@ mod tests {
         let word: Word = serde_json::from_str(r#"{"say":"wants","call":"cuLaunchKernel","since":3}"#).expect("a word");
         assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
         assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());
+        let order: Order = serde_json::from_str(r#"{"do":"welcome","page":true}"#).expect("an older daemon's");
+        assert_eq!(order, Order::Welcome { page: true, pid: None });
     }
 }

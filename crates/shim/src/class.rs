@@ -1,6 +1,8 @@
 //! What each function of the driver is to the shim, by its name without version and form.
 
 use crate::page::Reason;
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 /// Words of the stack that any function has as arguments, at most.
 pub const WORDS_MAX: usize = 12;
@@ -30,6 +32,8 @@ pub struct Class {
     pub kind: Kind,
     /// A call of it that works makes the holder one that cannot be parked.
     pub mark: Option<Reason>,
+    /// A call of it that works makes it so for a while (true), or is the end of that.
+    pub held: Option<(Reason, bool)>,
     /// It begins (true) or ends a capture.
     pub capture: Option<bool>,
 }
@@ -183,16 +187,16 @@ const GATED: &[&str] = &[
     "cuTex",
     "cuSurf",
     "cuIpc",
+    // What is done with memory and semaphores of others is done to what keeps the holder where it is.
+    "cuExternalMemory",
+    "cuSignalExternalSemaphores",
+    "cuWaitExternalSemaphores",
 ];
 
 /// Names whose use leaves something on the card that cannot be taken off, or that others reach.
 const MARKS: &[(&str, Reason)] = &[
-    ("cuMemAllocManaged", Reason::Managed),
-    ("cuArrayCreate", Reason::Arrays),
-    ("cuArray3DCreate", Reason::Arrays),
-    ("cuMipmappedArrayCreate", Reason::Arrays),
-    ("cuImportExternalMemory", Reason::External),
-    ("cuImportExternalSemaphore", Reason::External),
+    ("cuLibraryGetManaged", Reason::Managed),
+    ("cuMemImportFromShareableHandle", Reason::Shared),
     ("cuGraphicsMapResources", Reason::Graphics),
     ("cuGraphicsGLRegisterBuffer", Reason::Graphics),
     ("cuGraphicsEGLRegisterImage", Reason::Graphics),
@@ -210,10 +214,23 @@ const MARKS: &[(&str, Reason)] = &[
     ("cuCtxEnablePeerAccess", Reason::Peers),
 ];
 
+/// Names that do the same for a while: until another was called as often.
+const HOLDS: &[(&str, Reason, bool)] = &[
+    ("cuImportExternalMemory", Reason::External, true),
+    ("cuDestroyExternalMemory", Reason::External, false),
+    ("cuImportExternalSemaphore", Reason::External, true),
+    ("cuDestroyExternalSemaphore", Reason::External, false),
+];
+
+/// Whether it is known what a function does: its name begins so, and was there when that was written. What a later
+/// driver calls so is another function.
 fn is_known(base: &str) -> bool {
+    static BASES: OnceLock<BTreeSet<&str>> = OnceLock::new();
+    let was_there = || BASES.get_or_init(|| include_str!("names.txt").lines().map(self::base).collect()).contains(base);
     STRAIGHT.contains(&base)
-        || GATED.iter().any(|begin| base.starts_with(begin))
         || MARKS.iter().any(|(name, _)| *name == base)
+        || HOLDS.iter().any(|(name, ..)| *name == base)
+        || (GATED.iter().any(|begin| base.starts_with(begin)) && was_there())
 }
 
 /// Names that only give things back, none of which is parked memory: a program may end while its memory is away.
@@ -230,12 +247,25 @@ const TIDYING: &[&str] = &[
     "cuMemHostUnregister",
     "cuModuleUnload",
     "cuStreamDestroy",
+    "cuSurfObjectDestroy",
+    "cuTexObjectDestroy",
     "cuUserObjectRelease",
 ];
 
 /// Whether a function only gives something back.
 pub fn is_tidying(base: &str) -> bool {
     TIDYING.contains(&base)
+}
+
+/// Whether it can be done later, if nobody can do it now: the program may do what it likes meanwhile.
+pub fn is_put_off(base: &str) -> bool {
+    // Host memory that the program registered may be given back before the driver lets go of it.
+    is_free(base) || (is_tidying(base) && base != "cuMemHostUnregister")
+}
+
+/// Whether it frees memory that is away with the rest.
+pub fn is_free(base: &str) -> bool {
+    matches!(base, "cuMemFree" | "cuMemFreeAsync")
 }
 
 /// What a function is.
@@ -249,15 +279,20 @@ pub fn of(base: &str) -> Class {
         "cuLaunchHostFunc" => Kind::Gated,
         "cuMemFree"
         | "cuMemFreeAsync"
+        | "cuMemRelease"
+        | "cuMemAddressFree"
+        | "cuMemPoolDestroy"
+        | "cuMemPoolTrimTo"
+        | "cuIpcCloseMemHandle"
         | "cuMemPoolGetAttribute"
         | "cuMemGetInfo"
         | "cuMemGetAddressRange"
         | "cuPointerGetAttribute"
         | "cuPointerGetAttributes" => Kind::Anytime,
+        _ if !is_known(base) => Kind::Unknown,
         _ if base.starts_with("cuLaunch") => Kind::Launch,
         _ if base.starts_with("cuMemcpy") || base.starts_with("cuMemset") => Kind::Copy,
-        _ if is_known(base) => Kind::Gated,
-        _ => Kind::Unknown,
+        _ => Kind::Gated,
     };
     let mark = MARKS.iter().find(|(name, _)| *name == base).map(|(_, reason)| *reason);
     let capture = match base {
@@ -265,7 +300,8 @@ pub fn of(base: &str) -> Class {
         "cuStreamEndCapture" => Some(false),
         _ => None,
     };
-    Class { kind, mark, capture }
+    let held = HOLDS.iter().find(|(name, ..)| *name == base).map(|(_, reason, begins)| (*reason, *begins));
+    Class { kind, mark, held, capture }
 }
 
 #[cfg(test)]
@@ -298,10 +334,18 @@ mod tests {
             ("cuEventDestroy", Kind::Anytime),
             ("cuSomethingNewOfNextYear", Kind::Unknown),
             ("cuGreenCtxCreate", Kind::Unknown),
+            // Like others by their beginnings, and yet nobody knows what they do.
+            ("cuMemSomethingNew", Kind::Unknown),
+            ("cuMemcpySomethingNew", Kind::Unknown),
+            ("cuLaunchSomethingNew", Kind::Unknown),
+            ("cuStreamSomethingNew", Kind::Unknown),
+            ("cuMemcpyBatchAsync", Kind::Copy),
+            ("cuLaunchKernelEx", Kind::Launch),
+            ("cuDestroyExternalMemory", Kind::Gated),
         ] {
             assert_eq!(of(name).kind, kind, "{name}");
         }
-        assert!(of("cuMemAllocManaged").mark.is_some() && of("cuMemAlloc").mark.is_none());
+        assert!(of("cuLibraryGetManaged").mark.is_some() && of("cuMemAlloc").mark.is_none());
         assert_eq!(of("cuStreamBeginCaptureToGraph").capture, Some(true));
         assert_eq!((words("cuLaunchKernel"), words("cuMemAlloc"), words("cuSomethingNew")), (5, 0, 12));
     }

@@ -4,6 +4,7 @@
 //! When the daemon goes away it looks for it again: a program whose memory is parked waits for it.
 
 use crate::driver;
+use crate::fixed;
 use crate::gate;
 use crate::log;
 use crate::message::{Order, PACKET_MAX, SOCKET, Word};
@@ -16,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Condvar, Mutex, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Of what is said: since 2 it can leave the driver alone altogether.
@@ -61,8 +62,12 @@ pub fn prepare() {
     STARTED.call_once(|| {
         // SAFETY: the handler only stores numbers.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handler only sums up numbers.
+        unsafe { libc::atexit(at_exit) };
         let Some(socket) = std::env::var_os(SOCKET) else { return };
         outside::note();
+        lease();
+        page::is_verbose();
         if !spawn("sublet-shim", move || serve(socket.as_bytes())) {
             log::once("the host gives no thread: this program cannot be parked");
             welcomed();
@@ -97,8 +102,8 @@ pub fn see_page() {
         let Ok(line) = Line::connect(socket.as_bytes()) else { return };
         let asked = line.send(&hello(None, true));
         let answer = asked.and_then(|()| line.receive(WELCOME));
-        if let Ok(Some((Order::Welcome { .. }, Some(file)))) = answer
-            && let Err(why) = page::look_at(&file)
+        if let Ok(Some((Order::Welcome { pid, .. }, Some(file)))) = answer
+            && let Err(why) = page::look_at(&file, pid)
         {
             log::once(&why);
         }
@@ -109,6 +114,13 @@ extern "C" fn in_child() {
     gate::disarm();
     // A line that a child had, too, would outlive the process that listens to it.
     socket::close_in_child();
+}
+
+/// What was done since the last tick counts, too.
+extern "C" fn at_exit() {
+    if !gate::is_disarmed() {
+        tick();
+    }
 }
 
 fn serve(socket: &[u8]) {
@@ -140,8 +152,16 @@ pub fn say_aside(tool: &str) {
     }
 }
 
+/// The lease that the program was started for, as its own thread has read it: another must not read an environment
+/// that it may change.
+static LEASE: OnceLock<Option<String>> = OnceLock::new();
+
+fn lease() -> Option<String> {
+    LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
+}
+
 fn hello(aside: Option<String>, looks: bool) -> Word {
-    let lease = std::env::var("SUBLET_LEASE").ok();
+    let lease = lease();
     let parked = gate::state() == gate::PARKED;
     let bytes = page::own().parked.load(SeqCst);
     Word::Hello { version: VERSION, pid: std::process::id(), lease, parked, bytes, deep: gate::is_deep(), aside, looks }
@@ -170,6 +190,9 @@ fn talk(line: &Line, parker: &mut Parker) -> io::Result<()> {
             ticked = Instant::now();
             if !tick() {
                 parker.tidy();
+            }
+            if gate::state() == gate::OPEN {
+                fixed::look_at_graphs(false);
             }
             if looked.is_none_or(|looked| looked.elapsed() >= LOOK_OUTSIDE) {
                 looked = Some(Instant::now());
@@ -202,9 +225,9 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     }
     parker.forget_gone();
     match order {
-        Order::Welcome { page } => {
+        Order::Welcome { page, pid } => {
             if let (true, Some(file)) = (page, &file)
-                && let Err(why) = page::share(file)
+                && let Err(why) = page::share(file, pid)
             {
                 log::once(&why);
             }
@@ -231,10 +254,10 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
             Ok(()) => Word::Deep { id },
             Err(why) => Word::Refused { id, why },
         }),
-        Order::Shallow { id } => {
-            gate::set_deep(false);
-            line.send(&Word::Shallow { id })
-        }
+        Order::Shallow { id } => line.send(&match parker.shallow() {
+            Ok(()) => Word::Shallow { id },
+            Err(why) => Word::Refused { id, why },
+        }),
         Order::Prepare { bytes } => {
             parker.wish(bytes);
             Ok(())

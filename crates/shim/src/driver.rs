@@ -139,6 +139,8 @@ driver! {
     cuDeviceGetDefaultMemPool(place: *mut usize, device: c_int);
     cuDeviceGetMemPool(place: *mut usize, device: c_int);
     cuDeviceGetAttribute(place: *mut c_int, attribute: c_int, device: c_int);
+    cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, place: *mut c_void);
+    cuDeviceGraphMemTrim(device: c_int);
     cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
@@ -152,6 +154,7 @@ driver! {
     cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
     cuMemCreate(place: *mut u64, bytes: usize, properties: *const Properties, flags: u64);
     cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    cuMemFree_v2(at: u64);
     cuMemGetAllocationPropertiesFromHandle(place: *mut Properties, handle: u64);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemHostUnregister(at: *mut c_void);
@@ -163,6 +166,7 @@ driver! {
     cuMemUnmap(at: u64, bytes: usize);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize);
+    cuPointerGetAttribute(place: *mut c_void, attribute: c_int, at: u64);
     cuStreamCreate(place: *mut usize, flags: u32);
     cuStreamGetCtx(stream: usize, place: *mut usize);
     cuStreamIsCapturing(stream: usize, status: *mut c_int);

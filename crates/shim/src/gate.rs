@@ -10,8 +10,10 @@
 use crate::class::{Kind, WORDS_MAX};
 use crate::control;
 use crate::hook::{self, Slot};
+use crate::late;
 use crate::log;
 use crate::page;
+use crate::wrap;
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -38,9 +40,8 @@ static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 /// Threads that wait for all that the card was given.
 static WAITING_FOR_CARD: AtomicU32 = AtomicU32::new(0);
-static WAITING: AtomicU32 = AtomicU32::new(0);
-/// SIGINT or SIGTERM came while somebody waited.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// So often SIGINT or SIGTERM came while somebody waited.
+static CAME: AtomicU32 = AtomicU32::new(0);
 /// In a forked child nothing here does anything.
 static DISARMED: AtomicBool = AtomicBool::new(false);
 
@@ -146,6 +147,17 @@ pub fn current() -> &'static Slot {
     OWN.with(|own| hook::slot(own.slot.get()))
 }
 
+/// Its number.
+pub fn current_number() -> usize {
+    OWN.with(|own| own.slot.get())
+}
+
+/// Does something as if this thread, one of the shim's, were in a call.
+pub fn as_call(number: usize, body: impl FnOnce()) {
+    OWN.with(|own| own.slot.set(number));
+    body();
+}
+
 /// A number of its own, which other threads only read, goes up by one.
 fn count(number: &AtomicU64) {
     number.store(number.load(Relaxed) + 1, Relaxed);
@@ -184,15 +196,19 @@ pub extern "C" fn enter(number: u32) -> Way {
                 own.is_away.set(is_away);
                 break;
             }
+            if is_answered && slot.is_put_off() {
+                // Nobody waits for a card to end.
+                own.depth.set(1);
+                own.slot.set(number as usize);
+                return Way { target: late::put_off as *const () as usize, words: 0 };
+            }
             seat.inside.store(0, SeqCst);
-            if is_answered && slot.is_tidying() {
-                // Nobody waits for a card to end: what is left goes with the process.
-                return Way { target: 0, words: crate::driver::SUCCESS as usize };
+            if is_answered && let Some(target) = wrap::away::find(slot.name()) {
+                own.is_away.set(true);
+                own.slot.set(number as usize);
+                return Way { target, words: 0 };
             }
-            if state == LOST {
-                return Way { target: 0, words: crate::driver::DEVICE_UNAVAILABLE as usize };
-            }
-            if let Err(answer) = wait(state, slot.name()) {
+            if let Err(answer) = wait_at_gate(slot) {
                 return Way { target: 0, words: answer as usize };
             }
         }
@@ -222,6 +238,9 @@ pub extern "C" fn leave(number: u32, result: u32) {
             if result != 0 && slot.counts_errors(result) {
                 count(&seat.errors);
                 page::count_error(result);
+                if result == crate::driver::OUT_OF_MEMORY {
+                    page::note_out_of_memory();
+                }
             }
             seat.inside.store(0, Release);
         }
@@ -242,23 +261,32 @@ pub fn set_deep(is: bool) {
     futex_wake(&GATE);
 }
 
-/// A call that passes without the gate waits until the context is back. Returns zero, or the answer.
+/// A call that passes without the gate waits until the context is back, if it must. Returns [`GO_ON`], or the answer.
 pub extern "C" fn wait_for_context(number: u32) -> u32 {
-    await_context(hook::slot(number as usize).name()).err().unwrap_or(0)
+    let name = hook::slot(number as usize).name();
+    // Of a program that polls, or waits for what is done already, nothing is needed.
+    if state() == PARKED && is_deep() && wrap::away::is_done(name) {
+        return crate::driver::SUCCESS;
+    }
+    await_context(name).err().unwrap_or(GO_ON)
 }
+
+/// No answer of the driver's.
+pub const GO_ON: u32 = u32::MAX;
 
 /// Waits until the context is back. An error: it never will be, or the program was told to stop meanwhile.
 pub fn await_context(call: &str) -> Result<(), u32> {
     if OWN.with(|own| own.is_free.get()) || is_disarmed() {
         return Ok(());
     }
-    while is_deep() {
-        match state() {
-            LOST => return Err(crate::driver::DEVICE_UNAVAILABLE),
-            state => wait(state, call)?,
-        }
-    }
-    Ok(())
+    wait_while(call, |_| is_deep())
+}
+
+/// Waits until a call may come in. An error: it never will, or the program was told to stop meanwhile.
+#[cold]
+fn wait_at_gate(slot: &Slot) -> Result<(), u32> {
+    let is_anytime = slot.kind() == Kind::Anytime;
+    wait_while(slot.name(), |state| state != OPEN && !(is_anytime && state != MOVING && !is_deep()))
 }
 
 /// Whether the memory was away when the call under way came in; a thread of the shim looks at the gate.
@@ -266,20 +294,30 @@ pub fn is_away() -> bool {
     OWN.with(|own| if own.is_free.get() { state() == PARKED } else { own.is_away.get() })
 }
 
-/// Waits until the gate may be open again. An error: the program was told to stop meanwhile.
-fn wait(state: u32, call: &str) -> Result<(), u32> {
-    let _watch = Watch::begin();
-    if state == PARKED {
-        control::wants(call);
+/// Waits as long as the gate is so. An error: what is waited for is lost, or the program was told to stop meanwhile.
+fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
+    // From the first look to the last: a signal between two of them would else end nothing.
+    let mut watch = None;
+    loop {
+        let state = GATE.load(SeqCst);
+        if !is_closed(state) {
+            return Ok(());
+        }
+        if state == LOST {
+            return Err(crate::driver::DEVICE_UNAVAILABLE);
+        }
+        let watch = watch.get_or_insert_with(Watch::begin);
+        if state == PARKED {
+            control::wants(call);
+        }
+        log_wait(state);
+        futex_wait(&GATE, state);
+        // A signal that came when the gate was open again is no reason to fail.
+        if watch.was_interrupted() && GATE.load(SeqCst) != OPEN {
+            // What a call answers when the system stopped it.
+            return Err(crate::driver::OPERATING_SYSTEM);
+        }
     }
-    log_wait(state);
-    futex_wait(&GATE, state);
-    // A signal that came when the gate was open again is no reason to fail.
-    if INTERRUPTED.load(SeqCst) && GATE.load(SeqCst) != OPEN {
-        // What a call answers when the system stopped it.
-        return Err(crate::driver::OPERATING_SYSTEM);
-    }
-    Ok(())
 }
 
 fn log_wait(state: u32) {
@@ -292,9 +330,19 @@ fn log_wait(state: u32) {
 }
 
 /// While somebody waits, SIGINT and SIGTERM end the wait, and then do what the program wants of them.
-struct Watch;
+struct Watch {
+    /// So many signals had come when the wait began.
+    signals: u32,
+}
 
-static OLD: Mutex<[Option<libc::sigaction>; 2]> = Mutex::new([None; 2]);
+/// How many wait, and the program's own actions meanwhile: counted and kept together, so that ours is never taken
+/// for the program's.
+struct Watched {
+    waiting: u32,
+    old: [Option<libc::sigaction>; 2],
+}
+
+static WATCHED: Mutex<Watched> = Mutex::new(Watched { waiting: 0, old: [None; 2] });
 const SIGNALS: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
 /// The program's handlers, for ours to call: addresses, or what is no handler.
 static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -302,31 +350,38 @@ static HANDLER_FLAGS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
 impl Watch {
     fn begin() -> Watch {
-        if WAITING.fetch_add(1, SeqCst) == 0 {
-            INTERRUPTED.store(false, SeqCst);
-            let mut old = OLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let signals = CAME.load(SeqCst);
+        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.waiting += 1;
+        if watched.waiting == 1 {
             for (place, signal) in SIGNALS.iter().enumerate() {
-                old[place] = stand_in(place, *signal);
+                watched.old[place] = stand_in(place, *signal);
             }
         }
-        Watch
+        Watch { signals }
+    }
+
+    fn was_interrupted(&self) -> bool {
+        CAME.load(SeqCst) != self.signals
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if WAITING.fetch_sub(1, SeqCst) == 1 {
-            let mut old = OLD.lock().unwrap_or_else(PoisonError::into_inner);
-            for (place, signal) in SIGNALS.iter().enumerate() {
-                let Some(action) = old[place].take() else { continue };
-                // SAFETY: actions are plain numbers, and the old one was the program's.
-                unsafe {
-                    let mut now: libc::sigaction = std::mem::zeroed();
-                    libc::sigaction(*signal, std::ptr::null(), &raw mut now);
-                    // Whatever the program has set meanwhile stays.
-                    if now.sa_sigaction == interrupted as *const () as usize {
-                        libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
-                    }
+        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.waiting -= 1;
+        if watched.waiting > 0 {
+            return;
+        }
+        for (place, signal) in SIGNALS.iter().enumerate() {
+            let Some(action) = watched.old[place].take() else { continue };
+            // SAFETY: actions are plain numbers, and the old one was the program's.
+            unsafe {
+                let mut now: libc::sigaction = std::mem::zeroed();
+                libc::sigaction(*signal, std::ptr::null(), &raw mut now);
+                // Whatever the program has set meanwhile stays.
+                if now.sa_sigaction == interrupted as *const () as usize {
+                    libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
                 }
             }
         }
@@ -339,7 +394,9 @@ fn stand_in(place: usize, signal: i32) -> Option<libc::sigaction> {
     unsafe {
         let mut old: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut old);
-        if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
+        // A program that kept our handler while somebody waited may have put it back: it calls the program's already.
+        let is_ours = old.sa_sigaction == interrupted as *const () as usize;
+        if is_ours || old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
             return None;
         }
         HANDLERS[place].store(old.sa_sigaction, SeqCst);
@@ -352,7 +409,7 @@ fn stand_in(place: usize, signal: i32) -> Option<libc::sigaction> {
 }
 
 extern "C" fn interrupted(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    INTERRUPTED.store(true, SeqCst);
+    CAME.fetch_add(1, SeqCst);
     futex_wake(&GATE);
     let place = usize::from(signal == SIGNALS[1]);
     let (handler, flags) = (HANDLERS[place].load(SeqCst), HANDLER_FLAGS[place].load(SeqCst));
@@ -470,13 +527,23 @@ fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
 }
 
+/// For tests that close the gate, of which there is one.
+#[cfg(test)]
+pub fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{MOVING, close, enter, is_away, leave, set, state};
+    use super::{HANDLERS, MOVING, Watch, close, enter, is_away, leave, set, state};
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::SeqCst;
     use std::time::{Duration, Instant};
 
     #[test]
     fn a_call_that_came_in_before_the_gate_closed_knows_that_the_memory_is_there() {
+        let _alone = super::alone();
         // A slot that stands for nothing is one that waits when the gate is closed.
         enter(0);
         let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
@@ -488,5 +555,40 @@ mod tests {
         leave(0, 0);
         assert!(close(Instant::now() + Duration::from_secs(10)), "nobody is inside");
         set(super::OPEN);
+    }
+
+    extern "C" fn of_program(_: i32) {
+        HEARD.fetch_add(1, SeqCst);
+    }
+
+    static HEARD: AtomicU32 = AtomicU32::new(0);
+
+    fn handler() -> usize {
+        // SAFETY: the structure is plain numbers, filled by the call.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut now);
+            now.sa_sigaction
+        }
+    }
+
+    #[test]
+    fn however_many_wait_the_programs_handler_is_called_once_and_is_its_own_again_afterwards() {
+        let _alone = super::alone();
+        let own = of_program as *const () as usize;
+        // SAFETY: a handler that only counts.
+        unsafe { libc::signal(libc::SIGINT, own) };
+        let waiting: Vec<_> =
+            (0..8).map(|_| std::thread::spawn(|| (0..5_000).for_each(|_| drop(Watch::begin())))).collect();
+        waiting.into_iter().for_each(|thread| thread.join().expect("a thread"));
+        assert_eq!((handler(), HANDLERS[0].load(SeqCst)), (own, own));
+        let (first, second) = (Watch::begin(), Watch::begin());
+        assert_ne!(handler(), own, "ours stands in for it");
+        // SAFETY: there is a handler for it.
+        unsafe { libc::raise(libc::SIGINT) };
+        assert!(first.was_interrupted() && second.was_interrupted());
+        assert!(!Watch::begin().was_interrupted(), "who comes later was told nothing");
+        drop((first, second));
+        assert_eq!((handler(), HEARD.load(SeqCst)), (own, 1));
     }
 }

@@ -7,6 +7,7 @@ use crate::aside;
 use crate::class::{self, Kind};
 use crate::driver;
 use crate::entry;
+use crate::fixed;
 use crate::gate;
 use crate::nvml;
 use crate::page::{self, Reason};
@@ -31,6 +32,7 @@ struct About {
     kind: Kind,
     words: usize,
     mark: Option<Reason>,
+    held: Option<(Reason, bool)>,
     capture: Option<bool>,
 }
 
@@ -70,9 +72,9 @@ impl Slot {
         self.about().map_or(class::WORDS_MAX, |about| about.words)
     }
 
-    /// Whether it only gives something back.
-    pub fn is_tidying(&self) -> bool {
-        class::is_tidying(class::base(self.name()))
+    /// Whether it can be answered while the driver has the context, and done later.
+    pub fn is_put_off(&self) -> bool {
+        class::is_put_off(class::base(self.name()))
     }
 
     /// As the program asked for it.
@@ -103,7 +105,15 @@ impl Slot {
         if let Some(reason) = about.mark
             && result == driver::SUCCESS
         {
-            page::mark_not_parkable(reason, &about.name);
+            match reason {
+                Reason::GraphMemory => fixed::graph_allocates(&about.name),
+                _ => page::mark_not_parkable(reason, &about.name),
+            }
+        }
+        match about.held {
+            Some((reason, true)) if result == driver::SUCCESS => page::hold(reason, &about.name),
+            Some((reason, false)) if result == driver::SUCCESS => page::let_go(reason),
+            _ => {}
         }
     }
 }
@@ -153,7 +163,7 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
     let base = class::base(name);
     let class = class::of(base);
     let wrapper = wrap::find(name, base, version, is_symbol);
-    let is_straight = class.kind == Kind::Straight && wrapper.is_none() && class.mark.is_none();
+    let is_straight = class.kind == Kind::Straight && wrapper.is_none() && class.mark.is_none() && class.held.is_none();
     if is_straight && class::hangs_never(base) {
         return real;
     }
@@ -184,6 +194,7 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
         },
         words: class::words(base),
         mark: class.mark,
+        held: class.held,
         capture: class.capture,
     };
     // A fresh slot has none.

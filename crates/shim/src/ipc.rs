@@ -271,7 +271,8 @@ pub fn close(at: u64) -> Option<Result<(), u32>> {
         Some(own.count == 0)
     })?;
     if is_last {
-        let is_settled = match wrap::settled() {
+        let context = table::lock().blocks.get(&at).map_or(0, |block| block.context);
+        let is_settled = match wrap::settled(context) {
             Ok(is_settled) => is_settled,
             Err(error) => return Some(Err(error)),
         };

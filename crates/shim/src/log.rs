@@ -1,4 +1,6 @@
 //! One line for the person at the terminal, when there is something to say.
+//!
+//! Whether anybody reads it is no matter of the program's: where nobody does it is dropped, and nothing fails.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -14,5 +16,29 @@ pub fn once(text: &str) {
 
 /// Says something.
 pub fn say(text: &str) {
-    eprintln!("sublet: {text}");
+    let line = format!("sublet: {text}\n");
+    without_broken_pipes(|| {
+        // SAFETY: the bytes live until the call returns.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) }
+    });
+}
+
+/// Writes where nobody may read: the signal that would end the program for it does not come.
+fn without_broken_pipes(write: impl FnOnce() -> isize) {
+    // SAFETY: sets of signals are plain numbers, filled by the calls before they are read.
+    unsafe {
+        let (mut pipe, mut pending, mut old): (libc::sigset_t, libc::sigset_t, libc::sigset_t) =
+            (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&raw mut pipe);
+        libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+        libc::sigpending(&raw mut pending);
+        let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut old);
+        let is_broken = write() < 0 && *libc::__errno_location() == libc::EPIPE;
+        if is_broken && !was_pending {
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const now);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+    }
 }

@@ -4,6 +4,7 @@
 //! program has open; whether it was, and which of it, the kernel does not say. And under MPS the memory is not the
 //! program's alone. Neither can be parked: it is looked for whenever a park is near.
 
+use crate::driver;
 use crate::page::{self, Reason};
 use std::ffi::OsString;
 use std::fs;
@@ -29,6 +30,9 @@ pub fn look() {
     match registers_memory() {
         true => page::mark_not_parkable(Reason::Rdma, NETWORK_FILES),
         false => page::unmark(Reason::Rdma),
+    }
+    if driver::is_loaded() && driver::find(c"cuCtxRecordEvent") == 0 {
+        page::mark_not_parkable(Reason::OldDriver, "the driver");
     }
     if MPS.get() == Some(&true) {
         page::mark_not_parkable(Reason::Mps, "MPS");

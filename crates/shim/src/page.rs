@@ -7,11 +7,12 @@
 use crate::log;
 pub use crate::message::Reason;
 use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, SharePage, VERSION};
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 /// Held while bytes are counted, and while what was counted moves to another page.
 static COUNTING: Mutex<()> = Mutex::new(());
@@ -31,6 +32,12 @@ impl Marked {
     }
 }
 
+/// Whether somebody wants to know why. The shim's own thread asks, too, and must not read the environment then.
+pub fn is_verbose() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| std::env::var_os("SUBLET_SHIM_DEBUG").is_some())
+}
+
 /// Changes the reasons, and tells them.
 fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
     let mut marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +45,7 @@ fn change(reason: Reason, call: &str, body: impl FnOnce(&mut Marked)) {
     body(&mut marked);
     let bits = marked.bits();
     own().reasons.store(bits, SeqCst);
-    if bits & !before != 0 && std::env::var_os("SUBLET_SHIM_DEBUG").is_some() {
+    if bits & !before != 0 && is_verbose() {
         log::say(&format!("this program cannot be parked: {} ({call})", reason.text()));
     }
 }
@@ -59,18 +66,28 @@ pub fn is_shared() -> bool {
 }
 
 /// Maps the page that the daemon made, to look at: the process takes no place on it.
-pub fn look_at(file: &File) -> Result<(), String> {
+pub fn look_at(file: &File, pid: Option<u32>) -> Result<(), String> {
     let seen = map(file)?;
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_shared() {
+        PID.store(pid.unwrap_or(0), SeqCst);
+    }
+    wipe_first(seen);
     // Whoever was faster has the same.
     let _ = SHARED.compare_exchange(std::ptr::null_mut(), std::ptr::from_ref(seen).cast_mut(), SeqCst, SeqCst);
     Ok(())
 }
 
 /// Maps the page that the daemon made. What was counted so far comes along.
-pub fn share(file: &File) -> Result<(), String> {
+pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
     let new = map(file)?;
     let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
-    let (old, slot) = (own(), own_of(new));
+    // Whoever finds a reason just now writes it here or there.
+    let marked = MARKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let old = own();
+    PID.store(pid.unwrap_or(0), SeqCst);
+    wipe_first(new);
+    let slot = own_of(new);
     if !std::ptr::eq(old, slot) {
         // Cards may be in another order there.
         let cards = page().cards.iter().zip(&old.cards).enumerate();
@@ -78,11 +95,25 @@ pub fn share(file: &File) -> Result<(), String> {
             let there = place_on(new, &uuid_of(card)).unwrap_or_else(|| beside(new, number as i32));
             move_share(share, &slot.cards[there]);
         }
-        slot.reasons.store(old.reasons.load(SeqCst), SeqCst);
-        slot.parked.store(old.parked.load(SeqCst), SeqCst);
+        let numbers = |page: &'static ProcessPage| [&page.launches, &page.copies, &page.active_ns, &page.parked];
+        for (number, new) in numbers(old).into_iter().zip(numbers(slot)) {
+            new.store(number.load(SeqCst), SeqCst);
+        }
+        for (error, new) in old.errors.iter().zip(&slot.errors) {
+            new.code.store(error.code.load(SeqCst), SeqCst);
+            new.count.store(error.count.load(SeqCst), SeqCst);
+        }
     }
+    slot.reasons.store(marked.bits(), SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
+}
+
+/// What another program left here that was this process before: who becomes another keeps its number, and its place.
+fn wipe_first(page: &Page) {
+    static WIPED: Once = Once::new();
+    let pid = own_pid();
+    WIPED.call_once(|| page.processes.iter().filter(|slot| slot.pid.load(SeqCst) == pid).for_each(ProcessPage::wipe));
 }
 
 /// What was counted here counts there.
@@ -116,9 +147,19 @@ fn map(file: &File) -> Result<&'static Page, String> {
     Ok(new)
 }
 
+/// As the daemon knows this process; zero: it did not say so, and it is the number that the process itself knows.
+static PID: AtomicU32 = AtomicU32::new(0);
+
+fn own_pid() -> u32 {
+    match PID.load(Relaxed) {
+        0 => std::process::id(),
+        pid => pid,
+    }
+}
+
 /// This process's own place on a page; takes one if it has none.
 fn own_of(page: &Page) -> &ProcessPage {
-    let pid = std::process::id();
+    let pid = own_pid();
     let has = page.processes.iter().find(|slot| slot.pid.load(SeqCst) == pid);
     let free = || page.processes.iter().find(|slot| slot.pid.compare_exchange(0, pid, SeqCst, SeqCst).is_ok());
     // Where every place is taken, the last one is for all others.
@@ -180,14 +221,35 @@ pub fn reserve(uuid: &[u8; 16], device: i32, bytes: u64) -> bool {
     let cap = page().cards[place].cap.load(SeqCst);
     if card(uuid).is_some() && used(place) > cap {
         own.bytes.fetch_sub(bytes, SeqCst);
-        log::once(&format!(
-            "out of memory: the lease has {} of this card; ask for more with --vram",
-            crate::message::size(cap)
-        ));
+        REFUSED.set(cap);
         return false;
     }
     own.peak.fetch_max(now, SeqCst);
     true
+}
+
+thread_local! {
+    /// What the lease has of the card of which this thread was last refused some.
+    static REFUSED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A call has failed for want of memory: if it was for want of lease, that is said.
+pub fn note_out_of_memory() {
+    // What is kept elsewhere may have been given back meanwhile, and the call have worked: then it is not.
+    let cap = REFUSED.take();
+    if cap > 0 {
+        let cap = crate::message::size(cap);
+        log::once(&format!("out of memory: the lease has {cap} of this card; ask for more with --vram"));
+    }
+}
+
+/// What was seen to be one number of bytes is another by now, whether the lease has them or not.
+pub fn recount(uuid: &[u8; 16], device: i32, before: u64, now: u64) {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = &own().cards[place(uuid, device)];
+    let new = |held: u64| Some(held.saturating_sub(before).saturating_add(now));
+    let _ = own.bytes.fetch_update(SeqCst, SeqCst, new);
+    own.peak.fetch_max(own.bytes.load(SeqCst), SeqCst);
 }
 
 /// Gives bytes back.
@@ -233,9 +295,9 @@ pub fn let_go(reason: Reason) {
     });
 }
 
-/// Why it cannot be parked, if it cannot.
+/// Why it cannot be parked, if it cannot. What is on the page others can write, too.
 pub fn not_parkable() -> Option<Reason> {
-    Reason::first(own().reasons.load(SeqCst))
+    Reason::first(MARKED.lock().unwrap_or_else(PoisonError::into_inner).bits())
 }
 
 /// Counts an error by its number; the rarest share a place.
@@ -249,4 +311,20 @@ pub fn count_error(code: u32) {
         }
     }
     errors[errors.len() - 1].count.fetch_add(1, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reason, hold, let_go, not_parkable, own};
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn whoever_wipes_the_page_does_not_make_a_program_one_that_can_be_parked() {
+        let _alone = crate::gate::alone();
+        hold(Reason::Arrays, "cuArrayCreate");
+        own().reasons.store(0, SeqCst);
+        let found = not_parkable();
+        let_go(Reason::Arrays);
+        assert_eq!(found, Some(Reason::Arrays));
+    }
 }

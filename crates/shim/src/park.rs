@@ -11,10 +11,12 @@
 use crate::arena::Arena;
 use crate::contexts;
 use crate::driver::{self, NO_TIMING, NON_BLOCKING, done, name_of, within};
+use crate::fixed;
 use crate::gate;
+use crate::late;
 use crate::message::Took;
 use crate::outside;
-use crate::page;
+use crate::page::{self, Reason};
 use crate::pool;
 use crate::table::{self, Mapping, Physical, Table};
 use crate::wrap;
@@ -75,6 +77,7 @@ impl Parker {
             return Err("it is parked already".to_owned());
         }
         outside::look();
+        fixed::look_at_graphs(false);
         let nothing_moves = most == Some(0);
         if let Some(reason) = page::not_parkable().filter(|_| !nothing_moves) {
             return Err(reason.text().to_owned());
@@ -86,7 +89,12 @@ impl Parker {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
         }
         took.gate_us = micros(begun);
-        let done = self.out(deadline, most, &mut took);
+        fixed::look_at_graphs(true);
+        // Whoever was inside when the gate began to close may have done what keeps it from being parked.
+        let done = match page::not_parkable().filter(|_| !nothing_moves) {
+            Some(reason) => Err(reason.text().to_owned()),
+            None => self.out(deadline, most, &mut took),
+        };
         match done {
             Ok(bytes) => {
                 page::own().parked.store(bytes, SeqCst);
@@ -139,11 +147,11 @@ impl Parker {
             return Err("it is not parked".to_owned());
         }
         let (begun, mut took) = (Instant::now(), Took::default());
-        // Who says so has seen that the driver gave the context back.
-        gate::set_deep(false);
         if !gate::close(Instant::now() + SHORT) {
             return Err("a call of the driver did not return in time".to_owned());
         }
+        // Who says so has seen that the driver gave the context back.
+        self.come_back();
         took.gate_us = micros(begun);
         let mapping = Instant::now();
         let pieces = parked();
@@ -180,6 +188,29 @@ impl Parker {
         gate::set_deep(true);
         gate::set(gate::PARKED);
         Ok(())
+    }
+
+    /// The driver has not taken the context, or has given it back: it is parked as before.
+    pub fn shallow(&mut self) -> Result<(), String> {
+        if !gate::is_deep() {
+            return Ok(());
+        }
+        let before = gate::state();
+        if !gate::close(Instant::now() + SHORT) {
+            return Err("a call of the driver did not return in time".to_owned());
+        }
+        self.come_back();
+        gate::set(before);
+        Ok(())
+    }
+
+    /// The context is there again: what was put off is done before anybody else comes in.
+    fn come_back(&mut self) {
+        if gate::is_deep() {
+            late::catch_up();
+            self.forget_gone();
+            gate::set_deep(false);
+        }
     }
 
     /// So many bytes of the arena are to be made known to the driver before they are needed.
@@ -277,11 +308,7 @@ impl Parker {
                 if event == 0 {
                     done(driver::cuEventCreate(&raw mut event, NO_TIMING))?;
                 }
-                match driver::cuCtxRecordEvent(context, event) {
-                    // Drivers before CUDA 12.5 can only be waited for.
-                    driver::NOT_SUPPORTED => done(driver::cuCtxSynchronize())?,
-                    result => done(result)?,
-                }
+                done(driver::cuCtxRecordEvent(context, event))?;
                 loop {
                     match driver::cuEventQuery(event) {
                         driver::NOT_READY if Instant::now() < deadline => {
@@ -294,6 +321,8 @@ impl Parker {
             match polled {
                 Ok(event) => drop(self.events.insert(context, event)),
                 Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
+                // It could be waited for, but a kernel that never ends would hold up the program with it.
+                Err(driver::NOT_SUPPORTED) => return Err(Reason::OldDriver.text().to_owned()),
                 Err(error) => return Err(format!("the card cannot be waited for: {}", name_of(error))),
             }
         }
@@ -536,4 +565,30 @@ fn put_on(piece: &Piece) -> Result<(), String> {
         shown.map_err(|error| format!("memory cannot be mapped where it was: {}", name_of(error)))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parker;
+    use super::{Reason, page};
+    use crate::gate;
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_call_does_while_the_gate_closes_keeps_the_program_where_it_is() {
+        let _alone = gate::alone();
+        gate::enter(0);
+        let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
+        while gate::state() != gate::MOVING {
+            assert!(!parking.is_finished(), "it waits for the call");
+            std::thread::yield_now();
+        }
+        // It was asked before, and nothing kept it.
+        page::hold(Reason::Shared, "cuIpcGetMemHandle");
+        gate::leave(0, 0);
+        let parked = parking.join().expect("a thread");
+        page::let_go(Reason::Shared);
+        assert_eq!(parked, Err(Reason::Shared.text().to_owned()));
+        assert_eq!(gate::state(), gate::OPEN, "nothing has happened");
+    }
 }

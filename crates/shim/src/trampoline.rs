@@ -77,15 +77,16 @@ extern "C" fn wait_and_pass() {
         "mov r9, [rbp - 48]",
         "mov r11, [rbp - 56]",
         "leave",
-        // It never will be: that is the answer.
-        "test eax, eax",
-        "jnz 3f",
+        // It need not be, or never will: that is the answer.
+        "cmp eax, {go_on}",
+        "jne 3f",
         "lea r10, [rip + {straight}]",
         "jmp [r10 + 8 * r11]",
         "3:",
         "ret",
         straight = sym hook::STRAIGHT,
         wait = sym gate::wait_for_context,
+        go_on = const gate::GO_ON as i32,
     )
 }
 

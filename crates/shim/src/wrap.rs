@@ -8,6 +8,7 @@ use crate::class;
 use crate::contexts;
 use crate::control;
 use crate::driver::{self, Access, ON_CARD, Properties, READ_WRITE, current, done};
+use crate::fixed;
 use crate::gate;
 use crate::ipc::{self, Handle};
 use crate::page::{self, Reason};
@@ -47,6 +48,7 @@ static OWN: &[Own] = &[
     Own("cuMemCreate", "", 10_020, mem_create as *const ()),
     Own("cuMemMap", "", 10_020, mem_map as *const ()),
     Own("cuMemUnmap", "", 10_020, mem_unmap as *const ()),
+    Own("cuMemAddressFree", "", 10_020, address_free as *const ()),
     Own("cuMemSetAccess", "", 10_020, mem_set_access as *const ()),
     Own("cuMemRelease", "", 10_020, mem_release as *const ()),
     Own("cuMemRetainAllocationHandle", "", 11_000, mem_retain as *const ()),
@@ -77,6 +79,19 @@ static OWN: &[Own] = &[
     Own("cuIpcCloseMemHandle", "", 4010, ipc_close as *const ()),
     Own("cuPointerGetAttribute", "", 4000, pointer_attribute as *const ()),
     Own("cuPointerGetAttributes", "", 7000, pointer_attributes as *const ()),
+    Own("cuMulticastBindMem", "", 12_010, others::multicast_bind as *const ()),
+    Own("cuMemMapArrayAsync", "", 11_010, others::map_arrays as *const ()),
+    Own("cuArrayCreate", "_v2", 3020, others::array_create as *const ()),
+    Own("cuArray3DCreate", "_v2", 3020, others::array_3d_create as *const ()),
+    Own("cuArrayDestroy", "", 2000, others::array_destroy as *const ()),
+    Own("cuMipmappedArrayCreate", "", 5000, others::mipmap_create as *const ()),
+    Own("cuMipmappedArrayDestroy", "", 5000, others::array_destroy as *const ()),
+    Own("cuMemAllocManaged", "", 6000, others::alloc_managed as *const ()),
+    Own("cuModuleGetGlobal", "_v2", 3020, others::module_global as *const ()),
+    Own("cuLibraryGetGlobal", "", 12_000, others::module_global as *const ()),
+    // The later form first: a version that is late enough for both means it.
+    Own("cuGraphAddNode", "_v2", 12_030, others::graph_add_node_of_edges as *const ()),
+    Own("cuGraphAddNode", "", 12_020, others::graph_add_node as *const ()),
 ];
 
 /// Our function for one of the driver's, if there is one.
@@ -105,6 +120,8 @@ macro_rules! real {
     }};
 }
 
+pub mod away;
+mod others;
 mod pools;
 
 fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
@@ -265,9 +282,14 @@ fn allowed(context: usize) -> Result<(), u32> {
     done(driver::cuEventQuery(event))
 }
 
-/// Waits for the card as freeing does. Not done: something is captured, and would be spoilt.
-pub fn settled() -> Result<bool, u32> {
-    match gate::unless_capturing(driver::cuCtxSynchronize) {
+/// Waits for the card as freeing does: for all that runs in the context of what is freed, whichever is current. Not
+/// done: something is captured, and would be spoilt.
+pub fn settled(context: usize) -> Result<bool, u32> {
+    let wait = || match current() {
+        Ok((own, _)) if own == context => driver::cuCtxSynchronize(),
+        _ => told(driver::within(context, || done(driver::cuCtxSynchronize()))),
+    };
+    match gate::unless_capturing(wait) {
         Some(result) => done(result).map(|()| true),
         None => Ok(false),
     }
@@ -279,11 +301,11 @@ fn free_deferred() {
     if waiting.is_empty() {
         return;
     }
-    if settled() == Ok(true) {
-        waiting.into_iter().for_each(drop_block);
-    } else {
-        table::lock().deferred.extend(waiting);
-    }
+    let contexts: BTreeSet<usize> = waiting.iter().map(|(_, block)| block.context).collect();
+    let settled: BTreeSet<usize> = contexts.into_iter().filter(|context| settled(*context) == Ok(true)).collect();
+    let (free, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, block)| settled.contains(&block.context));
+    table::lock().deferred.extend(still);
+    free.into_iter().for_each(drop_block);
 }
 
 /// Frees the same when the card has done everything and nothing is captured.
@@ -311,7 +333,8 @@ pub fn drop_block((at, block): (u64, Block)) {
 fn end_context(context: usize) {
     let mut table = table::lock();
     let own: Vec<u64> = table.blocks.iter().filter(|(_, block)| block.context == context).map(|(at, _)| *at).collect();
-    let gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
+    let mut gone: Vec<(u64, Block)> = own.iter().filter_map(|at| Some((*at, table.blocks.remove(at)?))).collect();
+    gone.extend(table.deferred.extract_if(.., |(_, block)| block.context == context));
     // What is left was mapped by the program itself, or shared: any other context can move it.
     table
         .physical
@@ -320,6 +343,7 @@ fn end_context(context: usize) {
         .for_each(|physical| physical.context = 0);
     drop(table);
     pool::forget_context(context);
+    fixed::forget_context(context);
     peers::forget(context);
     gone.into_iter().for_each(drop_block);
     pool::sweep();
@@ -469,11 +493,12 @@ extern "C" fn mem_free(at: u64) -> u32 {
         let result = real!(at: u64);
         if result == driver::SUCCESS {
             pools::forget_streamed(at);
+            fixed::forget(Reason::Managed, at);
         }
         return result;
     };
     // Freeing waits for the card, but not while the memory is away: then nothing runs.
-    let is_settled = match if is_parked { Ok(true) } else { settled() } {
+    let is_settled = match if is_parked { Ok(true) } else { settled(block.context) } {
         Ok(is_settled) => is_settled,
         Err(error) => return error,
     };
@@ -492,6 +517,19 @@ extern "C" fn mem_free(at: u64) -> u32 {
         free_deferred();
     }
     driver::SUCCESS
+}
+
+/// Frees what is away: nothing runs that could use it.
+pub fn free_away(at: u64) {
+    let block = table::lock().blocks.remove(&at);
+    match block {
+        Some(block) => drop_block((at, block)),
+        None => {
+            if driver::cuMemFree_v2(at) == driver::SUCCESS {
+                pools::forget_streamed(at);
+            }
+        }
+    }
 }
 
 /// An address as the driver may be asked about it: where the program has nothing, the shim has nothing.
@@ -576,6 +614,12 @@ extern "C" fn mem_map(at: u64, bytes: usize, offset: usize, handle: u64, flags: 
         table::lock().map(at, mapping);
     }
     result
+}
+
+/// The addresses are the driver's business, and free of what is away.
+extern "C" fn address_free(at: u64, bytes: usize) -> u32 {
+    let is_used = table::lock().mappings.range(at..at.saturating_add(bytes as u64)).next().is_some();
+    if is_used { driver::INVALID_VALUE } else { real!(at: u64, bytes: usize) }
 }
 
 extern "C" fn mem_unmap(at: u64, bytes: usize) -> u32 {

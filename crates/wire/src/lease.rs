@@ -59,6 +59,10 @@ pub struct Lease {
     pub seen_bytes: Option<u64>,
     /// The most they were ever seen to have on one card; null if never seen.
     pub peak_bytes: Option<u64>,
+    /// What its programs did, by the word of Sublet's library in them; absent if none of them has it, or none has
+    /// since the service started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub did: Option<Did>,
     /// Why its holder cannot be parked now; null if it can, or has nothing on a card.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_parkable: Option<String>,
@@ -86,6 +90,28 @@ pub struct Lease {
     /// How it ended; only once it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
+}
+
+/// What the programs of a lease did with their cards, those that have ended included.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Did {
+    /// Kernels and graphs launched.
+    pub launches: u64,
+    /// Calls that copied or filled memory, however much.
+    pub copies: u64,
+    /// Calls that failed, by why.
+    pub errors: Vec<ErrorCount>,
+}
+
+/// How often calls of the driver failed with one error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ErrorCount {
+    /// Which: the driver's `CUresult`.
+    pub code: u32,
+    /// How often.
+    pub count: u64,
 }
 
 /// `GET /v1/leases`.

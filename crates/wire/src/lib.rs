@@ -19,8 +19,8 @@ mod token;
 pub use ask::{Accept, Ask, Bind, Done, Exclusivity, Hooked, Notice, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, ParkingRam, Unreadable};
 pub use lease::{
-    Ahead, Blocker, Bound, CardWhy, Ended, EndsSoon, Explanation, Lease, LeaseState, Leases, Leaves, Offer, OverUse,
-    Parked, Reason, Rung, Waiting,
+    Ahead, Blocker, Bound, CardWhy, Did, Ended, EndsSoon, ErrorCount, Explanation, Lease, LeaseState, Leases, Leaves,
+    Offer, OverUse, Parked, Reason, Rung, Waiting,
 };
 pub use problem::{Code, Problem, Remedy};
 pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};

@@ -2,7 +2,9 @@
 
 use crate::cc;
 use crate::daemon::{self, Daemon, page};
+use crate::pools::python;
 use crate::soft::{Soft, succeeded};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Stdio;
@@ -127,4 +129,59 @@ fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
     assert!(line.looks, "it takes no part");
     assert_eq!(seen.processes.iter().filter(|slot| slot.pid.load(SeqCst) != 0).count(), 1, "it takes no place");
     assert!(!daemon.is_called(), "once is enough");
+}
+
+#[test]
+fn a_lease_that_changes_is_another_cap_at_once() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+    let script = "
+from cuda import *
+start()
+for line in sys.stdin:
+    at, free, total = U64(), SIZE(), SIZE()
+    told = call('cuMemAlloc_v2', BY(at), SIZE(int(line) << 20))
+    must('cuMemGetInfo_v2', BY(free), BY(total))
+    print(told, free.value >> 20, total.value >> 20, flush=True)
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    let cap = &daemon::mapped(&file).cards[0].cap;
+    let context = CONTEXT_BYTES / MIB;
+    let mut ask = |mib: u64| {
+        input.write_all(format!("{mib}\n").as_bytes()).expect("it listens");
+        out.next().expect("an answer")
+    };
+    assert_eq!(ask(96), format!("2 64 {}", context + 64));
+    cap.store(CONTEXT_BYTES + 128 * MIB, SeqCst);
+    assert_eq!(ask(96), format!("0 32 {}", context + 128), "it grew");
+    cap.store(CONTEXT_BYTES + 32 * MIB, SeqCst);
+    assert_eq!(ask(2), format!("2 0 {}", context + 32), "it shrank, and what it has stays");
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn functions_of_one_version_are_the_loaders_business() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    // The loader's own by its version, one that has none of that version, and the driver's, which has no versions.
+    let script = "
+from cuda import *
+own = C.CDLL(None)
+own.dlvsym.restype = own.dlsym.restype = PTR
+find = lambda name, version: own.dlvsym(PTR(LIB._handle), name, version)
+everywhere = lambda name, version: own.dlvsym(None, name, version)
+print(everywhere(b'memcpy', b'GLIBC_2.14') is not None, everywhere(b'memcpy', b'GLIBC_9.9'),
+      find(b'cuInit', b'libcuda_9'), own.dlsym(PTR(LIB._handle), b'cuInit') is not None)
+";
+    let output = daemon.shimmed(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
+    let alone = python(&soft, &["-c", script]).output().expect("python3 is there");
+    assert_eq!(succeeded(&output), succeeded(&alone));
+    assert!(succeeded(&output).starts_with("True None") && succeeded(&output).ends_with("True\n"));
 }

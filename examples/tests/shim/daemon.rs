@@ -82,10 +82,15 @@ impl Daemon {
 
     /// The next shim that comes; it gets a page if there is one.
     pub fn accept(&self, page: Option<RawFd>) -> Line {
+        self.accept_as(page, None)
+    }
+
+    /// The same, and it is told which process it is.
+    pub fn accept_as(&self, page: Option<RawFd>, told: Option<u32>) -> Line {
         let mut line = self.connected();
         let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
         (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
-        line.send(&Order::Welcome { page: page.is_some() }, page);
+        line.send(&Order::Welcome { page: page.is_some(), pid: told }, page);
         line
     }
 
@@ -214,6 +219,15 @@ impl Line {
             Word::Refused { id, why } if id == self.next => Some(Err(why)),
             other => panic!("{other:?} is no answer to a resume"),
         }
+    }
+
+    /// Has it call the driver for nothing any more, or again.
+    pub fn deepen(&mut self, is: bool) {
+        self.next += 1;
+        let id = self.next;
+        self.send(&if is { Order::Deepen { id } } else { Order::Shallow { id } }, None);
+        let expected = if is { Word::Deep { id } } else { Word::Shallow { id } };
+        assert_eq!(self.answer(), Some(expected));
     }
 
     /// Has so many bytes made ready. Returns how many are.

@@ -1,10 +1,10 @@
 //! Whoever dies when it suits nobody: programs and daemons killed at every stage, threads and children that end.
 
 use crate::cc;
-use crate::daemon::{Daemon, Line, page};
-use crate::parked::{MIB, SOON, end_well, holder};
+use crate::daemon::{Daemon, Line, mapped, page};
+use crate::parked::{HOLD, MIB, SOON, end_well, holder};
 use crate::pools::python;
-use crate::soft::{Soft, succeeded, wait_until};
+use crate::soft::{Child, Soft, succeeded, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Stdio;
@@ -270,7 +270,7 @@ fn orders_that_make_no_sense_do_no_harm() {
     let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", Some(&file));
     assert_eq!(line.prepare(u64::MAX), 0);
     line.send(&Order::Arena { bytes: u64::MAX, filled: true }, None);
-    line.send(&Order::Welcome { page: true }, Some(std::io::stdout().as_raw_fd()));
+    line.send(&Order::Welcome { page: true, pid: None }, Some(std::io::stdout().as_raw_fd()));
     assert!(line.resume().expect("it lives").is_err_and(|why| why.contains("not parked")));
     assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
     assert_eq!(line.trim(), "it is parked");
@@ -307,4 +307,256 @@ os.execv('/bin/sh', ['/bin/sh', '-c', 'echo other; read word'])
     assert!(soft.is_idle() && !daemon.is_called());
     input.write_all(b"go\n").expect("it listens");
     assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn what_nobody_reads_fails_nothing() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+    // Python does not mind broken pipes; a program that does is not ended by them either.
+    let script = "
+import signal
+from cuda import *
+if sys.argv[1:]:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+start()
+at = U64()
+print(call('cuMemAlloc_v2', BY(at), SIZE(128 << 20)), call('cuMemAlloc_v2', BY(at), SIZE(8 << 20)), flush=True)
+";
+    for way in [&["-c", script][..], &["-c", script, "minds"]] {
+        let (reads, writes) = std::io::pipe().expect("a pipe");
+        drop(reads);
+        let mut command = python(&soft, way);
+        command.stdout(Stdio::piped()).stderr(writes);
+        let child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut line = daemon.accept(Some(file.as_raw_fd()));
+        let output = child.wait_with_output().expect("an own child");
+        assert_eq!(succeeded(&output), "2 0\n");
+        assert_eq!(line.park(SOON), None);
+        mapped(&file).processes[0].pid.store(0, SeqCst);
+        mapped(&file).processes[0].cards[0].bytes.store(0, SeqCst);
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_has_all_of_its_lease_again() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+    let script = "
+import os
+from cuda import *
+start()
+at = alloc(48 << 20)
+print('holds', call('cuMemFree_v2', 1), flush=True)
+sys.stdin.readline()
+if not sys.argv[1:]:
+    os.execv(sys.executable, [sys.executable, '-c', os.environ['TEXT'], 'again'])
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.env("TEXT", script).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let first = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!(out.next().as_deref(), Some("holds 1"));
+    let slot = &mapped(&file).processes[0];
+    wait_until("it is counted", || slot.errors[0].count.load(SeqCst) == 1);
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"go\n").expect("it listens");
+    let second = daemon.accept(Some(file.as_raw_fd()));
+    assert_eq!(second.pid, first.pid);
+    assert_eq!(out.next().as_deref(), Some("holds 1"), "what it had before is not counted any more");
+    assert_eq!(slot.cards[0].bytes.load(SeqCst), 48 * MIB);
+    assert_eq!(slot.errors[0].count.load(SeqCst), 1);
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn what_is_given_back_while_the_driver_has_the_context_is_given_back_when_it_is_there_again() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+import mmap
+from cuda import *
+context = start()
+at = alloc(8 << 20)
+stream, event, code, host = got(PTR, 'cuStreamCreate', 1), got(PTR, 'cuEventCreate', 0), module(), PTR()
+must('cuMemHostAlloc', BY(host), SIZE(4096), 0)
+other = PTR()
+must('cuCtxCreate_v2', BY(other), 0, 0)
+must('cuCtxSetCurrent', context)
+pages = mmap.mmap(-1, 4096)
+own = PTR(C.addressof(C.c_char.from_buffer(pages)))
+must('cuMemHostRegister_v2', own, SIZE(4096), 0)
+print('ready', flush=True)
+sys.stdin.readline()
+print('given back', call('cuStreamDestroy_v2', stream), call('cuEventDestroy_v2', event), call('cuModuleUnload', code),
+      call('cuMemFreeHost', host), call('cuCtxDestroy_v2', other), flush=True)
+if sys.stdin.readline() == 'registered\\n':
+    print('unregistered', call('cuMemHostUnregister', own), flush=True)
+place, version = PTR(), UINT()
+print('gone', call('cuStreamQuery', stream), call('cuEventQuery', event),
+      call('cuModuleGetFunction', BY(place), code, b'add'), call('cuMemFreeHost', host),
+      call('cuCtxGetApiVersion', other, BY(version)), call('cuMemsetD8_v2', at, 1, SIZE(1)), flush=True)
+";
+    for is_resumed in [true, false] {
+        let mut command = python(&soft, &["-c", script]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let mut line = daemon.accept(None);
+        let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+        let mut input = child.stdin.take().expect("its input");
+        assert_eq!(out.next().as_deref(), Some("ready"));
+        assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+        line.deepen(true);
+        input.write_all(b"go\n").expect("it listens");
+        assert_eq!(out.next().as_deref(), Some("given back 0 0 0 0 0"));
+        assert!(line.wanted.is_empty(), "it does not need the card for it: {:?}", line.wanted);
+        if is_resumed {
+            // What is the program's own memory may go as soon as this is answered, so it waits for the driver.
+            input.write_all(b"registered\n").expect("it listens");
+            line.wait_until_wanted();
+            assert_eq!(line.wanted, ["cuMemHostUnregister"]);
+            assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+            assert_eq!(out.next().as_deref(), Some("unregistered 0"));
+            assert_eq!(out.next().as_deref(), Some("gone 400 400 400 1 201 0"));
+        } else {
+            line.deepen(false);
+            input.write_all(b"go\n").expect("it listens");
+            line.wait_until_wanted();
+            assert_eq!(line.wanted, ["cuModuleGetFunction"], "questions before it were answered");
+            assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+            assert_eq!(out.next().as_deref(), Some("gone 400 400 400 1 201 0"));
+        }
+        drop(input);
+        assert!(child.wait().expect("an own child").success());
+        assert!(soft.is_idle());
+    }
+}
+
+#[test]
+fn a_program_is_on_the_page_as_the_daemon_knows_it() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let file = page(&soft, 512 * MIB);
+    let mut command = soft.program(HOLD, &["64MiB", "--idle"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn().expect("the program is there");
+    let mut child = Child(child);
+    // In a namespace of its own it knows itself by another number.
+    let known = 4_194_000;
+    let mut line = daemon.accept_as(Some(file.as_raw_fd()), Some(known));
+    let slots = &mapped(&file).processes;
+    wait_until("it has its memory", || slots[0].cards[0].bytes.load(SeqCst) == 64 * MIB);
+    assert_eq!((slots[0].pid.load(SeqCst), slots[1].pid.load(SeqCst)), (known, 0));
+    // A daemon that is new, and older, does not say so.
+    drop(line);
+    let (_daemon, again) = {
+        drop(daemon);
+        let daemon = Daemon::new(&soft);
+        let line = daemon.accept(Some(page(&soft, 512 * MIB).as_raw_fd()));
+        (daemon, line)
+    };
+    line = again;
+    assert_eq!(line.park(SOON), Some(Ok(64 * MIB)));
+    assert_eq!(slots[0].cards[0].bytes.load(SeqCst), 0, "it counts on the new one's page");
+    child.kill();
+}
+
+#[test]
+fn a_parked_program_gives_back_what_it_mapped_itself_without_its_memory() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+start()
+about, at = (UINT * 8)(1, 0, 1, 0), U64()
+must('cuMemAddressReserve', BY(at), SIZE(8 << 20), SIZE(0), U64(0), U64(0))
+empty = got(U64, 'cuMemAddressReserve', SIZE(8 << 20), SIZE(0), U64(0), U64(0))
+handles = [got(U64, 'cuMemCreate', SIZE(4 << 20), about, U64(0)) for _ in range(2)]
+for number, handle in enumerate(handles):
+    must('cuMemMap', U64(at.value + (number << 22)), SIZE(4 << 20), SIZE(0), handle, U64(0))
+access = (UINT * 3)(1, 0, 3)
+must('cuMemSetAccess', at, SIZE(8 << 20), access, SIZE(1))
+pool = got(PTR, 'cuMemPoolCreate', (UINT * 22)(1, 0, 1, 0))
+stream, piece = got(PTR, 'cuStreamCreate', 1), U64()
+must('cuMemAllocFromPoolAsync', BY(piece), SIZE(2 << 20), pool, stream)
+must('cuMemFreeAsync', piece, stream)
+must('cuStreamSynchronize', stream)
+print('ready', flush=True)
+sys.stdin.readline()
+print('given back', call('cuMemAddressFree', at, SIZE(8 << 20)), call('cuMemRelease', handles[0]),
+      call('cuMemRelease', handles[1]), call('cuMemAddressFree', empty, SIZE(8 << 20)),
+      call('cuMemPoolTrimTo', pool, SIZE(0)), call('cuMemPoolDestroy', pool), flush=True)
+";
+    let file = page(&soft, 512 * MIB);
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 8 * MIB)));
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("given back 1 0 0 0 0 0"));
+    assert!(line.wanted.is_empty(), "it did not need its memory: {:?}", line.wanted);
+    assert_eq!(mapped(&file).processes[0].cards[0].bytes.load(SeqCst), 8 * MIB, "the pool's are given back");
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+    assert!(soft.is_idle());
+}
+
+#[test]
+fn polls_questions_and_frees_do_not_wake_a_program_whose_context_the_driver_has() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+from cuda import *
+context = start()
+stream, event = got(PTR, 'cuStreamCreate', 1), got(PTR, 'cuEventCreate', 0)
+at, other, piece = alloc(8 << 20), alloc(4 << 20), U64()
+must('cuMemAllocAsync', BY(piece), SIZE(2 << 20), stream)
+must('cuStreamSynchronize', stream)
+put(at, [7])
+print('ready', flush=True)
+sys.stdin.readline()
+print('done', call('cuStreamQuery', stream), call('cuEventQuery', event), call('cuStreamSynchronize', stream),
+      call('cuEventSynchronize', event), call('cuCtxSynchronize'))
+first, size, kind, free, total = U64(), SIZE(), UINT(), SIZE(), SIZE()
+print('asked', call('cuMemGetAddressRange_v2', BY(first), BY(size), U64(at.value + 512)), first.value == at.value, size.value >> 20,
+      call('cuPointerGetAttribute', BY(kind), 2, at), kind.value,
+      call('cuMemGetInfo_v2', BY(free), BY(total)), total.value >> 20)
+print('freed', call('cuMemFree_v2', other), call('cuMemFree_v2', other), call('cuMemFree_v2', U64(12345)),
+      call('cuMemFreeAsync', piece, stream), call('cuMemFreeAsync', piece, stream), flush=True)
+sys.stdin.readline()
+host = C.create_string_buffer(8)
+print('of the host', call('cuPointerGetAttribute', BY(kind), 2, U64(C.addressof(host))), get(at, 1),
+      call('cuMemFree_v2', other), call('cuMemFree_v2', at), flush=True)
+";
+    let file = page(&soft, 512 * MIB);
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+    let mut line = daemon.accept(Some(file.as_raw_fd()));
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert!(line.park(SOON).is_some_and(|parked| parked.is_ok_and(|bytes| bytes >= 14 * MIB)));
+    line.deepen(true);
+    input.write_all(b"go\n").expect("it listens");
+    assert_eq!(out.next().as_deref(), Some("done 0 0 0 0 0"));
+    assert_eq!(out.next().as_deref(), Some("asked 0 True 8 0 2 0 512"));
+    assert_eq!(out.next().as_deref(), Some("freed 0 1 1 0 1"));
+    assert!(line.wanted.is_empty(), "it needs nothing: {:?}", line.wanted);
+    // What only the driver knows is waited for.
+    input.write_all(b"go\n").expect("it listens");
+    line.wait_until_wanted();
+    assert_eq!(line.wanted, ["cuPointerGetAttribute"]);
+    assert!(line.resume().is_some_and(|back| back.is_ok_and(|bytes| (8 * MIB..12 * MIB).contains(&bytes))));
+    assert_eq!(out.next().as_deref(), Some("of the host 1 [7] 1 0"));
+    drop(input);
+    assert!(child.wait().expect("an own child").success());
+    assert!(soft.is_idle());
 }

@@ -5,6 +5,7 @@ mod cc;
 mod daemon;
 mod hard;
 mod ipc;
+mod kept;
 mod parked;
 mod peers;
 mod pools;

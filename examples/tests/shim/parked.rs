@@ -1,9 +1,10 @@
 //! Programs nobody changed, parked by the shim at any moment: they never notice.
 
 use crate::daemon::{Daemon, Line, mapped, page};
+use crate::pools::python;
 use crate::soft::{Child, Soft, succeeded, wait_until};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +12,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
-const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
+/// Holds memory.
+pub const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
 const STRESS: &str = env!("CARGO_BIN_EXE_sublet-example-stress");
 const MLP: &str = env!("CARGO_BIN_EXE_sublet-example-mlp");
 /// Within this.
@@ -213,4 +215,64 @@ print('interrupted', flush=True)
     assert_eq!(said, "interrupted\n");
     assert!(child.0.wait().expect("an own child").success());
     assert!(soft.is_idle());
+}
+
+#[test]
+fn all_that_wait_are_told_of_a_signal_and_what_comes_later_waits_as_before() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+import signal, threading
+from cuda import *
+context = start()
+at = alloc(8 << 20)
+heard = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: heard.append(signal.Signals(number).name))
+def fill(answers):
+    must('cuCtxSetCurrent', context)
+    answers.append(call('cuMemsetD8_v2', at, 1, SIZE(1)))
+print('ready', flush=True)
+for line in sys.stdin:
+    answers = []
+    others = [threading.Thread(target=fill, args=(answers,)) for _ in range(3)]
+    for other in others: other.start()
+    fill(answers)
+    for other in others: other.join()
+    print(answers, heard, flush=True)
+";
+    let mut command = python(&soft, &["-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.0.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut input = child.0.stdin.take().expect("its input");
+    assert_eq!(out.next().as_deref(), Some("ready"));
+    assert_eq!(line.park(SOON), Some(Ok(8 * MIB)));
+    for (signal, heard) in [("-INT", "['SIGINT']"), ("-TERM", "['SIGINT', 'SIGTERM']")] {
+        input.write_all(b"go\n").expect("it listens");
+        wait_until("all of them wait", || waiting_threads(line.pid) >= 4);
+        let asked = Command::new("kill").args([signal, &line.pid.to_string()]).status();
+        assert!(asked.expect("kill is there").success());
+        // What a call answers when the system stopped it.
+        assert_eq!(out.next(), Some(format!("[304, 304, 304, 304] {heard}")));
+    }
+    input.write_all(b"go\n").expect("it listens");
+    wait_until("all of them wait", || waiting_threads(line.pid) >= 4);
+    assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+    assert_eq!(out.next().as_deref(), Some("[0, 0, 0, 0] ['SIGINT', 'SIGTERM']"));
+    drop(input);
+    assert!(child.0.wait().expect("an own child").success());
+}
+
+/// Threads of a process that wait at the gate: for a word of its, and not for long at a time.
+fn waiting_threads(pid: u32) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").flatten();
+    tasks.filter(|task| std::fs::read_to_string(task.path().join("syscall")).is_ok_and(|call| is_gate(&call))).count()
+}
+
+/// `futex`, to wait privately for a word that says that the memory is parked.
+fn is_gate(call: &str) -> bool {
+    let words: Vec<&str> = call.split(' ').collect();
+    words.first() == Some(&"202") && words.get(2) == Some(&"0x80") && words.get(3) == Some(&"0x2")
 }

@@ -47,3 +47,33 @@ fn who_reaches_another_card_is_not_parked_until_it_does_not_any_more() {
     assert!(rest.iter().any(|line| line == "own: [11, 12, 13] [0, 0]"), "{rest:?}");
     assert!(child.wait().expect("an own child").success());
 }
+
+#[test]
+fn what_is_freed_while_another_card_is_current_is_waited_for_on_its_own() {
+    let soft = Soft::new("2x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = "
+import threading
+from cuda import *
+other = start(1)
+# Two small ones: nothing is unmapped when one of them goes, for which a driver may wait by itself.
+at, beside, flag = alloc(4096), alloc(4096), PTR()
+must('cuMemHostAlloc', BY(flag), SIZE(4096), 2)
+opened = UINT.from_address(flag.value)
+opened.value = 0
+code = module()
+must('cuLaunchKernel', function(code, 'wait_for'), 1, 1, 1, 1, 1, 1, 0, None, pointers(U64(flag.value), UINT(1)), None)
+must('cuLaunchKernel', function(code, 'add'), 1, 1, 1, 1, 1, 1, 0, None, pointers(at, UINT(4), UINT(1)), None)
+start(0)
+def open():
+    opened.value = 1
+threading.Timer(0.3, open).start()
+freed = call('cuMemFree_v2', at)
+print('freed', freed, 'after the kernel' if opened.value else 'under it')
+must('cuCtxSetCurrent', other)
+print('well', call('cuCtxSynchronize'))
+";
+    let output = daemon.shimmed(&mut python(&soft, &["-c", script])).output().expect("python3 is there");
+    assert_eq!(succeeded(&output), "freed 0 after the kernel\nwell 0\n");
+    assert!(soft.is_idle());
+}

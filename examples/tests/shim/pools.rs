@@ -84,3 +84,36 @@ sys.stdin.readline()
     drop(input);
     assert!(child.wait().expect("an own child").success());
 }
+
+#[test]
+fn who_gets_its_memory_is_not_told_that_the_lease_is_full() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    // The pool keeps what was freed, until a plain allocation needs it; then there is no more.
+    let script = "
+from cuda import *
+start()
+stream, at, keep = got(PTR, 'cuStreamCreate', 1), U64(), U64(2 ** 64 - 1)
+must('cuMemPoolSetAttribute', got(PTR, 'cuDeviceGetDefaultMemPool', 0), 4, BY(keep))
+must('cuMemAllocAsync', BY(at), SIZE(40 << 20), stream)
+must('cuMemFreeAsync', at, stream)
+must('cuStreamSynchronize', stream)
+print(call('cuMemAlloc_v2', BY(at), SIZE(40 << 20)), flush=True)
+sys.stdin.readline()
+print(call('cuMemAlloc_v2', BY(at), SIZE(int(sys.argv[1]) << 20)), flush=True)
+";
+    for is_full in [false, true] {
+        let file = page(&soft, CONTEXT_BYTES + 64 * MIB);
+        let mut command = python(&soft, &["-c", script, if is_full { "40" } else { "20" }]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = daemon.shimmed(&mut command).spawn().expect("python3 is there");
+        let _line = daemon.accept(Some(file.as_raw_fd()));
+        let mut out = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert_eq!(out.next().expect("a word").expect("a word"), "0");
+        drop(child.stdin.take());
+        assert_eq!(out.next().expect("a word").expect("a word"), if is_full { "2" } else { "0" });
+        let output = child.wait_with_output().expect("an own child");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.matches("out of memory").count(), usize::from(is_full), "{said}");
+    }
+}

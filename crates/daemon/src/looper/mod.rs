@@ -38,7 +38,7 @@ use sublet_core::rows::{Ended, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
-use sublet_host::{Host, Sight, process};
+use sublet_host::{Counts, Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
 use sublet_wire::{Code, Problem};
 use tokio::sync::oneshot;
@@ -59,6 +59,8 @@ const DAY_AGAIN_US: u64 = 3_600_000_000;
 const PARK_WITHIN: Duration = Duration::from_secs(10);
 /// So many holders make ready to be parked at a time.
 const AHEAD: usize = 16;
+/// Leases of which it is known what their programs did.
+const COUNTED_MAX: usize = 4096;
 /// A longer suspend is told to core.
 const SUSPEND_US: u64 = 10_000_000;
 
@@ -104,6 +106,8 @@ pub struct Loop {
     orders: Sender<Order>,
     names: Names,
     plans: Plans,
+    /// What the programs of leases did, by the word of the library in them.
+    counts: BTreeMap<LeaseId, Counts>,
     tokens: Tokens,
     trouble: Arc<RwLock<Option<String>>>,
     keys: Keys,
@@ -150,6 +154,7 @@ impl Loop {
             orders: parts.orders,
             names: parts.names,
             plans: Plans::default(),
+            counts: BTreeMap::new(),
             tokens: parts.tokens,
             trouble: parts.trouble,
             keys: Keys::default(),
@@ -354,7 +359,7 @@ impl Loop {
 
     fn view(&self) -> View<'_> {
         let state = (self.engine.state(), self.engine.version());
-        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans)
+        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans).with_counts(&self.counts)
     }
 
     // ---- requests ----------------------------------------------------------
@@ -561,12 +566,21 @@ impl Loop {
                 self.take(Event::Members { lease, processes });
                 self.send_next(lease);
             }
+            Sight::Counted { lease, counts } => self.note_counts(lease, counts),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
             Sight::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
                 self.take(Event::Rested { lease, idle });
             }
             Sight::Gone { lease } => self.see_gone(lease),
+        }
+    }
+
+    /// It decides nothing, and is only shown: also for a while after the lease has ended.
+    fn note_counts(&mut self, lease: LeaseId, counts: Counts) {
+        self.counts.insert(lease, counts);
+        while self.counts.len() > COUNTED_MAX {
+            self.counts.pop_first();
         }
     }
 

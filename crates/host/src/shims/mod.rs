@@ -19,7 +19,7 @@ pub use sublet_shim_wire::beside;
 use crate::cards;
 use crate::eyes::{Inbox, Message};
 use crate::process;
-use crate::sight::Sight;
+use crate::sight::{Counts, Sight};
 use crate::wake::Wake;
 use line::{Door, Heard, Line};
 use memory::Stock;
@@ -218,6 +218,9 @@ struct Holder {
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
+    /// What those of its programs did that have ended, and what was told of all of them.
+    done: Counts,
+    told: Counts,
 }
 
 /// One program.
@@ -344,7 +347,10 @@ impl Work {
                     page.set_cards(&holder.wish.cards);
                 }
             }
-            None => drop(self.holders.insert(lease, Holder { wish, page: None, active_ns: 0 })),
+            None => drop(self.holders.insert(
+                lease,
+                Holder { wish, page: None, active_ns: 0, done: Counts::default(), told: Counts::default() },
+            )),
         }
         let programs: Vec<u64> = self.of_lease(lease).collect();
         for number in programs {
@@ -405,6 +411,7 @@ impl Work {
         let Some(program) = self.lines.remove(&number) else { return };
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
         self.sweep(lease);
+        self.tell_counts(lease);
         if self.of_lease(lease).next().is_none() {
             self.eyes.send(Message::JudgedByShim { lease, is: false });
         }
@@ -413,14 +420,28 @@ impl Work {
     }
 
     /// Places on a lease's page whose processes are gone are free. A line can break and the process live.
-    fn sweep(&self, lease: LeaseId) {
-        let Some(page) = self.holders.get(&lease).and_then(|holder| holder.page.as_ref()) else { return };
+    fn sweep(&mut self, lease: LeaseId) {
         let here: BTreeSet<u32> =
             self.of_lease(lease).filter_map(|number| Some(self.lines.get(&number)?.process?.pid)).collect();
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let Some(page) = &holder.page else { return };
         for pid in page.pids().filter(|pid| !here.contains(pid)) {
             if !process::identify(pid).is_ok_and(|found| process::is_running(found.key)) {
+                holder.done.add(&page.counts(pid));
                 page.clear(pid);
             }
+        }
+    }
+
+    /// Tells what a holder's programs did, if that is something new.
+    fn tell_counts(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let Some(page) = &holder.page else { return };
+        let mut counts = holder.done.clone();
+        page.pids().for_each(|pid| counts.add(&page.counts(pid)));
+        if counts != holder.told {
+            holder.told = counts.clone();
+            self.eyes.send(Message::Tell(Sight::Counted { lease, counts }));
         }
     }
 
@@ -504,7 +525,8 @@ impl Work {
         let Some(lease) = self.named(number, lease) else { return };
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
         if let Some(program) = self.lines.get(&number) {
-            program.line.send(&Order::Welcome { page: file.is_some() }, file.as_ref().map(AsFd::as_fd));
+            let pid = program.process.map(|process| process.pid);
+            program.line.send(&Order::Welcome { page: file.is_some(), pid }, file.as_ref().map(AsFd::as_fd));
         }
     }
 
@@ -514,13 +536,14 @@ impl Work {
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.line.send(&Order::Welcome { page: false }, None);
+            program.line.send(&Order::Welcome { page: false, pid: None }, None);
             if parked.is_some() {
                 program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
-        program.line.send(&Order::Welcome { page: page.is_some() }, page.as_ref().map(AsFd::as_fd));
+        let pid = Some(process.pid);
+        program.line.send(&Order::Welcome { page: page.is_some(), pid }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // How much memory there is to park in is known before anybody could be.
@@ -686,7 +709,10 @@ impl Work {
         for number in self.lines.keys().copied().collect::<Vec<_>>() {
             self.put(number);
         }
-        self.holders.keys().for_each(|lease| self.sweep(*lease));
+        for lease in self.holders.keys().copied().collect::<Vec<_>>() {
+            self.sweep(lease);
+            self.tell_counts(lease);
+        }
         self.tell_ram();
     }
 

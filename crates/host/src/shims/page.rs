@@ -3,12 +3,13 @@
 //! The daemon makes and seals the file and maps it. Whatever a holder writes there is its word: every
 //! number may be anything at any time, and none of them is trusted with more than its meaning.
 
+use crate::sight::Counts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use sublet_shim_wire::{CARDS, MAGIC, Page, ProcessPage, Reason, VERSION};
 
 /// What a lease has of one card.
@@ -88,6 +89,14 @@ impl PageFile {
         })
     }
 
+    /// What a process did.
+    pub(crate) fn counts(&self, pid: u32) -> Counts {
+        let Some(slot) = self.slot(pid) else { return Counts::default() };
+        let errors = slot.errors.iter().map(|it| (it.code.load(Relaxed), u64::from(it.count.load(Relaxed))));
+        let errors = errors.filter(|(code, count)| *code != 0 && *count != 0).collect();
+        Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), errors }
+    }
+
     /// What of a card's bytes a process counts, by the card's place in the list of caps.
     pub(crate) fn bytes_on(&self, pid: u32, place: usize) -> Option<u64> {
         Some(self.slot(pid)?.cards.get(place)?.bytes.load(Relaxed))
@@ -96,13 +105,8 @@ impl PageFile {
     /// A process is gone: what it counted is nobody's.
     pub(crate) fn clear(&self, pid: u32) {
         let Some(slot) = self.slot(pid) else { return };
-        for card in &slot.cards {
-            card.bytes.store(0, Relaxed);
-            card.contexts.store(0, Relaxed);
-        }
-        slot.reasons.store(0, Relaxed);
-        slot.parked.store(0, Relaxed);
-        slot.pid.store(0, Relaxed);
+        slot.wipe();
+        slot.pid.store(0, SeqCst);
     }
 }
 
@@ -145,9 +149,16 @@ mod tests {
         slot.pid.store(42, Relaxed);
         slot.cards[0].bytes.store(u64::MAX, Relaxed);
         slot.cards[1].bytes.store(u64::MAX, Relaxed);
+        slot.cards[1].peak.store(5, Relaxed);
+        slot.errors[0].count.store(5, Relaxed);
         assert_eq!(page.process(42).map(|it| it.bytes), Some(u64::MAX));
         page.clear(42);
         assert_eq!(page.process(42), None);
         assert_eq!(slot.cards[0].bytes.load(Relaxed), 0);
+        assert_eq!(
+            (slot.cards[1].peak.load(Relaxed), slot.errors[0].count.load(Relaxed)),
+            (0, 0),
+            "the next begins anew"
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{put, told, uuid};
 use crate::driver::{self, Access, Location, ON_CARD, current};
+use crate::fixed;
 use crate::gate;
 use crate::page::{self, Reason};
 use crate::pool::{self, Stream};
@@ -63,7 +64,9 @@ fn of_driver(place: *mut u64, bytes: usize, real: impl FnOnce() -> u32) -> u32 {
     let result = real();
     if result == driver::SUCCESS {
         // SAFETY: the driver has just written there.
-        streamed(unsafe { place.read_unaligned() }, bytes as u64, uuid, device);
+        let at = unsafe { place.read_unaligned() };
+        streamed(at, bytes as u64, uuid, device);
+        super::others::look_whether_managed(at, "cuMemAllocFromPoolAsync");
     } else {
         page::give_back(&uuid, device, bytes as u64);
     }
@@ -77,7 +80,7 @@ pub extern "C" fn alloc_async(place: *mut u64, bytes: usize, stream: usize) -> u
     }
     let is_own = is_own_form(&OWN_FORM, c"cuMemAllocAsync_ptsz");
     if is_captured(stream, is_own) {
-        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocAsync");
+        fixed::graph_allocates("cuMemAllocAsync");
         return real!(place: *mut u64, bytes: usize, stream: usize);
     }
     let named = Stream::named(stream, is_own);
@@ -95,7 +98,7 @@ pub extern "C" fn alloc_from_pool_async(place: *mut u64, bytes: usize, from: usi
     }
     let is_own = is_own_form(&OWN_FORM, c"cuMemAllocFromPoolAsync_ptsz");
     if is_captured(stream, is_own) {
-        page::mark_not_parkable(Reason::GraphMemory, "cuMemAllocFromPoolAsync");
+        fixed::graph_allocates("cuMemAllocFromPoolAsync");
         return real!(place: *mut u64, bytes: usize, from: usize, stream: usize);
     }
     let named = Stream::named(stream, is_own);

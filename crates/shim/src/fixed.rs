@@ -1,0 +1,189 @@
+//! Memory that stays where it is: arrays, and memory that the driver itself moves. It is the lease's like any other,
+//! and keeps its holder from being parked for as long as there is some.
+
+use crate::contexts;
+use crate::driver::{self, current, done};
+use crate::gate;
+use crate::page::{self, Reason};
+use crate::pool;
+use crate::wrap::uuid;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Mutex, PoisonError};
+
+/// Some of it.
+struct Fixed {
+    bytes: u64,
+    device: c_int,
+    context: usize,
+}
+
+/// All of it, by what it is and its handle or address.
+static ALL: Mutex<BTreeMap<(u32, u64), Fixed>> = Mutex::new(BTreeMap::new());
+
+fn with<T>(body: impl FnOnce(&mut BTreeMap<(u32, u64), Fixed>) -> T) -> T {
+    body(&mut ALL.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Makes some with the driver's function, which says where it wrote the handle, if the lease has the bytes.
+pub fn make(reason: Reason, bytes: u64, call: &str, real: impl Fn() -> Result<u64, u32>) -> Result<(), u32> {
+    let (context, device) = current()?;
+    let uuid = uuid(device);
+    let is_there =
+        page::reserve(&uuid, device, bytes) || (pool::release(device) && page::reserve(&uuid, device, bytes));
+    if !is_there {
+        return Err(driver::OUT_OF_MEMORY);
+    }
+    let made = match real() {
+        Err(driver::OUT_OF_MEMORY) if pool::release(device) => real(),
+        other => other,
+    };
+    match made {
+        Ok(handle) => {
+            with(|all| all.insert((reason as u32, handle), Fixed { bytes, device, context }));
+            page::hold(reason, call);
+            Ok(())
+        }
+        Err(error) => {
+            page::give_back(&uuid, device, bytes);
+            Err(error)
+        }
+    }
+}
+
+/// It is gone.
+pub fn forget(reason: Reason, handle: u64) {
+    if let Some(gone) = with(|all| all.remove(&(reason as u32, handle))) {
+        page::give_back(&uuid(gone.device), gone.device, gone.bytes);
+        page::let_go(reason);
+    }
+}
+
+/// A context is gone, and what was made in it with it.
+pub fn forget_context(context: usize) {
+    let gone: Vec<(u32, u64)> = with(|all| {
+        let own = all.iter().filter(|(_, fixed)| fixed.context == context);
+        own.map(|(key, _)| *key).collect()
+    });
+    for (bits, handle) in gone {
+        if let Some(reason) = Reason::first(bits) {
+            forget(reason, handle);
+        }
+    }
+}
+
+/// An array, as programs ask for it: `CUDA_ARRAY3D_DESCRIPTOR`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ArrayShape {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub format: u32,
+    pub channels: u32,
+    pub flags: u32,
+}
+
+/// `CUDA_ARRAY3D_LAYERED`: its depth is how many there are, which does not shrink from level to level.
+const LAYERED: u32 = 1;
+/// `CUDA_ARRAY3D_SPARSE`, `CUDA_ARRAY3D_DEFERRED_MAPPING`: the program brings the memory.
+const BROUGHT: u32 = 0x40 | 0x80;
+
+impl ArrayShape {
+    /// Bytes of it with so many levels.
+    pub fn bytes(&self, levels: u32) -> u64 {
+        if self.flags & BROUGHT != 0 {
+            return 0;
+        }
+        let level = |number: u32| {
+            let at = |size: usize| (size as u64).checked_shr(number).unwrap_or(0).max(1);
+            let depth = if self.flags & LAYERED != 0 { (self.depth as u64).max(1) } else { at(self.depth) };
+            at(self.width).saturating_mul(at(self.height)).saturating_mul(depth).saturating_mul(self.element())
+        };
+        (0..levels.clamp(1, 64)).fold(0, |sum: u64, number| sum.saturating_add(level(number)))
+    }
+
+    /// Bytes of an element: what is not known is taken for the largest there is.
+    fn element(&self) -> u64 {
+        let of_channels = |bytes: u64| bytes * u64::from(self.channels).clamp(1, 4);
+        match self.format {
+            0x01 | 0x08 => of_channels(1),
+            0x02 | 0x09 | 0x10 => of_channels(2),
+            0x03 | 0x0a | 0x20 => of_channels(4),
+            // Blocks of sixteen elements, and pictures in planes.
+            0x91..=0x9e => 1,
+            0xb0 => 2,
+            0xc0 | 0xc6 => 1,
+            0xc1 | 0xc3 | 0xc7 | 0xc9 => 2,
+            0xc2 | 0xc4 | 0xc8 | 0xca => 4,
+            0xc5 | 0xcb => 8,
+            _ => 16,
+        }
+    }
+}
+
+/// Graphs of this program may allocate memory when they run.
+static GRAPHS_ALLOCATE: AtomicBool = AtomicBool::new(false);
+/// What they had when it was last looked, by card.
+static OF_GRAPHS: Mutex<BTreeMap<c_int, u64>> = Mutex::new(BTreeMap::new());
+/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
+const RESERVED_NOW: c_int = 2;
+
+/// A graph was made that allocates memory.
+pub fn graph_allocates(call: &str) {
+    GRAPHS_ALLOCATE.store(true, SeqCst);
+    page::mark_not_parkable(Reason::GraphMemory, call);
+}
+
+/// Counts what graphs have of the cards. As long as they have something the holder is not parked. `gives_back`: what
+/// they only keep for the next time goes.
+pub fn look_at_graphs(gives_back: bool) {
+    if !GRAPHS_ALLOCATE.load(Relaxed) || (!gives_back && gate::is_capturing()) {
+        return;
+    }
+    let mut count = 0;
+    driver::cuDeviceGetCount(&raw mut count);
+    let mut all = 0;
+    // A context that goes meanwhile takes its graphs along.
+    let _stay = contexts::stay();
+    for device in 0..count {
+        if gives_back {
+            driver::cuDeviceGraphMemTrim(device);
+        }
+        let mut bytes = 0_u64;
+        if done(driver::cuDeviceGetGraphMemAttribute(device, RESERVED_NOW, (&raw mut bytes).cast())).is_err() {
+            // What cannot be asked is not nothing.
+            return;
+        }
+        all += bytes;
+        let before = OF_GRAPHS.lock().unwrap_or_else(PoisonError::into_inner).insert(device, bytes).unwrap_or(0);
+        if bytes != before {
+            page::recount(&uuid(device), device, before, bytes);
+        }
+    }
+    match all {
+        0 => page::unmark(Reason::GraphMemory),
+        _ => page::mark_not_parkable(Reason::GraphMemory, "a graph"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ArrayShape;
+
+    #[test]
+    fn arrays_have_as_many_bytes_as_their_elements() {
+        let plain = ArrayShape { width: 1024, format: 0x20, channels: 4, ..ArrayShape::default() };
+        assert_eq!(plain.bytes(1), 1024 * 16);
+        let flat = ArrayShape { height: 512, ..plain };
+        assert_eq!(flat.bytes(1), 1024 * 512 * 16);
+        assert_eq!(flat.bytes(2), 1024 * 512 * 16 * 5 / 4, "each level has a quarter of the one before");
+        let layers = ArrayShape { depth: 6, flags: 1, ..flat };
+        assert_eq!(layers.bytes(2), 6 * flat.bytes(2), "there are as many layers in each level");
+        assert_eq!(ArrayShape { flags: 0x40, ..flat }.bytes(1), 0, "the program brings the memory");
+        let unknown = ArrayShape { format: 0x7777, ..plain };
+        assert!(unknown.bytes(1) >= plain.bytes(1) && unknown.bytes(u32::MAX) > 0);
+    }
+}

@@ -1,0 +1,100 @@
+//! Questions that are answered while the driver has the context: from the table and the page, where these know the
+//! answer. Whatever they do not know is asked when the context is back.
+//!
+//! Each has the arguments of the driver's function, and is not inside the gate.
+
+use super::{about, answer, put, shown, told, uuid};
+use crate::class;
+use crate::gate;
+use crate::page;
+use crate::table;
+use crate::trampoline::stub;
+use std::collections::BTreeSet;
+use std::ffi::{c_int, c_void};
+
+/// What answers a function of this name, if anything does.
+pub fn find(name: &str) -> Option<usize> {
+    Some(match class::base(name) {
+        "cuMemGetInfo" => mem_info as *const () as usize,
+        "cuMemGetAddressRange" => address_range as *const () as usize,
+        "cuPointerGetAttribute" => pointer_attribute as *const () as usize,
+        "cuPointerGetAttributes" => pointer_attributes as *const () as usize,
+        _ => return None,
+    })
+}
+
+/// Asks again when the context is back.
+macro_rules! later {
+    ($number:ident, $($argument:ident: $type:ty),*) => {{
+        if let Err(error) = gate::await_context(crate::hook::slot($number).name()) {
+            return error;
+        }
+        // SAFETY: the stub is of a driver's function with these arguments.
+        unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($type),*) -> u32>(stub($number))($($argument),*) }
+    }};
+}
+
+/// Whose memory the driver does not know of now: it is away, and the table knows all of it.
+fn range(at: u64) -> Option<(u64, u64)> {
+    let table = table::lock();
+    let block = table.block(at).map(|(first, block)| (first, block.bytes));
+    block.or_else(|| table.mapping(at).map(|(first, mapping)| (first, mapping.bytes)))
+}
+
+extern "C" fn address_range(base: *mut u64, size: *mut usize, at: u64) -> u32 {
+    let number = gate::current_number();
+    let Some((first, bytes)) = range(shown(at)) else {
+        return later!(number, base: *mut u64, size: *mut usize, at: u64);
+    };
+    let base_told = if base.is_null() { Ok(()) } else { put(base, first) };
+    told(base_told.and_then(|()| if size.is_null() { Ok(()) } else { put(size, bytes as usize) }))
+}
+
+extern "C" fn pointer_attribute(place: *mut c_void, attribute: c_int, at: u64) -> u32 {
+    let number = gate::current_number();
+    match about(attribute, shown(at)) {
+        Some(value) => told(answer(place, attribute, value)),
+        None => later!(number, place: *mut c_void, attribute: c_int, at: u64),
+    }
+}
+
+extern "C" fn pointer_attributes(count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64) -> u32 {
+    let number = gate::current_number();
+    let asked = if attributes.is_null() || places.is_null() { 0 } else { count as usize };
+    // SAFETY: the program promises that there are as many of both.
+    let pairs = (0..asked).map(|number| unsafe { (attributes.add(number).read(), places.add(number).read()) });
+    let known = pairs.map(|(attribute, place)| Some((attribute, place, about(attribute, shown(at))?)));
+    match known.collect::<Option<Vec<_>>>() {
+        Some(all) if asked > 0 => {
+            told(all.into_iter().try_for_each(|(attribute, place, value)| answer(place, attribute, value)))
+        }
+        _ => later!(number, count: u32, attributes: *const c_int, places: *const *mut c_void, at: u64),
+    }
+}
+
+/// Only the driver knows which card is meant: it is told here where the program has memory of one.
+extern "C" fn mem_info(free: *mut usize, total: *mut usize) -> u32 {
+    let number = gate::current_number();
+    let cards: BTreeSet<c_int> = table::lock().physical.values().map(|own| own.properties.location.id).collect();
+    let card = cards.first().copied().filter(|_| cards.len() == 1);
+    let Some((cap, used)) = card.and_then(|card| page::lease_of(&uuid(card))) else {
+        return later!(number, free: *mut usize, total: *mut usize);
+    };
+    let free_told = if free.is_null() { Ok(()) } else { put(free, cap.saturating_sub(used) as usize) };
+    told(free_told.and_then(|()| if total.is_null() { Ok(()) } else { put(total, cap as usize) }))
+}
+
+/// Whether all that a function of this name asks, or waits for, is whether the card is done: while the memory is away
+/// it is.
+pub fn is_done(name: &str) -> bool {
+    const DONE: &[&str] =
+        &["cuStreamQuery", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize", "cuCtxSynchronize"];
+    DONE.contains(&class::base(name))
+}
+
+/// Whether memory that is freed now can be freed later: the shim has it, or counts it.
+pub fn is_freed_later(at: u64) -> bool {
+    let table = table::lock();
+    let is_own = table.blocks.get(&at).is_some_and(|block| !block.is_import);
+    is_own || table.streamed.contains_key(&at)
+}
