@@ -317,6 +317,7 @@ impl Sim<'_> {
             uid: papers.uid,
             name: "tool".to_owned(),
             exe,
+            exe_file: None,
             exe_deleted: false,
             exe_inside: false,
             command: if papers.kernel { Vec::new() } else { vec!["tool".to_owned()] },

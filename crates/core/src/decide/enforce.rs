@@ -97,7 +97,7 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     }
     // What it runs and has open must be known; of the rest it is enough to say what was not read.
     match audit.unread.first() {
-        Some(what) if audit.exe.is_none() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
+        Some(what) if !audit.is_of_known_program() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
         None if audit.devices.is_empty() => Some(LeftAlone::NoDevice),
         _ => None,
     }

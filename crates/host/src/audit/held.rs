@@ -164,7 +164,7 @@ impl Custody {
             return Err(Refused::Kernel);
         }
         let (now, image) = audit_of_image(process, &self.devices).map_err(unread)?;
-        if kept.audit.exe.is_none() || now.exe.is_none() {
+        if !kept.audit.is_of_known_program() || !now.is_of_known_program() {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }

@@ -20,6 +20,7 @@ crate::tests![
     who_writes_over_its_places_in_memory_is_not_another,
     another_cgroup_is_refused,
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
+    who_renames_its_executable_all_the_time_is_not_another,
     the_first_process_this_one_and_its_parents_get_none,
     the_kernel_gets_none,
     a_number_that_was_reused_is_harmless,
@@ -187,6 +188,19 @@ fn neither_a_new_name_nor_a_removed_executable_saves_anybody() {
     let (mut tree, path) = copied_sleep();
     custody.take(tree.root()).unwrap();
     std::fs::remove_file(path.path()).unwrap();
+    custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+fn who_renames_its_executable_all_the_time_is_not_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    assert!(Command::new("cp").arg("/bin/sleep").arg(&one).status().unwrap().success());
+    let mut tree = Tree::of(Command::new(&one).arg("600"), 0);
+    let mut custody = custody();
+    let before = custody.take(tree.root()).unwrap().exe.clone();
+    assert_eq!(before.as_deref(), one.to_str());
+    std::fs::rename(&one, &other).unwrap();
     custody.signal(tree.root(), 15).unwrap();
     tree.wait();
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
-use sublet_core::audit::{Accounted, Ancestor, Audit};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
@@ -279,6 +279,7 @@ impl World {
             uid: 1000 + self.dice.below(3) as u32,
             name: "Größe \"x\" 🦀".to_owned(),
             exe: (self.dice.below(4) > 0).then(|| format!("/opt/tool{}", self.dice.below(3))),
+            exe_file: (self.dice.below(2) == 0).then(|| FileKey { dev: 3, ino: self.now.0 }),
             exe_deleted: self.dice.below(2) == 0,
             exe_inside: self.dice.below(2) == 0,
             command: vec!["tool".to_owned(), "--quiet".to_owned()],

@@ -402,6 +402,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         uid: 7,
         name: name.to_owned(),
         exe: Some("/usr/bin/python3".to_owned()),
+        exe_file: None,
         exe_deleted: false,
         exe_inside: false,
         command: vec!["python3".to_owned(), "train.py".to_owned()],
