@@ -84,6 +84,7 @@ pub(super) fn because(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not permitted".to_owned(),
         io::ErrorKind::NotFound => "it ended meanwhile".to_owned(),
+        io::ErrorKind::InvalidFilename => "its path is too long".to_owned(),
         _ => error.to_string(),
     }
 }

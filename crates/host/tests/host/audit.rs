@@ -351,12 +351,26 @@ pub fn run(args: &[String]) -> ExitCode {
             let pause = Duration::from_micros(args[2].parse().unwrap());
             std::thread::spawn(move || write_over_places(pause, &card));
         }
+        "deep" => {
+            std::env::set_current_dir(&args[1]).unwrap();
+            (0..25).for_each(|_| go_deeper());
+            assert!(std::fs::copy("/bin/sleep", "sleep").is_ok());
+            println!("0");
+            panic!("{}", Command::new("./sleep").arg("600").exec());
+        }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
     println!("0");
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     ExitCode::SUCCESS
+}
+
+/// Into a folder with a long name: of twenty such the path is longer than the kernel tells one.
+fn go_deeper() {
+    let name = "d".repeat(200);
+    std::fs::create_dir(&name).unwrap();
+    std::env::set_current_dir(&name).unwrap();
 }
 
 /// As whoever restores programs does: another place for the stack, again and again.

@@ -21,6 +21,7 @@ crate::tests![
     another_cgroup_is_refused,
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
     who_renames_its_executable_all_the_time_is_not_another,
+    an_executable_whose_path_is_too_long_saves_nobody,
     the_first_process_this_one_and_its_parents_get_none,
     the_kernel_gets_none,
     a_number_that_was_reused_is_harmless,
@@ -201,6 +202,20 @@ fn who_renames_its_executable_all_the_time_is_not_another() {
     let before = custody.take(tree.root()).unwrap().exe.clone();
     assert_eq!(before.as_deref(), one.to_str());
     std::fs::rename(&one, &other).unwrap();
+    custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+fn an_executable_whose_path_is_too_long_saves_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tree = odd(&["deep", folder.path().to_str().unwrap()], 1);
+    while !std::fs::read(format!("/proc/{}/cmdline", tree.pids[0])).unwrap().starts_with(b"./sleep") {
+        std::thread::yield_now();
+    }
+    let mut custody = custody();
+    let told = custody.take(tree.root()).unwrap();
+    assert_eq!((told.exe.as_deref(), told.is_of_known_program()), (None, true));
+    assert!(told.unread.iter().any(|unread| unread == "its executable: its path is too long"), "{:?}", told.unread);
     custody.signal(tree.root(), 15).unwrap();
     tree.wait();
 }

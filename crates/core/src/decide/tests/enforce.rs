@@ -249,6 +249,27 @@ fn a_known_users_process_is_adopted_where_that_is_the_mode() {
 }
 
 #[test]
+fn who_runs_a_file_that_has_no_path_is_ended_all_the_same() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=1G
+        0s mode 0 enforce root
+        1s audit stray nopath
+        12s audit stray nopath
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+        "#]],
+    );
+}
+
+#[test]
 fn rules_containers_and_what_cannot_be_audited_are_left_alone() {
     check_with(
         brisk(),

@@ -26,7 +26,7 @@ mod term;
 mod tokens;
 
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
-use crate::audit::Audit;
+use crate::audit::{Audit, FileKey};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
@@ -395,7 +395,8 @@ impl Teller {
     }
 }
 
-/// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open.
+/// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open;
+/// `nopath`: its executable has no path that could be read.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
@@ -428,6 +429,10 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("container", id) => audit.container = Some(id.to_owned()),
             ("tree", names) => tree.extend(names.split(',').map(process)),
             ("unread", what) => (audit.unread, audit.devices) = (vec![what.to_owned()], Vec::new()),
+            ("nopath", _) => {
+                (audit.exe, audit.exe_file) = (None, Some(FileKey { dev: 1, ino: 2 }));
+                audit.unread = vec!["its executable: its path is too long".to_owned()];
+            }
             ("nodev", _) => audit.devices = Vec::new(),
             other => panic!("no such word: {other:?}"),
         }
