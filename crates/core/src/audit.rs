@@ -116,14 +116,12 @@ impl Audit {
     /// Is what was audited later still what was audited here? Says what is not.
     ///
     /// Its name and its command line are not compared: a process may rewrite both as it likes, and
-    /// would never get a signal. Nor is the path of its executable where the file itself is known. An executable that
+    /// would never get a signal. Nor is its user, of which it may have thousands in a namespace of its own: whoever sends
+    /// the signal asks whether a rule is about that one. Nor is the path of its executable where the file itself is known. An executable that
     /// could not be read may be any.
     pub fn is_same(&self, later: &Audit) -> Result<(), &'static str> {
         if self.process != later.process {
             return Err("it is another process by now");
-        }
-        if self.uid != later.uid {
-            return Err("it belongs to another user by now");
         }
         let files = self.exe_file.zip(later.exe_file).map(|(before, now)| before == now);
         let paths = || self.exe.as_ref().zip(later.exe.as_ref()).map(|(before, now)| before == now);
@@ -204,6 +202,7 @@ mod tests {
             name: "sshd".into(),
             command: vec![],
             cwd: Some("/tmp".into()),
+            uid: 100_007,
             exe_deleted: true,
             started_s: 1_700_000_001,
             ..audit()
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_user_executable_or_cgroup_is_not_the_same() {
+    fn another_process_executable_or_cgroup_is_not_the_same() {
         let check = |change: fn(&mut Audit), said: &str| {
             let mut now = audit();
             change(&mut now);
@@ -221,7 +220,6 @@ mod tests {
         };
         check(|now| now.process.start += 1, "another process");
         check(|now| now.process.pid += 1, "another process");
-        check(|now| now.uid = 0, "another user");
         check(|now| now.exe = Some("/usr/bin/sleep".into()), "another executable");
         check(|now| now.exe = None, "could not be read");
         check(|now| now.cgroup.push_str("/inner"), "another cgroup");

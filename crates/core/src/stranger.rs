@@ -288,6 +288,9 @@ pub struct Struck {
     /// is looked into before anything else is done to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changed: bool,
+    /// The user that it was of by then, if that was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// Why nothing is done to a stranger, whatever the mode.

@@ -501,9 +501,10 @@ pub fn action(action: &Action) -> String {
             let signal = signals::name(*signal);
             let told: Vec<String> = outcome
                 .iter()
-                .map(|struck| match &struck.refused {
-                    None => format!("{} got it", struck.process),
-                    Some(why) => format!("{} did not: {why}", struck.process),
+                .map(|struck| match (&struck.refused, struck.uid) {
+                    (None, None) => format!("{} got it", struck.process),
+                    (None, Some(uid)) => format!("{} got it, by then of uid {uid}", struck.process),
+                    (Some(why), _) => format!("{} did not: {why}", struck.process),
                 })
                 .collect();
             format!("{signal} was sent to {stranger}: {}", told.join(", "))

@@ -426,7 +426,7 @@ impl Sim<'_> {
         for (process, wanted) in processes.into_iter().zip(wanted) {
             let gone = (!wanted || !self.world.lives(process)).then(|| "it is gone, or not meant any more".to_owned());
             let refused = refused.clone().or(gone);
-            outcome.push(Struck { process, refused, changed });
+            outcome.push(Struck { process, refused, changed, uid: None });
         }
         self.reach(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {

@@ -317,6 +317,7 @@ const SET_MM_MAP: std::ffi::c_ulong = 14;
 unsafe extern "C" {
     fn syscall(number: std::ffi::c_long, ...) -> std::ffi::c_long;
     fn prctl(option: std::ffi::c_int, ...) -> std::ffi::c_int;
+    fn setresuid(real: u32, effective: u32, saved: u32) -> std::ffi::c_int;
     fn sbrk(more: isize) -> *mut std::ffi::c_void;
 }
 
@@ -358,12 +359,26 @@ pub fn run(args: &[String]) -> ExitCode {
             println!("0");
             panic!("{}", Command::new("./sleep").arg("600").exec());
         }
+        "hop" => {
+            std::thread::spawn(|| {
+                for step in 0.. {
+                    hop(1000 + step % 1000);
+                }
+            });
+        }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
     println!("0");
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     ExitCode::SUCCESS
+}
+
+/// The real user only: whoever stays root otherwise may become the next one, too.
+fn hop(uid: u32) {
+    let same = u32::MAX;
+    // SAFETY: it takes three numbers. The first thread is told as the process, so all of them hop.
+    unsafe { setresuid(uid, same, same) };
 }
 
 /// Into a folder with a long name: of twenty such the path is longer than the kernel tells one.

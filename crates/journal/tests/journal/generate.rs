@@ -347,7 +347,7 @@ impl World {
             Step::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
             Step::Warned { .. } | Step::Unmoved { .. } => Action::Strike { stranger, signal: 15, at, processes },
             Step::Told { signal, sent: false, .. } => {
-                let outcome = vec![Struck { process: audit.process, refused, changed: false }];
+                let outcome = vec![Struck { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
                 Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
             }
             Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },

@@ -237,7 +237,7 @@ impl Teller {
                 let stranger = StrangerId(id.trim_start_matches('X').parse().expect("a stranger"));
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
                 let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
-                let outcome = vec![Struck { process: process(name), refused, changed }];
+                let outcome = vec![Struck { process: process(name), refused, changed, uid: None }];
                 let signal = signal.parse().expect("a signal");
                 let step = self.state.rows().strangers.get(&stranger).map(|stranger| stranger.step);
                 let of = match step {
