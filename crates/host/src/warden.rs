@@ -322,11 +322,11 @@ impl Warden {
     }
 
     /// The stranger itself comes first: where that must be looked into again, those that descend from it get nothing
-    /// now, or they would get it twice.
+    /// now, or they would get it twice. Where it is gone, nobody is left for whose sake they would.
     fn strike(&mut self, blows: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
         let mut outcome: Vec<Struck> = Vec::new();
+        let mut waits = false;
         for blow in blows {
-            let waits = outcome.first().is_some_and(|own| own.changed);
             let mut uid = None;
             let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow, spared, &mut uid) };
             self.blows.with(|blows| blows.remove(&blow));
@@ -336,6 +336,7 @@ impl Warden {
                 // What it is now is looked into before anything else is done to it.
                 self.custody.forget(blow.process);
             }
+            waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(Refused::is_gone));
             outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed, uid });
         }
         outcome
@@ -454,6 +455,17 @@ mod tests {
         let blows = strike(&inbox, vec![one.key()]);
         assert_eq!(reached(&mut warden, blows), [(true, false)]);
         assert!(!one.0.wait().expect("an own child").success());
+        assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn who_descends_from_a_stranger_that_is_gone_gets_nothing() {
+        let (mut warden, inbox) = warden();
+        let mut all = [0; 2].map(|_| Sleeper::kept(&mut warden));
+        let blows = strike(&inbox, all.each_ref().map(Sleeper::key).to_vec());
+        all[0].0.kill().and_then(|()| all[0].0.wait()).expect("an own child");
+        assert_eq!(reached(&mut warden, blows), [(false, false), (false, true)]);
+        assert_eq!(all[1].0.try_wait().expect("an own child"), None);
         assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
     }
 
