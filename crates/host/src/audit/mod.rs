@@ -134,10 +134,14 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
 /// More than a few thousand are told in part: they are asked for again when those are gone.
 pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcKey>, ProcessError> {
     alive(process)?;
+    let place = |pid: u32| process::cgroups(pid).map(|its| place::place(&its).cgroup);
+    // An audit has the path as it can be shown: what is compared is the path itself.
+    let own = place(process.pid).ok().filter(|own| clean(own, PATH_MAX) == cgroup);
+    let meant = own.as_deref().unwrap_or(cgroup);
     let (mut found, mut parents) = (Vec::new(), vec![process]);
     let mut seen = 0;
     while let Some(parent) = parents.pop() {
-        let is_there = process::cgroups(parent.pid).is_ok_and(|its| place::place(&its).cgroup == cgroup);
+        let is_there = place(parent.pid).is_ok_and(|its| its == meant);
         if is_there && process::is_running(parent) {
             found.push(parent);
         }

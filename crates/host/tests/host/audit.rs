@@ -27,6 +27,7 @@ crate::tests![
     another_name_does_not_hide_a_card,
     whoever_moves_to_another_cgroup_is_told_there,
     descendants_in_other_cgroups_are_left_out,
+    a_cgroup_that_cannot_be_shown_hides_no_descendants,
     what_may_not_be_read_is_said,
     a_process_that_ended_is_gone,
     a_thread_has_no_audit,
@@ -248,6 +249,17 @@ fn descendants_in_other_cgroups_are_left_out() {
         assert_eq!(pids(&told.cgroup), all, "who is below somebody that moved is still a descendant");
         assert_eq!(pids(&of(tree.pids[1]).cgroup), [tree.pids[1]]);
     }
+}
+
+fn a_cgroup_that_cannot_be_shown_hides_no_descendants() {
+    let Some(cgroup) = crate::holders::OwnCgroup::named(&format!("odd\u{1}{}", std::process::id())) else {
+        return eprintln!("skipped: this user may not make a cgroup here");
+    };
+    let tree = Tree::shell(crate::holders::THREE, 2);
+    tree.pids.iter().for_each(|pid| cgroup.put(*pid));
+    let told = of(tree.pids[0]);
+    assert!(told.cgroup.contains("odd?"), "{}", told.cgroup);
+    assert_eq!(descendants_in_cgroup(tree.root(), &told.cgroup).unwrap().len(), 3);
 }
 
 /// Root may read all, so somebody else looks at a process of root's; anybody else looks at the first process.
