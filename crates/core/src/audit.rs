@@ -64,6 +64,10 @@ pub struct Audit {
     /// Cards' device files that it has open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// It has more open or mapped than is looked at. That is its own doing, and it is spared nothing for it: a card's file
+    /// may be among the rest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub crowded: bool,
     /// What it has used of the host so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<Accounted>,
@@ -191,6 +195,7 @@ mod tests {
             started_s: 1_700_000_000,
             ancestry: vec![],
             devices: vec![],
+            crowded: false,
             ran: None,
             unread: vec![],
         }

@@ -95,10 +95,15 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
         return Some(LeftAlone::Attached(rule.id, lease));
     }
-    // What it runs and has open must be known; of the rest it is enough to say what was not read.
+    unseen(audit)
+}
+
+/// What it runs and has open must be known; of the rest it is enough to say what was not read.
+fn unseen(audit: &Audit) -> Option<LeftAlone> {
+    let has_none = audit.devices.is_empty() && !audit.crowded;
     match audit.unread.first() {
-        Some(what) if !audit.is_of_known_program() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
-        None if audit.devices.is_empty() => Some(LeftAlone::NoDevice),
+        Some(what) if !audit.is_of_known_program() || has_none => Some(LeftAlone::Unread(what.clone())),
+        None if has_none => Some(LeftAlone::NoDevice),
         _ => None,
     }
 }

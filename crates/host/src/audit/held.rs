@@ -172,7 +172,7 @@ impl Custody {
         kept.audit.is_same(&now).map_err(Refused::Changed)?;
         // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
         // `exec` its cards are closed.
-        if kept.image != image && now.devices.is_empty() {
+        if kept.image != image && now.devices.is_empty() && !now.crowded {
             return Err(Refused::Changed("it started its program anew since"));
         }
         wanted(&now, &mut || {

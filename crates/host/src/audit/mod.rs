@@ -189,6 +189,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     };
     // In a container the same number is another user.
     let seat = if place.container.is_none() { seat::seat_of(uid, &place.cgroup) } else { None };
+    let (open, crowded) = devices.of(&folder, &mut unread);
     Ok(Audit {
         process,
         uid,
@@ -206,7 +207,8 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         session: stat.session,
         started_s: started_s(process),
         ancestry: ancestry(process, &mut unread),
-        devices: devices.of(&folder, &mut unread),
+        devices: open,
+        crowded,
         ran: Some(accounted(pid, stat, &status, &mut unread)),
         unread,
     })

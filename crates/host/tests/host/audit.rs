@@ -25,6 +25,7 @@ crate::tests![
     a_mapped_file_counts_without_a_descriptor,
     a_first_thread_that_ended_hides_nothing,
     another_name_does_not_hide_a_card,
+    neither_a_file_without_a_path_nor_many_files_hide_a_card,
     whoever_moves_to_another_cgroup_is_told_there,
     descendants_in_other_cgroups_are_left_out,
     a_cgroup_that_cannot_be_shown_hides_no_descendants,
@@ -215,6 +216,23 @@ fn another_name_does_not_hide_a_card() {
     }
 }
 
+fn neither_a_file_without_a_path_nor_many_files_hide_a_card() {
+    let (folder, card) = (tempfile::tempdir().unwrap(), Scratch::holding("card", b"cards"));
+    let (place, name) = (folder.path().to_str().unwrap(), card.path());
+    let devices = Devices::new([name.clone()]);
+    let tree = odd(&["hide", place, name.to_str().unwrap(), "0"], 1);
+    let told = audit(tree.root(), &devices).unwrap();
+    assert_eq!((told.devices, told.crowded), (vec![name.to_str().unwrap().to_owned()], false));
+    drop(tree);
+    let folder = tempfile::tempdir().unwrap();
+    let tree = odd(&["hide", folder.path().to_str().unwrap(), name.to_str().unwrap(), "65600"], 1);
+    let told = audit(tree.root(), &devices).unwrap();
+    if !told.crowded {
+        return eprintln!("skipped: nobody may have so many files open here");
+    }
+    assert!(told.unread.contains(&"which files it has open: it has too many".to_owned()), "{:?}", told.unread);
+}
+
 fn whoever_moves_to_another_cgroup_is_told_there() {
     let Some(cgroup) = crate::holders::OwnCgroup::make(crate::support::fresh_lease()) else {
         eprintln!("skipped: this user may not make a cgroup here; moves are tested by the parser alone");
@@ -377,6 +395,18 @@ pub fn run(args: &[String]) -> ExitCode {
                     hop(1000 + step % 1000);
                 }
             });
+        }
+        "hide" => {
+            std::env::set_current_dir(&args[1]).unwrap();
+            (0..25).for_each(|_| go_deeper());
+            let below = std::fs::File::create("below").unwrap();
+            let many: u64 = args[3].parse().unwrap();
+            let limit = rustix::process::Rlimit { current: Some(many + 100), maximum: Some(many + 100) };
+            // Who may not have so many has fewer.
+            let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+            let mut more: Vec<_> = (0..many).map_while(|_| below.try_clone().ok()).collect();
+            more.pop();
+            std::mem::forget((below, more, std::fs::File::open(&args[2]).unwrap()));
         }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),

@@ -292,6 +292,7 @@ impl World {
             started_s: self.now.0,
             ancestry: vec![parent],
             devices: vec!["/dev/nvidia0".to_owned()],
+            crowded: self.dice.below(4) == 0,
             ran: Some(Accounted { cpu_ms: self.now.0, io_bytes: Some(3), peak_memory_bytes: None }),
             unread,
         }

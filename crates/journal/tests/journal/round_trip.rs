@@ -142,6 +142,7 @@ fn extreme_audit() -> Audit {
         started_s: u64::MAX,
         ancestry: vec![parent],
         devices: vec!["/dev/nvidia0".to_owned()],
+        crowded: true,
         ran: Some(Accounted { cpu_ms: u64::MAX, io_bytes: Some(u64::MAX), peak_memory_bytes: Some(u64::MAX) }),
         unread: vec!["its open files".to_owned()],
     }

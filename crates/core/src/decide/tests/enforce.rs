@@ -249,22 +249,27 @@ fn a_known_users_process_is_adopted_where_that_is_the_mode() {
 }
 
 #[test]
-fn who_runs_a_file_that_has_no_path_is_ended_all_the_same() {
+fn who_has_no_path_or_more_files_than_are_looked_at_is_ended_all_the_same() {
     check_with(
         brisk(),
         "
         0s cards 24G
         0s tested
-        0s card 0 stray=1G
+        0s card 0 stray=1G crowd=1G
         0s mode 0 enforce root
         1s audit stray nopath
+        1s audit crowd crowded
         12s audit stray nopath
+        12s audit crowd crowded
         ",
         expect![[r#"
             0s card 0 mode enforce
             1s find X1 of uid 7
             1s warn X1 until 11s
+            1s find X2 of uid 7
+            1s warn X2 until 11s
             12s strike X1 with 15, 1 processes
+            12s strike X2 with 15, 1 processes
         "#]],
     );
 }

@@ -396,7 +396,7 @@ impl Teller {
 }
 
 /// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open;
-/// `nopath`: its executable has no path that could be read.
+/// `crowded`: too many files are; `nopath`: its executable has no path that could be read.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
@@ -416,6 +416,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         started_s: 0,
         ancestry: Vec::new(),
         devices: vec!["/dev/nvidia0".to_owned()],
+        crowded: false,
         ran: None,
         unread: Vec::new(),
     };
@@ -432,6 +433,10 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("nopath", _) => {
                 (audit.exe, audit.exe_file) = (None, Some(FileKey { dev: 1, ino: 2 }));
                 audit.unread = vec!["its executable: its path is too long".to_owned()];
+            }
+            ("crowded", _) => {
+                (audit.devices, audit.crowded) = (Vec::new(), true);
+                audit.unread = vec!["which files it has open: too many".to_owned()];
             }
             ("nodev", _) => audit.devices = Vec::new(),
             other => panic!("no such word: {other:?}"),
