@@ -172,11 +172,11 @@ fn shown(container: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::stranger::Who;
 
-    fn audit() -> Audit {
+    pub(crate) fn audit() -> Audit {
         Audit {
             process: ProcKey { pid: 4312, start: 987_654 },
             uid: 1001,
