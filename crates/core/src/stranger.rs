@@ -331,7 +331,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
             LeftAlone::System => f.write_str("it is a process of the system"),
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
-            LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
             LeftAlone::Attached(rule, lease) => {
                 write!(f, "rule {rule} gives it a lease for all of its cards once {lease} is over")

@@ -329,7 +329,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
             .hint("`sublet enforce status` lists those that are; a process is known a second after it came"),
         Refusal::NotAdoptable(_) => Problem::new(Code::NotAdoptable, detail),
         Refusal::CannotEnforce(_) => {
-            Problem::new(Code::CannotEnforce, detail).hint("modes `observe`, `adopt` and `warn` work all the same")
+            Problem::new(Code::CannotEnforce, detail).hint("modes `observe` and `warn` work all the same")
         }
         Refusal::BadRule => Problem::new(Code::BadValue, detail),
         Refusal::TooManyRules => Problem::new(Code::TooManyRules, detail)

@@ -166,7 +166,7 @@ fn status(globals: &Globals) -> Result<u8, Failure> {
         found.modes.iter().map(|card| format!("card {}: {}", card.index, name(card.mode))).collect();
     output::print(&format!("{}\n", modes.join(", ")))?;
     if let Some(why) = &found.cannot_enforce {
-        output::print(&format!("nobody can be ended here: {}\n", plain(why)))?;
+        output::print(&format!("strangers can be neither adopted nor ended here: {}\n", plain(why)))?;
     }
     for rule in &found.rules {
         output::print(&format!("{}\n", rule_words(rule)))?;

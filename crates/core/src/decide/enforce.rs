@@ -76,11 +76,8 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if !computes && rule(state, audit, Treat::Deny).is_none() {
         return Some(LeftAlone::Graphics);
     }
-    if let Some(Err(why)) = &state.watchlist().can {
-        return Some(LeftAlone::CannotEnforce(why.clone()));
-    }
-    if state.watchlist().can.is_none() && !state.planted(Mutant::EnforceUntested) {
-        return Some(LeftAlone::CannotEnforce("it was not tried yet".to_owned()));
+    if let Some(why) = untold(state) {
+        return Some(why);
     }
     if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
         return Some(LeftAlone::Refused(why));
@@ -96,6 +93,17 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
         return Some(LeftAlone::Attached(rule.id, lease));
     }
     unseen(audit)
+}
+
+/// Why the driver's word on whose bytes are whose is not acted upon.
+fn untold(state: &State) -> Option<LeftAlone> {
+    let why = match &state.watchlist().can {
+        Some(Ok(())) => return None,
+        Some(Err(why)) => why.clone(),
+        None if state.planted(Mutant::EnforceUntested) => return None,
+        None => "it was not tried yet".to_owned(),
+    };
+    Some(LeftAlone::CannotEnforce(why))
 }
 
 /// What it runs and has open must be known; of the rest it is enough to say what was not read.
@@ -169,9 +177,12 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
         Mode::Observe => Fate::Recorded,
-        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)) {
-            Some(_) if !is_leased => Fate::Adopted(stranger.since + ADOPT_AFTER),
-            _ => Fate::Recorded,
+        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)).filter(|_| !is_leased) {
+            Some(_) => match untold(state).or_else(|| unseen(&stranger.audit)) {
+                Some(why) => Fate::LeftAlone(why),
+                None => Fate::Adopted(stranger.since + ADOPT_AFTER),
+            },
+            None => Fate::Recorded,
         },
         Mode::Warn => Fate::Warned,
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
@@ -582,7 +593,8 @@ impl Turn<'_> {
             return Answer::Refused(Refusal::NotOperator);
         }
         let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
-        if mode == Mode::Enforce {
+        // Who is not who the driver says must get neither a signal nor a lease.
+        if matches!(mode, Mode::Enforce | Mode::Adopt) {
             match &self.state.watchlist().can {
                 Some(Ok(())) => {}
                 Some(Err(why)) => return Answer::Refused(Refusal::CannotEnforce(why.clone())),
