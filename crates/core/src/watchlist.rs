@@ -117,6 +117,8 @@ pub(crate) struct Seen {
     pub struck: bool,
     /// Why a signal could not be sent to it.
     pub refused: Option<String>,
+    /// When something else about it was last put on its record.
+    pub noted: Option<Time>,
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ const ATTACH_AFTER: Span = Span::secs(1);
 const SURVIVED_AFTER: Span = Span::secs(10);
 /// An audit is acted upon for so long.
 const AUDIT_HOLDS: Span = Span::secs(5);
+/// What a process says of itself is put on its record once in so long, unless something is due to be done to it.
+const NOTED_FOR: Span = Span::secs(60);
 /// Strangers on the record at a time; more are counted, and not looked into.
 pub(crate) const STRANGERS_MAX: usize = 1_024;
 /// Rules that there may be.
@@ -93,6 +95,18 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
         return Some(LeftAlone::Attached(rule.id, lease));
     }
     unseen(audit)
+}
+
+/// Whether two audits of a process differ in no more than what it may write itself, and nothing follows from.
+fn is_talk(before: &Audit, now: &Audit) -> bool {
+    let without = |audit: &Audit| Audit {
+        name: String::new(),
+        command: vec![String::new(); audit.command.len().min(1)],
+        cwd: None,
+        ran: None,
+        ..audit.clone()
+    };
+    without(before) == without(now)
 }
 
 /// Why the driver's word on whose bytes are whose is not acted upon.
@@ -261,13 +275,22 @@ impl Turn<'_> {
         if of.is_some() && cards.is_empty() {
             return;
         }
-        let mut is_news = false;
+        let (mut is_news, mut noted) = (false, None);
         let id = match known {
             Some(stranger) => {
                 let id = stranger.id;
                 // What it used meanwhile is none.
                 is_news = Audit { ran: None, ..audit.clone() } != Audit { ran: None, ..stranger.audit.clone() };
-                if is_news || stranger.cards != cards {
+                let before = self.state.watchlist().seen.get(&id).and_then(|seen| seen.noted);
+                let is_due = matches!(fate(self.state, stranger, None, self.now),
+                    Fate::Signal(_, due) | Fate::Parked(due) if due <= self.now);
+                // A process may write other words about itself all the time; the record is not theirs to fill.
+                let waits = is_talk(&stranger.audit, &audit)
+                    && !is_due
+                    && before.is_some_and(|before| self.now.since(before) < NOTED_FOR);
+                noted = before;
+                if (is_news && !waits) || stranger.cards != cards {
+                    noted = Some(self.now);
                     self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
                 }
                 id
@@ -292,7 +315,7 @@ impl Turn<'_> {
         let struck = before.as_ref().is_some_and(|seen| seen.struck);
         // Of what it is now, nothing was refused yet.
         let refused = before.and_then(|seen| seen.refused).filter(|_| !is_news);
-        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused });
+        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused, noted });
         self.reconcile();
     }
 

@@ -1,8 +1,8 @@
 //! Strangers: found, adopted, warned, ended; and all who are left alone.
 
-use super::{check, check_with};
+use super::{check, check_with, told};
 use crate::policy::Policy;
-use crate::stranger::Patience;
+use crate::stranger::{Patience, StrangerId};
 use crate::units::Span;
 use expect_test::expect;
 
@@ -251,6 +251,26 @@ fn a_known_users_process_with_a_card_open_is_adopted_where_that_is_the_mode() {
             8s close X1 (Adopted(LeaseId(2)))
         "#]],
     );
+}
+
+#[test]
+fn who_calls_itself_something_else_all_the_time_is_noted_once_a_minute_and_before_anything_is_done() {
+    let story = "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=1G
+        0s mode 0 enforce root
+        1s audit stray
+        2s audit stray title=one
+        3s audit stray title=two
+        9s audit stray title=three
+        12s audit stray title=four
+        ";
+    let called = |until: usize| {
+        let lines: Vec<&str> = story.trim_end().lines().take(until).collect();
+        told(&lines.join("\n"), brisk()).state.rows().strangers[&StrangerId(1)].audit.command.join(" ")
+    };
+    assert_eq!([6, 7, 8, 9, 10].map(called), ["python3 train.py", "one", "one", "one", "four"]);
 }
 
 #[test]

@@ -396,7 +396,7 @@ impl Teller {
 }
 
 /// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open;
-/// `crowded`: too many files are; `nopath`: its executable has no path that could be read.
+/// `title=x`: what it calls itself; `crowded`: too many files are; `nopath`: its executable has no path that could be read.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
@@ -430,6 +430,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("container", id) => audit.container = Some(id.to_owned()),
             ("tree", names) => tree.extend(names.split(',').map(process)),
             ("unread", what) => (audit.unread, audit.devices) = (vec![what.to_owned()], Vec::new()),
+            ("title", title) => audit.command = vec![title.to_owned()],
             ("nopath", _) => {
                 (audit.exe, audit.exe_file) = (None, Some(FileKey { dev: 1, ino: 2 }));
                 audit.unread = vec!["its executable: its path is too long".to_owned()];
