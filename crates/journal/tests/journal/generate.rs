@@ -279,7 +279,7 @@ impl World {
             uid: 1000 + self.dice.below(3) as u32,
             name: "Größe \"x\" 🦀".to_owned(),
             exe: (self.dice.below(4) > 0).then(|| format!("/opt/tool{}", self.dice.below(3))),
-            exe_file: (self.dice.below(2) == 0).then(|| FileKey { dev: 3, ino: self.now.0 }),
+            exe_file: (self.dice.below(2) == 0).then_some(FileKey { dev: 3, ino: self.now.0 }),
             exe_deleted: self.dice.below(2) == 0,
             exe_inside: self.dice.below(2) == 0,
             command: vec!["tool".to_owned(), "--quiet".to_owned()],
