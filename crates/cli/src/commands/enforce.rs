@@ -335,7 +335,18 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
+    if let Some(name) = claimable(&args.who).filter(|_| treat == Treat::Allow) {
+        eprintln!(
+            "anybody may call a program `{}`: `exe:` with the whole path means this host's file alone",
+            plain(name)
+        );
+    }
     Ok(exit::OK)
+}
+
+/// The name in a rule that whoever likes gives its program.
+fn claimable(who: &str) -> Option<&str> {
+    who.strip_prefix("exe:").filter(|name| !name.contains('/'))
 }
 
 /// Whom a rule would be about now.
