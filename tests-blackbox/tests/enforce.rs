@@ -341,8 +341,9 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     assert!(!nobody.status.success() && text(&nobody).contains("is not on a card without a lease"), "{nobody:?}");
     assert_eq!(strangers(&service).rules, [], "it was only shown");
     assert_eq!(strangers(&service).strangers.len(), 1, "and nobody was adopted");
-    let said = succeeds(&service, &["enforce", "allow", "exe:sublet-example-hold"]);
+    let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
     assert!(said.contains("R1: exe:sublet-example-hold is left alone"), "{said}");
+    assert!(said.contains("anybody may call a program `sublet-example-hold`"), "{said}");
     mode(&service, "enforce");
     let stranger = await_stranger(&service, alone.pid(), "it is left alone", |it| it.next == Next::LeftAlone);
     assert!(stranger.why.as_deref().is_some_and(|why| why.contains("R1")), "{stranger:?}");

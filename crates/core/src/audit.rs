@@ -28,6 +28,9 @@ pub struct Audit {
     /// The path of its executable, as its mount namespace names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
+    /// That file itself, whatever it is called: a program may rename its own as often as it likes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exe_file: Option<FileKey>,
     /// The executable was removed or replaced since it was started.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exe_deleted: bool,
@@ -61,12 +64,25 @@ pub struct Audit {
     /// Cards' device files that it has open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// It has more open or mapped than is looked at. That is its own doing, and it is spared nothing for it: a card's file
+    /// may be among the rest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub crowded: bool,
     /// What it has used of the host so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<Accounted>,
     /// What could not be read, each a short sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<String>,
+}
+
+/// A file and no other, for as long as somebody runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileKey {
+    /// The number of its file system.
+    pub dev: u64,
+    /// Its own there; zero where that is the word of whoever mounted it.
+    pub ino: u64,
 }
 
 /// One parent of a process, or a parent's parent.
@@ -104,23 +120,29 @@ impl Audit {
     /// Is what was audited later still what was audited here? Says what is not.
     ///
     /// Its name and its command line are not compared: a process may rewrite both as it likes, and
-    /// would never get a signal. An executable that could not be read may be any.
+    /// would never get a signal. Nor is its user, of which it may have thousands in a namespace of its own: whoever sends
+    /// the signal asks whether a rule is about that one. Nor is the path of its executable where the file itself is known. An executable that
+    /// could not be read may be any.
     pub fn is_same(&self, later: &Audit) -> Result<(), &'static str> {
         if self.process != later.process {
             return Err("it is another process by now");
         }
-        if self.uid != later.uid {
-            return Err("it belongs to another user by now");
-        }
-        match (&self.exe, &later.exe) {
-            (Some(before), Some(now)) if before == now => {}
-            (Some(_), Some(_)) => return Err("it runs another executable by now"),
-            _ => return Err("its executable could not be read, so it may run another by now"),
+        let files = self.exe_file.zip(later.exe_file).map(|(before, now)| before == now);
+        let paths = || self.exe.as_ref().zip(later.exe.as_ref()).map(|(before, now)| before == now);
+        match files.or_else(paths) {
+            Some(true) => {}
+            Some(false) => return Err("it runs another executable by now"),
+            None => return Err("its executable could not be read, so it may run another by now"),
         }
         if self.cgroup != later.cgroup {
             return Err("it is in another cgroup by now");
         }
         Ok(())
+    }
+
+    /// Whether it is known what it runs, though it may not be known what that is called.
+    pub const fn is_of_known_program(&self) -> bool {
+        self.exe.is_some() || self.exe_file.is_some()
     }
 
     /// Its name; where the kernel kept only the beginning of it, its executable's.
@@ -150,16 +172,17 @@ fn shown(container: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::stranger::Who;
 
-    fn audit() -> Audit {
+    pub(crate) fn audit() -> Audit {
         Audit {
             process: ProcKey { pid: 4312, start: 987_654 },
             uid: 1001,
             name: "python3".into(),
             exe: Some("/usr/bin/python3.12".into()),
+            exe_file: None,
             exe_deleted: false,
             exe_inside: false,
             command: vec!["python3".into(), "train.py".into()],
@@ -172,6 +195,7 @@ mod tests {
             started_s: 1_700_000_000,
             ancestry: vec![],
             devices: vec![],
+            crowded: false,
             ran: None,
             unread: vec![],
         }
@@ -183,6 +207,7 @@ mod tests {
             name: "sshd".into(),
             command: vec![],
             cwd: Some("/tmp".into()),
+            uid: 100_007,
             exe_deleted: true,
             started_s: 1_700_000_001,
             ..audit()
@@ -191,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_user_executable_or_cgroup_is_not_the_same() {
+    fn another_process_executable_or_cgroup_is_not_the_same() {
         let check = |change: fn(&mut Audit), said: &str| {
             let mut now = audit();
             change(&mut now);
@@ -200,10 +225,24 @@ mod tests {
         };
         check(|now| now.process.start += 1, "another process");
         check(|now| now.process.pid += 1, "another process");
-        check(|now| now.uid = 0, "another user");
         check(|now| now.exe = Some("/usr/bin/sleep".into()), "another executable");
         check(|now| now.exe = None, "could not be read");
         check(|now| now.cgroup.push_str("/inner"), "another cgroup");
+    }
+
+    #[test]
+    fn a_file_is_the_same_under_another_name_or_none_and_another_file_is_not_under_the_same() {
+        let file = |ino: u64| Some(FileKey { dev: 7, ino });
+        let before = Audit { exe_file: file(1), ..audit() };
+        let moved = Audit { exe: Some("/tmp/other".into()), exe_file: file(1), ..audit() };
+        assert_eq!(before.is_same(&moved), Ok(()));
+        let nameless = Audit { exe: None, exe_file: file(1), ..audit() };
+        assert_eq!((before.is_same(&nameless), nameless.is_same(&before)), (Ok(()), Ok(())));
+        let replaced = Audit { exe_file: file(2), ..audit() };
+        assert_eq!(before.is_same(&replaced), Err("it runs another executable by now"));
+        // What an earlier version wrote down has only the path.
+        assert_eq!(audit().is_same(&before), Ok(()));
+        assert!(audit().is_same(&moved).is_err() && audit().is_same(&nameless).is_err());
     }
 
     #[test]

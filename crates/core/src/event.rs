@@ -481,7 +481,7 @@ impl fmt::Display for Refusal {
             Refusal::ThroughToken => f.write_str("a token cannot make tokens"),
             Refusal::NoSuchStranger => f.write_str("no process of yours with this number is on a card without a lease"),
             Refusal::NotAdoptable(why) => write!(f, "it cannot have a lease now: {why}"),
-            Refusal::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            Refusal::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             Refusal::BadRule => f.write_str(
                 "a rule is about `exe:PATH`, `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`",
             ),

@@ -288,6 +288,9 @@ pub struct Struck {
     /// is looked into before anything else is done to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changed: bool,
+    /// The user that it was of by then, if that was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// Why nothing is done to a stranger, whatever the mode.
@@ -328,7 +331,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
             LeftAlone::System => f.write_str("it is a process of the system"),
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
-            LeftAlone::CannotEnforce(why) => write!(f, "nobody can be ended here: {why}"),
+            LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
             LeftAlone::Attached(rule, lease) => {
                 write!(f, "rule {rule} gives it a lease for all of its cards once {lease} is over")

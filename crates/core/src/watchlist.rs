@@ -23,8 +23,9 @@ pub struct Watchlist {
 
 /// Whoever comes so soon after somebody like it was ended, or warned, is started anew.
 const ANEW: Span = Span::secs(600);
-/// So many of those are remembered.
-const FORMER_MAX: usize = 256;
+/// So many of those are remembered; of more, whoever has most forgets its oldest, so that nobody is forgotten for what
+/// another user starts.
+const FORMER_MAX: usize = 512;
 
 /// A stranger that was ended, or that left when it was warned.
 #[derive(Clone, Debug)]
@@ -76,10 +77,20 @@ impl Former {
 impl Watchlist {
     /// A stranger that was signalled, or had until then to leave, is gone.
     pub(crate) fn remember(&mut self, former: Former) {
-        if self.ended.len() >= FORMER_MAX {
-            self.ended.pop_front();
-        }
         self.ended.push_back(former);
+        if self.ended.len() > FORMER_MAX {
+            self.forget_one();
+        }
+    }
+
+    /// The oldest of the user of whom there are most; of several such users, the oldest of them all.
+    fn forget_one(&mut self) {
+        let mut of_user: BTreeMap<u32, usize> = BTreeMap::new();
+        self.ended.iter().for_each(|former| *of_user.entry(former.audit.uid).or_default() += 1);
+        let most = of_user.values().copied().max();
+        if let Some(place) = self.ended.iter().position(|former| of_user.get(&former.audit.uid).copied() == most) {
+            self.ended.remove(place);
+        }
     }
 
     /// Who was ended lately, or warned, and is here again: itself, of whom nothing is left to remember then, or one
@@ -106,4 +117,29 @@ pub(crate) struct Seen {
     pub struck: bool,
     /// Why a signal could not be sent to it.
     pub refused: Option<String>,
+    /// When something else about it was last put on its record.
+    pub noted: Option<Time>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::tests::audit;
+
+    fn former(uid: u32, pid: u32) -> Former {
+        let process = ProcKey { pid, start: 1 };
+        let audit = Audit { process, uid, unit: None, command: vec![pid.to_string()], ..audit() };
+        Former { id: StrangerId(1), at: Time(0), audit, until: Some(Time(9)), told: None, stays: None }
+    }
+
+    #[test]
+    fn who_starts_many_makes_nobody_else_be_forgotten() {
+        let mut list = Watchlist::default();
+        list.remember(former(7, 1));
+        (0..2 * FORMER_MAX as u32).for_each(|pid| list.remember(former(8, 100 + pid)));
+        assert_eq!(list.ended.len(), FORMER_MAX);
+        let mut knows = |uid, pid| list.recall(&former(uid, pid).audit, Time(1)).is_some();
+        assert!(knows(7, 1) && knows(8, 100 + 2 * FORMER_MAX as u32 - 1), "another's, and its own last");
+        assert!(!knows(8, 100), "its own first is forgotten");
+    }
 }

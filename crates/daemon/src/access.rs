@@ -141,6 +141,7 @@ mod tests {
     const ANA: u32 = 1000;
     const LAB: u32 = 70;
     const OPS: u32 = 80;
+    const OURS: Spaces = Spaces { pids: true, users: true };
 
     /// Users of whom the directory says that they are in these groups, under these rules.
     fn access(of_directory: &'static [u32], gid: Option<u32>, groups: &[(u32, &str)]) -> Access {
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn rules_that_are_read_anew_hold_for_whoever_is_connected() {
         let access = access(&[LAB], Some(OPS), &[]);
-        let session = session(&access, ANA, &[OPS], Spaces::default());
+        let session = session(&access, ANA, &[OPS], OURS);
         let before = now(session.peer()).unwrap();
         assert!(before.caller.operator && before.caller.groups.is_empty() && before.still_good(0));
         assert!(Arc::ptr_eq(&before, &now(session.peer()).unwrap()), "nothing is made twice");
@@ -182,12 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn root_is_an_operator_where_its_numbers_are_ours() {
-        let access = access(&[], None, &[]);
-        let operator =
-            |pids, users| now(session(&access, 0, &[0], Spaces { pids, users }).peer()).unwrap().caller.operator;
-        assert!(operator(true, true));
-        assert!(!operator(true, false) && !operator(false, true) && !operator(false, false));
+    fn an_operator_is_one_where_its_numbers_are_ours() {
+        let access = access(&[], Some(OPS), &[]);
+        let operator = |uid, gid, pids, users| {
+            now(session(&access, uid, &[gid], Spaces { pids, users }).peer()).unwrap().caller.operator
+        };
+        // Root, the service's own user, and a member of the group: root in a container becomes any of them.
+        for (uid, gid) in [(0, 0), (1, 1), (ANA, OPS)] {
+            assert!(operator(uid, gid, true, true), "uid {uid} in group {gid}");
+            for (pids, users) in [(true, false), (false, true), (false, false)] {
+                assert!(!operator(uid, gid, pids, users), "uid {uid} in group {gid}, pids {pids}, users {users}");
+            }
+        }
+        assert!(!operator(ANA, LAB, true, true));
     }
 
     #[test]

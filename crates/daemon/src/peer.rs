@@ -125,10 +125,10 @@ impl Operators {
     /// Whether somebody is one, by what the kernel says: the directory makes nobody an operator.
     pub fn include(&self, credentials: &Credentials) -> bool {
         let Credentials { uid, gids, spaces } = credentials;
-        // Root in a container is not root here: it must share our namespaces.
-        (*uid == 0 && spaces.pids && spaces.users)
-            || (*uid == self.own_uid && *uid != 0)
-            || self.gid.is_some_and(|gid| gids.contains(&gid))
+        // Root in a container is not root here, and becomes any user and a member of any group there: whoever is an
+        // operator shares our namespaces.
+        let is_ours = spaces.pids && spaces.users;
+        is_ours && (*uid == 0 || *uid == self.own_uid || self.gid.is_some_and(|gid| gids.contains(&gid)))
     }
 
     /// Which of the groups that matter are among these.

@@ -329,7 +329,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
             .hint("`sublet enforce status` lists those that are; a process is known a second after it came"),
         Refusal::NotAdoptable(_) => Problem::new(Code::NotAdoptable, detail),
         Refusal::CannotEnforce(_) => {
-            Problem::new(Code::CannotEnforce, detail).hint("modes `observe`, `adopt` and `warn` work all the same")
+            Problem::new(Code::CannotEnforce, detail).hint("modes `observe` and `warn` work all the same")
         }
         Refusal::BadRule => Problem::new(Code::BadValue, detail),
         Refusal::TooManyRules => Problem::new(Code::TooManyRules, detail)
@@ -501,9 +501,10 @@ pub fn action(action: &Action) -> String {
             let signal = signals::name(*signal);
             let told: Vec<String> = outcome
                 .iter()
-                .map(|struck| match &struck.refused {
-                    None => format!("{} got it", struck.process),
-                    Some(why) => format!("{} did not: {why}", struck.process),
+                .map(|struck| match (&struck.refused, struck.uid) {
+                    (None, None) => format!("{} got it", struck.process),
+                    (None, Some(uid)) => format!("{} got it, by then of uid {uid}", struck.process),
+                    (Some(why), _) => format!("{} did not: {why}", struck.process),
                 })
                 .collect();
             format!("{signal} was sent to {stranger}: {}", told.join(", "))

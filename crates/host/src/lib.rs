@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
-use sublet_core::stranger::{Blow, StrangerId};
+use sublet_core::stranger::{Blow, StrangerId, Who};
 use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 use warden::{Trial, Warden};
@@ -285,14 +285,15 @@ impl Host {
     }
 
     /// Sends a signal to processes of a stranger, the stranger first: each is the one that was audited, and still
-    /// wanted, or gets none. Answered by [`Sight::Struck`], which says `of` again.
+    /// wanted, or gets none; nor does who is one of those that are spared by then. Answered by [`Sight::Struck`], which says `of` again.
     pub fn strike(
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
         processes: Vec<ProcKey>,
+        spared: Vec<Who>,
         is_wanted: impl FnMut(&Blow) -> bool,
     ) {
-        self.warden.strike((stranger, signal, of), processes, is_wanted);
+        self.warden.strike((stranger, signal, of), processes, spared, is_wanted);
     }
 
     /// Takes back signals to strangers that are not wanted any more, of those that were not sent yet. None of them is

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
-use sublet_core::stranger::{Blow, StrangerId, Struck};
+use sublet_core::stranger::{Blow, StrangerId, Struck, Who};
 use sublet_core::units::Time;
 
 /// Those that stay are audited again after so long.
@@ -51,6 +51,7 @@ enum Word {
         signal: u8,
         of: Time,
         processes: Vec<ProcKey>,
+        spared: Vec<Who>,
     },
     Try {
         uuid: String,
@@ -109,11 +110,12 @@ impl WardenInbox {
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
         processes: Vec<ProcKey>,
+        spared: Vec<Who>,
         is_wanted: impl FnMut(&Blow) -> bool,
     ) {
         let wanted = processes.iter().map(|&process| Blow { stranger, process, signal, of }).filter(is_wanted);
         self.blows.with(|blows| blows.extend(wanted));
-        self.send(Word::Strike { stranger, signal, of, processes });
+        self.send(Word::Strike { stranger, signal, of, processes, spared });
     }
 
     /// Takes back those that are not wanted any more. None of them is sent once this returns.
@@ -229,9 +231,9 @@ impl Warden {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.want(process);
                 }
-                Word::Strike { stranger, signal, of, processes } => {
+                Word::Strike { stranger, signal, of, processes, spared } => {
                     let blows = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
-                    let outcome = self.strike(blows.collect());
+                    let outcome = self.strike(blows.collect(), &spared);
                     self.eyes.send(Message::Tell(Sight::Struck { stranger, signal, of, outcome }));
                 }
                 Word::Try { uuid } => {
@@ -320,12 +322,13 @@ impl Warden {
     }
 
     /// The stranger itself comes first: where that must be looked into again, those that descend from it get nothing
-    /// now, or they would get it twice.
-    fn strike(&mut self, blows: Vec<Blow>) -> Vec<Struck> {
+    /// now, or they would get it twice. Where it is gone, nobody is left for whose sake they would.
+    fn strike(&mut self, blows: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
         let mut outcome: Vec<Struck> = Vec::new();
+        let mut waits = false;
         for blow in blows {
-            let waits = outcome.first().is_some_and(|own| own.changed);
-            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow) };
+            let mut uid = None;
+            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow, spared, &mut uid) };
             self.blows.with(|blows| blows.remove(&blow));
             let refused = sent.err();
             let changed = refused.as_ref().is_some_and(Refused::is_undecided);
@@ -333,13 +336,20 @@ impl Warden {
                 // What it is now is looked into before anything else is done to it.
                 self.custody.forget(blow.process);
             }
-            outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed });
+            waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(Refused::is_gone));
+            outcome.push(Struck { process: blow.process, refused: refused.map(|why| with_cause(&why)), changed, uid });
         }
         outcome
     }
 
-    fn send(&self, blow: &Blow) -> Result<(), Refused> {
-        self.custody.signal_if(blow.process, blow.signal, |send| {
+    /// Says in `uid` whose it was by then, if it was another's.
+    fn send(&self, blow: &Blow, spared: &[Who], uid: &mut Option<u32>) -> Result<(), Refused> {
+        let before = self.custody.audit_of(blow.process).map(|audit| audit.uid);
+        self.custody.signal_if(blow.process, blow.signal, |now, send| {
+            *uid = Some(now.uid).filter(|uid| Some(*uid) != before);
+            if spared.iter().any(|who| who.matches(now)) {
+                return Err(Refused::Changed("a rule is about what it is by now"));
+            }
             // Held while it is sent: who takes it back comes before or after that.
             self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(Refused::Unwanted) })
         })
@@ -418,13 +428,13 @@ mod tests {
     fn strike(inbox: &WardenInbox, processes: Vec<ProcKey>) -> Vec<Blow> {
         let blow = |process| Blow { stranger: StrangerId(1), process, signal: 15, of: Time(7) };
         let blows = processes.iter().copied().map(blow).collect();
-        inbox.strike((StrangerId(1), 15, Time(7)), processes, |_| true);
+        inbox.strike((StrangerId(1), 15, Time(7)), processes, Vec::new(), |_| true);
         blows
     }
 
     /// Who of them gets a signal that is in the queue when those that are not wanted are taken back.
     fn reached(warden: &mut Warden, blows: Vec<Blow>) -> Vec<(bool, bool)> {
-        let outcome = warden.strike(blows);
+        let outcome = warden.strike(blows, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
     }
 
@@ -446,6 +456,33 @@ mod tests {
         assert_eq!(reached(&mut warden, blows), [(true, false)]);
         assert!(!one.0.wait().expect("an own child").success());
         assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn who_descends_from_a_stranger_that_is_gone_gets_nothing() {
+        let (mut warden, inbox) = warden();
+        let mut all = [0; 2].map(|_| Sleeper::kept(&mut warden));
+        let blows = strike(&inbox, all.each_ref().map(Sleeper::key).to_vec());
+        all[0].0.kill().and_then(|()| all[0].0.wait()).expect("an own child");
+        assert_eq!(reached(&mut warden, blows), [(false, false), (false, true)]);
+        assert_eq!(all[1].0.try_wait().expect("an own child"), None);
+        assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn who_is_one_of_those_that_rules_leave_alone_by_then_gets_none_until_it_was_looked_into() {
+        let (mut warden, inbox) = warden();
+        let mut one = Sleeper::kept(&mut warden);
+        let uid = warden.custody.audit_of(one.key()).map(|audit| audit.uid).expect("it was audited");
+        let blows = strike(&inbox, vec![one.key()]);
+        let outcome = warden.strike(blows, &[Who::Uid(uid + 1), Who::Uid(uid)]);
+        assert!(outcome[0].changed && outcome[0].refused.as_ref().is_some_and(|why| why.contains("a rule is about")));
+        assert_eq!(one.0.try_wait().expect("an own child"), None);
+        warden.custody.take(one.key()).expect("an own child");
+        let blows = strike(&inbox, vec![one.key()]);
+        let outcome = warden.strike(blows, &[Who::Uid(uid + 1)]);
+        assert_eq!((outcome[0].refused.as_deref(), outcome[0].uid), (None, None));
+        assert!(!one.0.wait().expect("an own child").success());
     }
 
     #[test]

@@ -317,6 +317,7 @@ impl Sim<'_> {
             uid: papers.uid,
             name: "tool".to_owned(),
             exe,
+            exe_file: None,
             exe_deleted: false,
             exe_inside: false,
             command: if papers.kernel { Vec::new() } else { vec!["tool".to_owned()] },
@@ -329,6 +330,7 @@ impl Sim<'_> {
             started_s: process.start,
             ancestry: Vec::new(),
             devices: if papers.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
+            crowded: false,
             ran: Some(Accounted { cpu_ms: self.t / 1000, io_bytes: None, peak_memory_bytes: None }),
             unread: if hidden { vec!["its open files".to_owned()] } else { Vec::new() },
         }
@@ -425,7 +427,7 @@ impl Sim<'_> {
         for (process, wanted) in processes.into_iter().zip(wanted) {
             let gone = (!wanted || !self.world.lives(process)).then(|| "it is gone, or not meant any more".to_owned());
             let refused = refused.clone().or(gone);
-            outcome.push(Struck { process, refused, changed });
+            outcome.push(Struck { process, refused, changed, uid: None });
         }
         self.reach(stranger, signal, &outcome)?;
         if let Some(daemon) = &mut self.daemon {

@@ -166,7 +166,7 @@ fn status(globals: &Globals) -> Result<u8, Failure> {
         found.modes.iter().map(|card| format!("card {}: {}", card.index, name(card.mode))).collect();
     output::print(&format!("{}\n", modes.join(", ")))?;
     if let Some(why) = &found.cannot_enforce {
-        output::print(&format!("nobody can be ended here: {}\n", plain(why)))?;
+        output::print(&format!("strangers can be neither adopted nor ended here: {}\n", plain(why)))?;
     }
     for rule in &found.rules {
         output::print(&format!("{}\n", rule_words(rule)))?;
@@ -335,7 +335,18 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
         true => output::json(&rule)?,
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
+    if let Some(name) = claimable(&args.who).filter(|_| treat == Treat::Allow) {
+        eprintln!(
+            "anybody may call a program `{}`: `exe:` with the whole path means this host's file alone",
+            plain(name)
+        );
+    }
     Ok(exit::OK)
+}
+
+/// The name in a rule that whoever likes gives its program.
+fn claimable(who: &str) -> Option<&str> {
+    who.strip_prefix("exe:").filter(|name| !name.contains('/'))
 }
 
 /// Whom a rule would be about now.

@@ -31,6 +31,8 @@ const ATTACH_AFTER: Span = Span::secs(1);
 const SURVIVED_AFTER: Span = Span::secs(10);
 /// An audit is acted upon for so long.
 const AUDIT_HOLDS: Span = Span::secs(5);
+/// What a process says of itself is put on its record once in so long, unless something is due to be done to it.
+const NOTED_FOR: Span = Span::secs(60);
 /// Strangers on the record at a time; more are counted, and not looked into.
 pub(crate) const STRANGERS_MAX: usize = 1_024;
 /// Rules that there may be.
@@ -76,11 +78,8 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if !computes && rule(state, audit, Treat::Deny).is_none() {
         return Some(LeftAlone::Graphics);
     }
-    if let Some(Err(why)) = &state.watchlist().can {
-        return Some(LeftAlone::CannotEnforce(why.clone()));
-    }
-    if state.watchlist().can.is_none() && !state.planted(Mutant::EnforceUntested) {
-        return Some(LeftAlone::CannotEnforce("it was not tried yet".to_owned()));
+    if let Some(why) = untold(state) {
+        return Some(why);
     }
     if let Some(why) = state.watchlist().seen.get(&stranger.id).and_then(|seen| seen.refused.clone()) {
         return Some(LeftAlone::Refused(why));
@@ -95,10 +94,38 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
         return Some(LeftAlone::Attached(rule.id, lease));
     }
-    // What it runs and has open must be known; of the rest it is enough to say what was not read.
+    unseen(audit)
+}
+
+/// Whether two audits of a process differ in no more than what it may write itself, and nothing follows from.
+fn is_talk(before: &Audit, now: &Audit) -> bool {
+    let without = |audit: &Audit| Audit {
+        name: String::new(),
+        command: vec![String::new(); audit.command.len().min(1)],
+        cwd: None,
+        ran: None,
+        ..audit.clone()
+    };
+    without(before) == without(now)
+}
+
+/// Why the driver's word on whose bytes are whose is not acted upon.
+fn untold(state: &State) -> Option<LeftAlone> {
+    let why = match &state.watchlist().can {
+        Some(Ok(())) => return None,
+        Some(Err(why)) => why.clone(),
+        None if state.planted(Mutant::EnforceUntested) => return None,
+        None => "it was not tried yet".to_owned(),
+    };
+    Some(LeftAlone::CannotEnforce(why))
+}
+
+/// What it runs and has open must be known; of the rest it is enough to say what was not read.
+fn unseen(audit: &Audit) -> Option<LeftAlone> {
+    let has_none = audit.devices.is_empty() && !audit.crowded;
     match audit.unread.first() {
-        Some(what) if audit.exe.is_none() || audit.devices.is_empty() => Some(LeftAlone::Unread(what.clone())),
-        None if audit.devices.is_empty() => Some(LeftAlone::NoDevice),
+        Some(what) if !audit.is_of_known_program() || has_none => Some(LeftAlone::Unread(what.clone())),
+        None if has_none => Some(LeftAlone::NoDevice),
         _ => None,
     }
 }
@@ -164,9 +191,12 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
     let due = |since: Time, span: Span| state.rows().meta.due(since, since + span);
     match mode {
         Mode::Observe => Fate::Recorded,
-        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)) {
-            Some(_) if !is_leased => Fate::Adopted(stranger.since + ADOPT_AFTER),
-            _ => Fate::Recorded,
+        Mode::Adopt => match state.tenant(&tenant_of(&stranger.audit)).filter(|_| !is_leased) {
+            Some(_) => match untold(state).or_else(|| unseen(&stranger.audit)) {
+                Some(why) => Fate::LeftAlone(why),
+                None => Fate::Adopted(stranger.since + ADOPT_AFTER),
+            },
+            None => Fate::Recorded,
         },
         Mode::Warn => Fate::Warned,
         Mode::Enforce => match (left_alone(state, stranger, &on, computes), stranger.step) {
@@ -245,13 +275,22 @@ impl Turn<'_> {
         if of.is_some() && cards.is_empty() {
             return;
         }
-        let mut is_news = false;
+        let (mut is_news, mut noted) = (false, None);
         let id = match known {
             Some(stranger) => {
                 let id = stranger.id;
                 // What it used meanwhile is none.
                 is_news = Audit { ran: None, ..audit.clone() } != Audit { ran: None, ..stranger.audit.clone() };
-                if is_news || stranger.cards != cards {
+                let before = self.state.watchlist().seen.get(&id).and_then(|seen| seen.noted);
+                let is_due = matches!(fate(self.state, stranger, None, self.now),
+                    Fate::Signal(_, due) | Fate::Parked(due) if due <= self.now);
+                // A process may write other words about itself all the time; the record is not theirs to fill.
+                let waits = is_talk(&stranger.audit, &audit)
+                    && !is_due
+                    && before.is_some_and(|before| self.now.since(before) < NOTED_FOR);
+                noted = before;
+                if (is_news && !waits) || stranger.cards != cards {
+                    noted = Some(self.now);
                     self.emit(Action::Reaudit { stranger: id, audit: Box::new(audit), cards });
                 }
                 id
@@ -276,7 +315,7 @@ impl Turn<'_> {
         let struck = before.as_ref().is_some_and(|seen| seen.struck);
         // Of what it is now, nothing was refused yet.
         let refused = before.and_then(|seen| seen.refused).filter(|_| !is_news);
-        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused });
+        self.state.watchlist_mut().seen.insert(id, Seen { at: self.now, tree, struck, refused, noted });
         self.reconcile();
     }
 
@@ -577,7 +616,8 @@ impl Turn<'_> {
             return Answer::Refused(Refusal::NotOperator);
         }
         let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
-        if mode == Mode::Enforce {
+        // Who is not who the driver says must get neither a signal nor a lease.
+        if matches!(mode, Mode::Enforce | Mode::Adopt) {
             match &self.state.watchlist().can {
                 Some(Ok(())) => {}
                 Some(Err(why)) => return Answer::Refused(Refusal::CannotEnforce(why.clone())),

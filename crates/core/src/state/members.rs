@@ -31,10 +31,10 @@ impl State {
     }
 
     /// Whether who is on a card has a lease, which is not for it: what it takes there is nobody's. Who only draws
-    /// there, or has nothing there, takes nothing.
+    /// a little there, or has nothing there, takes nothing.
     pub(crate) fn is_abroad(&self, resident: &Resident, card: CardId) -> bool {
         let process = &resident.process;
-        let takes = !resident.graphics && resident.bytes != Some(Bytes::ZERO);
+        let takes = resident.is_of_interest() && resident.bytes != Some(Bytes::ZERO);
         takes && self.holder(process).is_some() && !self.is_at_home(process, card)
     }
 

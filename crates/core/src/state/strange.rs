@@ -7,7 +7,7 @@ use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::reading::Reading;
 use crate::rows::{Lease, Phase};
-use crate::stranger::{Blow, Fate, Mode, Step, Stranger};
+use crate::stranger::{Blow, Fate, Mode, Rule, Step, Stranger, Treat, Who};
 use crate::units::Time;
 use crate::watchlist::{Former, Watchlist};
 
@@ -63,6 +63,16 @@ impl State {
         let is_strange = row.cards.iter().any(|card| is_enforced(card) && !self.is_at_home(&own, *card));
         let is_its = is_strange && (blow.process == own || enforce::may_be_struck(self, blow.process));
         is_due && is_its || self.planted(Mutant::StrikeLate)
+    }
+
+    /// Whom rules leave alone or attach: what a process is at the last moment is asked again by whoever sends it a signal.
+    pub fn spared(&self) -> Vec<Who> {
+        let spares = |rule: &&Rule| match rule.treat {
+            Treat::Allow => !self.planted(Mutant::StrikeAllowed),
+            Treat::Attach { .. } => true,
+            Treat::Deny => false,
+        };
+        self.rows.rules.values().filter(spares).map(|rule| rule.who.clone()).collect()
     }
 
     /// Whether a stranger that could not be moved belongs to the lease still by which it should have been; after

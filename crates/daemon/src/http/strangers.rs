@@ -77,13 +77,13 @@ pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) ->
     let heard = body::json::<wire::ModeAsk>(request).await?;
     let by = heard.peer.caller.clone();
     let mode = from_wire(heard.body.mode);
-    if mode == Mode::Enforce && by.operator {
+    if matches!(mode, Mode::Adopt | Mode::Enforce) && by.operator {
         test(&app, card.clone()).await?;
     }
     Ok(app.post.call(by.clone(), Event::ModeAsked { by, card, mode }, heard.key).await?)
 }
 
-/// Whether strangers can be told apart is tried before anybody is ended for it; on a card that is known, unless
+/// Whether strangers can be told apart is tried before anybody is adopted or ended for it; on a card that is known, unless
 /// it is known that they can.
 async fn test(app: &App, card: String) -> Result<(), Refused> {
     let uuid = card.clone();

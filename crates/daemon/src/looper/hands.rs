@@ -10,7 +10,7 @@ use sublet_core::action::Action;
 use sublet_core::decide::preempt;
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::{self, NotParkable};
-use sublet_core::rows::{Hold, Lease, Phase};
+use sublet_core::rows::{Card, Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::{Mode, StrangerId};
@@ -188,14 +188,15 @@ impl Loop {
         }
     }
 
-    /// Where strangers are ended it is tried first, by each daemon anew, whether they can be told apart.
+    /// Where strangers are adopted or ended it is tried first, by each daemon anew, whether they can be told apart.
     pub(super) fn send_self_test(&mut self) {
         let state = self.engine.state();
         if state.tested() > 0 {
             return;
         }
         let cards = state.cards().filter(|card| state.is_listed(*card));
-        let enforced = cards.map(|card| &state.rows().cards[usize::from(card.0)]).find(|row| row.mode == Mode::Enforce);
+        let is_meant = |row: &&Card| matches!(row.mode, Mode::Adopt | Mode::Enforce);
+        let enforced = cards.map(|card| &state.rows().cards[usize::from(card.0)]).find(is_meant);
         if let Some(uuid) = enforced.map(|row| row.facts.uuid.clone()) {
             self.engine.hold(Held::Errand(Errand::SelfTest { uuid }));
         }

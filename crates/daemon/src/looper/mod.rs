@@ -351,7 +351,8 @@ impl Loop {
             Mail::Signalled { lease, signal } => self.take(Event::Signalled { lease, signal }),
             Mail::Strike { stranger, signal, at, processes } => {
                 let (state, now) = (self.engine.state(), self.clock.now());
-                self.host.strike((stranger, signal, at), processes, |blow| state.is_to_be_struck(blow, now));
+                let is_wanted = |blow: &_| state.is_to_be_struck(blow, now);
+                self.host.strike((stranger, signal, at), processes, state.spared(), is_wanted);
             }
             Mail::Stop => self.stopping = true,
         }

@@ -18,10 +18,12 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "/dev/nvidia";
 /// The number of NVIDIA's first device files, fixed long ago; later ones are in `/proc/devices`.
 const MAJOR: u32 = 195;
-/// Descriptors of one process that are looked at; it may have a million.
+/// Descriptors of one process that are looked at; it may have a million. Who has more is spared nothing for it.
 const DESCRIPTORS_MAX: usize = 65_536;
 /// So much of the mappings of one process is looked at: the kernel's own limit is 65,530 of them by default.
 const MAPPINGS_BYTES_MAX: u64 = 32 << 20;
+/// What a file is called whose path is longer than the kernel tells one.
+const NAMELESS: &str = "/… (its path is too long)";
 /// Device files of one process that are told: a host has a few for each card.
 const DEVICES_MAX: usize = 64;
 
@@ -58,16 +60,20 @@ impl Devices {
         Known { majors: majors(&listed), soft: soft.collect() }
     }
 
-    /// The device files that a process has open or mapped, by its folder in `/proc`. What could not be read is
-    /// added to `unread`.
-    pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> Vec<String> {
+    /// The device files that a process has open or mapped, by its folder in `/proc`, and whether it has more than is
+    /// looked at. What could not be read is added to `unread`.
+    pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> (Vec<String>, bool) {
         let known = self.known();
-        let mut found = Vec::new();
-        if let Err(error) = open(folder, &known, &mut found) {
-            unread.push(format!("which files it has open: {}", because(&error)));
-        }
-        if let Err(error) = mapped(folder, &known, &mut found) {
-            unread.push(format!("which files it has mapped: {}", because(&error)));
+        let (mut found, mut crowded) = (Vec::new(), false);
+        for (what, looked) in
+            [("open", open(folder, &known, &mut found)), ("mapped", mapped(folder, &known, &mut found))]
+        {
+            crowded |= looked.as_ref().is_ok_and(|whole| !whole);
+            match looked {
+                Ok(true) => {}
+                Ok(false) => unread.push(format!("which files it has {what}: it has too many")),
+                Err(error) => unread.push(format!("which files it has {what}: {}", because(&error))),
+            }
         }
         found.sort();
         found.dedup();
@@ -75,7 +81,7 @@ impl Devices {
             unread.push(format!("{} more device files that it has open", found.len() - DEVICES_MAX));
             found.truncate(DEVICES_MAX);
         }
-        found
+        (found, crowded)
     }
 }
 
@@ -84,25 +90,24 @@ pub(super) fn because(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not permitted".to_owned(),
         io::ErrorKind::NotFound => "it ended meanwhile".to_owned(),
+        io::ErrorKind::InvalidFilename => "its path is too long".to_owned(),
         _ => error.to_string(),
     }
 }
 
-/// Bounds are told like errors: what was not looked at is not known.
-fn too_many(what: &str, max: usize) -> io::Error {
-    io::Error::other(format!("it has more than {max} {what}"))
-}
-
-fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+/// Says whether all of them were looked at.
+fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     for (number, entry) in fs::read_dir(format!("{folder}/fd"))?.enumerate() {
         if number >= DESCRIPTORS_MAX {
-            return Err(too_many("files open", DESCRIPTORS_MAX));
+            return Ok(false);
         }
         let path = entry?.path();
         let link = match fs::read_link(&path) {
             Ok(link) => link,
             // Closed since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            // It may be a card all the same, below a path that is too long to be told.
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => PathBuf::from(NAMELESS),
             Err(error) => return Err(error),
         };
         // Sockets, pipes and the like have no place in a file system, and need not be asked what they are.
@@ -113,11 +118,11 @@ fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<
             found.push(name);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// `7f12…-7f13… rw-s 00001000 00:05 1049   /dev/nvidia0`
-fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<()> {
+fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     let lines = patient::read(format!("{folder}/maps"), MAPPINGS_BYTES_MAX)?;
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
         if let Some(name) = known.name_of_mapped(line)
@@ -126,10 +131,7 @@ fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Resul
             found.push(name);
         }
     }
-    if lines.len() as u64 == MAPPINGS_BYTES_MAX {
-        return Err(io::Error::other("it has too many mappings"));
-    }
-    Ok(())
+    Ok((lines.len() as u64) < MAPPINGS_BYTES_MAX)
 }
 
 impl Known<'_> {

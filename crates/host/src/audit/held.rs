@@ -139,15 +139,16 @@ impl Custody {
 
     /// Sends a signal to a process that is kept, if it is still what was audited.
     pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), Refused> {
-        self.signal_if(process, number, |send| send())
+        self.signal_if(process, number, |_, send| send())
     }
 
-    /// The same, if at the last moment it is still wanted: `wanted` sends it by what it is given, or does not.
+    /// The same, if at the last moment it is still wanted: `wanted` is told what it is by then, and sends it by what it
+    /// is given, or does not.
     pub fn signal_if(
         &self,
         process: ProcKey,
         number: u8,
-        wanted: impl FnOnce(&mut dyn FnMut() -> Result<(), Refused>) -> Result<(), Refused>,
+        wanted: impl FnOnce(&Audit, &mut dyn FnMut() -> Result<(), Refused>) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
         let signal = Signal::from_named_raw(number.into()).ok_or(Refused::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
@@ -164,17 +165,17 @@ impl Custody {
             return Err(Refused::Kernel);
         }
         let (now, image) = audit_of_image(process, &self.devices).map_err(unread)?;
-        if kept.audit.exe.is_none() || now.exe.is_none() {
+        if !kept.audit.is_of_known_program() || !now.is_of_known_program() {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
         kept.audit.is_same(&now).map_err(Refused::Changed)?;
         // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
         // `exec` its cards are closed.
-        if kept.image != image && now.devices.is_empty() {
+        if kept.image != image && now.devices.is_empty() && !now.crowded {
             return Err(Refused::Changed("it started its program anew since"));
         }
-        wanted(&mut || {
+        wanted(&now, &mut || {
             pidfd_send_signal(&kept.descriptor, signal).map_err(|error| match error {
                 Errno::SRCH => Refused::Gone(process),
                 error => Refused::NotSent(error.into()),

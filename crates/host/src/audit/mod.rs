@@ -38,14 +38,16 @@ pub(crate) use place::is_in_container_of;
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};
 use devices::because;
+use rustix::fs::{AtFlags, Mode as FsMode, OFlags, StatxFlags, fstatfs, makedev, open, statx};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
-use sublet_core::audit::{Accounted, Ancestor, Audit};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::ids::ProcKey;
 use text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
 
@@ -60,6 +62,8 @@ const ATTEMPTS: usize = 4;
 /// How long a program may take from when the kernel has given up the old one until it has the new one's
 /// command line: microseconds, but for a slow disk or a busy host.
 const STARTING_MS_MAX: usize = 100;
+/// What the kernel calls file systems that a program serves.
+const FUSE_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 /// Descendants of one process that are told at once.
 const DESCENDANTS_MAX: usize = 4096;
 
@@ -130,10 +134,14 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
 /// More than a few thousand are told in part: they are asked for again when those are gone.
 pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcKey>, ProcessError> {
     alive(process)?;
+    let place = |pid: u32| process::cgroups(pid).map(|its| place::place(&its).cgroup);
+    // An audit has the path as it can be shown: what is compared is the path itself.
+    let own = place(process.pid).ok().filter(|own| clean(own, PATH_MAX) == cgroup);
+    let meant = own.as_deref().unwrap_or(cgroup);
     let (mut found, mut parents) = (Vec::new(), vec![process]);
     let mut seen = 0;
     while let Some(parent) = parents.pop() {
-        let is_there = process::cgroups(parent.pid).is_ok_and(|its| place::place(&its).cgroup == cgroup);
+        let is_there = place(parent.pid).is_ok_and(|its| its == meant);
         if is_there && process::is_running(parent) {
             found.push(parent);
         }
@@ -170,6 +178,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     let mut unread = Vec::new();
     let folder = process::folder(pid, stat);
     let (exe, exe_deleted) = executable(&folder, stat, &mut unread);
+    let exe_file = image_file(&folder);
     let exe_inside = exe.is_some() && is_inside(&folder);
     let cwd = match fs::read_link(format!("{folder}/cwd")) {
         Ok(path) => Some(clean_bytes(path.as_os_str().as_bytes(), PATH_MAX)),
@@ -180,11 +189,13 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
     };
     // In a container the same number is another user.
     let seat = if place.container.is_none() { seat::seat_of(uid, &place.cgroup) } else { None };
+    let (open, crowded) = devices.of(&folder, &mut unread);
     Ok(Audit {
         process,
         uid,
         name: clean(&stat.name, WORD_MAX),
         exe,
+        exe_file,
         exe_deleted,
         exe_inside,
         command: command(&folder, &mut unread),
@@ -196,7 +207,8 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         session: stat.session,
         started_s: started_s(process),
         ancestry: ancestry(process, &mut unread),
-        devices: devices.of(&folder, &mut unread),
+        devices: open,
+        crowded,
         ran: Some(accounted(pid, stat, &status, &mut unread)),
         unread,
     })
@@ -217,6 +229,25 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
             (None, false)
         }
     }
+}
+
+/// The file that it runs, told by the descriptor and not by a path. What a user mounts by FUSE has the numbers that the
+/// user gives it, others each time: there it counts that it is of that mount.
+fn image_file(folder: &str) -> Option<FileKey> {
+    let link = format!("{folder}/exe");
+    // It may be on a server that does not answer.
+    let told = patient::patiently(move || {
+        let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, FsMode::empty())?;
+        if fstatfs(&file)?.f_type == FUSE_MAGIC {
+            let kept = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd()))?;
+            let mount = kept.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+            let dev = mount.and_then(|mount| mount.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+            return Ok(FileKey { dev, ino: 0 });
+        }
+        let stat = statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+        Ok(FileKey { dev: makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino })
+    });
+    told.ok()
 }
 
 /// Whether the path of an executable is another file here, or none: in a mount namespace of its own, which anybody

@@ -120,7 +120,7 @@ const PREFIXES: [(&str, usize); 36] = [
     ("AGE-SECRET-KEY-", 8),
 ];
 /// Options that only in one program carry a secret: with its value behind it, or in the next word.
-const OF_PROGRAMS: [(&str, &str); 8] = [
+const OF_PROGRAMS: [(&str, &str); 14] = [
     ("mysql", "-p"),
     ("mysqldump", "-p"),
     ("mysqladmin", "-p"),
@@ -129,7 +129,15 @@ const OF_PROGRAMS: [(&str, &str); 8] = [
     ("redis-cli", "-a"),
     ("ldapsearch", "-w"),
     ("mosquitto_pub", "-P"),
+    ("mongo", "-p"),
+    ("mongosh", "-p"),
+    ("mongodump", "-p"),
+    ("mongorestore", "-p"),
+    ("mongoimport", "-p"),
+    ("mongoexport", "-p"),
 ];
+/// Programs that have one only for who logs in: otherwise it is a port.
+const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
 /// Characters of a key that are looked at.
 const KEY_SHOWN: usize = 64;
 /// Letters and digits in a row without a sense: shorter ones occur in names of files.
@@ -139,9 +147,8 @@ const CHANCE_ONE_CASE_MIN: usize = 32;
 
 /// The arguments with every secret in them replaced.
 pub(super) fn redact(arguments: &[String]) -> Vec<String> {
-    let program = arguments.first().map(|first| first.rsplit('/').next().unwrap_or(first)).unwrap_or_default();
-    let mut reader = Reader { program, next: Next::Plain, is_script: false };
-    arguments.iter().enumerate().map(|(number, argument)| reader.argument(argument, number == 0)).collect()
+    let mut reader = Reader { option: None, logs_in: false, next: Next::Plain, is_script: false };
+    arguments.iter().map(|argument| reader.argument(argument)).collect()
 }
 
 /// What the words so far say about the next one.
@@ -162,15 +169,18 @@ enum Next {
     Until(char),
 }
 
-struct Reader<'a> {
-    program: &'a str,
+struct Reader {
+    /// What carries a secret in the last program that was named: `sudo`, `timeout 5` and the like may be before it.
+    option: Option<&'static str>,
+    /// That is a program which has one for who logs in.
+    logs_in: bool,
     next: Next,
     /// The argument is a command line itself: the one before was a shell's `-c`.
     is_script: bool,
 }
 
-impl Reader<'_> {
-    fn argument(&mut self, argument: &str, is_program: bool) -> String {
+impl Reader {
+    fn argument(&mut self, argument: &str) -> String {
         let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
             Next::SecretArgument if !looks_like_option(argument) => {
@@ -190,7 +200,7 @@ impl Reader<'_> {
             self.next = Next::Plain;
             return format!("{name}={REDACTED}");
         }
-        if !is_program && let Some(redacted) = self.of_program(argument) {
+        if let Some(redacted) = self.of_program(argument, Next::SecretArgument).filter(|_| !is_script) {
             return redacted;
         }
         if looks_like_option(argument) && is_name(argument) && is_secret(argument) {
@@ -201,15 +211,33 @@ impl Reader<'_> {
     }
 
     /// `mysql -psecret`, `sshpass -p secret`.
-    fn of_program(&mut self, argument: &str) -> Option<String> {
-        let (_, option) = OF_PROGRAMS.iter().find(|(program, _)| *program == self.program)?;
-        let value = argument.strip_prefix(option)?;
-        if value.is_empty() {
+    fn of_program(&mut self, text: &str, next: Next) -> Option<String> {
+        let option = self.option?;
+        let value = text.strip_prefix(option)?;
+        let Some(first) = value.chars().next() else {
             // MySQL asks for it then, and the next word is the name of a database: not shown either.
-            self.next = Next::SecretArgument;
-            return Some(argument.to_owned());
+            self.next = next;
+            return Some(text.to_owned());
+        };
+        let is_open = is_mark(first) && value[1..].find(first).is_none();
+        self.next = if is_open && next == Next::SecretWord { Next::Until(first) } else { Next::Plain };
+        // What closes an outer quotation stays.
+        let closes: String = value.chars().next_back().filter(|last| is_mark(*last) && !is_open).into_iter().collect();
+        Some(format!("{option}{REDACTED}{closes}"))
+    }
+
+    /// Programs are named anywhere: behind others that start them, and in scripts.
+    fn heed_program(&mut self, word: &str) {
+        let ends = |c: char| is_quote(c) || matches!(c, ';' | '&' | '|' | '$' | '{' | '=');
+        let named = word.trim_end_matches(is_quote).rsplit(ends).next().unwrap_or_default();
+        let named = named.rsplit('/').next().unwrap_or_default();
+        if let Some((_, option)) = OF_PROGRAMS.iter().find(|(program, _)| *program == named) {
+            (self.option, self.logs_in) = (Some(*option), false);
+        } else if LOG_IN.contains(&named) {
+            self.logs_in = true;
+        } else if named == "login" && self.logs_in {
+            self.option = Some("-p");
         }
-        Some(format!("{option}{REDACTED}"))
     }
 
     fn words(&mut self, argument: &str) -> String {
@@ -250,6 +278,10 @@ impl Reader<'_> {
     }
 
     fn word(&mut self, word: &str) -> String {
+        if let Some(redacted) = self.of_program(word, Next::SecretWord) {
+            return redacted;
+        }
+        self.heed_program(word);
         let bare = word.trim_matches(is_quote);
         if is_name(bare) {
             self.next = match bare {
@@ -535,6 +567,13 @@ mod tests {
         check("mysql -uroot -phunter2 db", "mysql -uroot -p*** db");
         check("/usr/bin/sshpass -p x ssh h", "/usr/bin/sshpass -p *** ssh h");
         check("redis-cli -a x ping", "redis-cli -a *** ping");
+        check("timeout 5 sshpass -p x ssh h", "timeout 5 sshpass -p *** ssh h");
+        check("sudo -u db /usr/bin/mysql -phunter2 db", "sudo -u db /usr/bin/mysql -p*** db");
+        check("docker login -u ann -p x r.io", "docker login -u ann -p *** r.io");
+        check("mongo -u ann -p x db", "mongo -u ann -p *** db");
+        check("mongodump -px db", "mongodump -p*** db");
+        stays("docker run -p 8080:80 img");
+        stays("llama-server -p 8080 -a name");
         check("openssl -passin pass:x -in k.pem", "openssl -passin pass:*** -in k.pem");
     }
 
@@ -559,6 +598,11 @@ mod tests {
         check("sh -c HF_TOKEN=abc␠python␠train.py", "sh -c HF_TOKEN=***␠python␠train.py");
         check("bash -lc HF_TOKEN='a␠b␠c'␠python␠train.py", "bash -lc HF_TOKEN=***'␠python␠train.py");
         check("sh -c app␠--token=\"a␠b", "sh -c app␠--token=***\"");
+        check("sh -c mysql␠-phunter2␠db", "sh -c mysql␠-p***␠db");
+        check("sh -c cd␠/w;mysql␠-p'two␠words'␠db", "sh -c cd␠/w;mysql␠-p***'␠db");
+        check("sh -c 'sshpass␠-p␠x␠ssh␠h'", "sh -c 'sshpass␠-p␠***␠ssh␠h'");
+        check("sh -c x=$(mysql␠-px)", "sh -c x=$(mysql␠-p***");
+        check("sh -c exec␠docker␠login␠-p␠x", "sh -c exec␠docker␠login␠-p␠***");
         check("sh -c cd␠/w;␠HF_TOKEN=abc␠python␠t.py␠--lr␠1", "sh -c cd␠/w;␠HF_TOKEN=***␠python␠t.py␠--lr␠1");
         check("sh -c app␠--password␠'two␠words'␠--n␠1", "sh -c app␠--password␠'***'␠--n␠1");
         check(

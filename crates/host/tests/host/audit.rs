@@ -25,8 +25,10 @@ crate::tests![
     a_mapped_file_counts_without_a_descriptor,
     a_first_thread_that_ended_hides_nothing,
     another_name_does_not_hide_a_card,
+    neither_a_file_without_a_path_nor_many_files_hide_a_card,
     whoever_moves_to_another_cgroup_is_told_there,
     descendants_in_other_cgroups_are_left_out,
+    a_cgroup_that_cannot_be_shown_hides_no_descendants,
     what_may_not_be_read_is_said,
     a_process_that_ended_is_gone,
     a_thread_has_no_audit,
@@ -214,6 +216,23 @@ fn another_name_does_not_hide_a_card() {
     }
 }
 
+fn neither_a_file_without_a_path_nor_many_files_hide_a_card() {
+    let (folder, card) = (tempfile::tempdir().unwrap(), Scratch::holding("card", b"cards"));
+    let (place, name) = (folder.path().to_str().unwrap(), card.path());
+    let devices = Devices::new([name.clone()]);
+    let tree = odd(&["hide", place, name.to_str().unwrap(), "0"], 1);
+    let told = audit(tree.root(), &devices).unwrap();
+    assert_eq!((told.devices, told.crowded), (vec![name.to_str().unwrap().to_owned()], false));
+    drop(tree);
+    let folder = tempfile::tempdir().unwrap();
+    let tree = odd(&["hide", folder.path().to_str().unwrap(), name.to_str().unwrap(), "65600"], 1);
+    let told = audit(tree.root(), &devices).unwrap();
+    if !told.crowded {
+        return eprintln!("skipped: nobody may have so many files open here");
+    }
+    assert!(told.unread.contains(&"which files it has open: it has too many".to_owned()), "{:?}", told.unread);
+}
+
 fn whoever_moves_to_another_cgroup_is_told_there() {
     let Some(cgroup) = crate::holders::OwnCgroup::make(crate::support::fresh_lease()) else {
         eprintln!("skipped: this user may not make a cgroup here; moves are tested by the parser alone");
@@ -248,6 +267,17 @@ fn descendants_in_other_cgroups_are_left_out() {
         assert_eq!(pids(&told.cgroup), all, "who is below somebody that moved is still a descendant");
         assert_eq!(pids(&of(tree.pids[1]).cgroup), [tree.pids[1]]);
     }
+}
+
+fn a_cgroup_that_cannot_be_shown_hides_no_descendants() {
+    let Some(cgroup) = crate::holders::OwnCgroup::named(&format!("odd\u{1}{}", std::process::id())) else {
+        return eprintln!("skipped: this user may not make a cgroup here");
+    };
+    let tree = Tree::shell(crate::holders::THREE, 2);
+    tree.pids.iter().for_each(|pid| cgroup.put(*pid));
+    let told = of(tree.pids[0]);
+    assert!(told.cgroup.contains("odd?"), "{}", told.cgroup);
+    assert_eq!(descendants_in_cgroup(tree.root(), &told.cgroup).unwrap().len(), 3);
 }
 
 /// Root may read all, so somebody else looks at a process of root's; anybody else looks at the first process.
@@ -317,6 +347,7 @@ const SET_MM_MAP: std::ffi::c_ulong = 14;
 unsafe extern "C" {
     fn syscall(number: std::ffi::c_long, ...) -> std::ffi::c_long;
     fn prctl(option: std::ffi::c_int, ...) -> std::ffi::c_int;
+    fn setresuid(real: u32, effective: u32, saved: u32) -> std::ffi::c_int;
     fn sbrk(more: isize) -> *mut std::ffi::c_void;
 }
 
@@ -351,12 +382,52 @@ pub fn run(args: &[String]) -> ExitCode {
             let pause = Duration::from_micros(args[2].parse().unwrap());
             std::thread::spawn(move || write_over_places(pause, &card));
         }
+        "deep" => {
+            std::env::set_current_dir(&args[1]).unwrap();
+            (0..25).for_each(|_| go_deeper());
+            assert!(std::fs::copy("/bin/sleep", "sleep").is_ok());
+            println!("0");
+            panic!("{}", Command::new("./sleep").arg("600").exec());
+        }
+        "hop" => {
+            std::thread::spawn(|| {
+                for step in 0.. {
+                    hop(1000 + step % 1000);
+                }
+            });
+        }
+        "hide" => {
+            std::env::set_current_dir(&args[1]).unwrap();
+            (0..25).for_each(|_| go_deeper());
+            let below = std::fs::File::create("below").unwrap();
+            let many: u64 = args[3].parse().unwrap();
+            let limit = rustix::process::Rlimit { current: Some(many + 100), maximum: Some(many + 100) };
+            // Who may not have so many has fewer.
+            let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+            let mut more: Vec<_> = (0..many).map_while(|_| below.try_clone().ok()).collect();
+            more.pop();
+            std::mem::forget((below, more, std::fs::File::open(&args[2]).unwrap()));
+        }
         "reuse" => return crate::custody::reuse(),
         other => panic!("`{other}` is nothing odd"),
     }
     println!("0");
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     ExitCode::SUCCESS
+}
+
+/// The real user only: whoever stays root otherwise may become the next one, too.
+fn hop(uid: u32) {
+    let same = u32::MAX;
+    // SAFETY: it takes three numbers. The first thread is told as the process, so all of them hop.
+    unsafe { setresuid(uid, same, same) };
+}
+
+/// Into a folder with a long name: of twenty such the path is longer than the kernel tells one.
+fn go_deeper() {
+    let name = "d".repeat(200);
+    std::fs::create_dir(&name).unwrap();
+    std::env::set_current_dir(&name).unwrap();
 }
 
 /// As whoever restores programs does: another place for the stack, again and again.

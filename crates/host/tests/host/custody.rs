@@ -2,7 +2,7 @@
 
 use crate::audit::{copied_sleep, odd};
 use crate::holders::OwnCgroup;
-use crate::support::{Scratch, Tree, exe, fresh_lease, key};
+use crate::support::{Scratch, Tree, exe, fresh_lease, key, my_uid};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -20,6 +20,9 @@ crate::tests![
     who_writes_over_its_places_in_memory_is_not_another,
     another_cgroup_is_refused,
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
+    who_renames_its_executable_all_the_time_is_not_another,
+    an_executable_whose_path_is_too_long_saves_nobody,
+    another_user_is_no_other_process,
     the_first_process_this_one_and_its_parents_get_none,
     the_kernel_gets_none,
     a_number_that_was_reused_is_harmless,
@@ -188,6 +191,54 @@ fn neither_a_new_name_nor_a_removed_executable_saves_anybody() {
     custody.take(tree.root()).unwrap();
     std::fs::remove_file(path.path()).unwrap();
     custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+fn who_renames_its_executable_all_the_time_is_not_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    assert!(Command::new("cp").arg("/bin/sleep").arg(&one).status().unwrap().success());
+    let mut tree = Tree::of(Command::new(&one).arg("600"), 0);
+    let mut custody = custody();
+    let before = custody.take(tree.root()).unwrap().exe.clone();
+    assert_eq!(before.as_deref(), one.to_str());
+    std::fs::rename(&one, &other).unwrap();
+    custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+fn an_executable_whose_path_is_too_long_saves_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tree = odd(&["deep", folder.path().to_str().unwrap()], 1);
+    while !std::fs::read(format!("/proc/{}/cmdline", tree.pids[0])).unwrap().starts_with(b"./sleep") {
+        std::thread::yield_now();
+    }
+    let mut custody = custody();
+    let told = custody.take(tree.root()).unwrap();
+    assert_eq!((told.exe.as_deref(), told.is_of_known_program()), (None, true));
+    assert!(told.unread.iter().any(|unread| unread == "its executable: its path is too long"), "{:?}", told.unread);
+    custody.signal(tree.root(), 15).unwrap();
+    tree.wait();
+}
+
+/// As root in a namespace of its own with many users does, again and again.
+fn another_user_is_no_other_process() {
+    if my_uid() != 0 {
+        return eprintln!("skipped: only root becomes somebody else");
+    }
+    let mut tree = odd(&["hop"], 1);
+    let uid = || process::identify(tree.pids[0]).unwrap().uid;
+    let mut custody = custody();
+    let before = custody.take(tree.root()).unwrap().uid;
+    while uid() == before {
+        std::thread::yield_now();
+    }
+    let mut then = None;
+    let sent = custody.signal_if(tree.root(), 15, |now, send| {
+        then = Some(now.uid);
+        send()
+    });
+    assert!(sent.is_ok() && then.is_some_and(|then| (1000..2000).contains(&then)), "{sent:?}, {then:?}");
     tree.wait();
 }
 

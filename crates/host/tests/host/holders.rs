@@ -333,8 +333,12 @@ pub struct OwnCgroup(PathBuf);
 
 impl OwnCgroup {
     pub fn make(lease: LeaseId) -> Option<OwnCgroup> {
+        OwnCgroup::named(&format!("sublet-{lease}"))
+    }
+
+    pub fn named(name: &str) -> Option<OwnCgroup> {
         let mine = process::cgroups(std::process::id()).ok()?;
-        let dirs = mine.iter().filter_map(process::Cgroup::directory).map(|dir| dir.join(format!("sublet-{lease}")));
+        let dirs = mine.iter().filter_map(process::Cgroup::directory).map(|dir| dir.join(name));
         let usable = |dir: &PathBuf| std::fs::create_dir(dir).is_ok() && dir.join("cgroup.procs").exists();
         dirs.into_iter().find(usable).map(OwnCgroup)
     }

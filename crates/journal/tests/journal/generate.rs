@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
-use sublet_core::audit::{Accounted, Ancestor, Audit};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
@@ -279,6 +279,7 @@ impl World {
             uid: 1000 + self.dice.below(3) as u32,
             name: "Größe \"x\" 🦀".to_owned(),
             exe: (self.dice.below(4) > 0).then(|| format!("/opt/tool{}", self.dice.below(3))),
+            exe_file: (self.dice.below(2) == 0).then_some(FileKey { dev: 3, ino: self.now.0 }),
             exe_deleted: self.dice.below(2) == 0,
             exe_inside: self.dice.below(2) == 0,
             command: vec!["tool".to_owned(), "--quiet".to_owned()],
@@ -291,6 +292,7 @@ impl World {
             started_s: self.now.0,
             ancestry: vec![parent],
             devices: vec!["/dev/nvidia0".to_owned()],
+            crowded: self.dice.below(4) == 0,
             ran: Some(Accounted { cpu_ms: self.now.0, io_bytes: Some(3), peak_memory_bytes: None }),
             unread,
         }
@@ -346,7 +348,7 @@ impl World {
             Step::Moving { .. } => Action::NotMoved { stranger, at, why: "it's \"managed\"".to_owned() },
             Step::Warned { .. } | Step::Unmoved { .. } => Action::Strike { stranger, signal: 15, at, processes },
             Step::Told { signal, sent: false, .. } => {
-                let outcome = vec![Struck { process: audit.process, refused, changed: false }];
+                let outcome = vec![Struck { process: audit.process, refused, changed: false, uid: Some(audit.uid) }];
                 Action::Struck { stranger, signal: *signal, at, outcome, late: self.dice.below(8) == 0 }
             }
             Step::Told { signal: 15, .. } => Action::Strike { stranger, signal: 9, at, processes },

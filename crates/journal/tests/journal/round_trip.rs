@@ -3,7 +3,7 @@
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
-use sublet_core::audit::{Accounted, Ancestor, Audit};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
@@ -129,6 +129,7 @@ fn extreme_audit() -> Audit {
         uid: u32::MAX,
         name: "'; DROP TABLE strangers".to_owned(),
         exe: Some("/名前/🦀".to_owned()),
+        exe_file: Some(FileKey { dev: u64::MAX, ino: u64::MAX }),
         exe_deleted: true,
         exe_inside: true,
         command: vec![String::new(), "\"".to_owned()],
@@ -141,6 +142,7 @@ fn extreme_audit() -> Audit {
         started_s: u64::MAX,
         ancestry: vec![parent],
         devices: vec!["/dev/nvidia0".to_owned()],
+        crowded: true,
         ran: Some(Accounted { cpu_ms: u64::MAX, io_bytes: Some(u64::MAX), peak_memory_bytes: Some(u64::MAX) }),
         unread: vec!["its open files".to_owned()],
     }

@@ -28,7 +28,9 @@ impl Books {
     pub(super) fn is_abroad(&self, process: ProcKey, number: usize) -> bool {
         let card = &self.cards[number];
         let size = card.sizes.iter().find(|(of, _)| *of == process).map(|(_, bytes)| *bytes);
-        let takes = card.residents.contains(&process) && size != Some(Some(Bytes::ZERO));
+        let is_much = |bytes: Bytes| bytes >= Bytes::mib(256);
+        let draws_much = size.is_some_and(|size| size.is_none_or(is_much));
+        let takes = (card.residents.contains(&process) || draws_much) && size != Some(Some(Bytes::ZERO));
         takes && self.holder(&process).is_some() && !self.is_home(process, number)
     }
 

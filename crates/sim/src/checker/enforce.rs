@@ -273,7 +273,7 @@ impl Books {
             }
             Event::ModeAsked { by, card, mode } => {
                 let cannot = match &self.watch.tested {
-                    _ if *mode != Mode::Enforce => None,
+                    _ if !matches!(mode, Mode::Adopt | Mode::Enforce) => None,
                     Some(Ok(())) => None,
                     Some(Err(why)) => Some(why.clone()),
                     None => Some("it was not tried yet".to_owned()),
@@ -800,6 +800,9 @@ impl Books {
             && found.since + super::adopt::SETTLES <= now
             && self.tenants.iter().any(|tenant| tenant.name == format!("uid:{}", found.audit.uid))
             && self.is_exempt(found, &on).is_none()
+            && self.watch.tested == Some(Ok(()))
+            && found.audit.exe.is_some()
+            && !found.audit.devices.is_empty()
             && self.adoptable(now, found, None).is_ok()
     }
 

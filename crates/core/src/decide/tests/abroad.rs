@@ -101,13 +101,37 @@ fn the_mode_of_the_cards_that_its_lease_has_is_not_about_it() {
 }
 
 #[test]
-fn who_only_draws_there_or_has_nothing_there_or_is_only_where_its_lease_is_is_no_stranger() {
+fn who_draws_much_there_is_on_the_record_and_warned_and_not_ended() {
+    check(
+        "
+        2s card 1 ~L1=300M
+        2s mode 1 enforce root
+        3s audit L1
+        14s audit L1
+        15s card 1 ~L1=200M
+        ",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 4 GiB on 0 epoch 1 until 300s
+            0s bind L1
+            2s card 1 mode enforce
+            3s find X1 of uid 7, a process of L1
+            3s warn X1 until 13s
+            15s close X1 (OffCards)
+        "#]],
+    );
+}
+
+#[test]
+fn who_draws_little_there_or_has_nothing_there_or_is_only_where_its_lease_is_is_no_stranger() {
     check(
         "
         2s card 1 L1=0M
         2s audit L1
         3s card 1
         4s audit L1
+        5s card 1 ~L1=200M
+        6s audit L1
         ",
         expect![[r#"
             0s queue L1

@@ -1,8 +1,8 @@
 //! Strangers: found, adopted, warned, ended; and all who are left alone.
 
-use super::{check, check_with};
+use super::{check, check_with, told};
 use crate::policy::Policy;
-use crate::stranger::Patience;
+use crate::stranger::{Patience, StrangerId};
 use crate::units::Span;
 use expect_test::expect;
 
@@ -220,30 +220,81 @@ fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
 }
 
 #[test]
-fn a_known_users_process_is_adopted_where_that_is_the_mode() {
+fn a_known_users_process_with_a_card_open_is_adopted_where_that_is_the_mode() {
     check(
         "
         0s cards 24G
         0s card 0
         0s ask uid:7 1G wait=0s
         1s release L1 uid:7
+        1s mode 0 adopt root
+        2s tested
         2s mode 0 adopt root
-        2s card 0 stray=4G other=3G
+        2s card 0 stray=4G other=3G fileless=1G
         3s audit stray uid=7
         3s audit other uid=8
-        20s card 0 stray=4G other=3G
+        3s audit fileless uid=7 nodev
+        20s card 0 stray=4G other=3G fileless=1G
         ",
         expect![[r#"
             0s queue L1
             0s grant L1 1 GiB on 0 epoch 1 until 60s
             1s end L1 (Released)
+            1s refuse: strangers cannot be told apart here: it was not tried yet
             2s retire L1
             2s card 0 mode adopt
             3s find X1 of uid 7
             3s find X2 of uid 8
+            3s find X3 of uid 7
             8s queue L2
             8s grant L2 4 GiB on 0 epoch 2 until 308s
             8s close X1 (Adopted(LeaseId(2)))
+        "#]],
+    );
+}
+
+#[test]
+fn who_calls_itself_something_else_all_the_time_is_noted_once_a_minute_and_before_anything_is_done() {
+    let story = "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=1G
+        0s mode 0 enforce root
+        1s audit stray
+        2s audit stray title=one
+        3s audit stray title=two
+        9s audit stray title=three
+        12s audit stray title=four
+        ";
+    let called = |until: usize| {
+        let lines: Vec<&str> = story.trim_end().lines().take(until).collect();
+        told(&lines.join("\n"), brisk()).state.rows().strangers[&StrangerId(1)].audit.command.join(" ")
+    };
+    assert_eq!([6, 7, 8, 9, 10].map(called), ["python3 train.py", "one", "one", "one", "four"]);
+}
+
+#[test]
+fn who_has_no_path_or_more_files_than_are_looked_at_is_ended_all_the_same() {
+    check_with(
+        brisk(),
+        "
+        0s cards 24G
+        0s tested
+        0s card 0 stray=1G crowd=1G
+        0s mode 0 enforce root
+        1s audit stray nopath
+        1s audit crowd crowded
+        12s audit stray nopath
+        12s audit crowd crowded
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            1s find X2 of uid 7
+            1s warn X2 until 11s
+            12s strike X1 with 15, 1 processes
+            12s strike X2 with 15, 1 processes
         "#]],
     );
 }
@@ -311,8 +362,8 @@ fn nobody_is_ended_where_processes_cannot_be_told_apart() {
         30s audit stray
         ",
         expect![[r#"
-            0s refuse: nobody can be ended here: it was not tried yet
-            1s refuse: nobody can be ended here: this is not the first pid namespace
+            0s refuse: strangers cannot be told apart here: it was not tried yet
+            1s refuse: strangers cannot be told apart here: this is not the first pid namespace
             2s card 0 mode warn
             2s refuse: only an operator may do this
             3s find X1 of uid 7

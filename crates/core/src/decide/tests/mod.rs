@@ -26,7 +26,7 @@ mod term;
 mod tokens;
 
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
-use crate::audit::Audit;
+use crate::audit::{Audit, FileKey};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
@@ -237,7 +237,7 @@ impl Teller {
                 let stranger = StrangerId(id.trim_start_matches('X').parse().expect("a stranger"));
                 let refused = (!refused.is_empty()).then(|| refused.join(" "));
                 let changed = refused.as_deref().is_some_and(|why| why.starts_with("it is not what"));
-                let outcome = vec![Struck { process: process(name), refused, changed }];
+                let outcome = vec![Struck { process: process(name), refused, changed, uid: None }];
                 let signal = signal.parse().expect("a signal");
                 let step = self.state.rows().strangers.get(&stranger).map(|stranger| stranger.step);
                 let of = match step {
@@ -395,13 +395,15 @@ impl Teller {
     }
 }
 
-/// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open.
+/// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open;
+/// `title=x`: what it calls itself; `crowded`: too many files are; `nopath`: its executable has no path that could be read.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
         uid: 7,
         name: name.to_owned(),
         exe: Some("/usr/bin/python3".to_owned()),
+        exe_file: None,
         exe_deleted: false,
         exe_inside: false,
         command: vec!["python3".to_owned(), "train.py".to_owned()],
@@ -414,6 +416,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         started_s: 0,
         ancestry: Vec::new(),
         devices: vec!["/dev/nvidia0".to_owned()],
+        crowded: false,
         ran: None,
         unread: Vec::new(),
     };
@@ -427,6 +430,15 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("container", id) => audit.container = Some(id.to_owned()),
             ("tree", names) => tree.extend(names.split(',').map(process)),
             ("unread", what) => (audit.unread, audit.devices) = (vec![what.to_owned()], Vec::new()),
+            ("title", title) => audit.command = vec![title.to_owned()],
+            ("nopath", _) => {
+                (audit.exe, audit.exe_file) = (None, Some(FileKey { dev: 1, ino: 2 }));
+                audit.unread = vec!["its executable: its path is too long".to_owned()];
+            }
+            ("crowded", _) => {
+                (audit.devices, audit.crowded) = (Vec::new(), true);
+                audit.unread = vec!["which files it has open: too many".to_owned()];
+            }
             ("nodev", _) => audit.devices = Vec::new(),
             other => panic!("no such word: {other:?}"),
         }
