@@ -209,7 +209,7 @@ pub fn bare_command(program: &Path, home: &Path) -> Command {
 /// `sublet serve` as a command that was not started yet.
 pub fn serve_command(home: &Path, state: &Path, socket: &Path) -> Command {
     let mut command = bare_command(sublet(), home);
-    command.args(serve_arguments(state, socket, &Gpu::Scripted)).args(["--config", "/dev/null"]).stdin(Stdio::null());
+    command.args(serve_arguments(state, socket, &Gpu::Scripted)).stdin(Stdio::null());
     command
 }
 
