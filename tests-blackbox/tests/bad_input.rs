@@ -353,3 +353,16 @@ fn a_configuration_with_an_unknown_key_is_refused_before_anything_starts() {
     let gone = Client::new(dir.path().join("s")).try_send("GET", "/readyz", &[], b"");
     assert!(gone.is_err(), "no service was left behind");
 }
+
+#[test]
+fn an_offer_that_makes_no_sense_is_refused_whatever_became_of_the_lease() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({})));
+    let accept = |body: serde_json::Value| client.post(&format!("/v1/leases/{}/accept", lease.id), &body);
+    let senseless = [json!({"vram_bytes": 1_048_575}), json!({"vram_bytes": GIB, "gpus": 65})];
+    senseless.iter().for_each(|body| assert_eq!(accept(body.clone()).code(), "bad_value", "{body}"));
+    assert_eq!(client.delete(&format!("/v1/leases/{}", lease.id)).status, 200);
+    senseless.iter().for_each(|body| assert_eq!(accept(body.clone()).code(), "bad_value", "{body}, when it is over"));
+    assert_eq!(accept(json!({"vram_bytes": GIB})).code(), "lease_ended");
+}

@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::time::Duration;
-use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
@@ -286,6 +286,15 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 ))]
 pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let heard = body::json::<wire::Accept>(request).await?;
+    // What makes no sense of any lease is said first, whatever became of this one.
+    let senseless = match &heard.body {
+        wire::Accept { vram_bytes, .. } if Bytes(*vram_bytes) < Ask::VRAM_MIN => Some(BadAsk::Vram),
+        wire::Accept { gpus: Some(gpus), .. } if !(1..=u32::from(Ask::GPUS_MAX)).contains(gpus) => Some(BadAsk::Gpus),
+        _ => None,
+    };
+    if let Some(why) = senseless {
+        return Err(words::problem(&Refusal::BadAsk(why)).into());
+    }
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
     let asked = {
@@ -293,7 +302,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
         app.post.read(move |view| find(view.state, &by, lease).ok().map(|lease| u32::from(lease.ask.gpus))).await?
     };
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
-    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(sublet_core::ask::BadAsk::Gpus)))?;
+    let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(BadAsk::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
     ended_is_ended(&app, by, lease, reply).await
