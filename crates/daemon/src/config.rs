@@ -423,7 +423,7 @@ impl Config {
 /// Some 300 MB, months of a busy card.
 const HISTORY: u64 = 1_000_000;
 
-/// A few hours of a busy card at least: less would not tell what happened yesterday.
+/// Fewer would not tell what happened an hour ago.
 fn read_history(lines: u64) -> Result<u64, ConfigError> {
     match lines {
         1_000.. => Ok(lines),

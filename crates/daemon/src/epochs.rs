@@ -111,13 +111,14 @@ mod tests {
     #[test]
     fn a_mark_that_a_power_cut_spoiled_is_found_in_its_other_place() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = |wall_us| Epochs::begin(dir.path(), wall_us).unwrap().1;
-        let first = begin(1_000_000);
-        let file = OpenOptions::new().write(true).open(dir.path().join(NAME)).unwrap();
-        for place in PLACES {
-            let before = std::fs::read(dir.path().join(NAME)).unwrap();
-            file.write_all_at(b"00x", place).unwrap();
-            assert!(begin(5).0 >= first.0 || place == PLACES[1], "one of them is older");
+        let begin = || Epochs::begin(dir.path(), 5).unwrap();
+        let newest = (0..3).map(|_| begin().0).last().unwrap();
+        let (path, file) = (dir.path().join(NAME), newest.file.try_clone().unwrap());
+        let before = std::fs::read(&path).unwrap();
+        // The older one is where the next would be written; it is as high as anything that was handed out before.
+        for (spoiled, mark) in [(newest.next, newest.mark), (1 - newest.next, newest.mark - AHEAD)] {
+            file.write_all_at(b"00x", PLACES[spoiled]).unwrap();
+            assert_eq!(begin().1, Epoch(mark));
             file.write_all_at(&before, 0).unwrap();
         }
         PLACES.into_iter().for_each(|place| file.write_all_at(b"00x", place).unwrap());
