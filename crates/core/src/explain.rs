@@ -203,7 +203,9 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     let since = place.arrival.max(state.rows().tenants[lease.tenant.0 as usize].turn);
     let settled = since + policy.debt_max + Span(head.max(0) as u64);
     // A lease that ended counts until its cards were seen again.
-    let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, 2) + Span(3 * policy.period.0);
+    // Who has to leave may fail to, and come back, once in every way.
+    let ways = 2 * Rung::REVERSIBLE.len() as u64;
+    let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, ways) + Span(3 * policy.period.0);
     let rests = state.live(lease.id).and_then(|live| live.rests.values().map(|rest| rest.until).max());
     let rests = rests.unwrap_or(now);
     let from = now.max(settled).max(state.rows().meta.grace_until).max(rests);

@@ -40,6 +40,8 @@ pub struct Watch {
 /// Something went wrong lately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
+    /// When it did.
+    pub since: Time,
     /// It is not tried again before then.
     pub until: Time,
     /// What it was.
@@ -188,6 +190,11 @@ pub(crate) fn booked_by(state: &State, tenant: TenantId) -> Bytes {
     own.filter_map(Lease::hold).map(Hold::booked).sum()
 }
 
+/// Whether a holder has its cards for longer than its lease says: it is on its way off them, or could not leave.
+pub(crate) fn is_over(state: &State, hold: &Hold, now: Time) -> bool {
+    state.rows().meta.due(hold.renewed, hold.until) <= now
+}
+
 /// How much host memory leaving in this way takes, if the holder can leave so now.
 pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<Bytes, NotParkable> {
     let Phase::Active(hold) = &lease.phase else { return Err(NotParkable::NotActive) };
@@ -196,7 +203,10 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
         return Err(NotParkable::Off);
     }
     could_be(state, lease, hold, rung, now)?;
-    if let Some(rest) = state.live(lease.id).and_then(|live| live.rests.get(&rung)).filter(|rest| rest.until > now) {
+    // Whose time is over tries each way once, or it would never leave.
+    let is_over = is_over(state, hold, now);
+    let rests = |rest: &&Rest| rest.until > now || (is_over && rest.since >= hold.renewed);
+    if let Some(rest) = state.live(lease.id).and_then(|live| live.rests.get(&rung)).filter(rests) {
         return Err(NotParkable::Lately(rest.why.clone()));
     }
     if rung == Rung::Yield {
@@ -397,6 +407,15 @@ fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> 
 /// Whether nobody else could take the room that a restore needs.
 pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
     hold.cards.iter().try_for_each(|card| is_kept_free(state, *card, Some(lease.id), state.unowned_on(*card)))
+}
+
+/// Whether the driver may bring back now what it has of a holder that comes back. Of one that was given its cards anew
+/// that was asked, and is with every look; who should have stayed has its room promised, and waits where somebody
+/// could take it all the same.
+pub fn may_restore(state: &State, lease: &Lease) -> bool {
+    let Phase::Resuming(hold, away) = &lease.phase else { return false };
+    let asked = away.back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat);
+    asked || others_keep_off(state, lease, hold).is_ok()
 }
 
 /// Whether nobody else could take the room that a restore of one lease needs on a card, where so many processes

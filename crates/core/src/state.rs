@@ -126,7 +126,7 @@ impl State {
         let mut live = Live { worked: !lease.roots.is_empty(), ..Live::default() };
         if let Some((rung, at)) = lease.hold().and_then(|hold| hold.turns.as_ref()?.lied) {
             let until = at + self.policy.parking.distrust();
-            live.rests.insert(rung, Rest { until, why: LIED.to_owned() });
+            live.rests.insert(rung, Rest { since: at, until, why: LIED.to_owned() });
         }
         if let Some(hold) = lease.hold() {
             self.queue.set_served(lease.tenant, hold.granted);

@@ -134,7 +134,7 @@ impl Sim<'_> {
         self.story.say(|| format!("{now} {event:?}"));
         self.checker.before(now, &event);
         let taken = daemon.engine.take(now, self.wall_us, &self.actors[actor], event);
-        if self.story.on {
+        if self.story.most > 0 {
             taken.actions.iter().for_each(|action| self.story.say(|| format!("    {action:?}")));
             if taken.answer != Answer::Done {
                 self.story.say(|| format!("    = {:?}", taken.answer));

@@ -16,7 +16,7 @@ use crate::shims::{Habits, ODD, Order, Program, Spoken, Temper};
 use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::{Said, are_still, context_is_away};
+use sublet_core::parking::{Said, are_still, context_is_away, may_restore};
 use sublet_core::rows::{Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
@@ -170,11 +170,22 @@ impl Sim<'_> {
 
     /// An order leaves the daemon: whether it may now.
     pub(crate) fn check_order(&self, process: Spoken, lease: LeaseId, order: Order) -> Result<(), Violation> {
+        // What the driver said just now, and is not on the disk yet, changes no order.
+        let row = self.disk.rows.leases.get(&lease);
+        let is_deep = row.and_then(Lease::away).is_some_and(|away| away.deep);
         match order {
             Order::Take => self.checker.check_taken(lease),
-            Order::Resume if process.1 == Rung::Park => self.checker.check_restored_first(lease),
+            Order::Resume if process.1 == Rung::Park && is_deep => self.checker.check_restored_first(lease),
+            Order::Resume | Order::Bring if process.1 == Rung::Driver => self.checker.check_kept_free(lease),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the driver is not told yet to bring back what it has of a holder.
+    pub(crate) fn is_held_back(&self, lease: LeaseId) -> bool {
+        let row = self.disk.rows.leases.get(&lease).filter(|row| matches!(row.phase, Phase::Resuming(..)));
+        let (Some(row), Some(daemon)) = (row, &self.daemon) else { return false };
+        !may_restore(daemon.engine.state(), row)
     }
 
     /// The library in a program keeps it from calling the driver, or not any more.

@@ -25,6 +25,12 @@ struct Args {
     /// Go on with further seeds for so many minutes.
     #[arg(long)]
     minutes: Option<u64>,
+    /// Tell so many of the last lines of a seed that breaks a rule.
+    #[arg(long, default_value_t = 40)]
+    lines: usize,
+    /// Go on after a seed that breaks a rule, and say of each only which.
+    #[arg(long)]
+    keep_going: bool,
     /// Worlds in which nobody is made to leave for whoever waits.
     #[arg(long)]
     still: bool,
@@ -54,18 +60,26 @@ fn seeds(args: &Args) -> ExitCode {
         Some(minutes) => begun.elapsed() >= Duration::from_secs(60 * minutes),
         None => done >= args.seeds,
     };
-    let (mut done, mut sum) = (0, Passed::default());
+    let (mut done, mut broken, mut sum) = (0, 0, Passed::default());
     while !enough(done) {
         match run(args.seed + done, options) {
             Ok(passed) => sum = add(sum, passed),
+            Err(failure) if args.keep_going => {
+                println!("{failure}");
+                broken += 1;
+            }
             Err(failure) => {
-                tell(failure.seed, options).iter().for_each(|line| println!("{line}"));
+                tell(failure.seed, options, args.lines).iter().for_each(|line| println!("{line}"));
                 println!("{failure}");
                 println!("hint: sublet-sim --seed {} --seeds 1 --steps {}", failure.seed, args.steps);
                 return ExitCode::FAILURE;
             }
         }
         done += 1;
+    }
+    if broken > 0 {
+        println!("{broken} of {done} seeds broke a rule");
+        return ExitCode::FAILURE;
     }
     let Passed {
         events,

@@ -115,9 +115,9 @@ pub fn run(seed: u64, options: Options) -> Result<Passed, Failure> {
     run_with(seed, options, &Story::default())
 }
 
-/// Runs a seed again and gives its last lines.
-pub fn tell(seed: u64, options: Options) -> Vec<String> {
-    let story = Story::told();
+/// Runs a seed again and gives so many of its last lines.
+pub fn tell(seed: u64, options: Options, lines: usize) -> Vec<String> {
+    let story = Story::told(lines);
     // The verdict is known; this is about how it came to it.
     let _ = run_with(seed, options, &story);
     story.lines()

@@ -466,8 +466,13 @@ impl Sim<'_> {
             }
             _ => return Ok(()),
         };
-        self.check_order(process, lease, order)?;
         let restores = matches!(order, Order::Resume | Order::Bring);
+        if restores && rung == Rung::Driver && self.is_held_back(lease) {
+            // It is told when a look shows that nobody could take its room.
+            self.mind_after(process, 2 * S);
+            return Ok(());
+        }
+        self.check_order(process, lease, order)?;
         if restores && rung == Rung::Driver {
             // It speaks to one process at a time: others may be before this one.
             if !self.calm && !self.shape.habits.orderly && self.luck.chance(100) {

@@ -7,7 +7,7 @@ use sublet_sim::run::{Options, Passed, run, tell};
 
 fn check(seed: u64, options: Options) -> Passed {
     run(seed, options).unwrap_or_else(|failure| {
-        let story = tell(seed, options).join("\n");
+        let story = tell(seed, options, 40).join("\n");
         panic!("{story}\n{failure}\nhint: {options:?}");
     })
 }

@@ -97,9 +97,14 @@ impl Turn<'_> {
         Answer::Lease(lease)
     }
 
-    /// A hand that asks may try again at once.
+    /// A hand that asks may try again at once; but nobody gains time on its cards by that.
     fn try_again(&mut self, lease: LeaseId) {
-        if let Some(live) = self.state.live_mut(lease) {
+        let may = match self.state.lease(lease).map(|row| &row.phase) {
+            Some(Phase::Active(hold)) => !parking::is_over(self.state, hold, self.now),
+            Some(Phase::Parked(..)) => true,
+            _ => false,
+        };
+        if let Some(live) = self.state.live_mut(lease).filter(|_| may) {
             live.rests.clear();
         }
     }
@@ -284,9 +289,9 @@ impl Turn<'_> {
 
     /// The driver could not take what is left of a parked holder. If it has some of it, it keeps that.
     fn stay_shallow(&mut self, lease: LeaseId, why: &str) {
-        let until = self.now + self.state.policy().parking.distrust();
+        let (since, until) = (self.now, self.now + self.state.policy().parking.distrust());
         let Some(live) = self.state.live_mut(lease) else { return };
-        live.rests.insert(Rung::Driver, Rest { until, why: why.to_owned() });
+        live.rests.insert(Rung::Driver, Rest { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
         if !parking::context_is_away(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
@@ -308,10 +313,10 @@ impl Turn<'_> {
     }
 
     fn rest(&mut self, lease: LeaseId, why: &str, rest: Span) {
-        let until = self.now + rest;
+        let (since, until) = (self.now, self.now + rest);
         let Some(rung) = self.state.lease(lease).and_then(Lease::away).map(|away| away.rung) else { return };
         if let Some(live) = self.state.live_mut(lease) {
-            live.rests.insert(rung, Rest { until, why: why.to_owned() });
+            live.rests.insert(rung, Rest { since, until, why: why.to_owned() });
         }
     }
 

@@ -57,6 +57,7 @@ impl Turn<'_> {
                         let unowned = unowned(self.state, &fit.cards);
                         self.grant(place.lease, &fit);
                         let is_changed = unowned != self::unowned(self.state, &fit.cards);
+                        let is_changed = is_changed || round.kept_rest(self.state, self.now);
                         if round.is_upset_by(self.state, tenant, place, is_changed) {
                             round = Round::new(self.state, self.now);
                             looked += 1;
@@ -138,8 +139,16 @@ impl Round {
         kept.len() >= LOOK_AHEAD_OF_TENANT
     }
 
+    /// Whether one who was passed waits for no card any more: the driver will not bring it back beside who was granted
+    /// one, and so its claim holds nobody off.
+    fn kept_rest(&self, state: &State, now: Time) -> bool {
+        let mut kept = self.kept.values().flatten().filter_map(|lease| state.lease(*lease));
+        kept.any(|row| rests(state, row, now))
+    }
+
     /// Whether a grant to this tenant changes what was found on the way: a process on a card has become
-    /// somebody's, or a parked holder has its card again, so that who could not be there may be now; a waiter of the tenant that stands
+    /// somebody's, a parked holder has its card again, or one who was passed rests, so that who could not be there may
+    /// be now; a waiter of the tenant that stands
     /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
     fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place, is_changed: bool) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);

@@ -10,7 +10,7 @@ use sublet_core::action::Action;
 use sublet_core::decide::preempt;
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::{self, NotParkable};
-use sublet_core::rows::{Card, Hold, Lease, Phase};
+use sublet_core::rows::{Away, Card, Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::{Mode, StrangerId};
@@ -29,8 +29,8 @@ pub(super) struct Known {
     watched: BTreeSet<LeaseId>,
     wished: BTreeSet<LeaseId>,
     driven: BTreeSet<LeaseId>,
-    /// What was last wished of those whom library and driver move one after the other.
-    deep: BTreeMap<LeaseId, (Option<Wish>, Option<Driven>)>,
+    /// What was last wished of those whom the driver moves, alone or after the library.
+    next: BTreeMap<LeaseId, (Option<Wish>, Option<Driven>)>,
 }
 
 impl Loop {
@@ -38,7 +38,7 @@ impl Loop {
     pub(super) fn send_forget(&mut self, lease: LeaseId) {
         let (watched, wished) = (self.known.watched.remove(&lease), self.known.wished.remove(&lease));
         let driven = self.known.driven.remove(&lease);
-        self.known.deep.remove(&lease);
+        self.known.next.remove(&lease);
         for (is_known, errand) in [
             (watched, Errand::Forget { lease }),
             (wished, Errand::Unwish { lease }),
@@ -134,8 +134,8 @@ impl Loop {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         let (wish, driven) = (wish(state, row), driven(state, row));
-        if row.away().is_some_and(|away| away.deep) {
-            self.known.deep.insert(lease, (wish.clone(), driven.clone()));
+        if row.away().is_some_and(Away::needs_driver) {
+            self.known.next.insert(lease, (wish.clone(), driven.clone()));
         }
         if let Some(wish) = wish {
             self.known.wished.insert(lease);
@@ -147,11 +147,11 @@ impl Loop {
         }
     }
 
-    /// Of a holder that the driver has, too, something was said: another hand may have its turn.
+    /// Of a holder that the driver moves something was said, or its cards were seen: another hand may have its turn.
     pub(super) fn send_next(&mut self, lease: LeaseId) {
         let state = self.engine.state();
-        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(|away| away.deep)) else { return };
-        if self.known.deep.get(&lease) != Some(&(wish(state, row), driven(state, row))) {
+        let Some(row) = state.lease(lease).filter(|row| row.away().is_some_and(Away::needs_driver)) else { return };
+        if self.known.next.get(&lease) != Some(&(wish(state, row), driven(state, row))) {
             self.send_wish(lease);
         }
     }
@@ -277,6 +277,7 @@ fn driven(state: &State, row: &Lease) -> Option<Driven> {
     let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
     let place = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => DrivenPlace::Away { within: PARK_WITHIN, booked: hold.booked().0 },
+        Phase::Resuming(..) if !parking::may_restore(state, row) => return None,
         Phase::Resuming(..) => DrivenPlace::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };

@@ -535,6 +535,9 @@ impl Loop {
             }
             Sight::Observed { uuid, observation } => {
                 self.take(Event::Observed { card: uuid.clone(), observation });
+                for lease in self.engine.state().moving().collect::<Vec<_>>() {
+                    self.send_next(lease);
+                }
                 self.look_again();
                 self.send_inspect();
                 self.send_audits(&uuid);

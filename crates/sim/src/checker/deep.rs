@@ -216,6 +216,17 @@ impl Checker {
         must(5, !loud, || format!("the driver is told to take {lease}, of which something may call it: {trip:?}"))
     }
 
+    /// The driver is told to bring back what it has of a holder that comes back: nobody may be there who could take
+    /// its room. (Of what it has though it was never told to take it nobody knows.)
+    pub fn check_kept_free(&self, lease: LeaseId) -> Verdict {
+        let Some(book) = self.books.leases.get(&lease) else { return Ok(()) };
+        let At::Away(held, trip) = &book.at else { return Ok(()) };
+        // Who has its cards anew is sent away with the next look.
+        let asked = trip.back || book.ask.may_lose || trip.way != Way::Back;
+        let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
+        must(2, sure.is_ok(), || format!("the driver shall restore {lease}, and {sure:?}: {trip:?}"))
+    }
+
     /// The library in a program is told to bring its bytes back.
     pub fn check_restored_first(&self, lease: LeaseId) -> Verdict {
         let at = self.books.leases.get(&lease).map(|book| &book.at);

@@ -29,7 +29,11 @@ impl Books {
             Some(At::Away(..)) => return Expect::Yes(false),
             Some(At::Held(_)) => {}
         }
-        self.try_again(lease);
+        // Nobody gains time on its cards by trying again.
+        let held = self.leases.get(&lease).and_then(Book::held);
+        if held.is_some_and(|held| !self.is_over(now, held)) {
+            self.try_again(lease);
+        }
         let can = self.leases.get(&lease).is_some_and(|book| self.could_leave(now, lease, book).is_some());
         if can { Expect::Yes(true) } else { cannot }
     }
@@ -42,7 +46,7 @@ impl Books {
             Some(At::Ending(..)) => Expect::Refusal(Refusal::Ended),
             Some(At::Held(_) | At::Away(..)) => {
                 if let Some(At::Away(_, trip)) = self.leases.get(&lease).map(|book| &book.at)
-                    && trip.way != Way::Back
+                    && trip.way == Way::Gone
                 {
                     self.try_again(lease);
                 }

@@ -106,9 +106,9 @@ pub const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 
 static NOBODY: Voices = BTreeMap::new();
 
-/// Until when a holder is left alone, rung by rung.
+/// Until when a holder is left alone, rung by rung, and since when.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rests([Time; 4]);
+pub struct Rests([Time; 4], [Time; 4]);
 
 impl Rests {
     /// On one rung.
@@ -116,15 +116,21 @@ impl Rests {
         self.0[rung as usize]
     }
 
-    fn set(&mut self, rung: Rung, until: Time) {
+    fn set(&mut self, rung: Rung, since: Time, until: Time) {
         self.0[rung as usize] = until;
+        self.1[rung as usize] = since;
+    }
+
+    /// Whether a holder that was given its time then has failed to leave in this way since.
+    fn failed(&self, rung: Rung, renewed: Time) -> bool {
+        self.0[rung as usize] != Time::ZERO && self.1[rung as usize] >= renewed
     }
 
     /// As the disk has it: only who said what was not so is remembered.
     pub fn read(lied: Option<(Rung, Time)>, parking: &Parking) -> Rests {
         let mut rests = Rests::default();
         if let Some((rung, at)) = lied {
-            rests.set(rung, at + Span(parking.rest.0 * DISTRUST));
+            rests.set(rung, at, at + Span(parking.rest.0 * DISTRUST));
         }
         rests
     }
@@ -411,6 +417,11 @@ impl Books {
         Rung::REVERSIBLE.into_iter().find(|rung| self.parkable(now, lease, book, *rung).is_ok())
     }
 
+    /// Whether a holder's time is over.
+    pub fn is_over(&self, now: Time, held: &Held) -> bool {
+        now >= held.until && !self.in_grace(now, held.renewed)
+    }
+
     /// How much host memory parking a holder in this way takes, or why it cannot be parked.
     pub fn parkable(&self, now: Time, lease: LeaseId, book: &Book, rung: Rung) -> Result<Bytes, &'static str> {
         let At::Held(held) = &book.at else { return Err("it is not on its cards") };
@@ -424,6 +435,9 @@ impl Books {
         }
         if book.rests.on(rung) > now {
             return Err("it was tried a moment ago");
+        }
+        if self.is_over(now, held) && book.rests.failed(rung, held.renewed) {
+            return Err("it was tried, and its time is over");
         }
         if shims.values().any(|shim| shim.cannot) {
             return Err("one of its programs cannot be");
@@ -621,7 +635,7 @@ impl Books {
     pub(super) fn rest(&mut self, now: Time, lease: LeaseId, rung: Rung, times: u64) {
         let rest = Span(self.policy.parking.rest.0 * times);
         if let Some(book) = self.leases.get_mut(&lease) {
-            book.rests.set(rung, now + rest);
+            book.rests.set(rung, now, now + rest);
         }
     }
 
@@ -858,7 +872,7 @@ impl Books {
         // Who could not be parked is left alone from when that is over.
         let (rested, mut rests) = (now + self.policy.parking.rest, book.rests);
         if !trip.back && rests.on(rung) != Time::ZERO {
-            rests.set(rung, rests.on(rung).max(rested));
+            rests.0[rung as usize] = rests.on(rung).max(rested);
         }
         self.insert(lease, Book { rests, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
         Ok(())

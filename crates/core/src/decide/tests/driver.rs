@@ -278,3 +278,49 @@ fn who_uses_a_card_that_is_not_its_own_is_not_taken_off_it() {
         "#]],
     );
 }
+
+#[test]
+fn who_holds_others_off_with_a_claim_does_so_no_more_once_the_driver_would_not_bring_it_back() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G alone
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         19s  driver L2 parked 11000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  bind L3
+         20s  shim L3 here
+         20.1s  card 0 L3=15G stray=8G
+         30s  ask ann 1G ttl=10s
+         31s  ask ann 5G time=4000s
+         32s  ask ann 1G ttl=10s priority=-10
+         33s  card 0 L3=15G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s bind L3
+            30s queue L4
+            31s queue L5
+            32s queue L6
+            33s grant L4 1 GiB on 0 epoch 4 until 43s, over by 1819.2s
+            33s grant L5 5 GiB on 0 epoch 5 until 4033s
+            33s grant L6 1 GiB on 0 epoch 6 until 43s
+        "#]],
+    );
+}

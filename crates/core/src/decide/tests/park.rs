@@ -198,6 +198,41 @@ fn who_refuses_stays_and_its_lease_ends_on_time() {
 }
 
 #[test]
+fn who_fails_to_leave_when_its_time_is_over_tries_every_way_once_and_gains_no_time_by_hand() {
+    let policy = Policy { parking: Parking { rest: Span::secs(1), ..house().parking }, ..house() };
+    check_with(
+        policy,
+        &format!(
+            "{BEGIN}
+             2s   driver L1 here
+             5s   ask bob 16G
+             100.1s shim L1 refused a capture is open
+             102.1s park L1 ann
+             102.2s driver L1 refused a call of its did not end
+             102.3s resume L1 ann
+             104.5s park L1 ann
+             106s  tick"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s queue L2
+            40s renew L1 until 100s
+            100s park L1 (14.1 GiB booked)
+            100.1s unpark L1 (Refused("a capture is open"))
+            101.1s resumed L1
+            101.1s park L1 by driver (14.1 GiB booked, and asks again)
+            102.2s unpark L1 (Refused("a call of its did not end"))
+            103.3s resumed L1
+            103.3s end L1 (Expired)
+            104.3s retire L1
+            104.5s refuse: no such lease
+        "#]],
+    );
+}
+
+#[test]
 fn who_needed_its_cards_at_an_earlier_try_does_not_ask_for_them_now() {
     check(
         "5s   park L1 ann
