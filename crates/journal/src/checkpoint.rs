@@ -34,8 +34,9 @@ const TRUNCATE_FROM: u32 = 16 * STEP;
 const REST: u32 = 128;
 /// Each time the thread copies what came meanwhile there is less of it.
 const PASSES: usize = 4;
-/// How much the thread gives way to others on a busy machine.
+/// How much the thread gives way to others on a busy machine, and for how long it may run while they wait.
 const NICE: i32 = 10;
+const SLICE_NS: u64 = 100_000;
 
 /// One look at a lock that somebody else has: shorter than an fsync.
 const LOOK: Duration = Duration::from_micros(200);
@@ -153,11 +154,31 @@ fn run(conn: &Connection, woken: &Receiver<u32>, copied: &AtomicU32, fault: &Mut
     }
 }
 
-/// Nobody waits for this thread, and on a busy machine everybody would wait beside it.
+/// Nobody waits for this thread, and on a busy machine everybody would wait beside it: for a core, and for the disk.
+/// Being nice is not enough for the first: whoever runs is let run for a slice of milliseconds, nice or not. Where any
+/// of this is unknown, or not allowed, the thread is only less polite.
 fn give_way() {
-    let thread = Some(rustix::thread::gettid());
-    // Where that is not allowed it is only less polite.
-    let _ = rustix::process::setpriority_process(thread, NICE);
+    // What the kernel read when this structure was first defined, and still does.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let size = size_of::<Attributes>() as u32;
+    let policy = libc::SCHED_OTHER.cast_unsigned();
+    let (flags, priority, deadline, period) = (0, 0, 0, 0);
+    let wish = Attributes { size, policy, flags, nice: NICE, priority, runtime: SLICE_NS, deadline, period };
+    // SAFETY: the kernel reads `size` bytes of a structure that lives until the call returns.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wish, 0) };
+    let (who_process, idle_class) = (1, 3 << 13);
+    // SAFETY: three numbers; the second says that this thread is meant.
+    let _ = unsafe { libc::syscall(libc::SYS_ioprio_set, who_process, 0, idle_class) };
 }
 
 /// How many frames were copied when it ended.
