@@ -491,6 +491,7 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     let job = Job::start(&service, &["--vram", "2G", "--", docker.to_str().expect("plain"), "run", "image", "train"]);
     let asked = until("the engine is asked", LONG, || std::fs::read_to_string(place.join("asked")));
     assert!(asked.contains("SUBLET_LEASE=L1") && asked.contains("CUDA_VISIBLE_DEVICES="), "{asked}");
+    assert!(asked.contains("SUBLET_MARK="), "{asked}");
 
     let cgroup = ContainerCgroup::make();
     let other = rustix::process::geteuid().is_root() && cgroup.is_some();
@@ -513,6 +514,80 @@ fn a_container_that_a_holder_started_is_no_stranger() {
     assert!(container.wait().expect("an own child").success());
     std::fs::write(place.join("over"), "").expect("a file");
     assert_eq!(job.end().0, Some(0));
+}
+
+/// Who may start containers can name any lease in them, and guess its epoch; its mark only its owner was told.
+#[test]
+fn in_a_container_a_lease_that_was_guessed_counts_for_nothing() {
+    let mut service = serve();
+    let job = Job::start_as(&service, None, &["--vram", "2G", "--", "sleep", "600"]);
+    let lease = await_state(&service.client(), "L1", LeaseState::Active);
+    let mark = lease.mark.clone().expect("its owner is told");
+    let cgroup = ContainerCgroup::make();
+    let Some(cgroup) = cgroup.filter(|_| sublet_blackbox::user::is_root()) else {
+        eprintln!("skipped: this user may not make a cgroup, or not for others");
+        return;
+    };
+    let epoch = lease.epoch.expect("granted").to_string();
+    let start = |service: &Service, mark: &str| {
+        // Opened as root: whom its programs are by then may not.
+        let procs = std::fs::OpenOptions::new().write(true).open(cgroup.0.join("cgroup.procs")).expect("a cgroup");
+        Alone::takes_with(service, Some(4711), 512, |command| {
+            command.envs([("SUBLET_LEASE", "L1"), ("SUBLET_EPOCH", &epoch), ("SUBLET_MARK", mark)]);
+            let enter = move || std::io::Write::write_all(&mut &procs, b"0");
+            // SAFETY: between fork and exec only one system call is made; nothing is allocated or locked.
+            unsafe { command.pre_exec(enter) };
+        })
+    };
+    let last = if mark.ends_with('0') { "1" } else { "0" };
+    let forged = start(&service, &format!("{}{last}", &mark[..mark.len() - 1]));
+    let stranger = found(&service, &forged);
+    assert!(stranger.container.is_some(), "{stranger:?}");
+    assert_eq!(service.client().lease("L1").seen_bytes.unwrap_or(0), 0);
+    let right = start(&service, &mark);
+    await_bytes(&service.client(), "L1", 512);
+    // The key is on the disk: a daemon that comes back knows the same marks.
+    service.kill();
+    service.restart();
+    let one_more = start(&service, &mark);
+    await_bytes(&service.client(), "L1", 1024);
+    let all = strangers(&service).strangers;
+    assert!(all.iter().all(|stranger| ![right.pid(), one_more.pid()].contains(&stranger.pid)), "{all:?}");
+    assert!(all.iter().any(|stranger| stranger.pid == forged.pid()), "{all:?}");
+    drop((forged, right, one_more, job));
+}
+
+/// Whoever may look at a lease, or at what happened, is not told its mark; and the disk has only the key.
+#[test]
+fn a_mark_is_told_to_the_leases_owner_alone() {
+    let mut service = serve();
+    let client = service.client();
+    let answer = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
+    let mark = answer.read::<sublet_wire::Lease>().mark.expect("its owner is told");
+    let again = client.send("POST", "/v1/leases", &[("Idempotency-Key", "k")], br#"{"vram_bytes":1073741824}"#);
+    assert_eq!(again.read::<sublet_wire::Lease>().mark.as_ref(), Some(&mark), "the second time, too");
+    assert_eq!(client.lease("L1").mark.as_ref(), Some(&mark));
+    let mut shown: Vec<u8> = ["/v1/leases?all=true", "/v1/leases/L1/explain", "/v1/cards", "/v1/audit", "/v1/queue"]
+        .iter()
+        .flat_map(|path| client.get(path).body)
+        .collect();
+    shown.extend(succeeds(&service, &["audit", "--json"]).into_bytes());
+    if sublet_blackbox::user::is_root() {
+        let others =
+            sublet_blackbox::user::as_user(4711, || client.grant(&serde_json::json!({ "vram_bytes": 1 << 30 })));
+        let seen = client.lease(&others.id);
+        assert_eq!((others.mark.is_some(), seen.mark), (true, None), "an operator is not told others'");
+        assert_eq!(sublet_blackbox::user::as_user(4711, || client.get("/v1/leases/L1").status), 404);
+    }
+    assert!(service.stop().success());
+    for entry in std::fs::read_dir(service.state_dir()).expect("a directory").flatten() {
+        shown.extend(std::fs::read(entry.path()).expect("a file"));
+    }
+    shown.extend(service.log().into_bytes());
+    assert!(shown.windows(8).any(|bytes| bytes == b"\"epoch\":"), "all that was read");
+    assert!(!shown.windows(mark.len()).any(|bytes| bytes == mark.as_bytes()), "the mark is somewhere");
+    service.restart();
+    assert_eq!(service.client().lease("L1").mark, Some(mark));
 }
 
 /// A process whose parents have ended is still known by who started it, where the kernel tells.

@@ -6,6 +6,7 @@
 use crate::Sight;
 use crate::audit::Forebears;
 use crate::exits::Exits;
+use crate::mark::Grant;
 use crate::roster::Roster;
 use crate::shims::{self, Hub};
 use crate::wake::Wake;
@@ -15,7 +16,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{Observation, Reading};
 
 /// Looks that wait for a slow sink. More would only be older news and more memory.
@@ -27,12 +28,12 @@ pub(crate) enum Message {
         lease: LeaseId,
         uid: u32,
         roots: Vec<ProcKey>,
-        epoch: Option<Epoch>,
+        grant: Option<Grant>,
     },
-    /// A watched lease was granted with this epoch.
+    /// A watched lease was granted.
     Granted {
         lease: LeaseId,
-        epoch: Epoch,
+        grant: Grant,
     },
     Forget {
         lease: LeaseId,
@@ -170,9 +171,9 @@ impl Eyes {
     fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
-                Message::Watch { lease, uid, roots, epoch } => self.begin(lease, uid, roots, epoch),
-                Message::Granted { lease, epoch } => {
-                    self.begun.extend(self.roster.set_epoch(lease, epoch));
+                Message::Watch { lease, uid, roots, grant } => self.begin(lease, uid, roots, grant),
+                Message::Granted { lease, grant } => {
+                    self.begun.extend(self.roster.set_grant(lease, grant));
                     self.strangers.clear();
                 }
                 Message::Forget { lease } => {
@@ -198,11 +199,11 @@ impl Eyes {
         true
     }
 
-    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, epoch: Option<Epoch>) {
+    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, grant: Option<Grant>) {
         if self.roster.is_empty() {
             self.refresh_at = Instant::now() + self.period;
         }
-        let losers = self.roster.begin(lease, uid, roots, epoch);
+        let losers = self.roster.begin(lease, uid, roots, grant);
         self.begun.insert(lease);
         self.begun.extend(losers);
         self.strangers.clear();
