@@ -590,6 +590,105 @@ fn a_mark_is_told_to_the_leases_owner_alone() {
     assert_eq!(service.client().lease("L1").mark, Some(mark));
 }
 
+/// What a program left behind that ended once it had its memory: who was made by it, and has its descriptors.
+struct Left {
+    opener: u32,
+    pids: Vec<u32>,
+}
+
+impl Left {
+    fn by(service: &Service, mib: u64, count: u32) -> Left {
+        let (size, count) = (format!("{mib}MiB"), count.to_string());
+        let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--leave", &count]);
+        // As a shell does with what is typed there.
+        let mut child = command.process_group(0).stdout(std::process::Stdio::piped()).spawn().expect("a program");
+        let mut lines = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        let left = std::iter::repeat_with(|| {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut lines, &mut line).expect("a line");
+            assert!(!line.is_empty(), "it ended before it left anybody");
+            line
+        });
+        let left = left.filter_map(|line| line.strip_prefix("leaves it to ").map(str::to_owned)).next();
+        let pids = left.expect("a line").split_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+        let left = Left { opener: child.id(), pids };
+        child.wait().expect("an own child");
+        left
+    }
+
+    fn lives(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    }
+
+    fn signal(pid: u32, signal: Signal) {
+        let _ = kill_process(Pid::from_raw(pid as i32).expect("a number"), signal);
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        // Some may have ended, which is what is wanted.
+        self.pids.iter().filter(|pid| Left::lives(**pid)).for_each(|pid| Left::signal(*pid, Signal::KILL));
+    }
+}
+
+/// The driver goes on naming whoever opened the card; whoever holds its memory by an inherited descriptor is found.
+#[test]
+fn memory_that_is_held_through_a_descriptor_of_one_that_ended_is_attributed_and_its_holder_ended() {
+    let service = serve();
+    let left = Left::by(&service, 512, 1);
+    let stranger = await_stranger(&service, left.pids[0], "its heir is found", |it| it.vram_bytes >= Some(512 * MIB));
+    assert!(
+        strangers(&service).strangers.iter().all(|it| it.pid != left.opener),
+        "nobody is called by a dead one's name"
+    );
+    mode(&service, "enforce");
+    until("it is ended", LONG, || if Left::lives(left.pids[0]) { Err("it lives") } else { Ok(()) });
+    let story = await_closed(&service, &stranger.id);
+    let through = format!("through a descriptor of process {}, which ended", left.opener);
+    in_order(&story, &[&through, "is warned", "SIGTERM is to be sent", "SIGTERM was sent"]);
+    assert!(!story.contains("by which it is to be parked"), "{story}");
+    until("its memory returns", LONG, || {
+        let card = service.client().card();
+        if card.used_bytes.is_some_and(|used| used < 512 * MIB) { Ok(()) } else { Err(card) }
+    });
+}
+
+/// Which of several holds it, nobody can tell: they are on the record and warned, until one is left.
+#[test]
+fn of_several_that_may_hold_a_dead_ones_memory_none_is_signalled_until_it_is_the_last() {
+    let service = serve();
+    mode(&service, "enforce");
+    let left = Left::by(&service, 512, 2);
+    let is_one = |stranger: &Stranger| left.pids.contains(&stranger.pid) && stranger.step == Step::Warned;
+    let first = until("one is warned", LONG, || {
+        let all = strangers(&service).strangers;
+        all.iter().find(|stranger| is_one(stranger)).cloned().ok_or(all)
+    });
+    assert_eq!(first.next, Next::LeftAlone, "{first:?}");
+    throughout(Duration::from_secs(6), || assert!(left.pids.iter().all(|pid| Left::lives(*pid))));
+    let other = left.pids.iter().copied().find(|pid| *pid != first.pid).expect("there are two");
+    Left::signal(other, Signal::KILL);
+    until(
+        "the last is ended",
+        LONG,
+        || if Left::lives(first.pid) { Err(strangers(&service).strangers) } else { Ok(()) },
+    );
+}
+
+/// What a holder's program left to its child is the lease's.
+#[test]
+fn memory_that_a_holders_program_left_to_its_child_is_counted_with_the_lease() {
+    let service = serve();
+    let line = format!("{} 512MiB --leave 1; exec sleep 600", example("hold"));
+    let mut job = Job::start(&service, &["--vram", "1G", "--no-shim", "--", "sh", "-c", &line]);
+    while !job.line().starts_with("leaves it to ") {}
+    // Long enough that its opener was not seen any more.
+    throughout(Duration::from_secs(4), || assert_eq!(strangers(&service).strangers, []));
+    await_bytes(&service.client(), "L1", 512);
+}
+
 /// A process whose parents have ended is still known by who started it, where the kernel tells.
 #[test]
 fn who_started_a_stranger_is_on_the_record_though_it_ended_since() {

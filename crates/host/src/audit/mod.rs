@@ -21,6 +21,7 @@ mod connector;
 mod devices;
 mod files;
 mod forebears;
+mod heirs;
 mod held;
 mod hints;
 mod netlink;
@@ -31,6 +32,7 @@ mod text;
 
 pub use devices::Devices;
 pub(crate) use forebears::Forebears;
+pub(crate) use heirs::heirs;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
 pub(crate) use place::is_in_container_of;
@@ -209,6 +211,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
         ancestry: ancestry(process, &mut unread),
         devices: open,
         crowded,
+        through: None,
         ran: Some(accounted(pid, stat, &status, &mut unread)),
         unread,
     })
