@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds, text};
+use sublet_blackbox::tracer::Traced;
 use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{CardState, LeaseState, Mode, Next, Reason, Rung, Step, Stranger, Strangers};
@@ -407,6 +408,44 @@ fn a_daemon_killed_between_record_and_signal_leaves_the_grace_as_it_was_and_ends
     let sent = |signal: &str| story.matches(&format!("{signal} was sent to")).count();
     assert_eq!((sent("SIGTERM"), sent("SIGKILL")), (1, 1), "{story}");
     assert_eq!(story.matches("is warned").count(), 1, "{story}");
+}
+
+/// The record is on the disk and the daemon is gone before its hand moved: the one SIGTERM comes after the restart.
+#[test]
+fn a_signal_that_was_on_the_record_and_never_left_is_sent_once_by_the_next_daemon() {
+    let mut service = serve();
+    let out = service.dir().join("out");
+    let mut command = service.command(&["soft", "env", "--", &example("hold"), "512MiB", "--idle", "--deaf"]);
+    command.stdout(std::fs::File::create(&out).expect("a file"));
+    let deaf = Deaf(command.spawn().expect("a program"));
+    let asked = || std::fs::read_to_string(&out).expect("its output").matches("got SIGTERM").count();
+    let is_found = |stranger: &Stranger| stranger.vram_bytes >= Some(512 * MIB);
+    let stranger = await_stranger(&service, deaf.0.id(), "it is found", is_found);
+    mode(&service, "enforce");
+    let warden = Traced::follow(service.pid(), "sublet-warden").expect("a thread of an own child");
+    warden.kill_before(libc::SYS_pidfd_send_signal).expect("it is about to signal");
+    let told = Instant::now();
+    service.kill();
+    service.restart();
+    until("it was asked to go", LONG, || if asked() == 0 { Err("not yet") } else { Ok(()) });
+    until("it ends", LONG, || if Left::lives(deaf.0.id()) { Err(asked()) } else { Ok(()) });
+    assert!(told.elapsed() >= Duration::from_millis(1800), "it had {:?} of two seconds", told.elapsed());
+    assert_eq!(asked(), 1, "how often it was asked to go");
+    let story = await_closed(&service, &stranger.id);
+    let count = |words: &str| story.matches(words).count();
+    assert_eq!((count("SIGTERM was sent to"), count("SIGKILL was sent to")), (1, 1), "{story}");
+    // Each daemon put it on the record before its hand moved.
+    assert_eq!((count("SIGTERM is to be sent"), count("is warned")), (2, 1), "{story}");
+}
+
+/// A program that says how often it was asked to go; killed when this is dropped.
+struct Deaf(std::process::Child);
+
+impl Drop for Deaf {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

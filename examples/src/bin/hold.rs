@@ -116,7 +116,9 @@ fn run(options: &Options) -> Result<()> {
     let asked = Arc::new(AtomicUsize::new(0));
     if options.deaf {
         let count = Arc::clone(&asked);
-        let heard = move || drop(count.fetch_add(1, SeqCst));
+        let heard = move || {
+            count.fetch_add(1, SeqCst);
+        };
         // SAFETY: the handler adds to a number, and nothing else.
         unsafe { signal_hook::low_level::register(SIGTERM, heard) }.context(UNHEARD)?;
     } else {
