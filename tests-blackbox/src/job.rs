@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 use sublet_wire::{Lease, LeaseState};
 
@@ -112,11 +112,17 @@ impl Alone {
 
     /// The same as this user.
     pub fn takes_as(service: &Service, uid: Option<u32>, mib: u64) -> Alone {
+        Alone::takes_with(service, uid, mib, |_| {})
+    }
+
+    /// The same, started otherwise.
+    pub fn takes_with(service: &Service, uid: Option<u32>, mib: u64, how: impl FnOnce(&mut Command)) -> Alone {
         let size = format!("{mib}MiB");
         let mut command = service.command(&["soft", "env", "--", &example("hold"), &size, "--idle"]);
         if let Some(uid) = uid {
             command.uid(uid).gid(uid);
         }
+        how(&mut command);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("a program");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();

@@ -13,6 +13,7 @@ pub mod log;
 pub mod process;
 pub mod service;
 pub mod token;
+pub mod tracer;
 pub mod user;
 pub mod wait;
 

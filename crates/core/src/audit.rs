@@ -68,12 +68,24 @@ pub struct Audit {
     /// may be among the rest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub crowded: bool,
+    /// It is not on a card by its own name: it holds what another left there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub through: Option<Through>,
     /// What it has used of the host so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<Accounted>,
     /// What could not be read, each a short sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<String>,
+}
+
+/// Memory of a card that is held through a descriptor which another process opened, and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Through {
+    /// Whom the driver goes on naming.
+    pub pid: u32,
+    /// Nobody else who comes from that process has a card's file open.
+    pub alone: bool,
 }
 
 /// A file and no other, for as long as somebody runs it.
@@ -161,6 +173,9 @@ impl Audit {
             (None, Some(unit)) => write!(words, ", in {unit}"),
             (None, None) => Ok(()),
         };
+        if let Some(through) = self.through {
+            let _ = write!(words, ", through a descriptor of process {}, which ended", through.pid);
+        }
         words
     }
 }
@@ -196,6 +211,7 @@ pub(crate) mod tests {
             ancestry: vec![],
             devices: vec![],
             crowded: false,
+            through: None,
             ran: None,
             unread: vec![],
         }

@@ -308,6 +308,8 @@ pub enum LeftAlone {
     Unread(String),
     /// No device file of a card is open in it: what the driver lists may be of another.
     NoDevice,
+    /// The memory is one's that ended, and several have a card's file from it: which of them holds it cannot be told.
+    Shared(u32),
     /// It is the first process, or of the kernel.
     System,
     /// It cannot be told apart here which bytes are whose.
@@ -329,6 +331,12 @@ impl fmt::Display for LeftAlone {
             LeftAlone::Display(seat) => write!(f, "it is a screen's, of {seat}"),
             LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
             LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
+            LeftAlone::Shared(pid) => {
+                write!(
+                    f,
+                    "others have card files from process {pid} too, and which of them holds its memory cannot be told"
+                )
+            }
             LeftAlone::System => f.write_str("it is a process of the system"),
             LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
             LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),

@@ -18,6 +18,7 @@ mod http;
 mod keys;
 mod looper;
 mod mail;
+mod marks;
 mod names;
 mod peer;
 mod plans;

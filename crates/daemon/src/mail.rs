@@ -9,6 +9,7 @@ use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
 use sublet_host::driver::Driven;
 use sublet_host::hands;
+use sublet_host::mark::Grant;
 use sublet_host::shims::Wish;
 use sublet_host::terminal;
 use sublet_host::{Host, Sight};
@@ -210,14 +211,14 @@ pub enum Errand {
         /// Bound by name.
         roots: Vec<ProcKey>,
         /// What its programs carry, once it was granted.
-        epoch: Option<Epoch>,
+        grant: Option<Grant>,
     },
     /// A lease whose processes are watched was granted.
     Granted {
         /// Which.
         lease: LeaseId,
-        /// With this epoch.
-        epoch: Epoch,
+        /// What its programs carry.
+        grant: Grant,
     },
     /// A lease's processes matter no more.
     Forget {
@@ -301,8 +302,8 @@ impl Errand {
     /// Runs it.
     pub fn run(self, host: &Host) {
         match self {
-            Errand::Watch { lease, uid, roots, epoch } => host.watch(lease, uid, roots, epoch),
-            Errand::Granted { lease, epoch } => host.granted(lease, epoch),
+            Errand::Watch { lease, uid, roots, grant } => host.watch(lease, uid, roots, grant),
+            Errand::Granted { lease, grant } => host.granted(lease, grant),
             Errand::Forget { lease } => host.forget(lease),
             Errand::Unwish { lease } => host.unwish(lease),
             Errand::Undrive { lease } => host.undrive(lease),

@@ -10,6 +10,7 @@ use crate::http::tls::TlsError;
 use crate::http::{self, App, Limits, Reach};
 use crate::looper::{Loop, Parts, Post};
 use crate::mail::Mail;
+use crate::marks::Marks;
 use crate::names::Names;
 use crate::peer::Operators;
 use crate::reload::{Reload, Standing};
@@ -119,6 +120,9 @@ pub enum ServeError {
     /// How far epochs went cannot be known or kept.
     #[error("how far epochs went is not known")]
     Epochs(#[source] io::Error),
+    /// What leases are proven by cannot be kept.
+    #[error("the key of leases' marks can neither be read nor made")]
+    Marks(#[source] io::Error),
     /// The system refused something every daemon needs.
     #[error("cannot start")]
     System(#[source] io::Error),
@@ -295,6 +299,7 @@ fn run(
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
 
     let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx, settled.history)));
+    let marks = Marks::begin(&options.state_dir).map_err(ServeError::Marks)?;
     let parts = Parts {
         loaded,
         policy: settled.policy.clone(),
@@ -309,6 +314,7 @@ fn run(
         pen: Arc::clone(&pen),
         boot,
         epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
+        marks: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
     };
     let back = mail.clone();
@@ -340,6 +346,7 @@ fn run(
         soft_state,
         shim: settled.shim,
         house: Arc::clone(&house),
+        marks,
         stopping: stop.clone(),
     });
     tracing::info!(socket = %options.socket.display(), cards = kind, "serving; nobody is signalled who did not choose it, but on cards set to `enforce`");

@@ -655,6 +655,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         priority: ask.priority.into(),
         exclusivity: exclusivity(ask.exclusivity),
         epoch: None,
+        mark: None,
         ttl_s: ask.term.span().secs_ceil(),
         fixed_term: matches!(ask.term, ask::Term::Fixed(_)),
         asked_unix_s: 0.0,

@@ -6,17 +6,22 @@
 use crate::Sight;
 use crate::audit::Forebears;
 use crate::exits::Exits;
+use crate::mark::Grant;
+use crate::process;
 use crate::roster::Roster;
 use crate::shims::{self, Hub};
 use crate::wake::Wake;
 use crate::warden::WardenInbox;
-use std::collections::BTreeSet;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
-use sublet_core::reading::{Observation, Reading};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::reading::{Observation, Reading, Resident};
+use sublet_core::units::Bytes;
 
 /// Looks that wait for a slow sink. More would only be older news and more memory.
 const LOOKS_WAITING_MAX: usize = 256;
@@ -27,12 +32,12 @@ pub(crate) enum Message {
         lease: LeaseId,
         uid: u32,
         roots: Vec<ProcKey>,
-        epoch: Option<Epoch>,
+        grant: Option<Grant>,
     },
-    /// A watched lease was granted with this epoch.
+    /// A watched lease was granted.
     Granted {
         lease: LeaseId,
-        epoch: Epoch,
+        grant: Grant,
     },
     Forget {
         lease: LeaseId,
@@ -47,6 +52,11 @@ pub(crate) enum Message {
     JudgedByShim {
         lease: LeaseId,
         is: bool,
+    },
+    /// Memory that the driver names this dead process for is held by that one, as far as can be told.
+    Heir {
+        dead: u32,
+        heir: Option<ProcKey>,
     },
     /// Processes came or went: whoever descends from a member is looked for while its parents live.
     Stirred,
@@ -93,6 +103,8 @@ pub(crate) struct Eyes {
     refresh_at: Instant,
     /// Processes on a card that were found to be nobody's, until the next refresh.
     strangers: BTreeSet<ProcKey>,
+    /// Who holds what the driver names dead processes for.
+    heirs: BTreeMap<u32, ProcKey>,
     /// Leases whose watch has just begun, until all of them are looked for at once.
     begun: BTreeSet<LeaseId>,
     hub: Option<Hub>,
@@ -121,6 +133,7 @@ impl Eyes {
             period,
             refresh_at: Instant::now(),
             strangers: BTreeSet::new(),
+            heirs: BTreeMap::new(),
             begun: BTreeSet::new(),
             hub: None,
             warden: None,
@@ -170,9 +183,9 @@ impl Eyes {
     fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
-                Message::Watch { lease, uid, roots, epoch } => self.begin(lease, uid, roots, epoch),
-                Message::Granted { lease, epoch } => {
-                    self.begun.extend(self.roster.set_epoch(lease, epoch));
+                Message::Watch { lease, uid, roots, grant } => self.begin(lease, uid, roots, grant),
+                Message::Granted { lease, grant } => {
+                    self.begun.extend(self.roster.set_grant(lease, grant));
                     self.strangers.clear();
                 }
                 Message::Forget { lease } => {
@@ -183,6 +196,12 @@ impl Eyes {
                     self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
                     self.find_begun();
                     self.pass_on_look(uuid, observation, &busy);
+                }
+                Message::Heir { dead, heir } => {
+                    self.heirs.remove(&dead);
+                    self.heirs.extend(heir.map(|heir| (dead, heir)));
+                    // Their processes were numbers once; most are nobody's by now.
+                    self.heirs.retain(|_, heir| process::is_running(*heir));
                 }
                 Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
                 Message::Stirred => {
@@ -198,11 +217,11 @@ impl Eyes {
         true
     }
 
-    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, epoch: Option<Epoch>) {
+    fn begin(&mut self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, grant: Option<Grant>) {
         if self.roster.is_empty() {
             self.refresh_at = Instant::now() + self.period;
         }
-        let losers = self.roster.begin(lease, uid, roots, epoch);
+        let losers = self.roster.begin(lease, uid, roots, grant);
         self.begun.insert(lease);
         self.begun.extend(losers);
         self.strangers.clear();
@@ -217,7 +236,10 @@ impl Eyes {
     }
 
     /// Members that are on the card are told before the look that shows them.
-    fn pass_on_look(&mut self, uuid: String, observation: Observation, busy: &[ProcKey]) {
+    fn pass_on_look(&mut self, uuid: String, mut observation: Observation, busy: &[ProcKey]) {
+        if let Reading::Used(used) = &mut observation.reading {
+            self.put_heirs(&mut used.processes);
+        }
         if let Reading::Used(used) = &observation.reading
             && !self.roster.is_empty()
         {
@@ -235,6 +257,46 @@ impl Eyes {
         if let Some(warden) = self.warden.as_ref().filter(|_| !strangers.is_empty()) {
             warden.present(strangers);
         }
+    }
+
+    /// Puts in the place of processes that ended whoever holds their memory now, where that is known.
+    fn put_heirs(&self, residents: &mut Vec<Resident>) {
+        let dead: BTreeSet<u32> =
+            residents.iter().map(|it| it.process).filter(|it| self.is_dead(*it)).map(|it| it.pid).collect();
+        if dead.is_empty() {
+            return;
+        }
+        let on_cards: BTreeSet<u32> = residents.iter().map(|it| it.process.pid).collect();
+        let mut put: Vec<Resident> = Vec::new();
+        for mut resident in residents.drain(..) {
+            let heir = self.heirs.get(&resident.process.pid).filter(|_| dead.contains(&resident.process.pid));
+            // Who is there by its own name has its own; one entry is for one process.
+            let heir = heir.filter(|heir| !on_cards.contains(&heir.pid) && process::is_running(**heir));
+            if let Some(heir) = heir {
+                resident.process = *heir;
+            }
+            match put.iter_mut().find(|it| it.process == resident.process) {
+                Some(same) => {
+                    same.bytes =
+                        same.bytes.zip(resident.bytes).map(|(one, other)| Bytes(one.0.saturating_add(other.0)));
+                    same.graphics &= resident.graphics;
+                }
+                None => put.push(resident),
+            }
+        }
+        *residents = put;
+        if let Some(warden) = &self.warden {
+            warden.orphaned(dead, on_cards);
+        }
+    }
+
+    /// It ended, and the driver names it all the same. Who cannot be seen is not dead for that.
+    fn is_dead(&self, process: ProcKey) -> bool {
+        if process.start != 0 {
+            return self.roster.owner(process).is_none() && !process::is_running(process);
+        }
+        let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 
     /// Processes of a look that are no holder's, and do more than draw a little. Who waits is none yet.

@@ -28,6 +28,7 @@ mod eyes;
 pub mod gpu;
 pub mod hands;
 mod link;
+pub mod mark;
 mod patient;
 pub mod process;
 mod protocol;
@@ -47,6 +48,7 @@ use clock::Clock;
 use driver::{Driven, DriverSettings};
 use eyes::Message;
 use gpu::{GpuKind, GpuSpec};
+use mark::Grant;
 use shims::{Hub, ShimSettings, Wish};
 use soft::SoftPlace;
 use std::io;
@@ -54,7 +56,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::stranger::{Blow, StrangerId, Who};
 use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
@@ -197,18 +199,18 @@ impl Host {
 
     /// Watches a holder: `roots`, all that descends from them, and all that carries the
     /// lease's mark (its own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and
-    /// `SUBLET_EPOCH` in the environment of a process of `uid`).
+    /// `SUBLET_EPOCH` in the environment of a process of `uid`; in a container also `SUBLET_MARK`).
     ///
     /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its
     /// roots; processes that are members already stay so until they end. A root that is in
     /// another lease's tree leaves it, with all below it.
-    pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, epoch: Option<Epoch>) {
-        self.eyes.send(Message::Watch { lease, uid, roots, epoch });
+    pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, grant: Option<Grant>) {
+        self.eyes.send(Message::Watch { lease, uid, roots, grant });
     }
 
-    /// A watched lease was granted with this epoch: its mark is `SUBLET_LEASE` with `SUBLET_EPOCH`.
-    pub fn granted(&self, lease: LeaseId, epoch: Epoch) {
-        self.eyes.send(Message::Granted { lease, epoch });
+    /// A watched lease was granted: its programs carry `SUBLET_LEASE` with this `SUBLET_EPOCH` and `SUBLET_MARK`.
+    pub fn granted(&self, lease: LeaseId, grant: Grant) {
+        self.eyes.send(Message::Granted { lease, grant });
     }
 
     /// Stops watching a holder. Of what happens from now on nothing is told; nothing happens to it.

@@ -254,6 +254,8 @@ pub(crate) struct Stat {
     pub(crate) name: String,
     pub(crate) state: u8,
     pub(crate) parent: u32,
+    /// The leader of its group of processes.
+    pub(crate) group: u32,
     /// The leader of its session.
     pub(crate) session: u32,
     /// The number of its terminal; 0 if it has none.
@@ -304,6 +306,7 @@ impl Stat {
             name,
             state: *fields.first()?.as_bytes().first()?,
             parent: u32::try_from(number(4)?).ok()?,
+            group: u32::try_from(signed(5)?).ok()?,
             session: u32::try_from(signed(6)?).ok()?,
             terminal: signed(7)?,
             is_kernel: number(9)? & PF_KTHREAD != 0,

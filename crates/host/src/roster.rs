@@ -8,12 +8,13 @@
 use crate::activity::{Counters, Meter};
 use crate::audit::{self, Forebears};
 use crate::exits::Exits;
+use crate::mark::{self, Grant, Mark};
 use crate::process::{self, Cgroup, Environment, ProcessError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{LeaseId, ProcKey};
 
 /// Names the lease in the environment of whatever was started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
@@ -27,7 +28,7 @@ const CGROUP_DEPTH_MAX: usize = 16;
 pub(crate) struct Holder {
     uid: u32,
     /// What its programs carry, once it was granted.
-    epoch: Option<Epoch>,
+    grant: Option<Grant>,
     roots: BTreeSet<ProcKey>,
     members: BTreeSet<ProcKey>,
     /// The holder's own, so that whatever is in them is the holder's.
@@ -78,7 +79,7 @@ impl Roster {
         lease: LeaseId,
         uid: u32,
         roots: Vec<ProcKey>,
-        epoch: Option<Epoch>,
+        grant: Option<Grant>,
     ) -> BTreeSet<LeaseId> {
         let cgroups =
             roots.iter().filter(|root| process::is_running(**root)).flat_map(|root| own_cgroups(*root, lease));
@@ -87,7 +88,7 @@ impl Roster {
         let meter = Meter::new(Instant::now(), self.ticks_per_s);
         let holder = self.holders.entry(lease).or_insert_with(|| Holder {
             uid,
-            epoch: None,
+            grant: None,
             roots: BTreeSet::new(),
             members: BTreeSet::new(),
             cgroups: Vec::new(),
@@ -97,7 +98,7 @@ impl Roster {
             told: None,
         });
         holder.uid = uid;
-        holder.epoch = epoch.or(holder.epoch);
+        holder.grant = grant.or(holder.grant);
         holder.roots.clone_from(&roots);
         holder.told = None;
         if !cgroups.is_empty() {
@@ -108,11 +109,11 @@ impl Roster {
         losers
     }
 
-    /// A lease was granted: its programs carry this epoch, and are its own whoever had them. Returns the leases
+    /// A lease was granted: its programs carry this, and are its own whoever had them. Returns the leases
     /// whose processes are others by it.
-    pub(crate) fn set_epoch(&mut self, lease: LeaseId, epoch: Epoch) -> BTreeSet<LeaseId> {
+    pub(crate) fn set_grant(&mut self, lease: LeaseId, grant: Grant) -> BTreeSet<LeaseId> {
         let Some(holder) = self.holders.get_mut(&lease) else { return BTreeSet::new() };
-        let waited = holder.epoch.replace(epoch).is_none();
+        let waited = holder.grant.replace(grant).is_none();
         let roots = if waited { holder.roots.clone() } else { BTreeSet::new() };
         let mut touched: BTreeSet<LeaseId> = roots.into_iter().flat_map(|root| self.seize(root, lease)).collect();
         if !touched.is_empty() {
@@ -256,16 +257,18 @@ impl Roster {
     }
 
     /// The environment is the process's own word, so it counts only for its own user; or in a container, whose
-    /// users are its own: who could name the lease's epoch there may start containers. Epochs are no secrets, so
-    /// it must be a container that root's engine made, or the holder's.
+    /// users are its own, if it has the mark that only the lease's owner was told: names and epochs can be guessed.
+    /// It must be a container that root's engine made, or the holder's, too.
     fn by_environ(&self, pid: u32) -> Option<LeaseId> {
         let environment = Environment::read(pid).ok()?;
         let lease: LeaseId = environment.get(LEASE_VARIABLE)?.parse().ok()?;
         let holder = self.holders.get(&lease)?;
-        let epoch = environment.get(EPOCH_VARIABLE)?.parse().ok().map(Epoch);
-        let is_own =
-            || process::uid(pid).is_ok_and(|uid| uid == holder.uid) || audit::is_in_container_of(pid, holder.uid);
-        (epoch.is_some() && epoch == holder.epoch && is_own()).then_some(lease)
+        let grant = holder.grant?;
+        let is_granted = environment.get(EPOCH_VARIABLE)?.parse() == Ok(grant.epoch.0);
+        let is_users = || process::uid(pid).is_ok_and(|uid| uid == holder.uid);
+        let has_mark = || environment.get(mark::VARIABLE).is_some_and(|text| text.parse::<Mark>() == Ok(grant.mark));
+        let is_own = || is_users() || (has_mark() && audit::is_in_container_of(pid, holder.uid));
+        (is_granted && is_own()).then_some(lease)
     }
 
     /// Takes in whatever descends from the members or is in the holder's cgroups.
@@ -308,7 +311,7 @@ impl Roster {
     }
 
     fn is_granted(&self, lease: LeaseId) -> bool {
-        self.holders.get(&lease).is_some_and(|holder| holder.epoch.is_some())
+        self.holders.get(&lease).is_some_and(|holder| holder.grant.is_some())
     }
 
     /// Whose a process is, of those that were granted cards.

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+use sublet_core::audit::Through;
 use sublet_core::ids::ProcKey;
 use sublet_core::stranger::{Blow, StrangerId, Struck, Who};
 use sublet_core::units::Time;
@@ -38,6 +39,10 @@ const HEARD_MAX: usize = 256;
 const AT_ONCE: usize = 64;
 /// How long the trial of a card may take.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(7);
+/// An end is waited for so long: the driver names a process for a moment after its end.
+const SETTLED: Duration = Duration::from_secs(1);
+/// So many dead are looked after at a time.
+const ESTATES_MAX: usize = 64;
 /// The kernel's number for the first pid namespace, the same on every host.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
@@ -46,6 +51,11 @@ enum Word {
     /// These are on a card, and no holder's there.
     Present(Vec<ProcKey>),
     Audit(ProcKey),
+    /// The driver names these, which ended; and those are on the same card.
+    Orphaned {
+        dead: BTreeSet<u32>,
+        on_cards: BTreeSet<u32>,
+    },
     Strike {
         stranger: StrangerId,
         signal: u8,
@@ -101,6 +111,11 @@ impl WardenInbox {
         self.send_again(Word::Present(processes));
     }
 
+    /// The driver names these for memory, and they ended. `on_cards` are all that it names on that card.
+    pub(crate) fn orphaned(&self, dead: BTreeSet<u32>, on_cards: BTreeSet<u32>) {
+        self.send_again(Word::Orphaned { dead, on_cards });
+    }
+
     pub(crate) fn audit(&self, process: ProcKey) {
         self.send_again(Word::Audit(process));
     }
@@ -149,6 +164,16 @@ struct Kept {
     tree: Vec<ProcKey>,
 }
 
+/// Memory that the driver names a process for which ended.
+struct Estate {
+    since: Instant,
+    seen: Instant,
+    searched: Option<Instant>,
+    on_cards: BTreeSet<u32>,
+    /// Who may hold it, the oldest first.
+    heirs: Vec<ProcKey>,
+}
+
 pub(crate) struct Warden {
     queue: mpsc::Receiver<Word>,
     bell: Arc<Wake>,
@@ -156,6 +181,7 @@ pub(crate) struct Warden {
     custody: Custody,
     devices: Devices,
     kept: BTreeMap<ProcKey, Kept>,
+    estates: BTreeMap<u32, Estate>,
     /// To be audited.
     waiting: Vec<ProcKey>,
     eyes: Inbox,
@@ -182,6 +208,7 @@ impl Warden {
             custody: Custody::new(devices.clone()),
             devices,
             kept: BTreeMap::new(),
+            estates: BTreeMap::new(),
             waiting: Vec::new(),
             eyes,
             cards,
@@ -231,6 +258,10 @@ impl Warden {
                     self.heard.fetch_sub(1, Ordering::AcqRel);
                     self.want(process);
                 }
+                Word::Orphaned { dead, on_cards } => {
+                    self.heard.fetch_sub(1, Ordering::AcqRel);
+                    self.orphaned(dead, &on_cards);
+                }
                 Word::Strike { stranger, signal, of, processes, spared } => {
                     let blows = processes.into_iter().map(|process| Blow { stranger, process, signal, of });
                     let outcome = self.strike(blows.collect(), &spared);
@@ -257,6 +288,49 @@ impl Warden {
         }
     }
 
+    /// Whoever holds what is left of a process is looked for when it stays, and not more often than others are looked into.
+    fn orphaned(&mut self, dead: BTreeSet<u32>, on_cards: &BTreeSet<u32>) {
+        // The numbers of another namespace are other processes here.
+        if self.trial.scripted || self.is_elsewhere().is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.estates.retain(|_, estate| now - estate.seen < ABSENT);
+        for pid in dead {
+            if !self.estates.contains_key(&pid) && self.estates.len() >= ESTATES_MAX {
+                continue;
+            }
+            let new = || Estate { since: now, seen: now, searched: None, on_cards: BTreeSet::new(), heirs: Vec::new() };
+            let estate = self.estates.entry(pid).or_insert_with(new);
+            (estate.seen, estate.on_cards) = (now, on_cards.clone());
+            let has_all = estate.heirs.iter().all(|heir| process::is_running(*heir));
+            let rests = estate.searched.is_some_and(|at| now - at < if has_all { AGAIN } else { SETTLED });
+            if now - estate.since >= SETTLED && !rests {
+                self.search(pid);
+            }
+        }
+    }
+
+    fn search(&mut self, dead: u32) {
+        let Some(estate) = self.estates.get_mut(&dead) else { return };
+        estate.searched = Some(Instant::now());
+        // Unreadable is not nobody: the next look asks again.
+        let Ok(heirs) = audit::heirs(dead, &estate.on_cards, &self.devices, &self.forebears) else { return };
+        estate.heirs = heirs;
+        let heir = estate.heirs.first().copied();
+        self.eyes.send(Message::Heir { dead, heir });
+    }
+
+    /// Whose memory a process holds that is not on a card by its own name; looked for anew, because something may
+    /// be done to it for that.
+    fn inherited(&mut self, process: ProcKey) -> Option<Through> {
+        let of = |estate: &Estate| estate.heirs.contains(&process);
+        let dead = self.estates.iter().find(|(_, estate)| of(estate)).map(|(dead, _)| *dead)?;
+        self.search(dead);
+        let estate = self.estates.get(&dead).filter(|estate| of(estate))?;
+        Some(Through { pid: dead, alone: estate.heirs.len() == 1 })
+    }
+
     fn want(&mut self, process: ProcKey) {
         if !self.waiting.contains(&process) {
             self.waiting.push(process);
@@ -281,6 +355,7 @@ impl Warden {
         let audit = match audit::audit(process, &self.devices) {
             Ok(mut audit) => {
                 self.forebears.complete(&mut audit);
+                audit.through = self.inherited(process);
                 audit
             }
             Err(error) if error.is_gone() => return self.let_go(process, true),
@@ -355,22 +430,30 @@ impl Warden {
         })
     }
 
+    /// Why the driver's numbers are not this service's, if they are not.
+    fn is_elsewhere(&self) -> Option<String> {
+        // Soft cards are of this namespace, whichever it is.
+        if self.trial.soft.is_some() {
+            return None;
+        }
+        match std::fs::read_link("/proc/self/ns/pid") {
+            Ok(own) if own.as_os_str() == FIRST_PIDS => None,
+            Ok(_) => Some(
+                "the service runs in a pid namespace of its own, and the driver numbers the processes of the host"
+                    .to_owned(),
+            ),
+            Err(error) => Some(format!("its pid namespace cannot be read: {error}")),
+        }
+    }
+
     /// Whether the driver names processes as this host does: one of ours makes a context on the card and
     /// looks for itself in the driver's list.
     fn try_card(&self, uuid: &str) -> Result<(), String> {
         if self.trial.scripted {
             return Err("there is nothing behind scripted cards".to_owned());
         }
-        // Soft cards are of this namespace, whichever it is.
-        if self.trial.soft.is_none() {
-            let own = std::fs::read_link("/proc/self/ns/pid")
-                .map_err(|error| format!("its pid namespace cannot be read: {error}"))?;
-            if own.as_os_str() != FIRST_PIDS {
-                return Err(
-                    "the service runs in a pid namespace of its own, and the driver numbers the processes of the host"
-                        .to_owned(),
-                );
-            }
+        if let Some(why) = self.is_elsewhere() {
+            return Err(why);
         }
         let arguments = ["context".to_owned(), uuid.to_owned()];
         let mut link = Link::start(&self.trial.exe, &arguments, self.trial.soft.as_ref())

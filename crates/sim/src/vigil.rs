@@ -331,6 +331,7 @@ impl Sim<'_> {
             ancestry: Vec::new(),
             devices: if papers.devices { vec!["/dev/nvidia0".to_owned()] } else { Vec::new() },
             crowded: false,
+            through: None,
             ran: Some(Accounted { cpu_ms: self.t / 1000, io_bytes: None, peak_memory_bytes: None }),
             unread: if hidden { vec!["its open files".to_owned()] } else { Vec::new() },
         }

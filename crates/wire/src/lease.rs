@@ -36,6 +36,10 @@ pub struct Lease {
     pub exclusivity: Exclusivity,
     /// The number to carry in every later call; null until it is granted.
     pub epoch: Option<u64>,
+    /// What its programs show for it where their user is not known, in containers (`SUBLET_MARK`); told only to whoever
+    /// asked for it, in the answer to that, in `accept` and in a look at this one lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<String>,
     /// Seconds from one renewal to the next expiry.
     pub ttl_s: u64,
     /// It has a fixed term and is never renewed.

@@ -10,8 +10,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
 use sublet_examples::cuda::memory::{Buffer, Fill, Span};
 use sublet_examples::cuda::{Context, Device, synchronise};
@@ -38,6 +38,13 @@ struct Options {
     /// A thread of this name is beside it, as programs have them that use other libraries.
     #[arg(long)]
     thread: Option<String>,
+    /// Says how often it got SIGTERM, and goes on.
+    #[arg(long)]
+    deaf: bool,
+    /// Ends once it has it, and leaves so many children that have its descriptors, as programs do that fork without
+    /// care.
+    #[arg(long, default_value_t = 0)]
+    leave: u32,
 }
 
 /// Bytes that are read back at a time.
@@ -104,8 +111,18 @@ impl Chunk {
 
 fn run(options: &Options) -> Result<()> {
     let end = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&end)).context("signals cannot be listened for")?;
+    const UNHEARD: &str = "signals cannot be listened for";
+    signal_hook::flag::register(SIGINT, Arc::clone(&end)).context(UNHEARD)?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    if options.deaf {
+        let count = Arc::clone(&asked);
+        let heard = move || {
+            count.fetch_add(1, SeqCst);
+        };
+        // SAFETY: the handler adds to a number, and nothing else.
+        unsafe { signal_hook::low_level::register(SIGTERM, heard) }.context(UNHEARD)?;
+    } else {
+        signal_hook::flag::register(SIGTERM, Arc::clone(&end)).context(UNHEARD)?;
     }
     if let Some(name) = &options.thread {
         let idle = || loop {
@@ -127,12 +144,22 @@ fn run(options: &Options) -> Result<()> {
     synchronise()?;
     println!("holds {} on {}", Size(options.size.0 - left), device.name()?);
     std::io::stdout().flush()?;
+    if options.leave > 0 {
+        return leave(options.leave, &end);
+    }
 
     let began = Instant::now();
     let is_over = || end.load(SeqCst) || options.seconds.is_some_and(|most| began.elapsed().as_secs_f64() >= most);
     let (mut random, mut piece, mut looked) = (Random::new(1), vec![0; PIECE], Instant::now());
+    let mut said = 0;
     while !is_over() {
         std::thread::sleep(LOOK);
+        let times = asked.load(SeqCst);
+        if times > said {
+            said = times;
+            println!("got SIGTERM {times} times");
+            std::io::stdout().flush()?;
+        }
         if !options.idle && looked.elapsed() >= Duration::from_secs(1) {
             let number = random.within(0, chunks.len() - 1);
             chunks[number].verify_some(number, &mut random, &mut piece)?;
@@ -144,6 +171,30 @@ fn run(options: &Options) -> Result<()> {
     }
     println!("all {} bytes as written", options.size.0 - left);
     Ok(())
+}
+
+/// Says who is left, and is gone.
+fn leave(count: u32, end: &AtomicBool) -> Result<()> {
+    let mut left = Vec::new();
+    for _ in 0..count {
+        // SAFETY: a plain fork, past what libraries do at one: the child has all descriptors. It only sleeps, until a
+        // signal's handler sets a flag, and ends without any of what the libraries would do.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+            -1 => return Err(std::io::Error::last_os_error()).context("no child can be made"),
+            0 => {
+                while !end.load(SeqCst) {
+                    std::thread::sleep(LOOK);
+                }
+                // SAFETY: it ends the process.
+                unsafe { libc::_exit(0) }
+            }
+            child => left.push(child.to_string()),
+        }
+    }
+    println!("leaves it to {}", left.join(" "));
+    std::io::stdout().flush()?;
+    // SAFETY: it ends the process; what it has on the card is not given back.
+    unsafe { libc::_exit(0) }
 }
 
 fn main() -> ExitCode {

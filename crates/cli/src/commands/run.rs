@@ -38,12 +38,13 @@ pub struct RunArgs {
 }
 
 const AFTER_HELP: &str = "\
-The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH,
+The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH, SUBLET_MARK,
 SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
 libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
 
 `docker run`, `podman run` and `nerdctl run` pass these on into their container (but for paths), so that
-it is known whose it is: its processes are on the lease.
+it is known whose it is: its processes are on the lease. SUBLET_MARK is what proves it there: whoever has
+it can have processes counted with the lease, so show it to nobody.
 
 A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and SUBLET_HOOK (yield or resume)
 in its environment. Its word frees nothing: the cards are looked at, and who did not yield is made to

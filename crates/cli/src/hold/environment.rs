@@ -32,14 +32,17 @@ pub fn variables(
         Some(list) => within(lease, visible, &list)?,
     };
     let deadline = lease.expires_unix_s.unwrap_or(0.0).max(0.0) as u64;
-    Ok(vec![
+    let mut variables = vec![
         ("CUDA_VISIBLE_DEVICES", cards.join(",")),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into()),
         ("SUBLET_LEASE", lease.id.clone()),
         ("SUBLET_EPOCH", lease.epoch.unwrap_or(0).to_string()),
         ("SUBLET_DEADLINE", deadline.to_string()),
         daemon.clone(),
-    ])
+    ];
+    // An earlier service tells none.
+    variables.extend(lease.mark.clone().map(|mark| ("SUBLET_MARK", mark)));
+    Ok(variables)
 }
 
 /// What the caller sees already; `None`: no limit. An empty list means that nothing was

@@ -47,6 +47,7 @@ struct Watched {
     client: Client,
     id: String,
     epoch: u64,
+    mark: Option<String>,
     /// The command has ended.
     over: Arc<AtomicBool>,
 }
@@ -56,7 +57,8 @@ impl Watch {
     pub fn begin(client: &Client, lease: &Lease, pid: u32, hooks: Option<Hooks>, sender: &Sender<Event>) -> Watch {
         let over = Arc::new(AtomicBool::new(false));
         let epoch = lease.epoch.unwrap_or(0);
-        let watched = Watched { client: client.clone(), id: lease.id.clone(), epoch, over: Arc::clone(&over) };
+        let (client, id, mark) = (client.clone(), lease.id.clone(), lease.mark.clone());
+        let watched = Watched { client, id, epoch, mark, over: Arc::clone(&over) };
         let sender = sender.clone();
         let enclosed = thread::spawn(move || {
             // Before the bind: the daemon looks then whether the command has a cgroup of its own.
@@ -147,12 +149,14 @@ impl Watched {
     }
 
     fn variables(&self, moment: Moment) -> Vec<(&'static str, String)> {
-        vec![
+        let mut variables = vec![
             ("SUBLET_LEASE", self.id.clone()),
             ("SUBLET_EPOCH", self.epoch.to_string()),
             ("SUBLET_HOOK", moment.to_string()),
             self.client.variable(),
-        ]
+        ];
+        variables.extend(self.mark.clone().map(|mark| ("SUBLET_MARK", mark)));
+        variables
     }
 
     fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
@@ -243,7 +247,7 @@ mod tests {
         let daemon = daemon(leases, hooked, UnixListener::bind(&socket).unwrap());
         let client = Client::open(&Globals::at(&socket)).unwrap();
         let over = Arc::new(AtomicBool::new(false));
-        let watched = Watched { client, id: "L7".into(), epoch: 12, over };
+        let watched = Watched { client, id: "L7".into(), epoch: 12, mark: None, over };
         let hooks = Hooks {
             on_yield: on_yield.parse().unwrap(),
             on_resume: on_resume.map(|hook| hook.parse().unwrap()),

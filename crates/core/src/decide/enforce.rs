@@ -90,6 +90,9 @@ pub fn left_alone(state: &State, stranger: &Stranger, on: &[OnCard], computes: b
     if on.iter().any(|(_, bytes)| bytes.is_none()) {
         return Some(LeftAlone::Coarse);
     }
+    if let Some(through) = audit.through.filter(|through| !through.alone) {
+        return Some(LeftAlone::Shared(through.pid));
+    }
     // It never asked for some of its cards only: it was on no others when it got its lease.
     if let (Some(rule), Some(lease)) = (attached(state, audit), state.lease_of(stranger)) {
         return Some(LeftAlone::Attached(rule.id, lease));
@@ -220,8 +223,8 @@ fn after_warning(state: &State, stranger: &Stranger, computes: bool, due: Time) 
     let is_untried = stranger.stays.is_none() || state.planted(Mutant::MoveForEver);
     // Who has a lease is not parked by another.
     let is_untried = is_untried && state.lease_of(stranger).is_none();
-    // What draws is nothing that the driver could take off a card.
-    let is_untried = is_untried && computes;
+    // What draws is nothing that the driver could take off a card, nor is what a process left that ended.
+    let is_untried = is_untried && computes && stranger.audit.through.is_none();
     let parks = policy.patience.parks && policy.parking.ram > Bytes::ZERO && is_untried;
     if parks && !state.planted(Mutant::StrikeMovable) { Fate::Parked(due) } else { Fate::Signal(TERM, due) }
 }

@@ -42,7 +42,20 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     let wait = heard.body.wait_s.map(Span::secs);
     let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
     let ask = ask_of(heard.body, ttl)?;
-    Ok(app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?)
+    let tenant = by.tenant.clone();
+    let reply = app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?;
+    Ok(marked(&app, reply, &tenant))
+}
+
+/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none.
+fn marked(app: &App, reply: Reply, tenant: &str) -> Reply {
+    match serde_json::from_str::<wire::Lease>(&reply.body) {
+        Ok(mut lease) if !reply.is_problem() && lease.epoch.is_some() => {
+            app.marks.put(&mut lease, tenant);
+            Reply { retry_after_s: reply.retry_after_s, ..Reply::new(reply.status, &lease) }
+        }
+        _ => reply,
+    }
 }
 
 /// A hook says no more than this of why it failed.
@@ -180,11 +193,14 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
         let wait = Duration::from_secs(wait).min(app.house().poll_max);
-        if let Some(lease) = await_change(&app, &by, id, until, wait).await? {
+        if let Some(mut lease) = await_change(&app, &by, id, until, wait).await? {
+            app.marks.put(&mut lease, &by.tenant);
             return Ok(Json(lease));
         }
     }
-    live_or_past(&app, by, id).await.map(Json)
+    let mut lease = live_or_past(&app, by.clone(), id).await?;
+    app.marks.put(&mut lease, &by.tenant);
+    Ok(Json(lease))
 }
 
 /// Waits for a lease to change; `None` when the time is up or there is none.
@@ -304,7 +320,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
     let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(BadAsk::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
-    let reply = app.post.call(by.clone(), event, heard.key).await?;
+    let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant);
     ended_is_ended(&app, by, lease, reply).await
 }
 

@@ -27,6 +27,7 @@ use self::shared::OnRead;
 use crate::history::History;
 use crate::looper::{LoopGone, Post};
 use crate::mail::Reply;
+use crate::marks::Marks;
 use crate::names::Names;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
@@ -90,6 +91,8 @@ pub struct Reach {
     pub by_driver: bool,
     /// What the configuration says to the face; read anew on reload.
     pub house: Arc<RwLock<House>>,
+    /// What holders' programs prove their lease by.
+    pub marks: Marks,
     /// The daemon stops.
     pub stopping: watch::Receiver<bool>,
 }

@@ -68,7 +68,8 @@ impl Loop {
         }
         match action {
             Action::Grant { lease, epoch, .. } if self.known.watched.contains(lease) => {
-                self.engine.hold(Held::Errand(Errand::Granted { lease: *lease, epoch: *epoch }));
+                let grant = self.marks.grant(*lease, *epoch);
+                self.engine.hold(Held::Errand(Errand::Granted { lease: *lease, grant }));
             }
             Action::Queue { lease, root: Some(_), .. } | Action::Bind { lease, .. } => self.watch_roots(*lease),
             // Its bytes count until the card is seen again: the sooner, the better.
@@ -235,8 +236,8 @@ impl Loop {
         {
             let roots = row.roots.clone();
             self.known.watched.insert(lease);
-            let epoch = row.hold().map(|hold| hold.epoch);
-            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, epoch }));
+            let grant = row.hold().map(|hold| self.marks.grant(lease, hold.epoch));
+            self.engine.hold(Held::Errand(Errand::Watch { lease, uid, roots, grant }));
         }
     }
 }

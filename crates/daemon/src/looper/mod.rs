@@ -15,6 +15,7 @@ use crate::engine::{Engine, Taken};
 use crate::epochs::Epochs;
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
+use crate::marks::Marks;
 use crate::names::Names;
 use crate::plans::Plans;
 use crate::strangers;
@@ -92,6 +93,8 @@ pub struct Parts {
     pub boot: String,
     /// How far epochs went, and the first that was never handed out.
     pub epochs: (Epochs, Epoch),
+    /// What holders' programs prove their lease by.
+    pub marks: Marks,
     /// Cards that are not for leases.
     pub unmanaged: Vec<String>,
 }
@@ -127,6 +130,7 @@ pub struct Loop {
     boot: String,
     epochs: Epochs,
     epoch_floor: Epoch,
+    marks: Marks,
     unmanaged: Vec<String>,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
@@ -172,6 +176,7 @@ impl Loop {
             boot: parts.boot,
             epochs: parts.epochs.0,
             epoch_floor: parts.epochs.1,
+            marks: parts.marks,
             unmanaged: parts.unmanaged,
             listed: Vec::new(),
             inspect_at: Instant::now(),

@@ -60,6 +60,13 @@ impl Devices {
         Known { majors: majors(&listed), soft: soft.collect() }
     }
 
+    /// Whether a process has one of them open, as far as that may be read. Its mappings are not asked for: they hang with
+    /// a process that wants it so.
+    pub(super) fn has_open(&self, folder: &str) -> bool {
+        let mut found = Vec::new();
+        open(folder, &self.known(), &mut found).is_ok() && !found.is_empty()
+    }
+
     /// The device files that a process has open or mapped, by its folder in `/proc`, and whether it has more than is
     /// looked at. What could not be read is added to `unread`.
     pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> (Vec<String>, bool) {

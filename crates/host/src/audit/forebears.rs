@@ -89,6 +89,12 @@ impl Forebears {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Heard::default();
     }
 
+    /// Whether a process comes from another that ended, as far as that was heard.
+    pub(super) fn comes_from(&self, pid: u32, dead: u32) -> bool {
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.comes_from(pid, dead, |pid| process::stat(pid).ok().map(|stat| stat.parent))
+    }
+
     /// Those who started a process, nearest first, up to the first that is still there; none if its parent is the
     /// one that started it, or nobody heard of it.
     pub(crate) fn of(&self, pid: u32) -> Vec<Ancestor> {
@@ -114,6 +120,27 @@ impl Forebears {
 }
 
 impl Heard {
+    /// Up the line of who made whom; where nobody heard of it, by the parents that there are.
+    fn comes_from(&self, pid: u32, dead: u32, parent_now: impl Fn(u32) -> Option<u32>) -> bool {
+        let (mut next, mut before) = (pid, u64::MAX);
+        for _ in 0..GENERATIONS_MAX {
+            let made = self.made.get(next);
+            // Who was made later than its child is somebody else with the same number.
+            if made.is_some_and(|made| made.at_ns >= before) {
+                return false;
+            }
+            if next == dead {
+                return true;
+            }
+            before = made.map_or(before, |made| made.at_ns);
+            match made.map(|made| made.parent).or_else(|| parent_now(next)) {
+                Some(parent) if parent > 1 => next = parent,
+                _ => return false,
+            }
+        }
+        false
+    }
+
     /// `began_s` is the time on the wall at which the kernel's clock began.
     fn of(&self, pid: u32, parent_now: u32, began_s: u64, alive: impl Fn(u32) -> Option<Ancestor>) -> Vec<Ancestor> {
         let mut found = Vec::new();
@@ -192,6 +219,17 @@ mod tests {
         assert_eq!(told(&heard, 11, 10, &[10]), "", "its parent is there");
         assert_eq!(told(&heard, 99, 1, &[10]), "", "nobody heard of it");
         assert_eq!(told(&heard, 12, 1, &[]), "11 launcher ended, 10 ? ended");
+    }
+
+    #[test]
+    fn who_comes_from_whom_is_known_after_the_end_of_those_between() {
+        let line = heard(&[(10, 11), (11, 12), (12, 13)], &[]);
+        let comes = |heard: &Heard, pid, dead| heard.comes_from(pid, dead, |pid| (pid == 20).then_some(12));
+        assert!(comes(&line, 13, 11) && comes(&line, 13, 10) && comes(&line, 12, 11));
+        assert!(comes(&line, 20, 11), "its parent is there, and comes from that one");
+        assert!(!comes(&line, 11, 13) && !comes(&line, 99, 11) && !comes(&line, 13, 99));
+        let reused = heard(&[(10, 11), (11, 12), (50, 11)], &[]);
+        assert!(!comes(&reused, 12, 11), "that number is another's by now");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! Absent on purpose: when a signal is due, to whom and which; groups of processes; waiting for an end.
 
 use super::devices::Devices;
+use super::memory::Memory;
 use super::{alive, audit_of_image};
 use crate::process::{self, ProcessError};
 use crate::wake::timespec;
@@ -83,6 +84,8 @@ struct Kept {
     descriptor: OwnedFd,
     audit: Audit,
     image: [u64; 3],
+    /// What it had for memory before it was audited, if that may be known.
+    memory: Option<Memory>,
 }
 
 /// Audited processes. Dropping it lets go of all of them; nothing happens to them.
@@ -169,7 +172,12 @@ impl Custody {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
-        kept.audit.is_same(&now).map_err(Refused::Changed)?;
+        // Which file it runs is its own word. Who has the memory that it had runs what it ran.
+        let (exe, exe_file) = match kept.memory.as_ref().is_some_and(Memory::is_in_use) {
+            true => (kept.audit.exe.clone(), kept.audit.exe_file),
+            false => (now.exe.clone(), now.exe_file),
+        };
+        kept.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(Refused::Changed)?;
         // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
         // `exec` its cards are closed.
         if kept.image != image && now.devices.is_empty() && !now.crowded {
@@ -188,11 +196,12 @@ fn open_and_audit(process: ProcKey, devices: &Devices) -> Result<Kept, ProcessEr
     let gone = || ProcessError::Gone { pid: process.pid };
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
     let opened = pidfd_open(pid, PidfdFlags::empty());
+    let memory = Memory::of(process.pid);
     // The audit comes after: whoever has this start now had the number when it was opened, too.
     let (audit, image) = audit_of_image(process, devices)?;
     let descriptor = opened.map_err(|error| ProcessError::of(process.pid, error.into()))?;
     // Of a number that was reused within one tick both have the same start; the descriptor is of the first.
-    if has_ended(&descriptor) { Err(gone()) } else { Ok(Kept { descriptor, audit, image }) }
+    if has_ended(&descriptor) { Err(gone()) } else { Ok(Kept { descriptor, audit, image, memory }) }
 }
 
 /// A descriptor of a process becomes readable when the last of its threads has ended.

@@ -382,6 +382,18 @@ pub fn run(args: &[String]) -> ExitCode {
             let pause = Duration::from_micros(args[2].parse().unwrap());
             std::thread::spawn(move || write_over_places(pause, &card));
         }
+        "changeling" => {
+            let card = std::fs::File::open(&args[1]).unwrap();
+            let pause = Duration::from_micros(args[3].parse().unwrap());
+            let file = |number: u32| std::fs::File::create_new(Path::new(&args[2]).join(number.to_string())).unwrap();
+            let files: Vec<_> = (0..64).map(file).collect();
+            let files: Vec<_> = files.into_iter().map(|file| reopened(&file)).collect();
+            leave_own_file();
+            // SAFETY: a namespace of its own, before there is a second thread. Where that is refused, nothing changes.
+            unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+            let restless = args[4] == "restless";
+            std::thread::spawn(move || claim_files(pause, &files, restless, &card));
+        }
         "deep" => {
             std::env::set_current_dir(&args[1]).unwrap();
             (0..25).for_each(|_| go_deeper());
@@ -430,24 +442,78 @@ fn go_deeper() {
     std::env::set_current_dir(&name).unwrap();
 }
 
+/// The same file, for reading: nobody who could write to it may be said to run it.
+fn reopened(file: &std::fs::File) -> std::fs::File {
+    use std::os::fd::AsRawFd;
+    std::fs::set_permissions(
+        format!("/proc/self/fd/{}", file.as_raw_fd()),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
+}
+
+/// Puts copies in the place of all that it has of its own file: who has none of it mapped may say that it runs another.
+fn leave_own_file() {
+    let own = std::fs::read_link("/proc/self/exe").unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for line in maps.lines().filter(|line| line.ends_with(own.to_str().unwrap())) {
+        let (range, access) = (line.split(' ').next().unwrap(), line.split(' ').nth(1).unwrap());
+        let (from, to) = range.split_once('-').unwrap();
+        let [from, to] = [from, to].map(|place| usize::from_str_radix(place, 16).unwrap());
+        let bits = [("r", libc::PROT_READ), ("w", libc::PROT_WRITE), ("x", libc::PROT_EXEC)];
+        let access = bits.iter().filter(|(letter, _)| access.contains(letter)).fold(0, |all, (_, bit)| all | bit);
+        let bytes = to - from;
+        // SAFETY: a copy of what is there, byte for byte, takes its place at once; whoever runs in it does not notice.
+        unsafe {
+            let (both, own) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let copy = libc::mmap(std::ptr::null_mut(), bytes, both, own, -1, 0);
+            assert_ne!(copy, libc::MAP_FAILED);
+            std::ptr::copy_nonoverlapping(from as *const u8, copy.cast(), bytes);
+            assert_eq!(libc::mprotect(copy, bytes, access), 0);
+            let put = libc::mremap(copy, bytes, bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, from);
+            assert_eq!(put as usize, from);
+        }
+    }
+}
+
+/// Says that it runs one file, then the next, again and again.
+fn claim_files(pause: Duration, files: &[std::fs::File], restless: bool, _card: &std::fs::File) {
+    use std::os::fd::AsRawFd;
+    let mut map = own_places();
+    let stack = map[6];
+    for (step, file) in (0..).zip(files.iter().cycle()) {
+        map[6] = if restless { stack - step % 65_536 } else { stack };
+        map[12] = u64::from(file.as_raw_fd() as u32) << 32;
+        // SAFETY: the kernel reads as many bytes as it is told; what it keeps is only shown to others.
+        unsafe { prctl(SET_MM, SET_MM_MAP, map.as_ptr(), size_of_val(&map), 0_u64) };
+        std::thread::sleep(pause);
+    }
+}
+
 /// As whoever restores programs does: another place for the stack, again and again.
 fn write_over_places(pause: Duration, _card: &std::fs::File) {
-    let fields = stat_fields();
-    let field = |number: usize| fields[number - 3];
-    // SAFETY: it tells where the heap ends, and moves nothing.
-    let heap_end = unsafe { sbrk(0) } as u64;
-    let [data, data_end, heap, args, args_end, env, env_end] = [45, 46, 47, 48, 49, 50, 51].map(field);
-    // As `struct prctl_mm_map` has it; the last word is no auxiliary vector, and no other executable.
-    let no_file = u64::from(u32::MAX) << 32;
-    let stack = field(28);
-    let mut map =
-        [field(26), field(27), data, data_end, heap, heap_end, stack, args, args_end, env, env_end, 0, no_file];
+    let mut map = own_places();
+    let stack = map[6];
     for step in 0.. {
         map[6] = stack - step % 65_536;
         // SAFETY: the kernel reads as many bytes as it is told; what it keeps is only shown to others.
         unsafe { prctl(SET_MM, SET_MM_MAP, map.as_ptr(), size_of_val(&map), 0_u64) };
         std::thread::sleep(pause);
     }
+}
+
+/// Where this program is in memory, as `struct prctl_mm_map` has it.
+fn own_places() -> [u64; 13] {
+    let fields = stat_fields();
+    let field = |number: usize| fields[number - 3];
+    // SAFETY: it tells where the heap ends, and moves nothing.
+    let heap_end = unsafe { sbrk(0) } as u64;
+    let [data, data_end, heap, args, args_end, env, env_end] = [45, 46, 47, 48, 49, 50, 51].map(field);
+    // The last word is no auxiliary vector, and no other executable.
+    let no_file = u64::from(u32::MAX) << 32;
+    let stack = field(28);
+    [field(26), field(27), data, data_end, heap, heap_end, stack, args, args_end, env, env_end, 0, no_file]
 }
 
 fn stat_fields() -> Vec<u64> {

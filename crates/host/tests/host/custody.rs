@@ -18,6 +18,7 @@ crate::tests![
     another_executable_is_refused,
     the_same_executable_started_anew_is_refused,
     who_writes_over_its_places_in_memory_is_not_another,
+    who_says_that_it_runs_another_file_all_the_time_is_not_another,
     another_cgroup_is_refused,
     neither_a_new_name_nor_a_removed_executable_saves_anybody,
     who_renames_its_executable_all_the_time_is_not_another,
@@ -156,6 +157,26 @@ fn who_writes_over_its_places_in_memory_is_not_another() {
             return eprintln!("skipped: this kernel lets nobody write over its places in memory");
         }
         let mut custody = Custody::new(Devices::new([card.path().to_owned()]));
+        custody.take(root).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        custody.signal(root, 9).unwrap();
+    }
+}
+
+/// In a user namespace of its own anybody may say so, and keeps what it has on its cards.
+fn who_says_that_it_runs_another_file_all_the_time_is_not_another() {
+    let card = Scratch::holding("card", b"cards");
+    for (pause_us, places) in [("0", "still"), ("20000", "still"), ("0", "restless")] {
+        let files = tempfile::tempdir().unwrap();
+        let (card, files) = (card.path(), files.path());
+        let tree = odd(&["changeling", card.to_str().unwrap(), files.to_str().unwrap(), pause_us, places], 1);
+        let root = tree.root();
+        let exe = || std::fs::read_link(format!("/proc/{}/exe", root.pid)).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        if !exe().starts_with(files) {
+            return eprintln!("skipped: this kernel lets this user not say that it runs another file");
+        }
+        let mut custody = Custody::new(Devices::new([card.to_owned()]));
         custody.take(root).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         custody.signal(root, 9).unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::reading::Reading;
+use sublet_host::mark::{Grant, Mark};
 use sublet_host::{Sight, process};
 
 crate::tests![
@@ -17,6 +18,7 @@ crate::tests![
     a_process_that_left_its_tree_and_its_environment_is_found_by_its_session,
     the_environment_counts_for_its_own_user_only,
     in_a_container_it_counts_only_if_root_or_the_holder_made_that,
+    in_a_container_nobody_is_a_leases_without_its_mark,
     what_another_service_started_under_the_same_name_is_not_ours,
     a_root_with_another_start_is_another_process,
     a_root_that_is_gone_is_gone,
@@ -107,7 +109,7 @@ fn a_process_that_left_its_tree_is_found_by_its_environment() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let mut tree = daemonised(lease);
-    rig.host.watch(lease, my_uid(), vec![], Some(Epoch(7)));
+    rig.host.watch(lease, my_uid(), vec![], Some(grant(7)));
     rig.members(lease, &tree.pids[1..]);
     tree.kill(1);
     rig.gone(lease);
@@ -138,7 +140,7 @@ fn the_environment_counts_for_its_own_user_only() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let _tree = daemonised(lease);
-    rig.host.watch(lease, my_uid() + 1, vec![], Some(Epoch(7)));
+    rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
     rig.gone(lease);
 }
 
@@ -149,16 +151,16 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
         eprintln!("skipped: this user may not make a cgroup for others here");
         return;
     };
-    // Epochs of others can be guessed, and whoever has a cgroup of its own names those in it as it likes.
+    // Whoever has a cgroup of its own names those in it as it likes.
     let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
     std::fs::create_dir(&container.0).unwrap();
-    let tree = daemonised(lease);
+    let tree = daemonised_with(lease, &format!("SUBLET_MARK={}", grant(7).mark));
     container.put(tree.pids[1]);
     let (holder, other) = (my_uid() + 1, my_uid() + 2);
     for (maker, is_its) in [(other, false), (holder, true), (0, true)] {
         std::os::unix::fs::chown(&place.0, Some(maker), None).unwrap();
         let rig = Rig::new(NEVER);
-        rig.host.watch(lease, holder, vec![], Some(Epoch(7)));
+        rig.host.watch(lease, holder, vec![], Some(grant(7)));
         let _ = if is_its { rig.members(lease, &tree.pids[1..]) } else { rig.gone(lease) };
         // Nobody is spared as a container's for a name that it chose itself.
         let told = sublet_host::audit::whereabouts(tree.pids[1]).unwrap();
@@ -166,19 +168,59 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
     }
 }
 
+fn in_a_container_nobody_is_a_leases_without_its_mark() {
+    let lease = fresh_lease();
+    let place = OwnCgroup::make(lease);
+    let Some(place) = place.filter(|_| rustix::process::geteuid().is_root()) else {
+        eprintln!("skipped: this user may not make a cgroup for others here");
+        return;
+    };
+    let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
+    std::fs::create_dir(&container.0).unwrap();
+    // Its name and its epoch are no secrets; the mark of the next grant is of no use for this one.
+    let (right, next) = (grant(7).mark.to_string(), grant(8).mark.to_string());
+    let cut = &right[1..];
+    let marks = ["X=".to_owned(), "SUBLET_MARK=".into(), format!("SUBLET_MARK={cut}"), format!("SUBLET_MARK={next}")];
+    for forged in marks {
+        let tree = daemonised_with(lease, &forged);
+        container.put(tree.pids[1]);
+        let rig = Rig::new(NEVER);
+        rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
+        rig.gone(lease);
+    }
+    let tree = daemonised_with(lease, &format!("SUBLET_MARK={right}"));
+    let rig = Rig::new(NEVER);
+    // Outside of a container everybody has a user, and whose that is counts.
+    rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
+    rig.gone(lease);
+    container.put(tree.pids[1]);
+    rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
+    rig.members(lease, &tree.pids[1..]);
+}
+
 fn what_another_service_started_under_the_same_name_is_not_ours() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
     let _tree = daemonised(lease);
-    for epoch in [Some(Epoch(8)), None] {
-        rig.host.watch(lease, my_uid(), vec![], epoch);
+    for grant in [Some(grant(8)), None] {
+        rig.host.watch(lease, my_uid(), vec![], grant);
         rig.gone(lease);
     }
 }
 
-/// Forks twice, in a session of its own, with a lease's mark; its first process is gone.
+/// What the programs of a lease carry.
+fn grant(epoch: u8) -> Grant {
+    Grant { epoch: Epoch(epoch.into()), mark: Mark([epoch; 16]) }
+}
+
+/// Forks twice, in a session of its own, with a lease's name and epoch; its first process is gone.
 fn daemonised(lease: LeaseId) -> Tree {
-    let script = format!("SUBLET_LEASE={lease} SUBLET_EPOCH=7 setsid sh -c 'sleep 600 >/dev/null & echo $!'");
+    daemonised_with(lease, "")
+}
+
+/// The same, with more in its environment.
+fn daemonised_with(lease: LeaseId, more: &str) -> Tree {
+    let script = format!("SUBLET_LEASE={lease} SUBLET_EPOCH=7 {more} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
     let mut tree = Tree::shell(&script, 1);
     tree.wait();
     // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
@@ -216,7 +258,7 @@ fn an_unknown_process_on_a_card_joins_before_it_is_observed() {
     let rig = Rig::new(NEVER);
     let tree = Tree::sleeper();
     rig.host.watch(lease, my_uid(), vec![tree.root()], None);
-    rig.host.granted(lease, Epoch(7));
+    rig.host.granted(lease, grant(7));
     rig.members(lease, &tree.pids);
     let joined = daemonised(lease);
     put_on_card(&rig, joined.pids[1]);
@@ -273,12 +315,12 @@ fn who_waits_takes_no_process_from_who_was_granted_its_cards() {
     let (granted, waits) = (fresh_lease(), fresh_lease());
     let rig = Rig::new(NEVER);
     let tree = Tree::shell(THREE, 2);
-    rig.host.watch(granted, my_uid(), vec![tree.root()], Some(Epoch(1)));
+    rig.host.watch(granted, my_uid(), vec![tree.root()], Some(grant(1)));
     rig.members(granted, &tree.pids);
     rig.host.watch(waits, my_uid(), vec![tree.root()], None);
     rig.members(waits, &[]);
     assert!(!rig.is_gone(waits), "its root lives");
-    rig.host.granted(waits, Epoch(2));
+    rig.host.granted(waits, grant(2));
     rig.members(waits, &tree.pids);
     rig.members(granted, &[]);
     assert!(!rig.is_gone(granted), "its root lives");

@@ -26,7 +26,7 @@ mod term;
 mod tokens;
 
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
-use crate::audit::{Audit, FileKey};
+use crate::audit::{Audit, FileKey, Through};
 use crate::event::{Answer, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
@@ -396,7 +396,7 @@ impl Teller {
 }
 
 /// `exe=/usr/bin/x uid=7 seat=… unit=… container=… tree=a,b unread=…`; `nodev`: no device file is open;
-/// `title=x`: what it calls itself; `crowded`: too many files are; `nopath`: its executable has no path that could be read.
+/// `through=77`: it holds what that one left, `through=77+more`: or others do; `title=x`: what it calls itself; `crowded`: too many files are; `nopath`: its executable has no path that could be read.
 fn audited(name: &str, words: &[&str]) -> Event {
     let mut audit = Audit {
         process: process(name),
@@ -417,6 +417,7 @@ fn audited(name: &str, words: &[&str]) -> Event {
         ancestry: Vec::new(),
         devices: vec!["/dev/nvidia0".to_owned()],
         crowded: false,
+        through: None,
         ran: None,
         unread: Vec::new(),
     };
@@ -438,6 +439,10 @@ fn audited(name: &str, words: &[&str]) -> Event {
             ("crowded", _) => {
                 (audit.devices, audit.crowded) = (Vec::new(), true);
                 audit.unread = vec!["which files it has open: too many".to_owned()];
+            }
+            ("through", pid) => {
+                let (pid, alone) = pid.strip_suffix("+more").map_or((pid, true), |pid| (pid, false));
+                audit.through = Some(Through { pid: pid.parse().expect("a pid"), alone });
             }
             ("nodev", _) => audit.devices = Vec::new(),
             other => panic!("no such word: {other:?}"),

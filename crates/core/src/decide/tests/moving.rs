@@ -28,6 +28,38 @@ fn check(story: &str, expect: expect_test::Expect) {
 }
 
 #[test]
+fn who_holds_what_a_dead_process_left_is_not_parked_and_ended_only_if_nobody_else_can_have_it() {
+    check_with(
+        roomy(),
+        "
+        0s cards 24G
+        0s ram 100G
+        0s tested
+        0s card 0 a=4G
+        0s mode 0 enforce root
+        1s audit a through=77
+        12s audit a through=77
+        15s card 0 b=4G
+        16s audit b through=88+more
+        27s audit b through=88+more
+        40s audit b through=88+more
+        50s audit b through=88
+        ",
+        expect![[r#"
+            0s card 0 mode enforce
+            1s find X1 of uid 7
+            1s warn X1 until 11s
+            12s strike X1 with 15, 1 processes
+            15s close X1 (OffCards)
+            16s find X2 of uid 7, X1 again
+            16s warn X2 until 26s
+            50s X2 is /usr/bin/python3
+            50s strike X2 with 15, 1 processes
+        "#]],
+    );
+}
+
+#[test]
 fn a_stranger_that_did_not_heed_its_warning_is_parked_and_comes_back_when_it_is_wanted() {
     check(
         "

@@ -1,0 +1,124 @@
+//! The key beside the journal, and what is made with it: for each grant a mark that nobody else can make.
+//!
+//! It goes to whoever asked for the lease, in answers and nowhere else: not into the log, the events, a stored answer
+//! or anybody else's view. So it is put into an answer on the way out (`http/leases.rs`), and the loop, which writes
+//! all the others, never has it but for the eyes.
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use sublet_core::ids::{Epoch, LeaseId};
+use sublet_host::mark::{self, Grant, Mark};
+use sublet_wire as wire;
+
+/// The file in the state directory.
+const NAME: &str = "marks.key";
+const KEY_BYTES: usize = 32;
+
+/// Makes marks.
+#[derive(Clone)]
+pub struct Marks {
+    key: [u8; KEY_BYTES],
+}
+
+impl Marks {
+    /// The key that is there. Where there is none, or one that others could read, a new one is on the disk first.
+    pub fn begin(dir: &Path) -> io::Result<Marks> {
+        let key = match read(&dir.join(NAME))? {
+            Some(key) => key,
+            None => make(dir)?,
+        };
+        Ok(Marks { key })
+    }
+
+    /// What the programs of a lease carry.
+    pub fn grant(&self, lease: LeaseId, epoch: Epoch) -> Grant {
+        let hash = blake3::keyed_hash(&self.key, format!("{lease} {epoch}").as_bytes());
+        let mut bytes = [0; mark::BYTES];
+        bytes.copy_from_slice(&hash.as_bytes()[..mark::BYTES]);
+        Grant { epoch, mark: Mark(bytes) }
+    }
+
+    /// Puts the mark where its owner reads it: into a lease that was granted, if `tenant` asked for it.
+    pub fn put(&self, lease: &mut wire::Lease, tenant: &str) {
+        if let (Some(epoch), Ok(id)) = (lease.epoch, lease.id.parse())
+            && lease.tenant == tenant
+            && lease.ended.is_none()
+        {
+            lease.mark = Some(self.grant(id, Epoch(epoch)).mark.to_string());
+        }
+    }
+}
+
+/// `None`: there is no key that could be trusted.
+fn read(path: &Path) -> io::Result<Option<[u8; KEY_BYTES]>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let metadata = file.metadata()?;
+    if metadata.permissions().mode() & 0o077 != 0 || metadata.len() != KEY_BYTES as u64 {
+        tracing::warn!("the key of marks could be read by others, or is damaged: there is a new one");
+        return Ok(None);
+    }
+    let mut key = [0; KEY_BYTES];
+    file.read_exact(&mut key)?;
+    Ok(Some(key))
+}
+
+/// The file is there with all of its key, or not at all.
+fn make(dir: &Path) -> io::Result<[u8; KEY_BYTES]> {
+    let mut key = [0; KEY_BYTES];
+    if getrandom(&mut key, GetRandomFlags::empty())? != KEY_BYTES {
+        return Err(io::Error::other("the system gives too few random numbers"));
+    }
+    let new = dir.join("marks.key.new");
+    // One that was left over may be somebody else's to read.
+    let _ = std::fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(&key)?;
+    file.sync_all()?;
+    std::fs::rename(&new, dir.join(NAME))?;
+    File::open(dir)?.sync_all()?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+
+    fn mark(marks: &Marks) -> Mark {
+        marks.grant(LeaseId(7), Epoch(12)).mark
+    }
+
+    #[test]
+    fn every_grant_has_a_mark_of_its_own_and_a_restart_makes_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let marks = Marks::begin(dir.path()).unwrap();
+        let others = [(71, 2), (7, 13), (8, 12)].map(|(lease, epoch)| marks.grant(LeaseId(lease), Epoch(epoch)).mark);
+        assert!(others.iter().all(|other| *other != mark(&marks)), "{others:?}");
+        assert_eq!(mark(&Marks::begin(dir.path()).unwrap()), mark(&marks));
+        let elsewhere = tempfile::tempdir().unwrap();
+        assert_ne!(mark(&Marks::begin(elsewhere.path()).unwrap()), mark(&marks));
+    }
+
+    #[test]
+    fn a_key_that_is_lost_cut_short_or_known_to_others_is_not_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        let begin = || mark(&Marks::begin(dir.path()).unwrap());
+        let mut known = vec![begin()];
+        let mut is_new = |spoil: &dyn Fn()| {
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            spoil();
+            assert!(!known.contains(&begin()));
+            known.push(begin());
+        };
+        is_new(&|| fs::remove_file(&path).unwrap());
+        is_new(&|| fs::write(&path, b"short").unwrap());
+        is_new(&|| fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap());
+    }
+}

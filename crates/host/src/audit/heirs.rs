@@ -1,0 +1,97 @@
+//! Who may hold memory of a card through a descriptor of a process that ended.
+//!
+//! The driver names the process that opened a card's file. A child that inherited the descriptor keeps the memory when
+//! its opener ends, and the driver goes on naming the dead. So whoever comes from that process and has a card's file
+//! open is looked for: by who made whom, as far as that was heard, and by its session and its group, whose numbers
+//! nobody else gets while somebody is in them.
+//!
+//! Absent: which of several it is. The kernel does not say who shares a descriptor with whom that is gone.
+
+use super::{Devices, Forebears};
+use crate::process;
+use std::collections::BTreeSet;
+use sublet_core::ids::ProcKey;
+
+/// Those that come from a process that ended and have a card's file open, the oldest first. Who is on a card by its own
+/// name has its descriptors for itself.
+pub(crate) fn heirs(
+    dead: u32,
+    on_cards: &BTreeSet<u32>,
+    devices: &Devices,
+    forebears: &Forebears,
+) -> Result<Vec<ProcKey>, process::ProcessError> {
+    let mut found = Vec::new();
+    for pid in process::all()? {
+        if pid == dead || pid == std::process::id() || on_cards.contains(&pid) {
+            continue;
+        }
+        let Ok(stat) = process::stat(pid) else { continue };
+        let comes_from = || stat.session == dead || stat.group == dead || forebears.comes_from(pid, dead);
+        if stat.has_ended() || stat.is_kernel || !comes_from() {
+            continue;
+        }
+        // What this service started looks at the cards itself.
+        let is_ours = process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
+        if !is_ours && devices.has_open(&process::folder(pid, &stat)) {
+            found.push(stat.key(pid));
+        }
+    }
+    found.sort_by_key(|process| (process.start, process.pid));
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    struct Family(Child, Vec<u32>);
+
+    /// A shell that leads a group and ends; what it started stays, with or without the card's file.
+    fn family(script: &str) -> Family {
+        let mut shell = Command::new("sh");
+        let mut shell = shell.args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut shell.stdout.take().unwrap(), &mut text).unwrap();
+        shell.wait().unwrap();
+        Family(shell, text.split_whitespace().map(|pid| pid.parse().unwrap()).collect())
+    }
+
+    impl Drop for Family {
+        fn drop(&mut self) {
+            for pid in &self.1 {
+                let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_a_dead_process_left_with_a_cards_file_is_found_and_nobody_else() {
+        let card = tempfile::NamedTempFile::new().unwrap();
+        let devices = Devices::new([card.path().to_owned()]);
+        let path = card.path().display();
+        let script = format!(
+            "sleep 600 >/dev/null 3<{path} & echo $!; sleep 600 >/dev/null & echo $!; sleep 600 >/dev/null 3<{path} & echo $!"
+        );
+        let family = family(&format!("setsid sh -c '{script}'"));
+        let leader = process::stat(family.1[0]).unwrap().session;
+        let find = |dead, on_cards: &[u32]| {
+            let on_cards = on_cards.iter().copied().collect();
+            let found = heirs(dead, &on_cards, &devices, &Forebears::default()).unwrap();
+            found.into_iter().map(|process| process.pid).collect::<Vec<_>>()
+        };
+        let sleeping =
+            |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x00600\0");
+        // As long as its parents live it is one of this process's, as what the service starts is.
+        let is_left = |pid: u32| !process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
+        while !family.1.iter().all(|pid| sleeping(*pid) && is_left(*pid)) {
+            std::thread::yield_now();
+        }
+        assert_eq!(find(leader, &[]), [family.1[0], family.1[2]]);
+        assert_eq!(find(leader, &[family.1[0]]), [family.1[2]], "the driver names that one itself");
+        assert_eq!(find(family.0.id(), &[]), [] as [u32; 0], "they left its group and its session");
+        assert_eq!(find(u32::MAX, &[]), [] as [u32; 0]);
+    }
+}

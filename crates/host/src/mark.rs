@@ -1,0 +1,89 @@
+//! What only the programs of one lease can know.
+//!
+//! A lease's name and epoch are no secrets. Where a process's user says nothing, as in a container, its environment
+//! counts only with this beside them.
+//!
+//! Absent on purpose: how it is made, and the key behind it.
+
+use std::fmt;
+use std::str::FromStr;
+use sublet_core::ids::Epoch;
+
+/// Names the mark in the environment of whatever was started under a lease.
+pub(crate) const VARIABLE: &str = "SUBLET_MARK";
+/// So long that nobody guesses one.
+pub const BYTES: usize = 16;
+
+/// A lease was granted: this is what its programs carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// With this epoch.
+    pub epoch: Epoch,
+    /// And this proof.
+    pub mark: Mark,
+}
+
+/// The proof that a process was started under a lease.
+#[derive(Clone, Copy, Eq)]
+pub struct Mark(pub [u8; BYTES]);
+
+impl PartialEq for Mark {
+    /// In the same time wherever the two differ: how far a guess was right cannot be measured.
+    fn eq(&self, other: &Mark) -> bool {
+        let differing = self.0.iter().zip(&other.0).fold(0, |differing, (own, its)| differing | (own ^ its));
+        std::hint::black_box(differing) == 0
+    }
+}
+
+/// As the environment has it. Where things are logged it is not to be seen.
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mark(…)")
+    }
+}
+
+impl FromStr for Mark {
+    type Err = NoMark;
+
+    fn from_str(text: &str) -> Result<Mark, NoMark> {
+        let is_hex = text.len() == 2 * BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = if is_hex { u128::from_str_radix(text, 16).ok() } else { None };
+        number.map(|number| Mark(number.to_be_bytes())).ok_or(NoMark)
+    }
+}
+
+/// It has not the form of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMark;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written_and_by_nothing_shorter_or_longer() {
+        let mark = Mark(*b"\x00\x01sixteen bytes!");
+        let text = mark.to_string();
+        assert_eq!(text.len(), 32);
+        assert_eq!(text.parse(), Ok(mark));
+        let wrong = [&text[1..], &format!("{text}0"), "", &format!("+{}", &text[1..]), &"é".repeat(16)];
+        wrong.iter().for_each(|wrong| assert_eq!(wrong.parse::<Mark>(), Err(NoMark), "{wrong}"));
+    }
+
+    #[test]
+    fn marks_that_differ_in_one_bit_are_others_and_none_is_told_by_debug() {
+        let mark = Mark([0xa5; BYTES]);
+        for bit in 0..8 * BYTES {
+            let mut other = mark;
+            other.0[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(mark, other, "bit {bit}");
+        }
+        assert!(!format!("{:?}", Grant { epoch: Epoch(7), mark }).contains("a5"));
+    }
+}
