@@ -2,6 +2,7 @@
 
 use crate::cc;
 use crate::daemon::{self, Daemon, page};
+use crate::parked::SOON;
 use crate::pools::python;
 use crate::soft::{Soft, succeeded};
 use std::io::{BufRead, BufReader, Write};
@@ -184,4 +185,29 @@ print(everywhere(b'memcpy', b'GLIBC_2.14') is not None, everywhere(b'memcpy', b'
     let alone = python(&soft, &["-c", script]).output().expect("python3 is there");
     assert_eq!(succeeded(&output), succeeded(&alone));
     assert!(succeeded(&output).starts_with("True None") && succeeded(&output).ends_with("True\n"));
+}
+
+#[test]
+fn a_library_behind_the_shim_that_asks_for_the_next_function_does_not_find_itself() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    // Bound to its own function, as libraries that trace are.
+    let library = ["-DLIBRARY", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", "libbehind.so", "-ldl"];
+    let behind = cc::program(&soft, "behind.c", &library);
+    let program = cc::program(&soft, "behind.c", &["-L", ".", "-l:libbehind.so", "-l:libcuda.so.1"]);
+    assert_eq!(
+        succeeded(&soft.program(&program, &[]).stdin(Stdio::null()).output().expect("it is there")),
+        "before\n0\n"
+    );
+    let both = format!("{}:{behind}", daemon::shim().display());
+    let mut command = soft.program(&program, &[]);
+    daemon.shimmed(&mut command).env("LD_PRELOAD", both).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the program is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!((out.next().as_deref(), out.next().as_deref()), (Some("before"), Some("0")));
+    assert_eq!(line.park(SOON), Some(Ok(8 * MIB)), "what it found is the shim's: the memory can leave");
+    assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+    drop(child.stdin.take());
+    assert!(child.wait().expect("an own child").success());
 }
