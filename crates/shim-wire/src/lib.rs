@@ -161,9 +161,12 @@ pub enum Word {
 /// Microseconds of each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Took {
-    /// Closing the gate.
+    /// Waiting for captures that were open. The program goes on meanwhile.
+    #[serde(default)]
+    pub capture_us: u64,
+    /// Closing the gate: from when calls began to wait at it until those that were past it had left.
     pub gate_us: u64,
-    /// Waiting for the card.
+    /// Waiting for the card: copies that were past the gate and did, and then the park itself.
     pub drain_us: u64,
     /// Copying.
     pub copy_us: u64,
