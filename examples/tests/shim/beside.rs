@@ -211,3 +211,28 @@ fn a_library_behind_the_shim_that_asks_for_the_next_function_does_not_find_itsel
     drop(child.stdin.take());
     assert!(child.wait().expect("an own child").success());
 }
+
+#[test]
+fn the_measurement_in_one_process_takes_both_ways() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let of_card = "../../../crates/shim/tests/card";
+    let library = ["-O2", "-shared", "-fPIC", "-o", "both.so"];
+    let both = cc::program(&soft, &format!("{of_card}/both.c"), &library);
+    let program = cc::program(&soft, &format!("{of_card}/alternate.c"), &["-o", "alternate", "-ldl"]);
+    let file = page(&soft, 1 << 30);
+    let (pairs, calls) = (6, 100);
+    let mut command = soft.program(&program, &["launch", &pairs.to_string(), &calls.to_string()]);
+    let preload = format!("{both}:{}", daemon::shim().display());
+    daemon.shimmed(&mut command).env("LD_PRELOAD", preload).stdout(Stdio::piped());
+    let child = command.spawn().expect("the program is there");
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let said = succeeded(&child.wait_with_output().expect("an own child"));
+    let times: Vec<f64> = said.split_whitespace().map(|time| time.parse().expect("a time")).collect();
+    assert_eq!(times.len(), 2 * pairs);
+    assert!(times.iter().all(|time| *time > 0.0), "{said}");
+    // One block before the first pair, and one of each pair.
+    let slots = &daemon::mapped(&file).processes;
+    let launches: u64 = slots.iter().map(|slot| slot.launches.load(SeqCst)).sum();
+    assert_eq!(launches, (calls * (1 + pairs)) as u64, "the other half went straight to the driver");
+}
