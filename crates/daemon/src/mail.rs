@@ -278,6 +278,11 @@ pub enum Errand {
         /// Which.
         processes: Vec<ProcKey>,
     },
+    /// So much host memory is booked for parked bytes.
+    Booked {
+        /// How much.
+        bytes: u64,
+    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -310,6 +315,7 @@ impl Errand {
             Errand::Wish(wish) => host.wish(wish),
             Errand::Drive(driven) => host.drive(driven),
             Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
+            Errand::Booked { bytes } => host.booked(bytes),
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),

@@ -237,6 +237,18 @@ impl Host {
         }
     }
 
+    /// Says how much host memory is booked for parked bytes: what is kept ready for them is no more than the rest.
+    pub fn booked(&self, bytes: u64) {
+        if let Some(hub) = &self.hub {
+            hub.booked(bytes);
+        }
+    }
+
+    /// Host memory that is kept ready for parked bytes.
+    pub fn stock(&self) -> u64 {
+        self.hub.as_ref().map_or(0, Hub::stock)
+    }
+
     /// Somebody waits for a holder's cards: its programs make ready to leave them.
     pub fn ahead(&self, lease: LeaseId) {
         if let Some(hub) = &self.hub {

@@ -212,6 +212,7 @@ impl Loop {
         for lease in held {
             self.send_wish(lease);
         }
+        self.send_booked();
     }
 
     /// Turns until it is told to stop and all is written.
@@ -506,6 +507,7 @@ impl Loop {
         for action in &taken.actions {
             self.send_hands(action);
         }
+        self.send_booked();
         // Before anybody hears of what was decided.
         self.recall();
         self.wake_watchers(&taken.actions, &taken.past);
