@@ -250,8 +250,27 @@ fn a_program_that_waits_is_heard_by_the_next_daemon() {
     });
     assert!(job.child.try_wait().expect("an own child").is_none());
     service.restart();
+    let stderr = job.stderr.clone();
     let (code, rest) = job.end();
-    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}");
+    let said = std::fs::read_to_string(stderr).unwrap_or_default();
+    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}; {said}");
+}
+
+#[test]
+fn a_daemon_that_starts_anew_listens_to_nobody_before_it_knows_all_leases() {
+    let mut service = serve("soft:1x4GiB");
+    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
+    assert!(service.cli(&["park", "L1"]).status.success());
+    // The program looks for the daemon ten times a second, and comes at any moment of a start.
+    for _ in 0..8 {
+        service.kill();
+        service.restart();
+        let known = |lease: &Lease| lease.state == LeaseState::Parked && lease.parked.is_some();
+        service.client().await_lease("it is parked", "L1", known);
+        assert!(!job.said().contains("is lost"), "{}", job.said());
+    }
+    job.finish("after eight daemons");
 }
 
 #[test]

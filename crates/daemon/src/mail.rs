@@ -278,6 +278,8 @@ pub enum Errand {
         /// Which.
         processes: Vec<ProcKey>,
     },
+    /// All leases that there were at the start are told: programs may come.
+    Listen,
     /// So much host memory is booked for parked bytes.
     Booked {
         /// How much.
@@ -315,6 +317,7 @@ impl Errand {
             Errand::Wish(wish) => host.wish(wish),
             Errand::Drive(driven) => host.drive(driven),
             Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
+            Errand::Listen => host.listen(),
             Errand::Booked { bytes } => host.booked(bytes),
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),

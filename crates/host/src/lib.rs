@@ -237,6 +237,14 @@ impl Host {
         }
     }
 
+    /// Lets programs with the library in, which wait at the door until then: all leases that there were at the start have
+    /// been told by [`Host::wish`], so that nobody of theirs is taken for one whose lease is over.
+    pub fn listen(&self) {
+        if let Some(hub) = &self.hub {
+            hub.listen();
+        }
+    }
+
     /// Says how much host memory is booked for parked bytes: what is kept ready for them is no more than the rest.
     pub fn booked(&self, bytes: u64) {
         if let Some(hub) = &self.hub {

@@ -213,6 +213,7 @@ impl Loop {
             self.send_wish(lease);
         }
         self.send_booked();
+        self.engine.hold(Held::Errand(Errand::Listen));
     }
 
     /// Turns until it is told to stop and all is written.

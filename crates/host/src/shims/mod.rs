@@ -115,6 +115,7 @@ enum Note {
     Ahead(LeaseId),
     Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
     Booked(u64),
+    Listen,
     Ram,
     Stop,
 }
@@ -159,6 +160,7 @@ impl Hub {
             stock: stock.clone(),
             ram: settings.ram,
             booked: 0,
+            listens: false,
             holders: BTreeMap::new(),
             lines: BTreeMap::new(),
             next_line: 0,
@@ -181,7 +183,7 @@ impl Hub {
     /// Leaves a note. Where no program is there whom it could concern, nobody is called for it: whoever
     /// comes is counted before the notes are read, and they are read before it is listened to.
     fn note(&self, note: Note) {
-        let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_));
+        let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_) | Note::Listen);
         // Refused only when the thread is gone, and then nobody wants to know.
         let _ = self.notes.send(note);
         let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
@@ -205,6 +207,11 @@ impl Hub {
 
     pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
         self.note(Note::Looked { uuid, residents });
+    }
+
+    /// All leases that there were at the start have been told: from now on programs are listened to.
+    pub(crate) fn listen(&self) {
+        self.note(Note::Listen);
     }
 
     /// So much of the parking RAM is booked: the stock has no more than the rest.
@@ -273,6 +280,9 @@ struct Work {
     ram: u64,
     /// So much of it is booked, by whoever moves in whatever way.
     booked: u64,
+    /// Whether programs are listened to. Who came before all leases were told would be taken for one whose lease is over,
+    /// and lose what it has parked.
+    listens: bool,
     holders: BTreeMap<LeaseId, Holder>,
     lines: BTreeMap<u64, Program>,
     next_line: u64,
@@ -292,7 +302,9 @@ impl Work {
             if !self.read_notes() {
                 return;
             }
-            self.let_in();
+            if self.listens {
+                self.let_in();
+            }
             for number in ready {
                 self.hear(number);
             }
@@ -318,7 +330,8 @@ impl Work {
         let pause = next.saturating_duration_since(Instant::now());
         // With nobody there, nothing needs to be looked at.
         let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
-        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, PollFlags::IN)];
+        let comers = if self.listens { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, comers)];
         let lines = self.lines.values().map(|program| PollFd::from_borrowed_fd(program.line.as_fd(), PollFlags::IN));
         fds.extend(lines);
         let time = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
@@ -345,6 +358,7 @@ impl Work {
                     self.booked = bytes;
                     self.fit_stock();
                 }
+                Note::Listen => self.listens = true,
                 Note::Ram => self.tell_ram(),
                 Note::Stop => return false,
             }
