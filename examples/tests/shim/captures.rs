@@ -39,7 +39,7 @@ fn four_threads_that_capture_all_the_time_are_parked_between_two_captures() {
     let mut closing = Vec::new();
     for _ in 0..40 {
         // Each is in a capture nearly always: a moment with none comes by chance once in many seconds.
-        let parked = line.park_timed(Duration::from_secs(2)).expect("it runs");
+        let parked = line.park_timed(Duration::from_millis(700)).expect("it runs");
         let (bytes, took) = parked.expect("captures end, and others do not begin meanwhile");
         assert_eq!(bytes, 16 << 20);
         closing.push(took.gate_us);

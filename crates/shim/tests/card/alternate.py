@@ -59,7 +59,7 @@ def main():
         took = {}
         for shim in chance.sample([1, 0], 2):
             if both.through(shim) < 3:
-                raise SystemExit("no function of the driver takes both ways: is both.so preloaded?")
+                raise SystemExit("no function of the driver takes both ways: are both.so and then the shim preloaded?")
             took[shim] = block(work, times)
         print(f"{took[1]:.1f} {took[0]:.1f}")
     both.through(1)

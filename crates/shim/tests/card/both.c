@@ -114,14 +114,17 @@ static void *either(const char *name, void *shim, void *driver) {
     return number < WAYS ? both_jumps + 16 * number : shim;
 }
 
-/* From now on calls go through the shim, or not. Returns how many functions take both ways. */
+/* From now on calls go through the shim, or not. Returns for how many functions that makes a difference: none, without it. */
 int through(int shim) {
+    int differ = 0;
     pthread_mutex_lock(&lock);
     is_shim = shim;
-    for (int number = 0; number < count; number++)
+    for (int number = 0; number < count; number++) {
         both_way[number] = shim ? ways[number].shim : ways[number].driver;
+        differ += ways[number].shim != ways[number].driver;
+    }
     pthread_mutex_unlock(&lock);
-    return count;
+    return differ;
 }
 
 typedef int (*first_t)(const char *, void **, int, uint64_t);
@@ -159,7 +162,7 @@ static int second_form(const char *name, void **at, int version, uint64_t flags,
 void *dlsym(void *handle, const char *name) {
     static void *(*next)(void *, const char *);
     if (!next)
-        next = (void *(*)(void *, const char *))find("libsublet_shim.so", "dlsym");
+        next = (void *(*)(void *, const char *))find("libsublet", "dlsym");
     if (!next)
         next = (void *(*)(void *, const char *))find("libc.so.6", "dlsym");
     if (!next)

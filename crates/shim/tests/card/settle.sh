@@ -28,9 +28,9 @@ parked() { # seconds, what, command: parked at random moments
 core=$((($(nproc) - 1) < 3 ? $(nproc) - 1 : 3))
 {
     # Nobody listens to a process without the shim, so the control runs by itself.
-    LD_PRELOAD=$work/both.so timeout 30 taskset -c "$core" "$work/alternate" launch "${PAIRS:-200}" |
+    LD_PRELOAD=$work/both.so timeout 30 taskset -c "$core" "$work/alternate" control "${PAIRS:-200}" |
         python3 "$here/settle.py" "control: no shim, both ways the driver's, a launch"
-    both "$work/both.so:$shim" 30 "fill of nothing, in C" taskset -c "$core" "$work/alternate" fill "${PAIRS:-200}"
+    both "$work/both.so:$shim" 30 "fill of nothing, in C" taskset -c "$core" "$work/alternate" fill "${PAIRS:-200}" "${CALLS:-100000}"
     both "$work/both.so:$shim" 30 "launch of nothing, in C" taskset -c "$core" "$work/alternate" launch "${PAIRS:-400}"
     if python3 -c 'import torch' 2>/dev/null; then
         both "$work/both.so:$shim" 60 "add of 64 numbers, PyTorch" taskset -c "$core" python3 "$here/alternate.py" add "${PAIRS:-400}"
