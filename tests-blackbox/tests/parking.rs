@@ -384,6 +384,11 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     let did = ended.did.expect("what they did");
     assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
     assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
+    // Fills move nothing, and each byte is read once at the end.
+    let job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "64MiB", "--idle", "--seconds", "0"]);
+    assert_eq!(job.end().0, Some(0));
+    let ended = client.await_lease("it has ended", "L3", |lease| lease.state == LeaseState::Ended);
+    assert_eq!(ended.did.and_then(|did| did.copied_bytes), Some(64 * MIB));
 }
 
 #[test]

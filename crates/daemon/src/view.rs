@@ -76,7 +76,8 @@ impl View<'_> {
     fn did(&self, lease: LeaseId) -> Option<wire::Did> {
         let counts = self.counts?.get(&lease)?;
         let errors = counts.errors.iter().map(|(code, count)| wire::ErrorCount { code: *code, count: *count });
-        Some(wire::Did { launches: counts.launches, copies: counts.copies, errors: errors.collect() })
+        let (launches, copies, copied_bytes) = (counts.launches, counts.copies, counts.copied);
+        Some(wire::Did { launches, copies, copied_bytes, errors: errors.collect() })
     }
 
     fn user(&self, tenant: TenantId) -> String {

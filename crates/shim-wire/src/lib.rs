@@ -188,6 +188,36 @@ pub struct Page {
     pub cards: [CardPage; CARDS],
     /// Its processes.
     pub processes: [ProcessPage; SLOTS],
+    /// What they copied, in the same order. It came later: pages of an older daemon end before it.
+    pub copied: [CopiedPage; SLOTS],
+}
+
+/// The length of pages that end before what was copied.
+pub const SHORT_PAGE: usize = std::mem::offset_of!(Page, copied);
+
+/// What a process copied: written by its shim.
+#[repr(C)]
+pub struct CopiedPage {
+    /// Not zero: it counts that. A library of before does not.
+    pub is_counted: AtomicU64,
+    /// Bytes.
+    pub bytes: AtomicU64,
+}
+
+impl Page {
+    /// What a process copied that has this place.
+    pub fn copied_of(&self, slot: &ProcessPage) -> &CopiedPage {
+        let place = self.processes.iter().position(|own| std::ptr::eq(own, slot));
+        &self.copied[place.unwrap_or(SLOTS - 1)]
+    }
+
+    /// Forgets what is counted in a place.
+    pub fn wipe(&self, slot: &ProcessPage) {
+        slot.wipe();
+        let copied = self.copied_of(slot);
+        copied.is_counted.store(0, SeqCst);
+        copied.bytes.store(0, SeqCst);
+    }
 }
 
 impl Default for Page {
@@ -230,8 +260,7 @@ pub struct ProcessPage {
 }
 
 impl ProcessPage {
-    /// Forgets what is counted here; whose it is stays.
-    pub fn wipe(&self) {
+    fn wipe(&self) {
         for card in &self.cards {
             card.bytes.store(0, SeqCst);
             card.peak.store(0, SeqCst);

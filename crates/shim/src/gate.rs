@@ -84,6 +84,8 @@ pub struct Seat {
     pub launches: AtomicU64,
     /// Copies and fills.
     pub copies: AtomicU64,
+    /// Bytes that copies were to move.
+    pub copied: AtomicU64,
     /// Calls that failed.
     pub errors: AtomicU64,
 }
@@ -203,8 +205,8 @@ pub struct Way {
     words: usize,
 }
 
-/// A call comes in.
-pub extern "C" fn enter(number: u32) -> Way {
+/// A call comes in, with its arguments in the words below `frame`. It is read only for functions that copy.
+pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
     let slot = hook::slot(number as usize);
     let words = slot.words().min(WORDS_MAX);
     OWN.with(|own| {
@@ -218,6 +220,9 @@ pub extern "C" fn enter(number: u32) -> Way {
             Kind::Launch => count(&seat.launches),
             Kind::Copy => {
                 count(&seat.copies);
+                // SAFETY: it is a call of a function that copies, with the arguments of one.
+                let bytes = unsafe { slot.moves().bytes(frame) };
+                seat.copied.store(seat.copied.load(Relaxed).wrapping_add(bytes), Relaxed);
                 inside = COPYING;
             }
             _ => {}
@@ -666,7 +671,7 @@ mod tests {
     fn a_call_that_came_in_before_the_gate_closed_knows_that_the_memory_is_there() {
         let _alone = super::alone();
         // A slot that stands for nothing is one that waits when the gate is closed.
-        enter(0);
+        enter(0, std::ptr::null());
         let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
         while state() != MOVING {
             std::thread::yield_now();

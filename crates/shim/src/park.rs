@@ -580,7 +580,7 @@ mod tests {
     #[test]
     fn what_a_call_does_while_the_gate_closes_keeps_the_program_where_it_is() {
         let _alone = gate::alone();
-        gate::enter(0);
+        gate::enter(0, std::ptr::null());
         let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
         while gate::state() != gate::MOVING {
             assert!(!parking.is_finished(), "it waits for the call");

@@ -7,10 +7,10 @@ use crate::pools::python;
 use crate::soft::{Soft, succeeded};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::process::Stdio;
 use std::sync::atomic::Ordering::SeqCst;
-use sublet_shim::message::Word;
+use sublet_shim::message::{SHORT_PAGE, Word};
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
@@ -99,6 +99,30 @@ fn the_cap_holds_from_the_first_byte() {
     let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     // The daemon is slow to answer.
     std::thread::sleep(std::time::Duration::from_millis(300));
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let output = child.expect("the program is there").wait_with_output().expect("an own child");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the lease has"));
+}
+
+#[test]
+fn the_page_of_an_older_daemon_caps_as_well() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let whole = page(&soft, CONTEXT_BYTES + 100 * MIB);
+    let mut bytes = vec![0; SHORT_PAGE];
+    whole.read_exact_at(&mut bytes, 0).expect("a page");
+    let file = page(&soft, 0);
+    file.set_len(0).and_then(|()| file.write_all_at(&bytes, 0)).expect("memory");
+    let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn();
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    assert!(
+        child.expect("the program is there").wait().expect("an own child").success(),
+        "it writes where there is room"
+    );
+    let mut command = soft.program(HOLD, &["200MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let _line = daemon.accept(Some(file.as_raw_fd()));
     let output = child.expect("the program is there").wait_with_output().expect("an own child");
     assert_eq!(output.status.code(), Some(1));

@@ -382,10 +382,12 @@ impl Work {
                     page.set_cards(&holder.wish.cards);
                 }
             }
-            None => drop(self.holders.insert(
-                lease,
-                Holder { wish, page: None, active_ns: 0, done: Counts::default(), told: Counts::default() },
-            )),
+            None => {
+                drop(self.holders.insert(
+                    lease,
+                    Holder { wish, page: None, active_ns: 0, done: Counts::none(), told: Counts::none() },
+                ))
+            }
         }
         let programs: Vec<u64> = self.of_lease(lease).collect();
         for number in programs {
