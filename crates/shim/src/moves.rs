@@ -45,12 +45,11 @@ impl Moves {
     pub unsafe fn bytes(self, frame: *const usize) -> u64 {
         // SAFETY: each of the first six is there, in the order in which they were given.
         let argument = |number: usize| unsafe { frame.sub(number + 1).read() };
-        // SAFETY: a description is as long as its function reads; the driver has to look at it, too.
+        // SAFETY: what is pointed at is as long as the function reads: the driver has to look at it, too.
+        let word = |at: *const usize, number: usize| unsafe { at.add(number).read() } as u64;
         let product = |from: usize, length: usize| match argument(0) as *const usize {
             at if at.is_null() => 0,
-            at => {
-                (from..from + length).fold(1_u64, |all, word| all.saturating_mul(unsafe { at.add(word).read() } as u64))
-            }
+            at => (from..from + length).fold(1_u64, |all, number| all.saturating_mul(word(at, number))),
         };
         match self {
             Moves::Nothing => 0,
@@ -59,10 +58,7 @@ impl Moves {
             Moves::Layers => product(LAYERS_AT, 3),
             Moves::List => match (argument(2) as *const usize, argument(3)) {
                 (at, length) if at.is_null() || length > LIST_MAX => 0,
-                // SAFETY: a list of so many numbers, by the program's word, which the driver reads, too.
-                (at, length) => {
-                    (0..length).fold(0, |sum, word| sum.saturating_add(unsafe { at.add(word).read() } as u64))
-                }
+                (at, length) => (0..length).fold(0, |sum, number| sum.saturating_add(word(at, number))),
             },
         }
     }
