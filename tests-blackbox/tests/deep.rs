@@ -1,5 +1,6 @@
 //! Parked holders of which the driver takes the contexts, too, on soft cards, with real programs.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, text};
@@ -101,14 +102,16 @@ fn a_daemon_killed_at_any_moment_finds_it_where_it_is() {
 fn whoever_ends_while_nothing_of_it_is_there_waits_for_nobody() {
     let service = serve("soft:1x4GiB");
     let client = service.client();
-    let job = deep(&service, &client, &["--seconds", "6", "--idle"]);
+    // It gives its memory back unread.
+    let job = deep(&service, &client, &["--idle", "--blind"]);
     // Somebody else has the card when it ends.
     let other = Job::holds(&service, "3G", "1GiB", &["--idle"]);
-    until("it has ended", LONG, || match client.lease("L1").ended {
-        Some(ended) => Ok(ended),
-        None => Err(text(&service.cli(&["ps"]))),
-    });
-    drop(job);
+    kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
+    assert_eq!(job.end().0, Some(0));
+    client.await_lease("its lease is over", "L1", |lease| lease.ended.is_some());
+    let audit = text(&service.cli(&["audit", "--lease", "L1"]));
+    assert!(!audit.contains("want ") && !audit.contains("resume "), "it came back to end: {audit}");
+    assert_eq!(client.lease("L2").state, LeaseState::Active, "nobody left for it");
     other.finish("nobody came back for that");
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_state, tell, text};
 use sublet_blackbox::user::{as_user, is_root};
+use sublet_blackbox::wait::throughout;
 use sublet_blackbox::{Client, Gpu, LONG, MIB, Service, Setup, until};
 use sublet_wire::{Lease, LeaseState, Reason};
 
@@ -249,8 +250,27 @@ fn a_program_that_waits_is_heard_by_the_next_daemon() {
     });
     assert!(job.child.try_wait().expect("an own child").is_none());
     service.restart();
+    let stderr = job.stderr.clone();
     let (code, rest) = job.end();
-    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}");
+    let said = std::fs::read_to_string(stderr).unwrap_or_default();
+    assert_eq!((code, rest.contains("bytes as written")), (Some(0), true), "{rest}; {said}");
+}
+
+#[test]
+fn a_daemon_that_starts_anew_listens_to_nobody_before_it_knows_all_leases() {
+    let mut service = serve("soft:1x4GiB");
+    let job = Job::holds(&service, "3G", "256MiB", &["--idle"]);
+    service.client().await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(256 * MIB));
+    assert!(service.cli(&["park", "L1"]).status.success());
+    // The program looks for the daemon ten times a second, and comes at any moment of a start.
+    for _ in 0..8 {
+        service.kill();
+        service.restart();
+        let known = |lease: &Lease| lease.state == LeaseState::Parked && lease.parked.is_some();
+        service.client().await_lease("it is parked", "L1", known);
+        assert!(!job.said().contains("is lost"), "{}", job.said());
+    }
+    job.finish("after eight daemons");
 }
 
 #[test]
@@ -364,4 +384,95 @@ fn what_its_programs_did_is_shown_with_the_lease_and_after_it() {
     let did = ended.did.expect("what they did");
     assert_eq!(did.launches % 2, 0, "each did the same: {did:?}");
     assert!(did.launches > 0 && did.errors.iter().any(|it| it.code == 2 && it.count > 0), "{did:?}");
+    // Fills move nothing, and each byte is read once at the end.
+    let job = Job::start(&service, &["--vram", "1G", "--", &example("hold"), "64MiB", "--idle", "--seconds", "0"]);
+    assert_eq!(job.end().0, Some(0));
+    let ended = client.await_lease("it has ended", "L3", |lease| lease.state == LeaseState::Ended);
+    assert_eq!(ended.did.and_then(|did| did.copied_bytes), Some(64 * MIB));
+}
+
+#[test]
+fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
+    let config =
+        format!("shim = \"off\"\n{}", CONFIG.replace("make_room = false", "make_room = false\ndriver = \"off\""));
+    let gpu = Gpu::Named("soft:1x4GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let output = service.cli(&["run", "--vram", "1G", "--", "sh", "-c", "echo .$LD_PRELOAD.$SUBLET_SHIM_SOCKET."]);
+    assert_eq!(output.stdout, b"...\n", "nothing is loaded, and nobody is to be called: {output:?}");
+    // A lease is a promise there, not a cap.
+    let job = Job::holds(&service, "512M", "1GiB", &["--idle"]);
+    let client = service.client();
+    client.await_lease("its bytes are seen", "L2", |lease| lease.seen_bytes >= Some(1024 * MIB));
+    let refused = service.cli(&["park", "L2"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("Sublet's library"), "{said}");
+    assert_eq!(client.lease("L2").state, LeaseState::Active, "it stays where it is");
+    let doctor = text(&service.cli(&["doctor"]));
+    assert!(doctor.contains("off: nobody is parked"), "{doctor}");
+    job.finish("as without the service");
+}
+
+/// A library of the first release: it greets with version 1, knows none of the later fields, and moves memory by freeing
+/// and taking it again.
+const FIRST_RELEASE: &str = r#"
+import ctypes as C, json, os, socket, sys
+cuda = C.CDLL("libcuda.so.1")
+size, at, context = 512 << 20, C.c_uint64(), C.c_void_p()
+def must(result):
+    if result:
+        sys.exit(f"the driver says {result}")
+must(cuda.cuInit(0))
+must(cuda.cuDevicePrimaryCtxRetain(C.byref(context), 0))
+must(cuda.cuCtxSetCurrent(context))
+must(cuda.cuMemAlloc_v2(C.byref(at), C.c_size_t(size)))
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect(sys.argv[1])
+say = lambda **word: line.send(json.dumps(word).encode())
+say(say="hello", version=1, pid=os.getpid(), lease=os.environ["SUBLET_LEASE"], parked=False)
+took = {"gate_us": 1, "drain_us": 1, "copy_us": 1, "map_us": 1, "all_us": 4}
+print("here", flush=True)
+while True:
+    text, files, _, _ = socket.recv_fds(line, 4096, 4)
+    if not text:
+        break
+    for file in files:
+        os.close(file)
+    order = json.loads(text)
+    print(order["do"], flush=True)
+    if order["do"] == "park":
+        must(cuda.cuMemFree_v2(at))
+        say(say="parked", id=order["id"], bytes=size, took=took)
+    elif order["do"] == "resume":
+        must(cuda.cuMemAlloc_v2(C.byref(at), C.c_size_t(size)))
+        say(say="resumed", id=order["id"], bytes=size, took=took)
+"#;
+
+#[test]
+fn a_library_of_the_first_release_is_parked_and_resumed_by_this_daemon() {
+    // Contexts are to leave as soon as they can, which it knows nothing of.
+    let config = CONFIG.replace("stock = \"off\"", "stock = \"off\"\ndeep = \"1s\"");
+    let gpu = Gpu::Named("soft:1x4GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let client = service.client();
+    let socket = format!("{}.shim", client.socket().display());
+    let words = ["--vram", "3G", "--no-shim", "--time", "10m", "--", "python3", "-c", FIRST_RELEASE, &socket];
+    let mut job = Job::start(&service, &words);
+    assert_eq!(job.line(), "here\n", "{}", job.said());
+    assert_eq!(job.line(), "welcome\n");
+    client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
+    for _ in 0..2 {
+        let parked = service.cli(&["park", "L1"]);
+        assert!(parked.status.success(), "{parked:?}");
+        let lease = client.lease("L1");
+        assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Parked, Some(CONTEXT)));
+        // Longer than contexts stay, and than it takes to ask the driver.
+        throughout(Duration::from_secs(7), || assert_eq!(client.lease("L1").seen_bytes, Some(CONTEXT)));
+        let resumed = service.cli(&["resume", "L1"]);
+        assert!(resumed.status.success(), "{resumed:?}");
+        client.await_lease("its bytes are back", "L1", |lease| lease.seen_bytes >= Some(512 * MIB));
+    }
+    kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
+    let (_, orders) = job.end();
+    let told: Vec<&str> = orders.lines().filter(|order| *order != "arena" && *order != "prepare").collect();
+    assert_eq!(told, ["park", "resume", "park", "resume"], "it is told nothing that it does not know");
 }

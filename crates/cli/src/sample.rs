@@ -119,6 +119,7 @@ pub fn parking() -> ParkingRam {
         driver_limits: vec!["managed memory cannot leave a card this way".into()],
         ram_bytes: 32 << 30,
         booked_bytes: 8 << 30,
+        stock_bytes: 4 << 30,
         free_bytes: Some(20 << 30),
         pages: "huge pages of shared memory".into(),
         advice: None,

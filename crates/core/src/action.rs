@@ -238,6 +238,9 @@ pub enum Action {
         at: Time,
         /// The processes.
         processes: Vec<ProcKey>,
+        /// So much host memory is booked for it from now on: what is left of it on its cards does not fit into what was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        booked: Option<Bytes>,
     },
     /// It could not: what the library left on the cards stays there.
     Shallow {

@@ -213,13 +213,18 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
         return Ok(Bytes::ZERO);
     }
     let need = had(state, lease.id, hold) + SMALL;
+    can_book(state, lease.tenant, need).map(|()| need)
+}
+
+/// Whether so much more host memory can be booked for a tenant.
+fn can_book(state: &State, tenant: TenantId, more: Bytes) -> Result<(), NotParkable> {
     let room = room(state).ok_or(NotParkable::RamUnknown)?;
-    if need > room {
-        return Err(NotParkable::Ram { need, room });
+    if more > room {
+        return Err(NotParkable::Ram { need: more, room });
     }
-    match state.books().caps(lease.tenant).parked {
-        Some(cap) if booked_by(state, lease.tenant) + need > cap => Err(NotParkable::Quota { cap }),
-        _ => Ok(need),
+    match state.books().caps(tenant).parked {
+        Some(cap) if booked_by(state, tenant) + more > cap => Err(NotParkable::Quota { cap }),
+        _ => Ok(()),
     }
 }
 
@@ -309,8 +314,9 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
 }
 
 /// The processes of a parked holder that the driver could take off their cards altogether, so that not even
-/// their contexts stay: the library in each of them keeps it from calling the driver meanwhile.
-pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey>, NotParkable> {
+/// their contexts stay: the library in each of them keeps it from calling the driver meanwhile. And how much host memory
+/// must be booked for it then, if that is more than is.
+pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
     let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
     let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
     let waits = away.wants.is_some() && !state.planted(Mutant::DeepenWanted);
@@ -342,15 +348,17 @@ pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<Vec<ProcKey
             return Err(NotParkable::Says(why.clone()));
         }
     }
-    // What was booked is what it had; who has started programs since then may have more.
+    // What was booked is what it had; who took more until it left, or has started programs since then, has more.
     let left: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
-    let (need, room) = (live.shims.values().filter_map(|voice| voice.parked).sum::<Bytes>() + left, hold.booked());
-    if need > room && !state.planted(Mutant::DeepUnbooked) {
-        return Err(NotParkable::Ram { need, room });
+    let need = live.shims.values().filter_map(|voice| voice.parked).sum::<Bytes>() + left;
+    let more = need.less(hold.booked());
+    if more > Bytes::ZERO {
+        can_book(state, lease.tenant, more)?;
     }
     sure_of_room(state, lease, hold)?;
     keeps_to_its_cards(state, lease.id, hold, now)?;
-    Ok(processes)
+    let is_booked = more == Bytes::ZERO || state.planted(Mutant::DeepUnbooked);
+    Ok((processes, (!is_booked).then_some(need)))
 }
 
 /// Whether none of the programs that the driver shall have calls it any more. One that is gone does not.

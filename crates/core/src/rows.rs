@@ -659,8 +659,8 @@ impl Rows {
             Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
             Action::Resume { lease, .. } => self.resume(*lease, action),
             Action::Retreat { lease, at } => self.retreat(*lease, *at),
-            Action::Deepen { lease, processes, .. } => self.deepen(*lease, Some(processes)),
-            Action::Shallow { lease, .. } => self.deepen(*lease, None),
+            Action::Deepen { lease, processes, booked, .. } => self.deepen(*lease, Some(processes), *booked),
+            Action::Shallow { lease, .. } => self.deepen(*lease, None, None),
             Action::Resumed { lease, at } => self.resumed(*lease, *at),
             Action::End { lease, reason, at, peak, mark, turn, .. } => {
                 if let Some(row) = self.leases.get(lease) {

@@ -178,7 +178,12 @@ impl State {
         self.unindex(action);
         let booked = self.booked_by(action);
         let ended = self.rows.apply(action);
-        self.booked = self.booked.less(booked) + self.booked_by(action);
+        let booked_now = self.booked_by(action);
+        self.booked = self.booked.less(booked) + booked_now;
+        if matches!(action, Action::Deepen { .. }) {
+            // The last look at the host's memory is from before the driver takes what is left.
+            self.ram = self.ram.map(|ram| ram.less(booked_now.less(booked)));
+        }
         self.reindex(action, ended.as_ref());
         if let Some(lease) = action.lease() {
             self.set_movable(lease);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn enter(keys: &mut Keys, tenant: &str, text: String) {
-        keys.enter(tenant, &key(text), &Reply { status: 200, body: String::new(), retry_after_s: None });
+        keys.enter(tenant, &key(text), &Reply::new(200, &()));
     }
 
     fn knows(keys: &Keys, tenant: &str, text: &str) -> bool {

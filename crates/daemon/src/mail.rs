@@ -130,6 +130,8 @@ pub struct Reply {
     pub body: String,
     /// Seconds for Retry-After.
     pub retry_after_s: Option<u64>,
+    /// The caller's own lease that it tells of, and with which epoch: its mark is put in on the way out.
+    pub granted: Option<(LeaseId, Epoch)>,
 }
 
 /// Most answers are no longer than this.
@@ -141,7 +143,7 @@ impl Reply {
         let mut text = Vec::with_capacity(USUAL);
         let written = serde_json::to_writer(&mut text, body).ok();
         let body = written.and_then(|()| String::from_utf8(text).ok()).unwrap_or_else(|| "null".to_owned());
-        Reply { status, body, retry_after_s: None }
+        Reply { status, body, retry_after_s: None, granted: None }
     }
 
     /// A refusal.
@@ -279,6 +281,13 @@ pub enum Errand {
         /// Which.
         processes: Vec<ProcKey>,
     },
+    /// All leases that there were at the start are told: programs may come.
+    Listen,
+    /// So much host memory is booked for parked bytes.
+    Booked {
+        /// How much.
+        bytes: u64,
+    },
     /// A holder's programs make ready to leave their cards.
     Ahead {
         /// Whose.
@@ -311,6 +320,8 @@ impl Errand {
             Errand::Wish(wish) => host.wish(wish),
             Errand::Drive(driven) => host.drive(driven),
             Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
+            Errand::Listen => host.listen(),
+            Errand::Booked { bytes } => host.booked(bytes),
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),

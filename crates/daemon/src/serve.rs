@@ -294,7 +294,7 @@ fn run(
     });
     let by_driver = settled.driver && parking.ram > Bytes::ZERO;
     eyes.driver = by_driver.then(DriverSettings::default);
-    announce_parking(settled.shim, parking);
+    announce_parking(settled.shim, parking, settled.stock);
     let sights = mail.clone();
     let host = Arc::new(Host::start(eyes, clock, move |sight| drop(sights.send(Mail::Saw(sight))))?);
 
@@ -396,12 +396,14 @@ fn run(
     Ok(())
 }
 
-fn announce_parking(shim: bool, parking: &Parking) {
-    let ram = sublet_wire::size::show(parking.ram.0);
+fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
+    let (ram, stock) = (sublet_wire::size::show(parking.ram.0), sublet_wire::size::show(stock.0));
     match (shim, parking.ram.0) {
         (false, _) => tracing::info!("programs are started without Sublet's library: none is capped, none is parked"),
         (true, 0) => tracing::info!("parking is off: no program is parked"),
-        (true, _) => tracing::info!(%ram, "parking RAM: no larger lease can be parked"),
+        (true, _) => {
+            tracing::info!(%ram, %stock, "parking RAM: no larger lease can be parked; of what is not booked `stock` is kept ready");
+        }
     }
 }
 

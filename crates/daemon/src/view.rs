@@ -76,7 +76,8 @@ impl View<'_> {
     fn did(&self, lease: LeaseId) -> Option<wire::Did> {
         let counts = self.counts?.get(&lease)?;
         let errors = counts.errors.iter().map(|(code, count)| wire::ErrorCount { code: *code, count: *count });
-        Some(wire::Did { launches: counts.launches, copies: counts.copies, errors: errors.collect() })
+        let (launches, copies, copied_bytes) = (counts.launches, counts.copies, counts.copied);
+        Some(wire::Did { launches, copies, copied_bytes, errors: errors.collect() })
     }
 
     fn user(&self, tenant: TenantId) -> String {
@@ -499,12 +500,13 @@ impl View<'_> {
     }
 
     /// Host memory for parked bytes, if there is to be any.
-    pub fn parking(&self, by_driver: bool, kind: &str) -> Option<wire::ParkingRam> {
+    pub fn parking(&self, by_driver: bool, kind: &str, stock: u64) -> Option<wire::ParkingRam> {
         let ram = self.state.policy().parking.ram;
         let (pages, advice) = sublet_host::shims::page_kind();
         (ram > Bytes::ZERO).then(|| wire::ParkingRam {
             ram_bytes: ram.0,
             booked_bytes: self.state.booked().0,
+            stock_bytes: stock,
             free_bytes: parking::room(self.state).map(|room| room.0),
             pages: pages.to_owned(),
             advice: advice.map(str::to_owned),

@@ -239,6 +239,26 @@ impl Host {
         }
     }
 
+    /// Lets programs with the library in, which wait at the door until then: all leases that there were at the start have
+    /// been told by [`Host::wish`], so that nobody of theirs is taken for one whose lease is over.
+    pub fn listen(&self) {
+        if let Some(hub) = &self.hub {
+            hub.listen();
+        }
+    }
+
+    /// Says how much host memory is booked for parked bytes: what is kept ready for them is no more than the rest.
+    pub fn booked(&self, bytes: u64) {
+        if let Some(hub) = &self.hub {
+            hub.booked(bytes);
+        }
+    }
+
+    /// Host memory that is kept ready for parked bytes.
+    pub fn stock(&self) -> u64 {
+        self.hub.as_ref().map_or(0, Hub::stock)
+    }
+
     /// Somebody waits for a holder's cards: its programs make ready to leave them.
     pub fn ahead(&self, lease: LeaseId) {
         if let Some(hub) = &self.hub {

@@ -121,15 +121,23 @@ pub struct Counts {
     pub launches: u64,
     /// Copies and fills, however large.
     pub copies: u64,
+    /// Bytes that copies moved; `None`: a library of before, which does not count them, is in one of the programs.
+    pub copied: Option<u64>,
     /// Calls that failed, by the driver's number for why.
     pub errors: BTreeMap<u32, u64>,
 }
 
 impl Counts {
+    /// Nothing was done.
+    pub(crate) fn none() -> Counts {
+        Counts { copied: Some(0), ..Counts::default() }
+    }
+
     /// Adds another's. They are the holder's word, and may be anything.
     pub(crate) fn add(&mut self, other: &Counts) {
         self.launches = self.launches.saturating_add(other.launches);
         self.copies = self.copies.saturating_add(other.copies);
+        self.copied = self.copied.zip(other.copied).map(|(own, other)| own.saturating_add(other));
         for (code, count) in &other.errors {
             let own = self.errors.entry(*code).or_default();
             *own = own.saturating_add(*count);

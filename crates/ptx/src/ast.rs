@@ -116,6 +116,8 @@ pub(crate) struct Variable<'t> {
     pub elements: Option<u64>,
     pub initial: Vec<Initial<'t>>,
     pub external: bool,
+    /// The host has it at the same address.
+    pub managed: bool,
 }
 
 impl Variable<'_> {

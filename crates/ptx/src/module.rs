@@ -89,6 +89,8 @@ pub struct Variable {
     pub relocations: Vec<Relocation>,
     /// Declared here but defined elsewhere.
     pub external: bool,
+    /// The host has it at the same address.
+    pub managed: bool,
 }
 
 /// An initial value that is an address.
@@ -407,6 +409,7 @@ fn blank_variable(variable: &Declared<'_>) -> Variable {
         initial: Vec::new(),
         relocations: Vec::new(),
         external: variable.external,
+        managed: variable.managed,
     }
 }
 

@@ -223,12 +223,21 @@ impl<'t> Parser<'_, 't> {
     }
 
     fn skip_parenthesis(&mut self) {
+        self.attributes_say("");
+    }
+
+    /// Passes over what is in parentheses. Returns whether this is among it.
+    fn attributes_say(&mut self, what: &str) -> bool {
+        let mut is_said = false;
         while let Some(token) = self.peek() {
             self.advance();
-            if token == Token::Mark(b')') {
-                return;
+            match token {
+                Token::Mark(b')') => break,
+                Token::Dot(word) => is_said |= word == what,
+                _ => {}
             }
         }
+        is_said
     }
 
     /// `(.param .b32 a, .reg .f32 b)`.
@@ -270,8 +279,17 @@ impl<'t> Parser<'_, 't> {
         let Some(ty) = ty else { return self.unexpected("a type") };
         let name = self.word()?;
         let elements = self.dimensions()?.unwrap_or(Some(1));
-        let variable =
-            Variable { place, name, space: Space::Param, ty, align, elements, initial: Vec::new(), external: false };
+        let variable = Variable {
+            place,
+            name,
+            space: Space::Param,
+            ty,
+            align,
+            elements,
+            initial: Vec::new(),
+            external: false,
+            managed: false,
+        };
         Ok(Formal { variable, register })
     }
 
@@ -365,11 +383,12 @@ impl<'t> Parser<'_, 't> {
         let mut align = 0;
         let mut ty = None;
         let mut lanes = 1;
+        let mut managed = false;
         while let Some(Token::Dot(word)) = self.peek() {
             self.advance();
             match word {
                 "align" => align = self.alignment()?,
-                "attribute" => self.skip_parenthesis(),
+                "attribute" => managed |= self.attributes_say("managed"),
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
                 _ => ty = Some(self.type_named(word)?),
@@ -384,7 +403,7 @@ impl<'t> Parser<'_, 't> {
             let name = self.word()?;
             let dimensions = self.dimensions()?;
             let mut variable =
-                Variable { place, name, space, ty, align, elements: Some(1), initial: Vec::new(), external };
+                Variable { place, name, space, ty, align, elements: Some(1), initial: Vec::new(), external, managed };
             if self.accept(b'=') {
                 variable.initial = self.initialiser()?;
             }

@@ -161,9 +161,12 @@ pub enum Word {
 /// Microseconds of each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Took {
-    /// Closing the gate.
+    /// Waiting for captures that were open. The program goes on meanwhile.
+    #[serde(default)]
+    pub capture_us: u64,
+    /// Closing the gate: from when calls began to wait at it until those that were past it had left.
     pub gate_us: u64,
-    /// Waiting for the card.
+    /// Waiting for the card: copies that were past the gate and did, and then the park itself.
     pub drain_us: u64,
     /// Copying.
     pub copy_us: u64,
@@ -185,6 +188,36 @@ pub struct Page {
     pub cards: [CardPage; CARDS],
     /// Its processes.
     pub processes: [ProcessPage; SLOTS],
+    /// What they copied, in the same order. It came later: pages of an older daemon end before it.
+    pub copied: [CopiedPage; SLOTS],
+}
+
+/// The length of pages that end before what was copied.
+pub const SHORT_PAGE: usize = std::mem::offset_of!(Page, copied);
+
+/// What a process copied: written by its shim.
+#[repr(C)]
+pub struct CopiedPage {
+    /// Not zero: it counts that. A library of before does not.
+    pub is_counted: AtomicU64,
+    /// Bytes.
+    pub bytes: AtomicU64,
+}
+
+impl Page {
+    /// What a process copied that has this place.
+    pub fn copied_of(&self, slot: &ProcessPage) -> &CopiedPage {
+        let place = self.processes.iter().position(|own| std::ptr::eq(own, slot));
+        &self.copied[place.unwrap_or(SLOTS - 1)]
+    }
+
+    /// Forgets what is counted in a place.
+    pub fn wipe(&self, slot: &ProcessPage) {
+        slot.wipe();
+        let copied = self.copied_of(slot);
+        copied.is_counted.store(0, SeqCst);
+        copied.bytes.store(0, SeqCst);
+    }
 }
 
 impl Default for Page {
@@ -227,8 +260,7 @@ pub struct ProcessPage {
 }
 
 impl ProcessPage {
-    /// Forgets what is counted here; whose it is stays.
-    pub fn wipe(&self) {
+    fn wipe(&self) {
         for card in &self.cards {
             card.bytes.store(0, SeqCst);
             card.peak.store(0, SeqCst);

@@ -284,11 +284,13 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
 
 /// Sums up what the threads counted. Returns whether they did anything.
 fn tick() -> bool {
-    let (mut launches, mut copies) = (0, 0);
+    let (mut launches, mut copies, mut copied) = (0, 0, 0_u64);
     for seat in gate::seats() {
         launches += seat.launches.load(Relaxed);
         copies += seat.copies.load(Relaxed);
+        copied = copied.saturating_add(seat.copied.load(Relaxed));
     }
+    page::set_copied(copied);
     let own = page::own();
     let is_new = own.launches.swap(launches, Relaxed) != launches || own.copies.swap(copies, Relaxed) != copies;
     if is_new {

@@ -16,14 +16,32 @@ struct Dynamic {
 
 struct Search<'a> {
     name: &'a CStr,
-    /// The library's name begins so.
-    library: &'a [&'a str],
+    wanted: Wanted<'a>,
     found: usize,
+}
+
+/// Which libraries are looked at.
+enum Wanted<'a> {
+    /// Those whose names begin so.
+    Named(&'a [&'a str]),
+    /// Those behind the one that has this address.
+    After(usize),
+    /// All that come now.
+    Rest,
 }
 
 /// The address of a function of one of these libraries; none: it is not there.
 pub fn find(library: &[&str], name: &CStr) -> Option<usize> {
-    let mut search = Search { name, library, found: 0 };
+    search(name, Wanted::Named(library))
+}
+
+/// The address of a function of the first library that has it behind the one in which `place` is.
+pub fn find_after(place: usize, name: &CStr) -> Option<usize> {
+    search(name, Wanted::After(place))
+}
+
+fn search(name: &CStr, wanted: Wanted<'_>) -> Option<usize> {
+    let mut search = Search { name, wanted, found: 0 };
     // SAFETY: the callback gets the search back, which lives until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
     (search.found != 0).then_some(search.found)
@@ -32,17 +50,38 @@ pub fn find(library: &[&str], name: &CStr) -> Option<usize> {
 unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
     // SAFETY: the loader gives a description that is valid during the call, and the search is ours.
     let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+    match search.wanted {
+        Wanted::Named(names) if !is_named(info, names) => return 0,
+        Wanted::After(place) => {
+            if holds(info, place) {
+                search.wanted = Wanted::Rest;
+            }
+            return 0;
+        }
+        Wanted::Named(_) | Wanted::Rest => {}
+    }
+    search.found = symbol(info, search.name).unwrap_or(0);
+    c_int::from(search.found != 0)
+}
+
+fn is_named(info: &libc::dl_phdr_info, names: &[&str]) -> bool {
     if info.dlpi_name.is_null() {
-        return 0;
+        return false;
     }
     // SAFETY: the loader's names end with a zero.
     let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy();
     let file = path.rsplit('/').next().unwrap_or("");
-    if !search.library.iter().any(|own| file.starts_with(own)) {
-        return 0;
-    }
-    search.found = symbol(info, search.name).unwrap_or(0);
-    c_int::from(search.found != 0)
+    names.iter().any(|own| file.starts_with(own))
+}
+
+/// Whether an address is in a library.
+fn holds(info: &libc::dl_phdr_info, place: usize) -> bool {
+    // SAFETY: a loaded library has its headers in memory.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    headers.iter().filter(|header| header.p_type == libc::PT_LOAD).any(|header| {
+        let begin = info.dlpi_addr as usize + header.p_vaddr as usize;
+        (begin..begin + header.p_memsz as usize).contains(&place)
+    })
 }
 
 fn symbol(info: &libc::dl_phdr_info, name: &CStr) -> Option<usize> {
@@ -121,7 +160,7 @@ unsafe fn lookup(base: usize, tables: &Dynamic, name: &CStr) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::find;
+    use super::{find, find_after};
 
     #[test]
     fn functions_of_the_c_library_are_found_and_others_are_not() {
@@ -132,5 +171,13 @@ mod tests {
         assert!(find(&["libc.so.6", "libdl.so.2"], c"dlsym").is_some());
         assert!(find(&["libc.so.6"], c"no_such_function").is_none());
         assert!(find(&["no-such-library"], c"getpid").is_none());
+    }
+
+    #[test]
+    fn what_comes_next_is_behind_whoever_asks() {
+        let library = find(&["libc.so.6"], c"getpid").expect("every program has it");
+        let here = what_comes_next_is_behind_whoever_asks as fn() as usize;
+        assert_eq!(find_after(here, c"getpid"), Some(library), "the program comes before the C library");
+        assert_eq!(find_after(library, c"getpid"), None, "it does not find itself");
     }
 }

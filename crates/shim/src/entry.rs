@@ -64,6 +64,14 @@ extern "C" fn ours_versioned(handle: *mut c_void, name: *const c_char, version: 
     }
 }
 
+/// `RTLD_NEXT` for such a name: what comes after whoever calls. Called from here, the loader would begin after the shim, and
+/// a library that stands behind it would find itself. Zero: the loader has to say it.
+extern "C" fn next(_: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
+    // SAFETY: whoever calls `dlsym` gives a text that ends with a zero.
+    let name = unsafe { CStr::from_ptr(name) };
+    elf::find_after(caller, name).map_or(std::ptr::null_mut(), |found| hook::resolved(name, found as *mut c_void))
+}
+
 /// Other names are the loader's business, and it looks at who calls: so it is jumped to, not called.
 macro_rules! loader {
     ($name:ident, $real:ident, $find:ident, $ours:ident) => {
@@ -83,6 +91,8 @@ macro_rules! loader {
                 "sub eax, 0x41", // A to Z
                 "cmp eax, 25",
                 "ja 2f",
+                "cmp rdi, -1", // RTLD_NEXT
+                "je 5f",
                 "jmp {ours}",
                 "3:",
                 "cmp byte ptr [rsi], 0x6e", // nvml
@@ -108,6 +118,19 @@ macro_rules! loader {
                 "mov r11, rax",
                 "4:",
                 "jmp r11",
+                "5:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "mov rdx, [rsp + 24]",
+                "call {next}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "test rax, rax",
+                "jz 2b",
+                "ret",
+                next = sym next,
                 ours = sym $ours,
                 real = sym $real,
                 find = sym $find,

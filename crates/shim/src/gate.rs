@@ -6,6 +6,17 @@
 //!
 //! Whether the memory is away is what it was when a call came in: it does not change while the call is inside,
 //! though the gate may be closing already.
+//!
+//! A capture that is open cannot be interrupted: its thread goes on calling until it ends it. So the gate closes in two
+//! steps, and the second is taken at the very moment when the last capture ends, by whoever ends it:
+//!
+//! ```text
+//!            captures are open                none is
+//!   OPEN ──► FINISHING ─────────────────────► MOVING ──► nobody is inside: closed
+//!            all pass, but who would begin    all wait
+//!            a capture waits a moment
+//! ```
+//! Only a moment: whoever has a capture open may be waiting for that very thread.
 
 use crate::class::{Kind, WORDS_MAX};
 use crate::control;
@@ -20,6 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Who waits looks again so often, whatever it was not told.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
 /// Open, or why it is not.
 pub const OPEN: u32 = 0;
 /// Calls wait, and nobody brings the memory back for them: it is just being moved.
@@ -28,6 +42,13 @@ pub const MOVING: u32 = 1;
 pub const PARKED: u32 = 2;
 /// The memory was parked when its lease ended, and is nowhere: whoever needs it is told so.
 pub const LOST: u32 = 3;
+/// It closes when the captures that are open have ended; until then all is as if it were open, but who would begin
+/// another waits for [`MOMENT`].
+const FINISHING: u32 = 4;
+
+/// So long a capture does not begin because others are to end first. Those rarely take longer than some milliseconds;
+/// a thread that has one open and waits for this one loses no more than this.
+const MOMENT: Duration = Duration::from_millis(10);
 
 static GATE: AtomicU32 = AtomicU32::new(OPEN);
 /// Not zero: while the memory is away the driver has taken the context, too, and whatever calls it hangs.
@@ -45,16 +66,26 @@ static CAME: AtomicU32 = AtomicU32::new(0);
 /// In a forked child nothing here does anything.
 static DISARMED: AtomicBool = AtomicBool::new(false);
 
+/// No call of the thread is past the gate.
+const OUTSIDE: u32 = 0;
+/// One is.
+const INSIDE: u32 = 1;
+/// One is that may wait for what the card was given before it: a copy to memory of the program's.
+const COPYING: u32 = 2;
+
 /// A thread's own numbers. They outlive it, and the next thread gets the seat.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Seat {
+    /// [`OUTSIDE`], [`INSIDE`] or [`COPYING`].
     inside: AtomicU32,
     is_taken: AtomicBool,
     /// Kernels and graphs launched.
     pub launches: AtomicU64,
     /// Copies and fills.
     pub copies: AtomicU64,
+    /// Bytes that copies were to move.
+    pub copied: AtomicU64,
     /// Calls that failed.
     pub errors: AtomicU64,
 }
@@ -71,13 +102,15 @@ struct Own {
     is_away: Cell<bool>,
     /// The thread is ending: each call that still comes gives its seat back.
     is_ending: Cell<bool>,
+    /// Captures that it began, less those that it ended.
+    captures: Cell<u32>,
 }
 
 impl Own {
     /// The next thread may have the seat.
     fn stand_up(&self) {
         if let Some(seat) = self.seat.take() {
-            seat.inside.store(0, Release);
+            seat.inside.store(OUTSIDE, Release);
             seat.is_taken.store(false, Release);
         }
     }
@@ -106,6 +139,7 @@ thread_local! {
             slot: Cell::new(0),
             is_away: Cell::new(false),
             is_ending: Cell::new(false),
+            captures: Cell::new(0),
         }
     };
     static ENDING: Ending = const { Ending };
@@ -171,8 +205,8 @@ pub struct Way {
     words: usize,
 }
 
-/// A call comes in.
-pub extern "C" fn enter(number: u32) -> Way {
+/// A call comes in, with its arguments in the words below `frame`. It is read only for functions that copy.
+pub extern "C" fn enter(number: u32, frame: *const usize) -> Way {
     let slot = hook::slot(number as usize);
     let words = slot.words().min(WORDS_MAX);
     OWN.with(|own| {
@@ -181,13 +215,21 @@ pub extern "C" fn enter(number: u32) -> Way {
             return Way { target: slot.real(), words };
         }
         let seat = take_seat(own);
+        let mut inside = INSIDE;
         match slot.kind() {
             Kind::Launch => count(&seat.launches),
-            Kind::Copy => count(&seat.copies),
+            Kind::Copy => {
+                count(&seat.copies);
+                // SAFETY: it is a call of a function that copies, with the arguments of one.
+                let bytes = unsafe { slot.moves().bytes(frame) };
+                seat.copied.store(seat.copied.load(Relaxed).wrapping_add(bytes), Relaxed);
+                inside = COPYING;
+            }
             _ => {}
         }
+        let mut has_waited = false;
         loop {
-            seat.inside.swap(1, SeqCst);
+            seat.inside.swap(inside, SeqCst);
             let state = GATE.load(SeqCst);
             // Some calls know what to do while the memory is away.
             let is_away = state == PARKED || state == LOST;
@@ -196,13 +238,24 @@ pub extern "C" fn enter(number: u32) -> Way {
                 own.is_away.set(is_away);
                 break;
             }
+            if state == FINISHING {
+                // Whoever has one open ends it no sooner by waiting for itself.
+                if has_waited || !slot.begins_capture() || own.captures.get() > 0 {
+                    own.is_away.set(false);
+                    break;
+                }
+                has_waited = true;
+                seat.inside.store(OUTSIDE, SeqCst);
+                wait_for_captures(Instant::now() + MOMENT);
+                continue;
+            }
             if is_answered && slot.is_put_off() {
                 // Nobody waits for a card to end.
                 own.depth.set(1);
                 own.slot.set(number as usize);
                 return Way { target: late::put_off as *const () as usize, words: 0 };
             }
-            seat.inside.store(0, SeqCst);
+            seat.inside.store(OUTSIDE, SeqCst);
             if is_answered && let Some(target) = wrap::away::find(slot.name()) {
                 own.is_away.set(true);
                 own.slot.set(number as usize);
@@ -215,6 +268,7 @@ pub extern "C" fn enter(number: u32) -> Way {
         own.depth.set(1);
         own.slot.set(number as usize);
         if slot.begins_capture() {
+            own.captures.set(own.captures.get() + 1);
             begin_capture();
         }
         if slot.kind() == Kind::Unknown {
@@ -242,7 +296,7 @@ pub extern "C" fn leave(number: u32, result: u32) {
                     page::note_out_of_memory();
                 }
             }
-            seat.inside.store(0, Release);
+            seat.inside.store(OUTSIDE, Release);
         }
         if own.is_ending.get() {
             own.stand_up();
@@ -286,7 +340,12 @@ pub fn await_context(call: &str) -> Result<(), u32> {
 #[cold]
 fn wait_at_gate(slot: &Slot) -> Result<(), u32> {
     let is_anytime = slot.kind() == Kind::Anytime;
-    wait_while(slot.name(), |state| state != OPEN && !(is_anytime && state != MOVING && !is_deep()))
+    let may_pass = |state| match state {
+        OPEN | FINISHING => true,
+        MOVING => false,
+        _ => is_anytime && !is_deep(),
+    };
+    wait_while(slot.name(), |state| !may_pass(state))
 }
 
 /// Whether the memory was away when the call under way came in; a thread of the shim looks at the gate.
@@ -311,9 +370,9 @@ fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
             control::wants(call);
         }
         log_wait(state);
-        futex_wait(&GATE, state);
+        futex_wait(&GATE, state, LOOK_AGAIN);
         // A signal that came when the gate was open again is no reason to fail.
-        if watch.was_interrupted() && GATE.load(SeqCst) != OPEN {
+        if watch.was_interrupted() && is_closed(GATE.load(SeqCst)) {
             // What a call answers when the system stopped it.
             return Err(crate::driver::OPERATING_SYSTEM);
         }
@@ -434,9 +493,31 @@ fn begin_capture() {
     }
 }
 
-/// A capture has ended, or did not begin.
+/// A capture has ended, or did not begin. If the gate waits for the last one, it closes now, before anybody can begin
+/// another.
 pub fn end_capture() {
-    let _ = CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1));
+    OWN.with(|own| own.captures.set(own.captures.get().saturating_sub(1)));
+    if CAPTURES.fetch_update(SeqCst, SeqCst, |open| open.checked_sub(1)) == Ok(1) {
+        begin_to_move();
+    }
+}
+
+/// Nothing is captured: if the gate waits for that, nobody comes in from now on.
+fn begin_to_move() {
+    if GATE.compare_exchange(FINISHING, MOVING, SeqCst, SeqCst).is_ok() {
+        futex_wake(&GATE);
+    }
+}
+
+/// Waits until the captures that are open have ended and the gate is closing, or is open again; or for so long.
+fn wait_for_captures(deadline: Instant) {
+    while GATE.load(SeqCst) == FINISHING {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        futex_wait(&GATE, FINISHING, left);
+    }
 }
 
 /// Whether anything is captured.
@@ -463,38 +544,83 @@ pub fn set(state: u32) {
     futex_wake(&GATE);
 }
 
-/// Closes the gate and waits until nobody is inside and nothing is captured; puts it back as it was if
-/// that takes too long.
-pub fn close(deadline: Instant) -> bool {
+/// What closing took, of the time until nobody is inside: with captures that were open, with calls that were inside, and
+/// with copies that waited for the card. While captures are waited for the program goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Closing {
+    /// Captures.
+    pub captures: Duration,
+    /// Calls.
+    pub calls: Duration,
+    /// Copies.
+    pub copies: Duration,
+}
+
+/// Closes the gate and waits until nobody is inside and nothing is captured. None: that takes too long, and the gate is as
+/// it was.
+pub fn close(deadline: Instant) -> Option<Closing> {
     let before = state();
+    let mut took = Closing::default();
     loop {
-        GATE.store(MOVING, SeqCst);
-        let mut is_quiet = true;
-        for seat in seats() {
-            let mut looks = 0_u32;
-            while seat.inside.load(SeqCst) != 0 {
-                if Instant::now() >= deadline {
-                    is_quiet = false;
-                    break;
-                }
-                looks += 1;
-                // Calls are short: at first it is not worth to sleep.
-                if looks > 200 {
-                    std::thread::sleep(Duration::from_micros(20));
-                } else {
-                    std::hint::spin_loop();
-                }
+        let begun = Instant::now();
+        match before {
+            OPEN if !finish_captures(deadline) => return None,
+            OPEN => {}
+            // While the memory is away nothing is captured.
+            _ => GATE.store(MOVING, SeqCst),
+        }
+        took.captures += begun.elapsed();
+        let closing = Instant::now();
+        let are_out = await_seats(|inside| inside != INSIDE, deadline);
+        took.calls += closing.elapsed();
+        let copying = Instant::now();
+        let is_quiet = are_out && await_seats(|inside| inside == OUTSIDE, deadline);
+        took.copies += copying.elapsed();
+        // Whoever was inside may just have begun one.
+        if is_quiet && !is_capturing() {
+            return Some(took);
+        }
+        if Instant::now() >= deadline {
+            set(before);
+            return None;
+        }
+    }
+}
+
+/// Waits until the captures that are open have ended; from that moment on nobody comes in. False: they take too long, and
+/// the gate is open.
+fn finish_captures(deadline: Instant) -> bool {
+    set(FINISHING);
+    if !is_capturing() {
+        begin_to_move();
+    }
+    wait_for_captures(deadline);
+    // The last one may end at this very moment.
+    let has_given_up = GATE.compare_exchange(FINISHING, OPEN, SeqCst, SeqCst).is_ok();
+    if has_given_up {
+        futex_wake(&GATE);
+    }
+    !has_given_up
+}
+
+/// Waits until all threads are so, as long as there is time. Returns whether they are.
+fn await_seats(is: impl Fn(u32) -> bool, deadline: Instant) -> bool {
+    for seat in seats() {
+        let mut looks = 0_u32;
+        while !is(seat.inside.load(SeqCst)) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            looks += 1;
+            // Calls are short: at first it is not worth to sleep.
+            if looks > 200 {
+                std::thread::sleep(Duration::from_micros(20));
+            } else {
+                std::hint::spin_loop();
             }
         }
-        if is_quiet && CAPTURES.load(SeqCst) == 0 {
-            return true;
-        }
-        set(before);
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_micros(200));
     }
+    true
 }
 
 /// In a forked child: nothing is hooked any more.
@@ -508,8 +634,8 @@ pub fn is_disarmed() -> bool {
     DISARMED.load(Relaxed)
 }
 
-fn futex_wait(word: &AtomicU32, value: u32) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+fn futex_wait(word: &AtomicU32, value: u32, within: Duration) {
+    let time = libc::timespec { tv_sec: within.as_secs() as libc::time_t, tv_nsec: within.subsec_nanos().into() };
     // SAFETY: the word and the time live until the call returns.
     unsafe {
         libc::syscall(
@@ -545,15 +671,15 @@ mod tests {
     fn a_call_that_came_in_before_the_gate_closed_knows_that_the_memory_is_there() {
         let _alone = super::alone();
         // A slot that stands for nothing is one that waits when the gate is closed.
-        enter(0);
+        enter(0, std::ptr::null());
         let closing = std::thread::spawn(|| close(Instant::now() + Duration::from_millis(200)));
         while state() != MOVING {
             std::thread::yield_now();
         }
         assert!(!is_away(), "it is closing, but the memory cannot go before this call has left");
-        assert!(!closing.join().expect("a thread"), "it waits for the call, and gives up");
+        assert!(closing.join().expect("a thread").is_none(), "it waits for the call, and gives up");
         leave(0, 0);
-        assert!(close(Instant::now() + Duration::from_secs(10)), "nobody is inside");
+        assert!(close(Instant::now() + Duration::from_secs(10)).is_some(), "nobody is inside");
         set(super::OPEN);
     }
 

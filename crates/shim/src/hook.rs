@@ -9,6 +9,7 @@ use crate::driver;
 use crate::entry;
 use crate::fixed;
 use crate::gate;
+use crate::moves::{self, Moves};
 use crate::nvml;
 use crate::page::{self, Reason};
 use crate::trampoline::{STUBS, stub, thin_stub};
@@ -34,6 +35,7 @@ struct About {
     mark: Option<Reason>,
     held: Option<(Reason, bool)>,
     capture: Option<bool>,
+    moves: Moves,
 }
 
 static SLOTS: [Slot; STUBS] =
@@ -75,6 +77,11 @@ impl Slot {
     /// Whether it can be answered while the driver has the context, and done later.
     pub fn is_put_off(&self) -> bool {
         class::is_put_off(class::base(self.name()))
+    }
+
+    /// How many bytes a call of it copies.
+    pub fn moves(&self) -> Moves {
+        self.about().map_or(Moves::Nothing, |about| about.moves)
     }
 
     /// As the program asked for it.
@@ -196,6 +203,7 @@ fn hooked(name: &str, real: usize, version: c_int, is_symbol: bool) -> usize {
         mark: class.mark,
         held: class.held,
         capture: class.capture,
+        moves: if is_symbol && moves::is_first(name) { Moves::Nothing } else { Moves::of(base) },
     };
     // A fresh slot has none.
     let _ = slot.about.set(about);

@@ -29,6 +29,7 @@ mod hook;
 mod ipc;
 mod late;
 mod log;
+mod moves;
 mod nvml;
 mod outside;
 mod page;

@@ -6,7 +6,7 @@
 
 use crate::log;
 pub use crate::message::Reason;
-use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SLOTS, SharePage, VERSION};
+use crate::message::{CARDS, CardPage, MAGIC, Page, ProcessPage, SHORT_PAGE, SLOTS, SharePage, VERSION};
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -105,6 +105,8 @@ pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
         }
     }
     slot.reasons.store(marked.bits(), SeqCst);
+    // How many bytes is told with the next tick.
+    new.copied_of(slot).is_counted.store(1, SeqCst);
     SHARED.store(std::ptr::from_ref(new).cast_mut(), SeqCst);
     Ok(())
 }
@@ -113,7 +115,8 @@ pub fn share(file: &File, pid: Option<u32>) -> Result<(), String> {
 fn wipe_first(page: &Page) {
     static WIPED: Once = Once::new();
     let pid = own_pid();
-    WIPED.call_once(|| page.processes.iter().filter(|slot| slot.pid.load(SeqCst) == pid).for_each(ProcessPage::wipe));
+    let own = page.processes.iter().filter(|slot| slot.pid.load(SeqCst) == pid);
+    WIPED.call_once(|| own.for_each(|slot| page.wipe(slot)));
 }
 
 /// What was counted here counts there.
@@ -127,14 +130,18 @@ fn move_share(here: &SharePage, there: &SharePage) {
 
 fn map(file: &File) -> Result<&'static Page, String> {
     let length = size_of::<Page>();
-    let is_long = file.metadata().is_ok_and(|data| data.len() >= length as u64);
-    if !is_long {
+    let there = file.metadata().map_or(0, |data| usize::try_from(data.len()).unwrap_or(length)).min(length);
+    if there < SHORT_PAGE {
         return Err("the page of the lease is too short".to_owned());
     }
-    // SAFETY: a new mapping of a file that is long enough and, being sealed, stays so.
+    // SAFETY: new mappings: of memory of its own, and over it of a file that is long enough and, being sealed, stays so.
+    // What an older daemon's page does not have is written where nobody looks.
     let at = unsafe {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        let (access, own) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        match libc::mmap(std::ptr::null_mut(), length, access, own, -1, 0) {
+            libc::MAP_FAILED => libc::MAP_FAILED,
+            at => libc::mmap(at, there, access, libc::MAP_SHARED | libc::MAP_FIXED, file.as_raw_fd(), 0),
+        }
     };
     if at == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().to_string());
@@ -169,6 +176,13 @@ fn own_of(page: &Page) -> &ProcessPage {
 /// This process's own numbers.
 pub fn own() -> &'static ProcessPage {
     own_of(page())
+}
+
+/// So many bytes were copied by this process.
+pub fn set_copied(bytes: u64) {
+    let copied = page().copied_of(own());
+    copied.bytes.store(bytes, Relaxed);
+    copied.is_counted.store(1, Relaxed);
 }
 
 /// The page's number of a card; a card that is not on it is not capped.

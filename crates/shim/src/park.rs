@@ -85,10 +85,13 @@ impl Parker {
         self.ahead = 0;
         let (begun, deadline) = (Instant::now(), Instant::now() + within.min(LONGEST));
         let mut took = Took::default();
-        if !gate::close(deadline) {
+        let Some(closing) = gate::close(deadline) else {
             return Err("a call of the driver did not return in time, or a graph was being captured".to_owned());
-        }
-        took.gate_us = micros(begun);
+        };
+        took.capture_us = closing.captures.as_micros() as u64;
+        took.gate_us = closing.calls.as_micros() as u64;
+        // A copy that waits for the card waits for what the park would wait for.
+        took.drain_us = closing.copies.as_micros() as u64;
         fixed::look_at_graphs(true);
         // Whoever was inside when the gate began to close may have done what keeps it from being parked.
         let done = match page::not_parkable().filter(|_| !nothing_moves) {
@@ -113,7 +116,7 @@ impl Parker {
         let begun = Instant::now();
         let pieces = if most == Some(0) { Vec::new() } else { plan() };
         self.drain(deadline)?;
-        took.drain_us = micros(begun);
+        took.drain_us += micros(begun);
         let bytes = pieces.last().map_or(0, |piece| piece.offset + piece.bytes);
         if let Some(most) = most.filter(|most| bytes > *most) {
             let (has, most) = (crate::message::size(bytes), crate::message::size(most));
@@ -147,7 +150,7 @@ impl Parker {
             return Err("it is not parked".to_owned());
         }
         let (begun, mut took) = (Instant::now(), Took::default());
-        if !gate::close(Instant::now() + SHORT) {
+        if gate::close(Instant::now() + SHORT).is_none() {
             return Err("a call of the driver did not return in time".to_owned());
         }
         // Who says so has seen that the driver gave the context back.
@@ -182,7 +185,7 @@ impl Parker {
 
     /// The driver is about to take the context, too: from now on nobody calls it.
     pub fn deepen(&mut self) -> Result<(), String> {
-        if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
+        if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
             return Err("it is not parked, or a call of the driver did not return in time".to_owned());
         }
         gate::set_deep(true);
@@ -196,7 +199,7 @@ impl Parker {
             return Ok(());
         }
         let before = gate::state();
-        if !gate::close(Instant::now() + SHORT) {
+        if gate::close(Instant::now() + SHORT).is_none() {
             return Err("a call of the driver did not return in time".to_owned());
         }
         self.come_back();
@@ -240,7 +243,7 @@ impl Parker {
 
     /// The lease is over: what is parked is lost, and whoever needs it is told so.
     pub fn lose(&mut self, why: &str) {
-        if gate::state() != gate::PARKED || !gate::close(Instant::now() + SHORT) {
+        if gate::state() != gate::PARKED || gate::close(Instant::now() + SHORT).is_none() {
             return;
         }
         if parked().is_empty() && !gate::is_deep() {
@@ -288,7 +291,7 @@ impl Parker {
             return;
         }
         // With the gate closed no context can end meanwhile, and nothing is captured.
-        if !gate::close(Instant::now() + GLANCE) {
+        if gate::close(Instant::now() + GLANCE).is_none() {
             return;
         }
         self.forget_gone();
@@ -577,7 +580,7 @@ mod tests {
     #[test]
     fn what_a_call_does_while_the_gate_closes_keeps_the_program_where_it_is() {
         let _alone = gate::alone();
-        gate::enter(0);
+        gate::enter(0, std::ptr::null());
         let parking = std::thread::spawn(|| Parker::default().park(Duration::from_secs(20), None).map(|_| ()));
         while gate::state() != gate::MOVING {
             assert!(!parking.is_finished(), "it waits for the call");

@@ -128,6 +128,8 @@ extern "C" fn pass() {
         "movups [rbp - 176], xmm6",
         "movups [rbp - 192], xmm7",
         "mov edi, r11d",
+        // Where the arguments are, the first of them just below.
+        "mov rsi, rbp",
         "call {enter}",
         // Nowhere to go: the second number is the answer.
         "test rax, rax",

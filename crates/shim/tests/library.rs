@@ -1,8 +1,9 @@
 //! The library as it was built: what it needs of others, and what it shows to the programs it is in.
 
 use object::Endianness;
-use object::elf::{FileHeader64, PF_W, PF_X, PT_LOAD, SHT_DYNSYM};
+use object::elf::{FileHeader64, PF_W, PF_X, PT_LOAD, SHT_DYNSYM, Sym64};
 use object::read::elf::{FileHeader, ProgramHeader, Sym};
+use std::collections::BTreeSet;
 
 fn library() -> Vec<u8> {
     let here = std::env::current_exe().expect("a test has a path");
@@ -36,6 +37,67 @@ fn it_needs_nothing_that_is_private_to_the_c_library() {
     assert!(wanted.iter().any(|(_, version)| version.starts_with("GLIBC_2.")), "versions are read: {wanted:?}");
     let private: Vec<_> = wanted.iter().filter(|(_, version)| version == "GLIBC_PRIVATE").collect();
     assert!(private.is_empty(), "{private:?}");
+}
+
+/// The functions that the C library of this host has, each with a version.
+fn of_the_c_library() -> BTreeSet<(String, String)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let own = |name: &str| maps.lines().filter_map(|line| line.split_once('/')).find(|(_, path)| path.ends_with(name));
+    let mut all = BTreeSet::new();
+    for name in ["libc.so.6", "ld-linux-x86-64.so.2", "libm.so.6"] {
+        let Some((_, path)) = own(name) else { continue };
+        let bytes = std::fs::read(format!("/{path}")).expect("a library");
+        let header = FileHeader64::<Endianness>::parse(&*bytes).expect("a library");
+        let endian = header.endian().expect("a library");
+        let sections = header.sections(endian, &*bytes).expect("sections");
+        let table = sections.symbols(endian, &*bytes, SHT_DYNSYM).expect("symbols");
+        let versions = sections.versions(endian, &*bytes).expect("versions").expect("versions");
+        for (index, symbol) in table.enumerate().filter(|(index, _)| index.0 > 0) {
+            let version = versions.version(versions.version_index(endian, index).index()).expect("a version");
+            let Some(version) = version else { continue };
+            let name = String::from_utf8_lossy(symbol.name(endian, table.strings()).expect("a name")).into_owned();
+            all.insert((name, String::from_utf8_lossy(version.name()).into_owned()));
+        }
+    }
+    all
+}
+
+/// Until glibc 2.33 these were linked into whoever called them.
+const LINKED_IN: [&str; 8] = ["stat", "fstat", "lstat", "fstatat", "stat64", "fstat64", "lstat64", "fstatat64"];
+
+/// Whether glibc 2.17 has what is of this version.
+fn is_old(version: &str) -> bool {
+    let number = version.strip_prefix("GLIBC_2.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    number.is_some_and(|minor| minor <= 17)
+}
+
+/// What is built here is linked with this host's C library, whose functions may have newer versions; the library that is
+/// handed out (`cargo xtask release-shim`) is linked with an old one, and read again. Here it is looked whether each
+/// function was there in glibc 2.17 at all: under its older version this host's still has it.
+#[test]
+fn it_needs_no_function_that_glibc_2_17_does_not_have() {
+    let bytes = library();
+    let (has, (wanted, _)) = (of_the_c_library(), symbols(&bytes));
+    assert!(has.contains(&("memcpy".to_owned(), "GLIBC_2.14".to_owned())), "the C library is read");
+    let weak = weak(&bytes);
+    let there =
+        |name: &str| LINKED_IN.contains(&name) || has.iter().any(|(own, version)| own == name && is_old(version));
+    let missing: Vec<_> = wanted
+        .iter()
+        .filter(|(name, version)| version.starts_with("GLIBC_") && !weak.contains(name) && !there(name))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Functions that it does without where they are not there.
+fn weak(bytes: &[u8]) -> BTreeSet<String> {
+    let header = FileHeader64::<Endianness>::parse(bytes).expect("a library");
+    let endian = header.endian().expect("a library");
+    let sections = header.sections(endian, bytes).expect("sections");
+    let table = sections.symbols(endian, bytes, SHT_DYNSYM).expect("symbols");
+    let name = |symbol: &Sym64<Endianness>| symbol.name(endian, table.strings()).expect("a name").to_vec();
+    let weak = table.iter().filter(|symbol| symbol.is_undefined(endian) && symbol.is_weak());
+    weak.map(|symbol| String::from_utf8_lossy(&name(symbol)).into_owned()).collect()
 }
 
 #[test]

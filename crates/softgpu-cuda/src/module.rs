@@ -1,6 +1,7 @@
 //! PTX that was loaded: its kernels, its variables on the card; and libraries, which are loaded into
 //! each context when it first needs them.
 
+use crate::api::memory::has_managed;
 use crate::function::Function;
 use crate::handles;
 use crate::log;
@@ -9,8 +10,9 @@ use crate::runtime::{Context, Runtime};
 use crate::space::Kind;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
-use sublet_ptx::Module;
+use sublet_ptx::{Module, Variable};
 
 /// A module in a context.
 pub struct Loaded {
@@ -33,6 +35,11 @@ pub fn read(text: &str) -> Outcome<Arc<Module>> {
     Ok(Arc::new(module))
 }
 
+/// Whose bytes a variable is, where managed memory may be had.
+fn kind_of(variable: &Variable) -> Kind {
+    if variable.managed && has_managed() { Kind::Managed } else { Kind::Device }
+}
+
 impl Loaded {
     /// Puts the variables of a module on the card of a context.
     pub fn load(runtime: &Runtime, context: &Context, module: Arc<Module>) -> Outcome<Loaded> {
@@ -48,7 +55,11 @@ impl Loaded {
     fn place(&mut self, runtime: &Runtime, context: &Context) -> Outcome {
         for variable in self.module.variables() {
             let (card, handle, bytes) = (context.card, context.handle, variable.bytes.max(1));
-            self.variables.push(runtime.space.alloc(runtime, Kind::Device, card, handle, bytes)?);
+            let kind = kind_of(variable);
+            self.variables.push(runtime.space.alloc(runtime, kind, card, handle, bytes)?);
+            if kind == Kind::Managed {
+                runtime.seat.row().managed.fetch_add(1, SeqCst);
+            }
         }
         Ok(())
     }
@@ -84,8 +95,11 @@ impl Loaded {
             let _ = runtime.functions.take(*handle);
         }
         // A context that ended took them with it.
-        for at in &self.variables {
-            let _ = runtime.space.free(*at, |kind| kind == Kind::Device);
+        for (variable, at) in self.module.variables().iter().zip(&self.variables) {
+            let _ = match kind_of(variable) {
+                Kind::Managed => runtime.free_managed(*at),
+                own => runtime.space.free(*at, |kind| kind == own).map(drop),
+            };
         }
     }
 

@@ -30,6 +30,9 @@ pub struct ParkingRam {
     pub ram_bytes: u64,
     /// What is booked.
     pub booked_bytes: u64,
+    /// What is kept ready of the rest, so that a first park is fast: it gives way to who books.
+    #[serde(default)]
+    pub stock_bytes: u64,
     /// What could be booked now; null while nobody is there who could be parked.
     pub free_bytes: Option<u64>,
     /// What kind of pages it has, in words.

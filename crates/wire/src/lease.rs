@@ -104,6 +104,9 @@ pub struct Did {
     pub launches: u64,
     /// Calls that copied or filled memory, however much.
     pub copies: u64,
+    /// Bytes that copies moved; null where a library of before is in one of the programs, which does not count them.
+    #[serde(default)]
+    pub copied_bytes: Option<u64>,
     /// Calls that failed, by why.
     pub errors: Vec<ErrorCount>,
 }

@@ -2,14 +2,15 @@
 
 use crate::cc;
 use crate::daemon::{self, Daemon, page};
+use crate::parked::SOON;
 use crate::pools::python;
 use crate::soft::{Soft, succeeded};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::process::Stdio;
 use std::sync::atomic::Ordering::SeqCst;
-use sublet_shim::message::Word;
+use sublet_shim::message::{SHORT_PAGE, Word};
 use sublet_softgpu::state::{CONTEXT_BYTES, IDLE_BYTES};
 
 const HOLD: &str = env!("CARGO_BIN_EXE_sublet-example-hold");
@@ -105,6 +106,30 @@ fn the_cap_holds_from_the_first_byte() {
 }
 
 #[test]
+fn the_page_of_an_older_daemon_caps_as_well() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let whole = page(&soft, CONTEXT_BYTES + 100 * MIB);
+    let mut bytes = vec![0; SHORT_PAGE];
+    whole.read_exact_at(&mut bytes, 0).expect("a page");
+    let file = page(&soft, 0);
+    file.set_len(0).and_then(|()| file.write_all_at(&bytes, 0)).expect("memory");
+    let mut command = soft.program(HOLD, &["64MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).spawn();
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    assert!(
+        child.expect("the program is there").wait().expect("an own child").success(),
+        "it writes where there is room"
+    );
+    let mut command = soft.program(HOLD, &["200MiB", "--seconds", "0"]);
+    let child = daemon.shimmed(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let output = child.expect("the program is there").wait_with_output().expect("an own child");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the lease has"));
+}
+
+#[test]
 fn nvml_tells_a_holder_of_its_lease_and_others_of_the_card() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);
@@ -184,4 +209,54 @@ print(everywhere(b'memcpy', b'GLIBC_2.14') is not None, everywhere(b'memcpy', b'
     let alone = python(&soft, &["-c", script]).output().expect("python3 is there");
     assert_eq!(succeeded(&output), succeeded(&alone));
     assert!(succeeded(&output).starts_with("True None") && succeeded(&output).ends_with("True\n"));
+}
+
+#[test]
+fn a_library_behind_the_shim_that_asks_for_the_next_function_does_not_find_itself() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    // Bound to its own function, as libraries that trace are.
+    let library = ["-DLIBRARY", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", "libbehind.so", "-ldl"];
+    let behind = cc::program(&soft, "behind.c", &library);
+    let program = cc::program(&soft, "behind.c", &["-L", ".", "-l:libbehind.so", "-l:libcuda.so.1"]);
+    assert_eq!(
+        succeeded(&soft.program(&program, &[]).stdin(Stdio::null()).output().expect("it is there")),
+        "before\n0\n"
+    );
+    let both = format!("{}:{behind}", daemon::shim().display());
+    let mut command = soft.program(&program, &[]);
+    daemon.shimmed(&mut command).env("LD_PRELOAD", both).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the program is there");
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    assert_eq!((out.next().as_deref(), out.next().as_deref()), (Some("before"), Some("0")));
+    assert_eq!(line.park(SOON), Some(Ok(8 * MIB)), "what it found is the shim's: the memory can leave");
+    assert_eq!(line.resume(), Some(Ok(8 * MIB)));
+    drop(child.stdin.take());
+    assert!(child.wait().expect("an own child").success());
+}
+
+#[test]
+fn the_measurement_in_one_process_takes_both_ways() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let of_card = "../../../crates/shim/tests/card";
+    let library = ["-O2", "-shared", "-fPIC", "-o", "both.so"];
+    let both = cc::program(&soft, &format!("{of_card}/both.c"), &library);
+    let program = cc::program(&soft, &format!("{of_card}/alternate.c"), &["-o", "alternate", "-ldl"]);
+    let file = page(&soft, 1 << 30);
+    let (pairs, calls) = (6, 100);
+    let mut command = soft.program(&program, &["launch", &pairs.to_string(), &calls.to_string()]);
+    let preload = format!("{both}:{}", daemon::shim().display());
+    daemon.shimmed(&mut command).env("LD_PRELOAD", preload).stdout(Stdio::piped());
+    let child = command.spawn().expect("the program is there");
+    let _line = daemon.accept(Some(file.as_raw_fd()));
+    let said = succeeded(&child.wait_with_output().expect("an own child"));
+    let times: Vec<f64> = said.split_whitespace().map(|time| time.parse().expect("a time")).collect();
+    assert_eq!(times.len(), 2 * pairs);
+    assert!(times.iter().all(|time| *time > 0.0), "{said}");
+    // One block before the first pair, and one of each pair.
+    let slots = &daemon::mapped(&file).processes;
+    let launches: u64 = slots.iter().map(|slot| slot.launches.load(SeqCst)).sum();
+    assert_eq!(launches, (calls * (1 + pairs)) as u64, "the other half went straight to the driver");
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use sublet_shim::message::{MAGIC, Order, PACKET_MAX, Page, SOCKET, VERSION, Word};
+use sublet_shim::message::{MAGIC, Order, PACKET_MAX, Page, SOCKET, Took, VERSION, Word};
 use sublet_softgpu::state::CONTEXT_BYTES;
 
 /// Listens for the shims of the programs it starts.
@@ -201,10 +201,15 @@ impl Line {
 
     /// Parks. Returns how many bytes, or why not; nothing if the program ended.
     pub fn park(&mut self, within: Duration) -> Option<Result<u64, String>> {
+        self.park_timed(within).map(|parked| parked.map(|(bytes, _)| bytes))
+    }
+
+    /// The same, and what it took.
+    pub fn park_timed(&mut self, within: Duration) -> Option<Result<(u64, Took), String>> {
         self.next += 1;
         self.send(&Order::Park { id: self.next, deadline_ms: within.as_millis() as u64, most: None }, None);
         match self.answer()? {
-            Word::Parked { id, bytes, .. } if id == self.next => Some(Ok(bytes)),
+            Word::Parked { id, bytes, took } if id == self.next => Some(Ok((bytes, took))),
             Word::Refused { id, why } if id == self.next => Some(Err(why)),
             other => panic!("{other:?} is no answer to a park"),
         }

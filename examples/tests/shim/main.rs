@@ -1,6 +1,7 @@
 //! Programs with the shim before the driver, on soft cards.
 
 mod beside;
+mod captures;
 mod cc;
 mod daemon;
 mod hard;

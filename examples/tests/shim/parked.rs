@@ -181,6 +181,44 @@ fn who_uses_managed_memory_is_not_parked_and_runs_on() {
 }
 
 #[test]
+fn whose_module_has_a_managed_variable_is_not_parked_from_when_it_asks_where_it_is() {
+    let soft = Soft::new("1x1GiB");
+    let daemon = Daemon::new(&soft);
+    let script = r#"
+from cuda import *
+start()
+text = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .attribute(.managed) .align 4 .u32 both[4];
+.visible .global .align 4 .u32 own[4];
+"""
+module, at, size = PTR(), U64(), SIZE()
+must('cuModuleLoadData', BY(module), C.c_char_p(text))
+for line in sys.stdin:
+    must('cuModuleGetGlobal_v2', BY(at), BY(size), module, C.c_char_p(line.strip().encode()))
+    print(size.value, flush=True)
+"#;
+    let mut command = python(&soft, &["-c", script]);
+    command.env("SUBLET_SOFT_MANAGED", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Child(daemon.shimmed(&mut command).spawn().expect("python3 is there"));
+    let mut line = daemon.accept(None);
+    let mut out = BufReader::new(child.0.stdout.take().expect("its output"));
+    let mut ask = |name: &[u8]| {
+        child.0.stdin.as_mut().expect("its input").write_all(name).expect("it listens");
+        let mut said = String::new();
+        out.read_line(&mut said).expect("it says something");
+        assert_eq!(said, "16\n");
+    };
+    ask(b"own\n");
+    assert!(line.park(SOON).expect("it lives").is_ok(), "a variable of the card alone stays with its module");
+    assert!(line.resume().expect("it lives").is_ok());
+    ask(b"both\n");
+    assert_eq!(line.park(SOON), Some(Err("it uses managed memory".to_owned())));
+}
+
+#[test]
 fn ctrl_c_ends_a_program_that_waits_for_its_memory() {
     let soft = Soft::new("1x1GiB");
     let daemon = Daemon::new(&soft);

@@ -124,7 +124,12 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
         return Check::new("parking", State::Less, why);
     }
     let (ram, booked) = (size::show(parking.ram_bytes), size::show(parking.booked_bytes));
-    let text = format!("{ram} of host memory, {booked} booked; no larger lease can be parked; {}", parking.pages);
+    let ready = match parking.stock_bytes {
+        0 => String::new(),
+        stock => format!(", {} kept ready", size::show(stock)),
+    };
+    let text =
+        format!("{ram} of host memory, {booked} booked{ready}; no larger lease can be parked; {}", parking.pages);
     match &parking.advice {
         None => Check::new("parking", State::Ok, text),
         Some(advice) => Check::new("parking", State::Less, format!("{text}\nhint: {advice}")),
@@ -199,7 +204,7 @@ mod tests {
             daemon          ok    version 0.1.0 answers at /run/sublet/sublet.sock
             cards           bad   no answer
                                   hint: look at its log
-            parking         ok    32 GiB of host memory, 8 GiB booked; no larger lease can be parked; huge pages of shared memory
+            parking         ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
             driver park     less  programs without the library are parked by the driver where a restore is sure to have room
                                   but: managed memory cannot leave a card this way
             card 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a

@@ -251,9 +251,9 @@ impl Turn<'_> {
                 }
             } else if away.since + after <= self.now
                 && !self.state.disk_full
-                && let Ok(processes) = parking::deepenable(self.state, row, self.now)
+                && let Ok((processes, booked)) = parking::deepenable(self.state, row, self.now)
             {
-                self.emit(Action::Deepen { lease, at: self.now, processes });
+                self.emit(Action::Deepen { lease, at: self.now, processes, booked });
                 if let Some(live) = self.state.live_mut(lease) {
                     live.untold = true;
                 }
@@ -280,7 +280,8 @@ impl Turn<'_> {
         if !processes.contains(&process) {
             processes.push(process);
             processes.sort();
-            self.emit(Action::Deepen { lease, at: self.now, processes });
+            // It is done: nothing is left to be booked.
+            self.emit(Action::Deepen { lease, at: self.now, processes, booked: None });
             if let Some(live) = self.state.live_mut(lease) {
                 live.untold = false;
             }

@@ -60,11 +60,14 @@ impl Rows {
     }
 
     /// The driver shall have these processes of a parked holder, too, or none of them; or it has them, wherever the
-    /// holder is on its way to.
-    pub(super) fn deepen(&mut self, lease: LeaseId, processes: Option<&[ProcKey]>) {
+    /// holder is on its way to. What is booked for it stays booked until it is back, wherever its contexts are.
+    pub(super) fn deepen(&mut self, lease: LeaseId, processes: Option<&[ProcKey]>, booked: Option<Bytes>) {
         if let Some(Lease { phase, .. }) = self.leases.get_mut(&lease)
-            && let Phase::Parked(_, away) | Phase::Parking(_, away) | Phase::Resuming(_, away) = phase
+            && let Phase::Parked(hold, away) | Phase::Parking(hold, away) | Phase::Resuming(hold, away) = phase
         {
+            if let Some(booked) = booked {
+                hold.turns().booked = booked;
+            }
             away.deep = processes.is_some();
             away.processes = processes.unwrap_or_default().to_vec();
         }

@@ -42,19 +42,30 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     let wait = heard.body.wait_s.map(Span::secs);
     let ttl = heard.body.ttl_s.map_or(app.house().ttl, |seconds| Span(seconds.saturating_mul(1_000_000)));
     let ask = ask_of(heard.body, ttl)?;
-    let tenant = by.tenant.clone();
+    let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
     let reply = app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?;
-    Ok(marked(&app, reply, &tenant))
+    Ok(marked(&app, reply, &tenant, is_repeated))
 }
 
-/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none.
-fn marked(app: &App, reply: Reply, tenant: &str) -> Reply {
-    match serde_json::from_str::<wire::Lease>(&reply.body) {
-        Ok(mut lease) if !reply.is_problem() && lease.epoch.is_some() => {
-            app.marks.put(&mut lease, tenant);
-            Reply { retry_after_s: reply.retry_after_s, ..Reply::new(reply.status, &lease) }
+/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; if
+/// it may be from an earlier daemon, what it tells of is read from it.
+fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
+    match reply.granted {
+        Some((lease, epoch)) => {
+            let mark = app.marks.grant(lease, epoch).mark;
+            if reply.body.pop() == Some('}') {
+                reply.body.push_str(&format!(r#","mark":"{mark}"}}"#));
+            }
+            reply
         }
-        _ => reply,
+        None if may_be_stored && !reply.is_problem() => match serde_json::from_str::<wire::Lease>(&reply.body) {
+            Ok(mut lease) => {
+                app.marks.put(&mut lease, tenant);
+                Reply { retry_after_s: reply.retry_after_s, ..Reply::new(reply.status, &lease) }
+            }
+            Err(_) => reply,
+        },
+        None => reply,
     }
 }
 
@@ -320,7 +331,8 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
     let gpus = heard.body.gpus.or(asked).unwrap_or(1);
     let gpus = u16::try_from(gpus).map_err(|_| words::problem(&Refusal::BadAsk(BadAsk::Gpus)))?;
     let event = Event::Accepted { by: by.clone(), lease, vram: Bytes(heard.body.vram_bytes), gpus };
-    let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant);
+    let is_repeated = heard.key.is_some();
+    let reply = marked(&app, app.post.call(by.clone(), event, heard.key).await?, &by.tenant, is_repeated);
     ended_is_ended(&app, by, lease, reply).await
 }
 

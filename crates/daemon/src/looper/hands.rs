@@ -14,7 +14,7 @@ use sublet_core::rows::{Away, Card, Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::{Mode, StrangerId};
-use sublet_core::units::Span;
+use sublet_core::units::{Bytes, Span};
 use sublet_host::driver::{Driven, DrivenPlace};
 use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 
@@ -29,6 +29,8 @@ pub(super) struct Known {
     watched: BTreeSet<LeaseId>,
     wished: BTreeSet<LeaseId>,
     driven: BTreeSet<LeaseId>,
+    /// Host memory that was booked.
+    booked: Bytes,
     /// What was last wished of those whom the driver moves, alone or after the library.
     next: BTreeMap<LeaseId, (Option<Wish>, Option<Driven>)>,
 }
@@ -102,6 +104,15 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || tokens.revoke(token))));
             }
             _ => {}
+        }
+    }
+
+    /// What is kept ready for parked bytes gives way to what is booked. Told after the wishes: who leaves by them takes of it
+    /// first.
+    pub(super) fn send_booked(&mut self) {
+        let booked = self.engine.state().booked();
+        if std::mem::replace(&mut self.known.booked, booked) != booked {
+            self.engine.hold(Held::Errand(Errand::Booked { bytes: booked.0 }));
         }
     }
 

@@ -190,7 +190,8 @@ impl Loop {
         self.keys = Keys::default();
         for answer in &loaded.answers {
             if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
-                let reply = Reply { status: answer.status, body: answer.body.clone(), retry_after_s: None };
+                let (status, body) = (answer.status, answer.body.clone());
+                let reply = Reply { status, body, retry_after_s: None, granted: None };
                 self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply);
             }
         }
@@ -217,6 +218,8 @@ impl Loop {
         for lease in held {
             self.send_wish(lease);
         }
+        self.send_booked();
+        self.engine.hold(Held::Errand(Errand::Listen));
     }
 
     /// Turns until it is told to stop and all is written.
@@ -421,7 +424,9 @@ impl Loop {
                         (_, true) => 202,
                         _ => 200,
                     };
-                    Reply::new(status, &view.lease_in_full(lease))
+                    let is_own = view.state.tenant(&by.tenant) == Some(lease.tenant);
+                    let granted = lease.hold().filter(|_| is_own && lease.is_held()).map(|hold| (lease.id, hold.epoch));
+                    Reply { granted, ..Reply::new(status, &view.lease_in_full(lease)) }
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
@@ -511,6 +516,7 @@ impl Loop {
         for action in &taken.actions {
             self.send_hands(action);
         }
+        self.send_booked();
         // Before anybody hears of what was decided.
         self.recall();
         self.wake_watchers(&taken.actions, &taken.past);

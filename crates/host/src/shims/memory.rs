@@ -4,6 +4,9 @@
 //! files is kept whose pages are there, by a thread of its own; what is handed out comes from it as far
 //! as it goes. A file leaves the daemon with the message that brings it, and its pages go back to the
 //! kernel when the holder lets go of them.
+//!
+//! The stock is a part of the parking RAM: it has what nobody has booked, and gives way to who books. What a holder takes
+//! of it is the holder's from then on, and the stock is filled again only as far as the ledger has room.
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -33,6 +36,7 @@ pub(crate) struct Memory {
 }
 
 /// A stock of them.
+#[derive(Clone)]
 pub(crate) struct Stock {
     shared: Arc<Shared>,
 }
@@ -49,6 +53,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ready: Vec<Memory>,
+    /// It has no more than this, however much is to be kept.
+    limit: u64,
     /// The last piece had small pages: the host's memory is in pieces.
     is_scattered: bool,
     stop: bool,
@@ -59,7 +65,8 @@ impl Stock {
     pub(crate) fn start(keep: u64, leave: u64) -> io::Result<Stock> {
         // A stock of small pages would be slower than a process's own memory.
         let keep = if has_huge_pages() { keep - keep % PIECE } else { 0 };
-        let shared = Arc::new(Shared { state: Mutex::default(), bell: Condvar::new(), keep, leave });
+        let state = Mutex::new(State { limit: keep, ..State::default() });
+        let shared = Arc::new(Shared { state, bell: Condvar::new(), keep, leave });
         if keep > 0 {
             let work = Arc::clone(&shared);
             Builder::new().name("sublet-stock".to_owned()).spawn(move || work.fill())?;
@@ -69,7 +76,31 @@ impl Stock {
 
     /// Bytes that are ready.
     pub(crate) fn ready(&self) -> u64 {
-        self.shared.lock().ready.iter().map(|memory| memory.bytes).sum()
+        self.shared.lock().ready()
+    }
+
+    /// From now on it has no more than this: what it has beyond goes back to the kernel at once. A piece that is just
+    /// being made follows when it is made.
+    pub(crate) fn limit(&self, bytes: u64) {
+        let mut state = self.shared.lock();
+        let grows = bytes > state.limit;
+        state.limit = bytes;
+        let mut beyond = Vec::new();
+        while state.ready() > bytes {
+            beyond.extend(state.ready.pop());
+        }
+        drop(state);
+        // Giving pages back takes a while, during which nobody should wait for the lock.
+        drop(beyond);
+        if grows {
+            self.shared.bell.notify_all();
+        }
+    }
+
+    /// The thread that fills it ends.
+    pub(crate) fn stop(&self) {
+        self.shared.lock().stop = true;
+        self.shared.bell.notify_all();
     }
 
     /// Files of together so many bytes, or fewer where a process's own memory is better: small pages are slow
@@ -95,10 +126,9 @@ impl Stock {
     }
 }
 
-impl Drop for Stock {
-    fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.bell.notify_all();
+impl State {
+    fn ready(&self) -> u64 {
+        self.ready.iter().map(|memory| memory.bytes).sum()
     }
 }
 
@@ -113,8 +143,7 @@ impl Shared {
             if state.stop {
                 return;
             }
-            let has: u64 = state.ready.iter().map(|memory| memory.bytes).sum();
-            if has >= self.keep {
+            if state.ready() + PIECE > self.keep.min(state.limit) {
                 state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -126,7 +155,9 @@ impl Shared {
                 state.is_scattered = !is_huge;
             }
             match made.filter(|(_, is_huge)| *is_huge) {
-                Some((memory, _)) => state.ready.push(memory),
+                Some((memory, _)) if state.ready() + PIECE <= state.limit => state.ready.push(memory),
+                // Somebody booked it meanwhile.
+                Some(_) => {}
                 // No room now: nothing is wrong, parks are only slower.
                 None => {
                     let pause = if state.is_scattered { SCATTERED_AGAIN } else { AGAIN };
@@ -264,10 +295,28 @@ mod tests {
     }
 
     #[test]
+    fn the_stock_gives_way_to_who_books_and_what_a_holder_took_is_not_its_own_any_more() {
+        // Empty files: whether their pages are there does not matter here, and nobody fills it.
+        let piece = || Memory { file: file(PIECE, MemfdFlags::empty()).expect("a file"), bytes: PIECE, filled: true };
+        let state = State { ready: (0..4).map(|_| piece()).collect(), limit: 4 * PIECE, ..State::default() };
+        let shared = Shared { state: Mutex::new(state), bell: Condvar::new(), keep: 4 * PIECE, leave: 0 };
+        let stock = Stock { shared: Arc::new(shared) };
+        let taken = stock.take(PIECE).expect("files");
+        assert_eq!((taken.len(), stock.ready()), (1, 3 * PIECE));
+        stock.limit(3 * PIECE);
+        assert_eq!(stock.ready(), 3 * PIECE, "what was taken counts with who took it");
+        stock.limit(2 * PIECE - 1);
+        assert_eq!(stock.ready(), PIECE);
+        stock.limit(0);
+        assert_eq!(stock.ready(), 0);
+    }
+
+    #[test]
     fn what_is_taken_is_made_again() {
         if !has_huge_pages() {
             let stock = Stock::start(PIECE, 0).expect("a stock");
             assert!(stock.take(PIECE).expect("no files").is_empty() && stock.ready() == 0);
+            stock.stop();
             return;
         }
         let stock = Stock::start(PIECE, 0).expect("a stock");
@@ -288,5 +337,10 @@ mod tests {
         let small = stock.take(HUGE).expect("files");
         assert!(small.iter().all(|memory| !memory.filled), "a small holder leaves the stock alone");
         assert_eq!(stock.ready(), PIECE);
+        stock.limit(PIECE - 1);
+        assert_eq!(stock.ready(), 0, "it gives way to who books");
+        stock.limit(2 * PIECE);
+        wait(PIECE);
+        stock.stop();
     }
 }

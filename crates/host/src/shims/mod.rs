@@ -114,6 +114,8 @@ enum Note {
     Forget(LeaseId),
     Ahead(LeaseId),
     Looked { uuid: [u8; 16], residents: Vec<(u32, u64)> },
+    Booked(u64),
+    Listen,
     Ram,
     Stop,
 }
@@ -124,6 +126,7 @@ pub(crate) struct Hub {
     notes: mpsc::Sender<Note>,
     bell: Arc<Wake>,
     desk: Arc<Desk>,
+    stock: Stock,
 }
 
 /// What both sides of the hub count.
@@ -154,8 +157,10 @@ impl Hub {
             desk: Arc::clone(&desk),
             eyes,
             cards,
-            stock,
+            stock: stock.clone(),
             ram: settings.ram,
+            booked: 0,
+            listens: false,
             holders: BTreeMap::new(),
             lines: BTreeMap::new(),
             next_line: 0,
@@ -166,17 +171,19 @@ impl Hub {
             told_ram: None,
         };
         let socket = settings.socket.clone();
+        let filling = stock.clone();
         let run = move || {
             work.run();
+            filling.stop();
             let _ = std::fs::remove_file(socket);
         };
-        Ok((Hub { notes, bell, desk }, run))
+        Ok((Hub { notes, bell, desk, stock }, run))
     }
 
     /// Leaves a note. Where no program is there whom it could concern, nobody is called for it: whoever
     /// comes is counted before the notes are read, and they are read before it is listened to.
     fn note(&self, note: Note) {
-        let urgent = matches!(note, Note::Stop | Note::Ram);
+        let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_) | Note::Listen);
         // Refused only when the thread is gone, and then nobody wants to know.
         let _ = self.notes.send(note);
         let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
@@ -200,6 +207,21 @@ impl Hub {
 
     pub(crate) fn looked(&self, uuid: [u8; 16], residents: Vec<(u32, u64)>) {
         self.note(Note::Looked { uuid, residents });
+    }
+
+    /// All leases that there were at the start have been told: from now on programs are listened to.
+    pub(crate) fn listen(&self) {
+        self.note(Note::Listen);
+    }
+
+    /// So much of the parking RAM is booked: the stock has no more than the rest.
+    pub(crate) fn booked(&self, bytes: u64) {
+        self.note(Note::Booked(bytes));
+    }
+
+    /// Host memory that is kept ready.
+    pub(crate) fn stock(&self) -> u64 {
+        self.stock.ready()
     }
 
     /// Says how much host memory there is, also while no program of its own is there.
@@ -256,6 +278,11 @@ struct Work {
     cards: Arc<cards::Shared>,
     stock: Stock,
     ram: u64,
+    /// So much of it is booked, by whoever moves in whatever way.
+    booked: u64,
+    /// Whether programs are listened to. Who came before all leases were told would be taken for one whose lease is over,
+    /// and lose what it has parked.
+    listens: bool,
     holders: BTreeMap<LeaseId, Holder>,
     lines: BTreeMap<u64, Program>,
     next_line: u64,
@@ -275,7 +302,9 @@ impl Work {
             if !self.read_notes() {
                 return;
             }
-            self.let_in();
+            if self.listens {
+                self.let_in();
+            }
             for number in ready {
                 self.hear(number);
             }
@@ -301,7 +330,8 @@ impl Work {
         let pause = next.saturating_duration_since(Instant::now());
         // With nobody there, nothing needs to be looked at.
         let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
-        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, PollFlags::IN)];
+        let comers = if self.listens { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, comers)];
         let lines = self.lines.values().map(|program| PollFd::from_borrowed_fd(program.line.as_fd(), PollFlags::IN));
         fds.extend(lines);
         let time = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
@@ -324,6 +354,11 @@ impl Work {
                     self.prepare(lease);
                 }
                 Note::Looked { uuid, residents } => self.measure(uuid, &residents),
+                Note::Booked(bytes) => {
+                    self.booked = bytes;
+                    self.fit_stock();
+                }
+                Note::Listen => self.listens = true,
                 Note::Ram => self.tell_ram(),
                 Note::Stop => return false,
             }
@@ -347,10 +382,12 @@ impl Work {
                     page.set_cards(&holder.wish.cards);
                 }
             }
-            None => drop(self.holders.insert(
-                lease,
-                Holder { wish, page: None, active_ns: 0, done: Counts::default(), told: Counts::default() },
-            )),
+            None => {
+                drop(self.holders.insert(
+                    lease,
+                    Holder { wish, page: None, active_ns: 0, done: Counts::none(), told: Counts::none() },
+                ))
+            }
         }
         let programs: Vec<u64> = self.of_lease(lease).collect();
         for number in programs {
@@ -620,7 +657,18 @@ impl Work {
         }
         // The rest is its own.
         program.given = program.given.max(need);
+        self.fit_stock();
         true
+    }
+
+    /// The stock has what of the parking RAM is neither booked nor kept by programs that are on their cards.
+    fn fit_stock(&self) {
+        let is_away = |program: &Program| {
+            let holder = program.lease.and_then(|lease| self.holders.get(&lease));
+            holder.is_some_and(|holder| matches!(holder.wish.place, Place::Away { .. }))
+        };
+        let warm: u64 = self.lines.values().filter(|program| !is_away(program)).map(|program| program.given).sum();
+        self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(warm));
     }
 
     /// Whoever keeps memory for its next park gives it back when others need it now.
@@ -713,6 +761,7 @@ impl Work {
             self.sweep(lease);
             self.tell_counts(lease);
         }
+        self.fit_stock();
         self.tell_ram();
     }
 

@@ -91,10 +91,12 @@ impl PageFile {
 
     /// What a process did.
     pub(crate) fn counts(&self, pid: u32) -> Counts {
-        let Some(slot) = self.slot(pid) else { return Counts::default() };
+        let Some(slot) = self.slot(pid) else { return Counts::none() };
         let errors = slot.errors.iter().map(|it| (it.code.load(Relaxed), u64::from(it.count.load(Relaxed))));
         let errors = errors.filter(|(code, count)| *code != 0 && *count != 0).collect();
-        Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), errors }
+        let copied = self.get().copied_of(slot);
+        let copied = (copied.is_counted.load(Relaxed) != 0).then(|| copied.bytes.load(Relaxed));
+        Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), copied, errors }
     }
 
     /// What of a card's bytes a process counts, by the card's place in the list of caps.
@@ -105,7 +107,7 @@ impl PageFile {
     /// A process is gone: what it counted is nobody's.
     pub(crate) fn clear(&self, pid: u32) {
         let Some(slot) = self.slot(pid) else { return };
-        slot.wipe();
+        self.get().wipe(slot);
         slot.pid.store(0, SeqCst);
     }
 }

@@ -112,8 +112,10 @@ def main():
         "gib": max((one["bytes"] for one in parked), default=0) / (1 << 30),
         "out_gib_s": {"median": middle(out), "best": middle(out[-1:])},
         "in_gib_s": {"median": middle(back), "best": middle(back[-1:])},
-        "gate_us": {"median": middle(sorted(one["took"]["gate_us"] for one in parked)),
-                    "worst": max((one["took"]["gate_us"] for one in parked), default=None)},
+        # Waiting for open captures, during which the program goes on; closing; waiting for the card.
+        **{part: {"median": middle(sorted(one["took"].get(part, 0) for one in parked)),
+                  "worst": max((one["took"].get(part, 0) for one in parked), default=None)}
+           for part in ("capture_us", "gate_us", "drain_us")},
         "first": first, "last": parked[-1] if parked else None, "back": resumed[-1] if resumed else None,
     }))
     sys.exit(code)

@@ -1,16 +1,11 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA card: how fast a program is with the shim and without it, in turns, under the service.
+# On a machine with an NVIDIA card: how fast a program that is bound by the card is with the shim and without it, in turns,
+# under the service. What is bound by launches differs more from process to process: settle.sh measures that.
 #   speed.sh DIST OUT [PAIRS]     DIST has sublet and libsublet_shim.so
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-dist=$(cd "$1" && pwd) out=$2
-mkdir -p "$out"
-work=$(mktemp -d)
-export SUBLET_SOCKET=$work/s
-"$dist/sublet" serve --state-dir "$work/state" --socket "$work/s" --gpu real 2>"$out/speed-serve.log" &
-serve=$!
-for _ in $(seq 100); do "$dist/sublet" cards >/dev/null 2>&1 && break; sleep 0.1; done
-sleep 3
+. "$here/serve.sh"
+start "$1" "$2"
 for pair in $(seq "${3:-8}"); do
     # Each goes first as often as the other.
     order=(with without)
@@ -33,6 +28,4 @@ for name in rows["with"][0]:
                       "ratio_of_medians": round(statistics.median(r[name] for r in rows["with"]) / statistics.median(r[name] for r in rows["without"]), 4),
                       "median_of_ratios": round(statistics.median(ratios), 4), "ratios": [round(r, 3) for r in sorted(ratios)]}))
 P
-kill $serve
-wait $serve
-rm -rf "$work"
+stop

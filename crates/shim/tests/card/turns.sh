@@ -3,10 +3,7 @@
 #   turns.sh DIST OUT     DIST has sublet and libsublet_shim.so
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-dist=$(cd "$1" && pwd) out=$2
-mkdir -p "$out"
-work=$(mktemp -d)
-export SUBLET_SOCKET=$work/s
+. "$here/serve.sh"
 total=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)
 cat > "$work/sublet.toml" <<T
 ttl = "8s"
@@ -18,10 +15,7 @@ ram = "90G"
 leave = "6G"
 stock = "off"
 T
-"$dist/sublet" serve --state-dir "$work/state" --socket "$work/s" --gpu real --config "$work/sublet.toml" 2>"$out/serve.log" &
-serve=$!
-for _ in $(seq 100); do "$dist/sublet" cards >/dev/null 2>&1 && break; sleep 0.1; done
-sleep 4
+start "$1" "$2" "$work/sublet.toml"
 "$dist/sublet" doctor >"$out/doctor.txt" 2>&1
 "$dist/sublet" cards
 job=(python3 "$here/torch_train.py" --ballast 36 --steps "${STEPS:-4000}")
@@ -59,6 +53,4 @@ echo "hold: exit $?, $(tail -1 "$out/hold.txt")"
 "$dist/sublet" audit >"$out/audit.txt"
 grep -c ' parked ' "$out/audit.txt"
 "$dist/sublet" usage
-kill $serve
-wait $serve
-rm -rf "$work"
+stop

@@ -3,7 +3,7 @@
 //! By this checker's own rule the driver is let at a holder's processes when all that was seen of it is from the
 //! library's park, that was long enough ago, nobody asked for it since, every process of it on its cards can be quiet
 //! and the driver can take each, nobody on these cards could take the room that a restore needs, and what the library
-//! has and what is left fit into what was booked. It is told when every library has said that it is quiet. From then
+//! has and what is left fit into what was booked, or the rest can be booked, and is. It is told when every library has said that it is quiet. From then
 //! on it may have what it was told to take, until it says that it has not; of whom nothing was heard it may. A holder
 //! of which it may have something comes back by it, before the library copies anything.
 
@@ -25,8 +25,9 @@ pub struct Deep {
 }
 
 impl Books {
-    /// Which processes of a parked holder the driver shall have by now, or why none.
-    fn deepens(&self, now: Time, lease: LeaseId) -> Result<Vec<ProcKey>, &'static str> {
+    /// Which processes of a parked holder the driver shall have by now, and how much host memory must be booked for that
+    /// beyond what is; or why none.
+    fn deepens(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let after = self.policy.parking.deep.ok_or("contexts stay in this house")?;
         let book = self.leases.get(&lease).ok_or("it is not there")?;
         let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
@@ -68,12 +69,17 @@ impl Books {
             return Err("the driver cannot, or was not asked");
         }
         let left: Bytes = held.cards.iter().map(|number| self.seen_of(lease, *number)).sum();
-        if self.said(lease, Rung::Park) + left > held.booked {
-            return Err("more is left than was booked");
+        let more = (self.said(lease, Rung::Park) + left).less(held.booked);
+        if more > Bytes::ZERO {
+            self.has_memory(more, self.ram.ok_or("nobody knows how much host memory there is")?)?;
+            let cap = self.policy.caps_for(&self.tenants[book.tenant].name, &[]).parked;
+            if cap.is_some_and(|cap| self.booked_by(Some(book.tenant)) + more > cap) {
+                return Err("its tenant has as much as it may");
+            }
         }
         self.sure_of_room(lease, held)?;
         self.keeps_to_its_cards(now, lease, held)?;
-        Ok(processes)
+        Ok((processes, more))
     }
 
     fn is_gone(&self, lease: LeaseId, process: &ProcKey) -> bool {
@@ -129,21 +135,37 @@ impl Books {
     }
 
     /// The driver shall have what the library left of a holder.
-    pub(super) fn deepen(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, of: &[ProcKey]) -> Verdict {
+    pub(super) fn deepen(
+        &mut self,
+        now: Time,
+        cause: &Cause,
+        lease: LeaseId,
+        at: Time,
+        of: &[ProcKey],
+        booked: Option<Bytes>,
+    ) -> Verdict {
         must(14, at == now, || format!("{lease} leaves altogether at {at}, and it is {now}"))?;
         if matches!(cause, Cause::Said(said, _) if *said == lease) {
+            must(3, booked.is_none(), || format!("{booked:?} booked for {lease}, which has left"))?;
             return self.driver_has(lease, of);
         }
-        let (_, _, trip) = self.trip(lease, Way::Gone)?;
+        let (_, held, trip) = self.trip(lease, Way::Gone)?;
         must(5, trip.deep.is_none(), || format!("{lease} is told twice to leave altogether: {trip:?}"))?;
         must(17, matches!(cause, Cause::Observed(Some(_), _)), || {
             format!("{lease} leaves altogether after {cause:?}")
         })?;
         let can = self.deepens(now, lease);
-        must(2, can.as_deref() == Ok(of), || {
+        must(2, matches!(&can, Ok((processes, _)) if processes == of), || {
             format!("{lease} leaves altogether with {of:?}, and by the books {can:?}: {trip:?}")
         })?;
-        if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+        let more = can.map_or(Bytes::ZERO, |(_, more)| more);
+        let all = held.booked + more;
+        must(3, booked == (more > Bytes::ZERO).then_some(all), || {
+            format!("{lease} leaves altogether with {booked:?} booked, and by the books {all}: {held:?}")
+        })?;
+        self.unread = self.unread + more;
+        if let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get_mut(&lease) {
+            held.booked = all;
             trip.deep = Some(Deep { processes: of.to_vec(), told: false });
         }
         self.note_quiet(lease);

@@ -65,7 +65,7 @@ impl Books {
                 self.resume(now, *lease, action)
             }
             Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
-            Action::Deepen { lease, at, processes } => self.deepen(now, cause, *lease, *at, processes),
+            Action::Deepen { lease, at, processes, booked } => self.deepen(now, cause, *lease, *at, processes, *booked),
             Action::Shallow { lease, at, .. } => self.shallow(now, cause, *lease, *at),
             Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {

@@ -473,7 +473,7 @@ impl Books {
         }
     }
 
-    fn booked_by(&self, whose: Option<usize>) -> Bytes {
+    pub(super) fn booked_by(&self, whose: Option<usize>) -> Bytes {
         let all = self.leases.values().filter(|book| whose.is_none_or(|tenant| book.tenant == tenant));
         all.filter_map(Book::held).map(|held| held.booked).sum()
     }

@@ -13,7 +13,7 @@ mod event;
 mod function;
 mod graph;
 mod library;
-mod memory;
+pub mod memory;
 mod module;
 mod node;
 mod pointer;

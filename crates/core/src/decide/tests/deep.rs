@@ -465,17 +465,58 @@ fn on_a_full_disk_contexts_stay() {
     );
 }
 
-#[test]
-fn contexts_of_which_more_is_left_than_was_booked_stay() {
-    check(
-        "30s  driver L1 here
+/// Another program has come since the park: with its context more is left than was booked.
+const MORE: &str = "30s  driver L1 here
          31s  alive L1 L1 L1/x
          32s  shim L1/x here parked 10M
          32s  shim L1/x shallow
          33s  driver L1/x here
-         34s  card 0 L1=300M L1/x=310M
-         81s  card 0 L1=300M L1/x=310M
-         90s  card 0 L1=300M",
+         34s  card 0 L1=300M L1/x=1G
+         ";
+
+#[test]
+fn what_is_left_beyond_what_was_booked_is_booked_before_it_leaves() {
+    check(
+        &format!(
+            "{MORE}
+             81s  card 0 L1=300M L1/x=1G
+             82s  shim L1 deep
+             82s  shim L1/x deep
+             83s  driver L1 parked 300M
+             83s  driver L1/x parked 1G
+             84s  card 0 0M
+             90s  ask bob 18G
+             91s  bind L2
+             91s  shim L2 here
+             92s  card 0 L2=17920M
+             93s  park L2 bob"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 2 processes (14.8 GiB booked)
+            90s queue L2
+            90s grant L2 18 GiB on 0 epoch 2 until 150s
+            91s bind L2
+            93s refuse: the holder cannot be parked: it takes 17.6 GiB of host memory, and 17.2 GiB of the parking RAM can be had
+        "#]],
+    );
+}
+
+#[test]
+fn contexts_for_which_there_is_no_host_memory_stay() {
+    check(
+        &format!(
+            "{MORE}
+             35s  ram 8G
+             81s  card 0 L1=300M L1/x=1G
+             85s  ram unknown
+             86s  card 0 L1=300M L1/x=1G
+             90s  card 0 L1=300M"
+        ),
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 60s

@@ -194,6 +194,7 @@ impl Teller {
             }
             ["park", id, who] => Event::ParkAsked { by: by(who), lease: lease(id) },
             ["resume", id, who] => Event::ResumeAsked { by: by(who), lease: lease(id) },
+            ["ram", "unknown"] => Event::Ram { available: None },
             ["ram", size] => Event::Ram { available: Some(bytes(size)) },
             ["runs", id, program] => Event::Runs { lease: lease(id), program: program.to_string() },
             ["hook", id, who, said @ ..] => {
@@ -348,8 +349,9 @@ impl Teller {
                 writeln!(out, "{now} resume {lease} {vram} until {until}{before}")
             }
             Action::Retreat { lease, .. } => writeln!(out, "{now} retreat {lease}"),
-            Action::Deepen { lease, processes, .. } => {
-                writeln!(out, "{now} deepen {lease}, {} processes", processes.len())
+            Action::Deepen { lease, processes, booked, .. } => {
+                let booked = booked.map_or(String::new(), |booked| format!(" ({booked} booked)"));
+                writeln!(out, "{now} deepen {lease}, {} processes{booked}", processes.len())
             }
             Action::Shallow { lease, why, .. } => writeln!(out, "{now} shallow {lease}: {why}"),
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
