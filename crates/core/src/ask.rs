@@ -10,17 +10,21 @@ pub struct Ask {
     /// How much of each card.
     pub vram: Vram,
     /// How many cards, all or none.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
     pub gpus: u16,
     /// How long it lasts, and whether use prolongs it.
     pub term: Term,
     /// Who goes first.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tier: Tier,
     /// Within a tier: -10 (last) to 10 (first).
+    #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i8,
     /// Whom the cards may be shared with.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub exclusivity: Exclusivity,
     /// What others who need the cards may do to it.
-    #[serde(default, skip_serializing_if = "Preempt::is_usual")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub preempt: Preempt,
     /// Less than it asks for will do, down to so much of each card, if that can start at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,6 +44,20 @@ pub struct Ask {
     /// What its owner calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+}
+
+// What nearly everybody asks for is not written: an ask is on the disk three times, in the log, with its lease, and in
+// history.
+fn one() -> u16 {
+    1
+}
+
+fn is_one(gpus: &u16) -> bool {
+    *gpus == 1
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// How much of a card.
@@ -63,12 +81,6 @@ pub enum Preempt {
     End,
     /// Nothing, as long as it is used. Takes a quota.
     Never,
-}
-
-impl Preempt {
-    fn is_usual(&self) -> bool {
-        *self == Preempt::Usual
-    }
 }
 
 /// A signal some time before the end.

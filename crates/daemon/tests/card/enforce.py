@@ -2,7 +2,7 @@
 
     enforce.py DIST OUT [--soft] [WHICH ...]
 
-DIST has sublet and the examples. WHICH is of: adopted parked ended. Each begins a service of its own and ends it. The
+DIST has sublet and the examples. WHICH is of: adopted parked ended heir. Each begins a service of its own and ends it. The
 programs are another user's. What happened goes to OUT/enforce.json and to the screen. With --soft they are examples,
 on soft cards, to try the script itself.
 """
@@ -118,4 +118,39 @@ def ended():
     house.end()
 
 
-run_all("enforce", {"adopted": adopted, "parked": parked, "ended": ended})
+def heir():
+    """Whoever opened the card is dead, and a child still has what it opened: what the driver names, and who is found."""
+    house = House("heir", 60, BRISK + "park = false\n")
+    before = used(house)
+    words = [*NOBODY, sys.executable, HERE + "/heir_job.py", "4"]
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    child = int(job.stdout.readline().split()[1])
+    told = {"parent": job.pid, "child": child, "used_before": before}
+    until(house, lambda it: it["pid"] == job.pid)
+    told["used_with_it"] = used(house)
+    job.wait()
+    time.sleep(4)
+    told["nvidia_smi"] = subprocess.check_output(
+        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"], text=True
+    )
+    told["used_after"] = used(house)
+    told["files"] = subprocess.run(["ls", "-l", f"/proc/{child}/fd"], capture_output=True, text=True).stdout
+    told["status"] = house.cli("enforce", "status", check=False)
+    if any(it["pid"] == child for it in house.get("/v1/strangers")[1]["strangers"]):
+        house.cli("enforce", "mode", "0", "enforce", "--yes")
+        end = time.time() + 60
+        while used(house) > before + (64 << 20) and time.time() < end:
+            time.sleep(0.05)
+        told["used_when_ended"] = used(house)
+    told["child_lives"] = os.path.exists(f"/proc/{child}/stat")
+    if told["child_lives"]:
+        os.kill(child, 9)
+        time.sleep(3)
+        told["used_without_child"] = used(house)
+    FOUND["heir"] = told
+    house.end()
+
+
+cases = {"adopted": adopted, "parked": parked, "ended": ended}
+# On soft cards a test of its own shows it (tests-blackbox).
+run_all("enforce", cases if SOFT else {**cases, "heir": heir})

@@ -57,6 +57,10 @@ if wanted.graph:
 for number in range(wanted.steps):
     x.normal_()
     if wanted.recapture:
+        # Each graph has a pool of its own, which is given back only when somebody asks for that.
+        graph.reset()
+        if number % 50 == 0:
+            torch.cuda.empty_cache()
         graph, kept = captured()
     if wanted.graph:
         graph.replay()
