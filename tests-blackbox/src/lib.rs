@@ -12,6 +12,7 @@ pub mod job;
 pub mod log;
 pub mod process;
 pub mod service;
+pub mod strangers;
 pub mod token;
 pub mod tracer;
 pub mod user;

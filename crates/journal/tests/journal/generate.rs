@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
-use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
@@ -293,6 +293,7 @@ impl World {
             ancestry: vec![parent],
             devices: vec!["/dev/nvidia0".to_owned()],
             crowded: self.dice.below(4) == 0,
+            through: (self.dice.below(4) == 0).then_some(Through { pid: 7, alone: false }),
             ran: Some(Accounted { cpu_ms: self.now.0, io_bytes: Some(3), peak_memory_bytes: None }),
             unread,
         }

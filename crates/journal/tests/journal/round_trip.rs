@@ -3,7 +3,7 @@
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
-use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
+use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
@@ -143,6 +143,7 @@ fn extreme_audit() -> Audit {
         ancestry: vec![parent],
         devices: vec!["/dev/nvidia0".to_owned()],
         crowded: true,
+        through: Some(Through { pid: u32::MAX, alone: true }),
         ran: Some(Accounted { cpu_ms: u64::MAX, io_bytes: Some(u64::MAX), peak_memory_bytes: Some(u64::MAX) }),
         unread: vec!["its open files".to_owned()],
     }
