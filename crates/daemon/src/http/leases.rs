@@ -47,26 +47,24 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     Ok(marked(&app, reply, &tenant, is_repeated))
 }
 
-/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; if
-/// it may be from an earlier daemon, what it tells of is read from it.
+/// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; what
+/// one that may be stored tells of is read from it.
 fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Reply {
-    match reply.granted {
-        Some((lease, epoch)) => {
-            let mark = app.marks.grant(lease, epoch).mark;
-            if reply.body.pop() == Some('}') {
-                reply.body.push_str(&format!(r#","mark":"{mark}"}}"#));
-            }
-            reply
-        }
-        None if may_be_stored && !reply.is_problem() => match serde_json::from_str::<wire::Lease>(&reply.body) {
-            Ok(mut lease) => {
-                app.marks.put(&mut lease, tenant);
-                Reply { retry_after_s: reply.retry_after_s, ..Reply::new(reply.status, &lease) }
-            }
-            Err(_) => reply,
-        },
-        None => reply,
+    let stored = || if may_be_stored && !reply.is_problem() { granted_in(&reply.body, tenant) } else { None };
+    if let Some((lease, epoch)) = reply.granted.or_else(stored)
+        && reply.body.pop() == Some('}')
+    {
+        // At the end each time, so that the same answer is the same.
+        reply.body.push_str(&format!(r#","mark":"{}"}}"#, app.marks.grant(lease, epoch).mark));
     }
+    reply
+}
+
+/// The lease of this tenant that an answer tells of, if it was granted.
+fn granted_in(body: &str, tenant: &str) -> Option<(LeaseId, Epoch)> {
+    let lease: wire::Lease = serde_json::from_str(body).ok()?;
+    let is_own = lease.tenant == tenant && lease.ended.is_none();
+    Some((lease.id.parse().ok()?, Epoch(lease.epoch?))).filter(|_| is_own)
 }
 
 /// A hook says no more than this of why it failed.
