@@ -146,10 +146,10 @@ impl Round {
         kept.any(|row| rests(state, row, now))
     }
 
-    /// Whether a grant to this tenant changes what was found on the way: a process on a card has become
-    /// somebody's, a parked holder has its card again, or one who was passed rests, so that who could not be there may
-    /// be now; a waiter of the tenant that stands
-    /// further ahead has to let others pass; or the tenant's next one comes before who was passed.
+    /// Whether a grant to this tenant changes what was found on the way: a process on a card has become somebody's, a
+    /// parked holder has its card again, or one who was passed rests, so that who could not be there may be now; a waiter
+    /// of the tenant that stands further ahead has to let others pass; or the tenant's next one comes before who was
+    /// passed.
     fn is_upset_by(&self, state: &State, tenant: TenantId, place: Place, is_changed: bool) -> bool {
         let next = state.queue().keys(tenant, place).map(|[_, first]| first);
         let is_found_otherwise = is_changed && !self.kept.is_empty();
