@@ -30,7 +30,7 @@ impl Ready {
         let entries = batch.entries.iter().map(|entry| serde_json::to_string(&entry.action).map(line));
         let lines = entries.collect::<Result<_, _>>()?;
         let mut leases = Vec::new();
-        for lease in &batch.leases {
+        for lease in batch.new.iter().chain(&batch.leases) {
             let finish = match &lease.phase {
                 Phase::Ending(_, finish) => serde_json::to_string(finish)?,
                 _ => String::new(),
@@ -118,7 +118,8 @@ fn put_leases(conn: &Connection, ready: &Ready) -> Result<()> {
          renewed_us, until_us, idle, cards, paid_us, day) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
          ?13, '[0]', ?14, 0)",
     )?;
-    for (lease, [ask, roots, finish]) in ready.batch.leases.iter().zip(&ready.leases) {
+    let batch = &ready.batch;
+    for (lease, [ask, roots, finish]) in batch.new.iter().chain(&batch.leases).zip(&ready.leases) {
         let phase = if finish.is_empty() { "active" } else { "ending" };
         let finish = (!finish.is_empty()).then_some(finish);
         let (id, tenant, asked) = (lease.id.0 as i64, lease.tenant.0, lease.asked.0 as i64);

@@ -54,7 +54,9 @@ pub struct Batch {
     pub tenants: Vec<(TenantId, Tenant)>,
     /// New and changed cards.
     pub cards: Vec<(CardId, Card)>,
-    /// New and changed leases.
+    /// Leases that no earlier batch knows.
+    pub new: Vec<Lease>,
+    /// Leases of earlier batches that changed.
     pub leases: Vec<Lease>,
     /// Leases of earlier batches that ended, and changed in nothing else.
     pub ending: Vec<(LeaseId, Finish)>,
@@ -85,6 +87,7 @@ impl Batch {
             && self.meta.is_none()
             && self.tenants.is_empty()
             && self.cards.is_empty()
+            && self.new.is_empty()
             && self.leases.is_empty()
             && self.ending.is_empty()
             && self.gone.is_empty()
@@ -279,6 +282,7 @@ impl Open {
                 {
                     batch.ending.push((id, finish.clone()));
                 }
+                Some(lease) if touched.queued => batch.new.push(lease.clone()),
                 Some(lease) => batch.leases.push(lease.clone()),
                 None if touched.queued => {}
                 None => batch.gone.push(id),

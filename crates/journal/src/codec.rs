@@ -80,17 +80,26 @@ macro_rules! puts {
     };
 }
 /// Writes live leases.
-const LEASE: Puts = puts!(
-    22,
-    concat!(
-        "INSERT OR REPLACE INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
-        hold_columns!(),
-        ", token, away, notice_us)"
-    ),
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-);
-/// Writes ended leases. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
-/// to be able to undo itself.
+macro_rules! puts_leases {
+    ($insert:literal) => {
+        puts!(
+            22,
+            concat!(
+                $insert,
+                " INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
+                hold_columns!(),
+                ", token, away, notice_us)"
+            ),
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+    };
+}
+/// Writes live leases that are not there. `OR FAIL`: the transaction is rolled back as a whole, so no statement needs
+/// to be able to undo itself. One that does keeps a copy of every page it touches.
+const NEW_LEASE: Puts = puts_leases!("INSERT OR FAIL");
+/// Writes live leases that may be there.
+const LEASE: Puts = puts_leases!("INSERT OR REPLACE");
+/// Writes ended leases.
 const ENDED: Puts = puts!(
     18,
     concat!("INSERT OR FAIL INTO past (id, tenant, asked_us, ask, reason, ended_us, peak, ", hold_columns!(), ")"),
@@ -276,7 +285,12 @@ impl Puts {
     }
 }
 
-/// Writes live leases.
+/// Writes live leases that are not there.
+pub fn put_new_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
+    NEW_LEASE.all(conn, rows, bind_lease)
+}
+
+/// Writes live leases that may be there.
 pub fn put_leases(conn: &Connection, rows: &[Lease]) -> Result<()> {
     LEASE.all(conn, rows, bind_lease)
 }

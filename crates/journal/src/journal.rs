@@ -290,6 +290,7 @@ fn write_rows(conn: &Connection, batch: &Batch) -> Result<()> {
     batch.strangers.iter().try_for_each(|stranger| codec::put_stranger(conn, stranger))?;
     batch.dropped.iter().try_for_each(|id| codec::drop_rule(conn, *id))?;
     batch.rules.iter().try_for_each(|rule| codec::put_rule(conn, rule))?;
+    codec::put_new_leases(conn, &batch.new)?;
     codec::put_leases(conn, &batch.leases)?;
     if !batch.ending.is_empty() {
         codec::end_leases(conn, &batch.ending)?;

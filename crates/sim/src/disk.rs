@@ -51,7 +51,7 @@ impl Disk {
         for id in &batch.gone {
             self.rows.leases.remove(id);
         }
-        for lease in &batch.leases {
+        for lease in batch.new.iter().chain(&batch.leases) {
             self.rows.leases.insert(lease.id, lease.clone());
         }
         for (id, finish) in &batch.ending {

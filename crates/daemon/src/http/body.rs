@@ -121,6 +121,7 @@ fn is_too_large(error: &axum::Error) -> bool {
 }
 
 /// The one variable part of a path.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Name(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Name {

@@ -10,6 +10,7 @@ use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
+use std::fmt::Write;
 use std::time::Duration;
 use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::find;
@@ -55,7 +56,8 @@ fn marked(app: &App, mut reply: Reply, tenant: &str, may_be_stored: bool) -> Rep
         && reply.body.pop() == Some('}')
     {
         // At the end each time, so that the same answer is the same.
-        reply.body.push_str(&format!(r#","mark":"{}"}}"#, app.marks.grant(lease, epoch).mark));
+        let written = write!(reply.body, r#","mark":"{}"}}"#, app.marks.grant(lease, epoch).mark);
+        debug_assert!(written.is_ok(), "a string takes whatever is written to it");
     }
     reply
 }

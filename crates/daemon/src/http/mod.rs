@@ -19,6 +19,7 @@ pub mod tcp;
 mod timer;
 pub mod tls;
 mod tokens;
+mod ways;
 
 pub use openapi::document;
 pub use server::{Limits, serve};

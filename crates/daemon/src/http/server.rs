@@ -2,7 +2,8 @@
 
 use super::progress::Progress;
 use super::timer::OneTimer;
-use super::{App, Refused, gate, router};
+use super::ways::Ways;
+use super::{App, Refused, gate};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
 use crate::looper::wall_us;
@@ -10,9 +11,8 @@ use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -60,7 +60,7 @@ impl Default for Limits {
 
 /// Serves until told to stop, then lets what is under way finish for a while.
 pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Limits, stop: watch::Receiver<bool>) {
-    let router = router(app);
+    let ways = Ways::new(app);
     let counts = Arc::new(Counts::default());
     let begin = |(stream, _): (UnixStream, _)| {
         let uid = stream.peer_cred().ok()?.uid();
@@ -72,13 +72,12 @@ pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Lim
             });
             return None;
         };
-        let (router, access, stop) = (router.clone(), access.clone(), stop.clone());
+        let (ways, access, stop) = (ways.clone(), access.clone(), stop.clone());
         Some(async move {
             // Whoever cannot be told from others is not served.
             let Ok(credentials) = Credentials::of(&stream) else { return };
             let session = Arc::new(Session::new(access, credentials));
-            let routes = TowerToHyperService::new(router);
-            let service = service_fn(move |request| answer(request, Arc::clone(&session), routes.clone()));
+            let service = service_fn(move |request| answer(request, Arc::clone(&session), ways.clone()));
             converse(stream, service, limits, stop).await;
             drop(seat);
         })
@@ -145,13 +144,9 @@ where
 }
 
 /// Writes on a request who sent it, as of now, and has it answered.
-async fn answer(
-    mut request: Request<Incoming>,
-    session: Arc<Session>,
-    routes: TowerToHyperService<axum::Router>,
-) -> Result<Response, Infallible> {
+async fn answer(mut request: Request<Incoming>, session: Arc<Session>, ways: Ways) -> Result<Response, Infallible> {
     if gate::is_public(&request) {
-        return routes.call(request).await;
+        return ways.answer(request).await;
     }
     let peer = match session.peer().await {
         Ok(peer) => peer,
@@ -159,7 +154,7 @@ async fn answer(
     };
     let looks = gate::looks(&request);
     request.extensions_mut().insert(Arc::clone(&peer));
-    let response = routes.call(request).await?;
+    let response = ways.answer(request).await?;
     // A look may have waited for a minute, and who looked is no operator any more.
     if looks && !peer.still_good(wall_us()) {
         let detail = "you were an operator when you asked, and are none now";

@@ -4,15 +4,15 @@
 
 use super::gate::{self, Gate};
 use super::server::{Counts, Limits, Seat, WRITE_TIME, accept, turn_away};
-use super::{App, Refused, router};
+use super::ways::Ways;
+use super::{App, Refused};
 use crate::access::Access;
 use crate::looper::wall_us;
 use crate::peer::Peer;
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
-use hyper::service::{Service, service_fn};
-use hyper_util::service::TowerToHyperService;
+use hyper::service::service_fn;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, RwLock};
@@ -59,7 +59,7 @@ impl Door {
 
 /// Serves until told to stop, then lets what is under way finish for a while.
 pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, stop: watch::Receiver<bool>) {
-    let router = router(app);
+    let ways = Ways::new(app);
     let counts = Arc::new(Counts::default());
     let begin = |(stream, from): (TcpStream, SocketAddr)| {
         // A lock that is poisoned lets nobody in: without its answer nothing may go out in clear.
@@ -74,9 +74,9 @@ pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, stop: 
             }
             return None;
         };
-        let (router, door, stop) = (router.clone(), door.clone(), stop.clone());
+        let (ways, door, stop) = (ways.clone(), door.clone(), stop.clone());
         Some(async move {
-            connection(stream, from, config, router, door, stop).await;
+            connection(stream, from, config, ways, door, stop).await;
             drop(seat);
         })
     };
@@ -87,14 +87,13 @@ async fn connection(
     stream: TcpStream,
     from: SocketAddr,
     config: Option<Arc<ServerConfig>>,
-    router: axum::Router,
+    ways: Ways,
     door: Door,
     stop: watch::Receiver<bool>,
 ) {
     // Answers are small and wanted at once; where that cannot be set they come a little later.
     let _ = stream.set_nodelay(true);
-    let routes = TowerToHyperService::new(router);
-    let service = service_fn(move |request| answer(request, from.ip(), door.clone(), routes.clone()));
+    let service = service_fn(move |request| answer(request, from.ip(), door.clone(), ways.clone()));
     let Some(config) = config else {
         return super::server::converse(stream, service, LIMITS, stop).await;
     };
@@ -106,12 +105,7 @@ async fn connection(
     }
 }
 
-async fn answer(
-    mut request: Request<Incoming>,
-    from: IpAddr,
-    door: Door,
-    routes: TowerToHyperService<axum::Router>,
-) -> Result<Response, Infallible> {
+async fn answer(mut request: Request<Incoming>, from: IpAddr, door: Door, ways: Ways) -> Result<Response, Infallible> {
     let peer = match door.admit(&request, from).await {
         Ok(peer) => peer,
         Err(problem) => return Ok(Refused(problem).into_response()),
@@ -120,7 +114,7 @@ async fn answer(
     if let Some(peer) = &peer {
         request.extensions_mut().insert(Arc::clone(peer));
     }
-    let response = routes.call(request).await?;
+    let response = ways.answer(request).await?;
     // A look may have waited for a minute, and what it waited for is not its any more. What was
     // done is done, and whoever did it is told.
     Ok(match peer.filter(|peer| looks && !peer.still_good(wall_us())) {

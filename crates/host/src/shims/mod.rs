@@ -832,9 +832,13 @@ fn short(why: String) -> String {
 
 /// The driver's 16 bytes of a UUID as NVML writes it.
 pub fn uuid_bytes(uuid: &str) -> Option<[u8; 16]> {
-    let digits: String = uuid.strip_prefix("GPU-").unwrap_or(uuid).chars().filter(|c| *c != '-').collect();
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
-    Some(number.to_be_bytes())
+    let digits = uuid.strip_prefix("GPU-").unwrap_or(uuid).chars().filter(|c| *c != '-');
+    let (mut number, mut count) = (0_u128, 0);
+    for digit in digits {
+        number = number << 4 | u128::from(digit.to_digit(16)?);
+        count += 1;
+    }
+    (count == 32).then(|| number.to_be_bytes())
 }
 
 #[cfg(test)]

@@ -339,7 +339,10 @@ fn a_restart_finds_what_was_committed_and_the_log_tells_the_story() {
         assert_eq!(seq, 7);
         world.cycle();
         let mut batch = world.close();
-        assert!(batch.leases.is_empty() && batch.gone.is_empty(), "it came and went in one batch");
+        assert!(
+            batch.new.is_empty() && batch.leases.is_empty() && batch.gone.is_empty(),
+            "it came and went in one batch"
+        );
         batch.answers.push(answer(0, "k", 5));
         assert_eq!(journal.commit(&batch).unwrap(), 11);
     }

@@ -227,8 +227,8 @@ fn kept(fact: &Fact, disk: &Disk) -> bool {
 
 /// Every row that a batch touched, by image or by entry, is what folding gives.
 fn check_touched(batch: &Batch, disk: &Disk) -> Verdict {
-    let images = batch.leases.iter().map(|lease| lease.id).chain(batch.ending.iter().map(|(id, _)| *id));
-    let images = images.chain(batch.gone.iter().copied());
+    let images = batch.new.iter().chain(&batch.leases).map(|lease| lease.id);
+    let images = images.chain(batch.ending.iter().map(|(id, _)| *id)).chain(batch.gone.iter().copied());
     let entries = batch.entries.iter().filter_map(|entry| entry.action.lease());
     for lease in images.chain(entries) {
         let (row, folded): (Option<&Lease>, _) = (disk.rows.leases.get(&lease), disk.fold.leases.get(&lease));
