@@ -520,6 +520,7 @@ impl Sim<'_> {
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
+        program.left_by = matches!(order, Order::Park).then_some(lease).or(program.left_by);
         program.depth.told = matches!(order, Order::Bring).then_some(life).or(program.depth.told);
         program.turn += 1;
         let turn = program.turn;
@@ -582,7 +583,7 @@ impl Sim<'_> {
         };
         let (gone, all) = self.world.leave_cards(process, percent);
         if let Some(program) = self.world.programs.get_mut(&process) {
-            (program.away, program.claims, program.left_by) = (Some(gone), all, program.lease);
+            (program.away, program.claims) = (Some(gone), all);
         }
         self.say(process, Said::Parked(all));
         self.mind_after(process, S / 5);
