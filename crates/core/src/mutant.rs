@@ -156,11 +156,17 @@ pub enum Mutant {
     CountContexts,
     /// Rule 3: contexts leave for host memory that nobody booked.
     DeepUnbooked,
+    /// Rule 2: a holder is back when the first of its processes says so, whatever the driver may have of the others.
+    BelieveFirst,
+    /// Rule 2: what the driver does not know counts as what it said before.
+    DoubtNothing,
+    /// Rule 2: who begins while the driver has its siblings goes to their cards.
+    PassNewcomers,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 76] = [
+    pub const ALL: [Mutant; 79] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -237,5 +243,8 @@ impl Mutant {
         Mutant::ShallowBlind,
         Mutant::CountContexts,
         Mutant::DeepUnbooked,
+        Mutant::BelieveFirst,
+        Mutant::DoubtNothing,
+        Mutant::PassNewcomers,
     ];
 }

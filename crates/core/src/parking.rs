@@ -26,6 +26,15 @@ pub struct Voice {
     pub cannot: Option<String>,
     /// Whether it calls the driver for nothing while it is parked; `None` if it never said that it could do so.
     pub deep: Option<bool>,
+    /// Where its bytes are is not known any more, whatever was said before.
+    pub unknown: bool,
+}
+
+impl Voice {
+    /// It says where its bytes are: in host memory, or on its cards.
+    pub(crate) fn put(&mut self, parked: Option<Bytes>) {
+        (self.parked, self.unknown) = (parked, false);
+    }
 }
 
 /// How a park or a resume goes.
@@ -66,6 +75,8 @@ pub enum Said {
     Refused(String),
     /// They will never be back, and why.
     Lost(String),
+    /// Nobody knows where they are: whoever moved them was lost while it did.
+    Unknown,
     /// It calls the driver for nothing, so that this may have its context, too; or not any more.
     Deep(bool),
     /// It submits work and needs them.
@@ -371,13 +382,30 @@ pub fn are_still(state: &State, lease: &Lease) -> bool {
     away.processes.iter().all(is_still)
 }
 
-/// Whether the driver has the context of a holder's process, or it is not known that it has not.
-pub fn context_is_away(state: &State, lease: &Lease) -> bool {
+/// Whether the driver has a process that it moves of a holder, or it is not known that it has not: of whom nothing was
+/// heard, as after a start, and of whom it says that it does not know.
+pub fn driver_may_have(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
     let gone = |process: &ProcKey| live.counted && !live.members.contains(process);
-    let has = |process: &ProcKey| live.driven.get(process).is_none_or(|voice| voice.parked.is_some());
-    let library_first = state.planted(Mutant::LibraryFirst);
-    away.deep && !library_first && away.processes.iter().any(|process| !gone(process) && has(process))
+    let doubts = !state.planted(Mutant::DoubtNothing);
+    let has = |process: &ProcKey| match live.driven.get(process) {
+        Some(voice) => voice.parked.is_some() || voice.unknown && doubts,
+        None => !state.planted(Mutant::BelieveFirst),
+    };
+    let library_first = away.deep && state.planted(Mutant::LibraryFirst);
+    away.needs_driver() && !library_first && away.processes.iter().any(|process| !gone(process) && has(process))
+}
+
+/// Whether a holder's programs shall be kept off its cards because the driver takes it off them, or has it: all but
+/// those that it moves itself, in whose calls the library must not be. Who began since then would take the room that
+/// others were given, or that the rest of its holder comes back to.
+pub fn is_kept_off(state: &State, lease: &Lease) -> bool {
+    let off = match &lease.phase {
+        Phase::Parking(..) | Phase::Parked(..) => true,
+        Phase::Resuming(..) => driver_may_have(state, lease),
+        _ => false,
+    };
+    off && lease.away().is_some_and(|away| away.rung == Rung::Driver) && !state.planted(Mutant::PassNewcomers)
 }
 
 /// Whether nobody could take the room that a restore needs: it has no more than its lease, and everybody
@@ -445,18 +473,19 @@ pub(crate) fn is_kept_free(
         let why = format!("processes without a lease are on card {}: {strangers}", card.0);
         return Err(NotParkable::NotSure(why));
     }
-    let others = state.room(card).claims().iter();
-    let mut others = others.filter(|(id, claim)| Some(**id) != lease && !claim.parked);
-    match others.find(|(id, _)| !is_capped(state, **id, card)) {
+    let mut others = state.room(card).claims().iter().filter(|(id, _)| Some(**id) != lease);
+    match others.find(|(id, claim)| !is_capped(state, **id, card, claim.parked)) {
         Some((other, _)) => Err(NotParkable::NotSure(format!("nothing keeps {other} to its lease"))),
         None => Ok(()),
     }
 }
 
-/// Whether every program of a holder that is on a card has Sublet's library in it, and there is one.
-fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
+/// Whether every program of a holder that is on a card has Sublet's library in it, and there is one; who is parked may
+/// have nobody there.
+fn is_capped(state: &State, lease: LeaseId, card: CardId, parked: bool) -> bool {
     let Some(live) = state.live(lease) else { return false };
-    !live.shims.is_empty() && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+    let is_there = parked || !live.shims.is_empty();
+    is_there && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
 
 /// A lease's processes on a card, as of the last look.

@@ -16,8 +16,8 @@ use crate::shims::{Habits, ODD, Order, Program, Spoken, Temper};
 use crate::sim::Sim;
 use std::collections::BTreeMap;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::{Said, are_still, context_is_away, may_restore};
-use sublet_core::rows::{Lease, Phase};
+use sublet_core::parking::{Said, are_still, driver_may_have, may_restore};
+use sublet_core::rows::{Away, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span};
 
@@ -152,7 +152,7 @@ impl Sim<'_> {
                 false => own.any(|program| program.away.is_none()).then_some(Order::Take),
             };
         }
-        let held_back = context_is_away(state, row);
+        let held_back = driver_may_have(state, row);
         let deep = held_back || matches!(row.phase, Phase::Parked(..));
         match (comes && !held_back, program.away.is_some(), program.depth.said) {
             (true, true, _) => Some(Order::Resume),
@@ -160,6 +160,12 @@ impl Sim<'_> {
             (false, false, _) => Some(Order::Park),
             _ => None,
         }
+    }
+
+    /// Whether the driver is told where a process of a lease's shall be, and so asked where it is.
+    pub(crate) fn is_driven(&self, lease: LeaseId, process: ProcKey) -> bool {
+        let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
+        away.is_some_and(|away| away.needs_driver() && away.processes.contains(&process))
     }
 
     /// A process of a lease's, as the driver has it.
@@ -205,7 +211,7 @@ impl Sim<'_> {
     pub(crate) fn take_contexts(&mut self, leader: Spoken, temper: Temper, odd: bool) {
         let Some(lease) = self.world.programs.get(&leader).and_then(|program| program.lease) else { return };
         let row = self.disk.rows.leases.get(&lease);
-        let Some(away) = row.and_then(Lease::away).filter(|away| away.deep) else { return };
+        let Some(away) = row.and_then(Lease::away).filter(|away| away.deep).cloned() else { return };
         let (processes, comes) =
             (away.processes.clone(), row.is_some_and(|row| matches!(row.phase, Phase::Resuming(..))));
         self.mind_after(leader, 3_000_000);
@@ -246,7 +252,15 @@ impl Sim<'_> {
             }
         }
         if lost {
+            self.say_unknown(&away.processes);
             self.refuse(leader, "the worker was lost");
+        }
+    }
+
+    /// The driver's worker was lost: it is not known what it did with these.
+    fn say_unknown(&mut self, processes: &[ProcKey]) {
+        for process in processes {
+            self.say((*process, Rung::Driver), Said::Unknown);
         }
     }
 
@@ -307,9 +321,10 @@ impl Sim<'_> {
         for (process, program) in &self.world.programs {
             let Some(lease) = program.heard_as(self.life) else { continue };
             let row = daemon.engine.state().lease(lease).filter(|row| row.is_held());
-            let knows = row.is_none_or(|row| row.away().is_some_and(|away| away.deep));
+            let knows = row.is_none_or(|row| row.away().is_some_and(Away::needs_driver));
             let silent = program.depth.unsaid || !program.outbox.is_empty() || program.lost;
-            let kept = program.away.is_some() && !program.depth.is_told(self.life, lease);
+            let driven = process.1 == Rung::Driver && program.left_by == Some(lease);
+            let kept = program.away.is_some() && (driven || !program.depth.is_told(self.life, lease));
             must(9, knows || silent || !kept, || {
                 format!("the driver has the context of {process:?}, and nobody asks for it: {row:?}")
             })?;

@@ -10,7 +10,7 @@
 //! while no daemon lives; whoever comes after is told how it stands.
 
 use crate::checker::{Violation, must};
-use crate::daemon::Call;
+use crate::daemon::{Call, Daemon};
 use crate::deep::Depth;
 use crate::rng::Rng;
 use crate::shape::S;
@@ -20,7 +20,7 @@ use crate::world::World;
 use std::collections::BTreeMap;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::parking::Said;
+use sublet_core::parking::{Said, is_kept_off};
 use sublet_core::policy::Parking;
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::rung::Rung;
@@ -177,6 +177,8 @@ pub struct Program {
     pub(crate) proven_us: u64,
     /// It was lost by one, and will never be back.
     pub(crate) lost: bool,
+    /// Whose park it was by which it last left.
+    pub(crate) left_by: Option<LeaseId>,
     /// What has to do with contexts.
     pub(crate) depth: Depth,
 }
@@ -196,6 +198,7 @@ impl Program {
             outbox: Vec::new(),
             proven_us: 0,
             lost: false,
+            left_by: None,
             depth: Depth::default(),
         }
     }
@@ -326,6 +329,7 @@ impl Sim<'_> {
             let Some(program) = self.world.programs.get(&(process, rung)) else { continue };
             // Of a process that uses no card the driver has nothing to say.
             let is_there = rung == Rung::Park || program.away.is_some() || self.world.is_on_card(process);
+            let is_there = is_there || self.is_driven(lease, process);
             if program.heard_as(self.life) != Some(lease) && is_there {
                 let late = !self.shape.crowd && self.luck.chance(50);
                 let delay = if late { self.luck.within(S, 40 * S) } else { self.luck.within(0, 2 * S) };
@@ -344,7 +348,7 @@ impl Sim<'_> {
         let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Rung::Driver);
         let new = driven.filter_map(|((process, _), program)| {
             let lease = state.owner(process)?;
-            let is_there = program.away.is_some() || self.world.is_on_card(*process);
+            let is_there = program.away.is_some() || self.world.is_on_card(*process) || self.is_driven(lease, *process);
             (is_there && program.heard_as(self.life) != Some(lease)).then_some(*process)
         });
         for process in new.collect::<Vec<_>>() {
@@ -362,6 +366,11 @@ impl Sim<'_> {
             return Ok(());
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
+        // The driver's worker goes with its daemon. What it had not taken when the next one asks the driver where a
+        // process is it never takes.
+        if before.is_none() && process.1 == Rung::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
+            (program.doing, program.turn) = (None, program.turn + 1);
+        }
         program.outbox.clear();
         program.outbox.extend(before.map(|before| (before, Said::Left)));
         (program.life, program.lease) = (Some(life), Some(lease));
@@ -446,13 +455,38 @@ impl Sim<'_> {
                 Some(order) => order,
                 None => return Ok(()),
             },
+            // Who began while the driver has its siblings, or takes them, waits with them.
+            Some(row) if rung == Rung::Park && waits_with_siblings(&self.daemon, row, process.0) => {
+                match program.away.is_none() {
+                    true => Order::Park,
+                    false => return Ok(()),
+                }
+            }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
-                if program.away.is_none() && away.rung == rung =>
+                if program.away.is_none()
+                    && away.rung == rung
+                    && (rung == Rung::Park || away.processes.contains(&process.0)) =>
             {
                 Order::Park
             }
+            Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
+                if program.away.is_none() && rung == Rung::Park && away.rung == Rung::Driver =>
+            {
+                return self.checker.check_let_on(lease, process.0);
+            }
             Some(Lease { phase: Phase::Parked(..), .. }) if quiet => Order::Hush(false),
-            // Of contexts the driver is told nothing where nobody knows that it has them.
+            // It is told otherwise, and says where it is.
+            Some(Lease { phase: Phase::Resuming(..), .. })
+                if rung == Rung::Driver && program.away.is_none() && is_unknown(&self.daemon, lease, process.0) =>
+            {
+                let said = program.here();
+                self.say(process, said);
+                return Ok(());
+            }
+            // What it has of whom nobody knows that it has it the driver is not told to bring back.
+            Some(Lease { phase: Phase::Active(_), .. }) if rung == Rung::Driver && program.left_by == Some(lease) => {
+                return Ok(());
+            }
             Some(Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
                 if program.away.is_some() && program.depth.is_told(life, lease) =>
             {
@@ -486,6 +520,7 @@ impl Sim<'_> {
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         program.doing = Some(order);
+        program.left_by = matches!(order, Order::Park).then_some(lease).or(program.left_by);
         program.depth.told = matches!(order, Order::Bring).then_some(life).or(program.depth.told);
         program.turn += 1;
         let turn = program.turn;
@@ -725,4 +760,17 @@ impl Sim<'_> {
     pub(crate) fn calm_programs(&mut self) {
         self.world.programs.values_mut().for_each(|program| program.temper = Temper::Honest);
     }
+}
+
+/// Whether the library in a program keeps it off its cards, because the driver takes its siblings, or has them.
+fn waits_with_siblings(daemon: &Option<Daemon>, row: &Lease, process: ProcKey) -> bool {
+    let Some(daemon) = daemon else { return false };
+    let moved = row.away().is_some_and(|away| away.processes.contains(&process));
+    !moved && is_kept_off(daemon.engine.state(), row)
+}
+
+/// Whether nobody knows where the driver has a process.
+fn is_unknown(daemon: &Option<Daemon>, lease: LeaseId, process: ProcKey) -> bool {
+    let live = daemon.as_ref().and_then(|daemon| daemon.engine.state().live(lease));
+    live.and_then(|live| live.driven.get(&process)).is_some_and(|voice| voice.unknown)
 }

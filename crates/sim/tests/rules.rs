@@ -88,6 +88,12 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(52_471, Options::default());
     // The same was told to whom the driver brings back only when a stranger is gone from its card.
     check(50_005_205, Options::default());
+    // A process began while the driver had its siblings, and took the room that another was brought back to.
+    check(81_127_984, Options::default());
+    // A driver whose worker was lost was taken at the word it gave before, and after a restart nobody asked it again.
+    check(81_127_564, Options::default());
+    // A driver that had not taken a holder in time took it later, when nobody asked for it any more.
+    check(91_001_017, Options::default());
 }
 
 #[test]

@@ -159,14 +159,16 @@ impl Turn<'_> {
     pub(super) fn heard(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, said: Said) {
         let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
-            Said::Here { parked } => voices.entry(process).or_default().parked = parked,
+            Said::Here { parked } => voices.entry(process).or_default().put(parked),
             Said::Left => drop(voices.remove(&process)),
             Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
-            Said::Parked(bytes) => voices.entry(process).or_default().parked = Some(bytes),
+            Said::Parked(bytes) => voices.entry(process).or_default().put(Some(bytes)),
+            Said::Unknown => voices.entry(process).or_default().unknown = true,
             Said::Resumed => {
                 // It calls the driver again, whatever it said before.
                 let voice = voices.entry(process).or_default();
-                (voice.parked, voice.deep) = (None, voice.deep.map(|_| false));
+                voice.put(None);
+                voice.deep = voice.deep.map(|_| false);
             }
             Said::Deep(is) => {
                 voices.entry(process).or_default().deep = Some(is);
@@ -183,6 +185,9 @@ impl Turn<'_> {
         let voices = self.state.live(lease).map(|live| live.voices(rung));
         if rung == Rung::Driver && voices.and_then(|it| it.get(&process)).is_some_and(|it| it.parked.is_some()) {
             self.driver_has(lease, process);
+        }
+        if rung == Rung::Driver {
+            self.found_here(lease);
         }
         if self.state.lease(lease).and_then(Lease::away).is_some_and(|away| away.rung != rung) {
             return;
@@ -294,8 +299,21 @@ impl Turn<'_> {
         let Some(live) = self.state.live_mut(lease) else { return };
         live.rests.insert(Rung::Driver, Rest { since, until, why: why.to_owned() });
         let Some(row) = self.state.lease(lease) else { return };
-        if !parking::context_is_away(self.state, row) {
+        if !parking::driver_may_have(self.state, row) {
             self.emit(Action::Shallow { lease, at: self.now, why: why.to_owned() });
+        }
+    }
+
+    /// The driver could not take what is left of a parked holder, and did not know what it has of it: it has nothing, as
+    /// it turns out.
+    fn found_here(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let is_deep = matches!(&row.phase, Phase::Parked(_, away) if away.deep);
+        let rest = self.state.live(lease).and_then(|live| live.rests.get(&Rung::Driver));
+        let Some(rest) = rest.filter(|rest| is_deep && rest.until > self.now) else { return };
+        if !parking::driver_may_have(self.state, row) {
+            let why = rest.why.clone();
+            self.emit(Action::Shallow { lease, at: self.now, why });
         }
     }
 
@@ -400,8 +418,8 @@ impl Turn<'_> {
         let state = &*self.state;
         let done = match phase {
             true => all_parked(state, &row, hold, rung),
-            // What a program says whose context is not there counts for nothing.
-            false => all_back(state, &row, hold, rung) && !parking::context_is_away(state, &row),
+            // What a program says whose context is not there counts for nothing, and nobody speaks for another.
+            false => all_back(state, &row, hold, rung) && !parking::driver_may_have(state, &row),
         };
         let hook = rung == Rung::Yield && self.state.planted(Mutant::BelieveHook);
         let believed = phase && (hook || self.state.planted(Mutant::BelieveParked));
@@ -496,6 +514,9 @@ impl Turn<'_> {
                     }
                     true => (Unparked::NotSeen, parking::LIED, parking.distrust()),
                 };
+                if rung == Rung::Driver && !said {
+                    self.doubt(lease);
+                }
                 self.rest(lease, text, rest);
                 self.emit(Action::Unpark { lease, at, why });
                 self.settle(lease);
@@ -504,7 +525,7 @@ impl Turn<'_> {
             Phase::Resuming(..)
                 if !said
                     && self.state.live(lease).is_none_or(|live| none_parked(live, rung))
-                    && !parking::context_is_away(self.state, row) =>
+                    && !parking::driver_may_have(self.state, row) =>
             {
                 self.back(row);
             }
@@ -514,6 +535,14 @@ impl Turn<'_> {
             // It has its room; its cards need only be seen.
             _ => self.look_again(row, at + limit),
         }
+    }
+
+    /// The driver did not say in time that it has a holder's processes: it may be about to. What it said before it was
+    /// told proves nothing, and it says where they are when it is told otherwise.
+    fn doubt(&mut self, lease: LeaseId) {
+        let voices = self.state.live_mut(lease).map(|live| live.driven.values_mut());
+        let silent = voices.into_iter().flatten().filter(|voice| voice.parked.is_none());
+        silent.for_each(|voice| voice.unknown = true);
     }
 
     /// It comes due again then, or when its fixed term is over.
@@ -565,10 +594,7 @@ pub(crate) fn is_unsure(state: &State, lease: &Lease) -> bool {
 /// take its room.
 fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     let Phase::Resuming(_, away) = &lease.phase else { return None };
-    let is_back = match away.deep {
-        true => !parking::context_is_away(state, lease),
-        false => state.live(lease.id).is_none_or(|live| none_parked(live, Rung::Driver)),
-    };
+    let is_back = !parking::driver_may_have(state, lease);
     if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
         return None;
     }

@@ -64,6 +64,7 @@ impl Loop {
             | Action::Deepen { lease, .. }
             | Action::Shallow { lease, .. }
             | Action::Grow { lease, .. } => self.send_wish(*lease),
+            Action::Resumed { lease, .. } if self.known.next.remove(lease).is_some() => self.send_wish(*lease),
             // Who was never parked has nothing that would be over with its lease.
             Action::End { lease, .. } if self.was_parked(*lease) => self.send_wish(*lease),
             _ => {}
@@ -259,14 +260,16 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
     let away = |deep: bool| Place::Away { booked: hold.booked().0, within: PARK_WITHIN, deep };
     let place = match &row.phase {
         Phase::Waiting { .. } => return None,
+        // Whom the driver moves the library leaves alone; who began since then waits with them.
+        _ if parking::is_kept_off(state, row) => away(false),
         // The driver comes first.
-        Phase::Resuming(..) if parking::context_is_away(state, row) => away(true),
+        Phase::Resuming(_, trip) if trip.deep && parking::driver_may_have(state, row) => away(true),
         Phase::Active(_) | Phase::Resuming(..) => Place::OnCards,
         // While a hook works the library must not be in its way; afterwards it keeps the programs from
         // taking what is others' now, and says when they need it.
         Phase::Parking(_, trip) if trip.rung != Rung::Park => Place::OnCards,
         Phase::Parked(_, trip) if trip.rung == Rung::Driver => Place::OnCards,
-        Phase::Parking(..) => away(parking::context_is_away(state, row)),
+        Phase::Parking(..) => away(parking::driver_may_have(state, row)),
         Phase::Parked(_, trip) => away(trip.deep),
         Phase::Ending(_, finish) => Place::Over { why: words::ended(&row.id.to_string(), finish.reason) },
     };
@@ -275,7 +278,9 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
         let context = facts.context.map_or(0, |bytes| bytes.0);
         Some(CardCap { uuid: uuid_bytes(&facts.uuid)?, cap: hold.vram.0, context })
     };
-    Some(Wish { lease: row.id, uid, place, cards: hold.cards.iter().filter_map(cap).collect() })
+    let driven = row.away().filter(|trip| trip.rung == Rung::Driver).map(|trip| trip.processes.clone());
+    let cards = hold.cards.iter().filter_map(cap).collect();
+    Some(Wish { lease: row.id, uid, place, but: driven.unwrap_or_default(), cards })
 }
 
 /// The same of a holder whose processes the driver moves.
@@ -289,7 +294,8 @@ fn driven(state: &State, row: &Lease) -> Option<Driven> {
     let need = |card: &CardId| Some((state.rows().cards.get(usize::from(card.0))?.facts.uuid.clone(), hold.vram.0));
     let place = match &row.phase {
         Phase::Parking(..) | Phase::Parked(..) => DrivenPlace::Away { within: PARK_WITHIN, booked: hold.booked().0 },
-        Phase::Resuming(..) if !parking::may_restore(state, row) => return None,
+        // Where they are is asked all the same: who never left is back, whoever else is there.
+        Phase::Resuming(..) if !parking::may_restore(state, row) => DrivenPlace::Anywhere,
         Phase::Resuming(..) => DrivenPlace::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };

@@ -137,8 +137,9 @@ impl Holder {
         Holder { place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
     }
 
-    /// Takes a wish: whatever was refused may be tried again, what is under way goes on.
-    pub(super) fn take(&mut self, place: DrivenPlace, processes: &[ProcKey], now: Instant) {
+    /// Takes a wish: whatever was refused may be tried again, what is under way goes on. Says whether it was to leave
+    /// until now, and shall not any more.
+    pub(super) fn take(&mut self, place: DrivenPlace, processes: &[ProcKey], now: Instant) -> bool {
         let is_away = |place: &Option<DrivenPlace>| matches!(place, Some(DrivenPlace::Away { .. }));
         let was_away = is_away(&self.place);
         self.place = Some(place);
@@ -152,6 +153,7 @@ impl Holder {
         for process in processes {
             self.members.entry(*process).or_insert_with(|| Member::new(*process));
         }
+        was_away && !is_away(&self.place)
     }
 
     /// The worker was lost: what it was about is not known any more.
@@ -193,7 +195,9 @@ impl Holder {
                 }
                 unlock().unwrap_or(Next::Nothing)
             }
-            (Some(DrivenPlace::Away { .. }), Attempt::Over) => unlock().unwrap_or(Next::Nothing),
+            (Some(DrivenPlace::Away { .. }), Attempt::Over) | (Some(DrivenPlace::Anywhere), _) => {
+                unlock().unwrap_or(Next::Nothing)
+            }
             (Some(DrivenPlace::Away { .. }), Attempt::Armed) => {
                 let left = self.members.values().any(|member| !matches!(member.at, At::Checkpointed | At::Lost));
                 match left {
@@ -308,6 +312,16 @@ mod tests {
     }
 
     #[test]
+    fn who_may_be_anywhere_is_asked_about_and_stays_where_it_is() {
+        let mut holder = holder(DrivenPlace::Anywhere, At::Checkpointed, At::Unknown);
+        assert_eq!(next(&holder), Next::Ask(TWO));
+        holder.members.get_mut(&TWO).unwrap().at = At::Locked;
+        assert_eq!(next(&holder), Next::Unlock(TWO));
+        holder.members.get_mut(&TWO).unwrap().at = At::Running;
+        assert_eq!(next(&holder), Next::Nothing);
+    }
+
+    #[test]
     fn who_is_lost_is_left_alone() {
         let place = DrivenPlace::OnCards { needs: Vec::new() };
         assert_eq!(next(&holder(place, At::Lost, At::Running)), Next::Nothing);
@@ -318,7 +332,8 @@ mod tests {
     fn a_change_of_mind_unlocks_what_was_locked() {
         let mut holder = holder(away(), At::Locked, At::Running);
         holder.attempt = Attempt::Trying { until: Instant::now() };
-        holder.take(DrivenPlace::OnCards { needs: Vec::new() }, &[ONE, TWO], Instant::now());
+        assert!(!holder.take(away(), &[ONE, TWO], Instant::now()));
+        assert!(holder.take(DrivenPlace::OnCards { needs: Vec::new() }, &[ONE, TWO], Instant::now()));
         assert_eq!(next(&holder), Next::Unlock(ONE));
     }
 

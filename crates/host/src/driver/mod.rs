@@ -83,6 +83,8 @@ pub enum DrivenPlace {
         /// So much host memory is booked.
         booked: u64,
     },
+    /// Wherever they are: it is only asked where that is.
+    Anywhere,
 }
 
 /// What shall be of a holder whose processes the driver moves.

@@ -93,7 +93,10 @@ impl Work {
                 Note::Drive(Driven { lease, place, processes }) => {
                     let now = Instant::now();
                     let holder = self.holders.entry(lease).or_insert_with(|| Holder::new(now));
-                    holder.take(place, &processes, now);
+                    let turned = holder.take(place, &processes, now);
+                    if turned {
+                        self.tell_here(lease);
+                    }
                 }
                 Note::Inspect { lease, processes, bytes } => self.inspect(lease, processes, bytes),
                 Note::Forget(lease) => {
@@ -472,10 +475,37 @@ impl Work {
         for process in left {
             self.tell_where(lease, process, true);
         }
+        self.tell_unknown(lease);
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         if let Some(process) = holder.members.keys().next().copied() {
             self.say(lease, process, Said::Refused(why));
         }
+    }
+
+    /// Whoever was told to leave and is told otherwise is said to be where it is, though that is no news: it was said
+    /// before anything was tried.
+    fn tell_here(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let mut here = Vec::new();
+        for (process, member) in holder.members.iter_mut().filter(|(_, member)| member.told == Some(false)) {
+            member.told = None;
+            if matches!(member.at, At::Running | At::Locked) {
+                here.push(*process);
+            }
+        }
+        for process in here {
+            self.tell_where(lease, process, false);
+        }
+    }
+
+    /// What was said of processes that nobody knows the place of any more does not hold: a worker that was lost with a
+    /// call may have taken them. It is said when the driver tells.
+    fn tell_unknown(&mut self, lease: LeaseId) {
+        let Some(holder) = self.holders.get_mut(&lease) else { return };
+        let members = holder.members.iter_mut().filter(|(_, member)| member.at == At::Unknown);
+        let news = members.filter_map(|(process, member)| member.told.take().map(|_| (*process, Said::Unknown)));
+        let news: Vec<_> = news.collect();
+        self.tell_found(lease, news);
     }
 
     /// Proves the room of those who shall come back, and restores them at once. They stay locked until

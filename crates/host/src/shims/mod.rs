@@ -105,8 +105,21 @@ pub struct Wish {
     pub uid: u32,
     /// Where its bytes shall be.
     pub place: Place,
+    /// All but those of these processes, which the driver moves: the library in them leaves them on their cards.
+    pub but: Vec<ProcKey>,
     /// What it may have of each card.
     pub cards: Vec<CardCap>,
+}
+
+impl Wish {
+    /// Where the bytes of one of its programs shall be.
+    fn place_of(&self, process: Option<ProcKey>) -> &Place {
+        let is_driven = process.is_some_and(|process| self.but.contains(&process));
+        match &self.place {
+            Place::Away { .. } if is_driven => &Place::OnCards,
+            place => place,
+        }
+    }
 }
 
 enum Note {
@@ -600,7 +613,7 @@ impl Work {
             return;
         }
         let id = self.next_order;
-        match (&holder.wish.place, program.parked) {
+        match (holder.wish.place_of(program.process), program.parked) {
             (Place::OnCards, true) => self.order(number, &Order::Resume { id }, id),
             (Place::Away { deep: true, .. }, true) if !program.deep => self.order(number, &Order::Deepen { id }, id),
             (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
@@ -665,7 +678,7 @@ impl Work {
     fn fit_stock(&self) {
         let is_away = |program: &Program| {
             let holder = program.lease.and_then(|lease| self.holders.get(&lease));
-            holder.is_some_and(|holder| matches!(holder.wish.place, Place::Away { .. }))
+            holder.is_some_and(|holder| matches!(holder.wish.place_of(program.process), Place::Away { .. }))
         };
         let warm: u64 = self.lines.values().filter(|program| !is_away(program)).map(|program| program.given).sum();
         self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(warm));
@@ -844,6 +857,18 @@ pub fn uuid_bytes(uuid: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whom_the_driver_moves_the_library_leaves_alone_and_who_began_since_waits() {
+        let [taken, began] = [1, 2].map(|pid| ProcKey { pid, start: 1 });
+        let place = Place::Away { booked: 0, within: Duration::ZERO, deep: false };
+        let wish = Wish { lease: LeaseId(1), uid: 0, place, but: vec![taken], cards: Vec::new() };
+        assert_eq!(wish.place_of(Some(taken)), &Place::OnCards);
+        assert_eq!(wish.place_of(Some(began)), &wish.place);
+        // Whatever is parked with a lease that is over is over.
+        let wish = Wish { place: Place::Over { why: String::new() }, ..wish };
+        assert_eq!(wish.place_of(Some(taken)), &wish.place);
+    }
 
     #[test]
     fn a_uuid_is_sixteen_bytes() {

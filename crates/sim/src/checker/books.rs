@@ -3,7 +3,7 @@
 use super::ends::Doom;
 use super::enforce::Watch;
 use super::over::Excess;
-use super::park::{BESIDE, CONTEXT, HOOK, Rests, Trip, Voice, Voices, Way};
+use super::park::{BESIDE, CONTEXT, HOOK, Rests, SILENT, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
@@ -435,7 +435,7 @@ impl Books {
             if row.ask.yields && row.is_held() {
                 // Who was on its way back has not come.
                 let away = matches!(row.phase, Phase::Parked(..) | Phase::Resuming(..));
-                let voice = Voice { parked: away.then_some(Bytes::ZERO), word: Time::ZERO, cannot: false, deep: None };
+                let voice = Voice { parked: away.then_some(Bytes::ZERO), ..SILENT };
                 books.voices.entry((row.id, Rung::Yield)).or_default().insert(HOOK, voice);
             }
         }

@@ -99,9 +99,9 @@ impl Books {
     /// Whether the driver may have something of a holder.
     pub(super) fn may_have(&self, lease: LeaseId, trip: &Trip) -> bool {
         let voices = self.voices(lease, Rung::Driver);
-        let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some());
-        let deep = trip.deep.as_ref();
-        deep.is_some_and(|deep| deep.processes.iter().any(|process| !self.is_gone(lease, process) && has(process)))
+        let has = |process: &ProcKey| voices.get(process).is_none_or(|voice| voice.parked.is_some() || voice.unknown);
+        let moved = trip.deep.as_ref().map_or(&trip.driven, |deep| &deep.processes);
+        moved.iter().any(|process| !self.is_gone(lease, process) && has(process))
     }
 
     /// Something was heard of a holder: the driver may be told by now.
@@ -202,9 +202,12 @@ impl Books {
         let told = trip.deep.as_ref().is_some_and(|deep| deep.told);
         let refused = matches!(cause, Cause::Said(of, Word::Refuse) if *of == lease);
         let unsure = matches!(cause, Cause::Observed(..)) && self.sure_of_room(lease, held).is_err();
-        must(17, refused || unsure, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
+        // What it refused it did not know of, and says now that it has nothing.
+        let rests = self.leases.get(&lease).is_some_and(|book| book.rests.on(Rung::Driver) > now);
+        let found = rests && matches!(cause, Cause::Said(of, Word::Tell) if *of == lease);
+        must(17, refused || unsure || found, || format!("{lease} keeps its contexts after {cause:?}: {trip:?}"))?;
         // What it was never told to take it has not; what it refused to take it has not if it says so.
-        let has_not = if refused { !self.may_have(lease, trip) } else { !told };
+        let has_not = if refused || found { !self.may_have(lease, trip) } else { !told };
         must(2, trip.deep.is_some() && has_not, || {
             format!("nobody would bring back what the driver may have of {lease}: {trip:?}")
         })?;
@@ -247,6 +250,17 @@ impl Checker {
         let asked = trip.back || book.ask.may_lose || trip.way != Way::Back;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
         must(2, sure.is_ok(), || format!("the driver shall restore {lease}, and {sure:?}: {trip:?}"))
+    }
+
+    /// The library in a program of a holder that leaves by the driver, or has left, is told nothing: that is for those
+    /// which the driver takes. Any other would have the room that was given to others.
+    pub fn check_let_on(&self, lease: LeaseId, process: ProcKey) -> Verdict {
+        let at = self.books.leases.get(&lease).map(|book| &book.at);
+        let Some(At::Away(_, trip)) = at else { return Ok(()) };
+        let off = trip.rung == Rung::Driver && trip.way != Way::Back;
+        must(2, !off || trip.driven.contains(&process), || {
+            format!("nothing keeps {process:?} of {lease} off its cards, which began since the driver has it: {trip:?}")
+        })
     }
 
     /// The library in a program is told to bring its bytes back.

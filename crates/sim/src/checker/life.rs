@@ -5,7 +5,7 @@
 use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Expect, Word};
 use super::ends::Doom;
-use super::park::{HOOK, Rests, Voice};
+use super::park::{HOOK, Rests, SILENT, Voice};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Vram};
@@ -237,7 +237,7 @@ impl Books {
         self.next_epoch = held.epoch.0 + 1;
         if let Some(book) = self.remove(lease) {
             if book.ask.yields {
-                let voice = Voice { parked: None, word: now, cannot: false, deep: None };
+                let voice = Voice { word: now, ..SILENT };
                 self.voices.entry((lease, Rung::Yield)).or_default().insert(HOOK, voice);
             }
             self.insert(lease, Book { at: At::Held(held), ..book });

@@ -192,13 +192,8 @@ impl Books {
             if !card.all.iter().all(|process| ours(&process)) {
                 return Err("strangers are there");
             }
-            let at_work = |other: &&LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
-            for other in card.claims.keys().filter(|other| **other != lease).filter(at_work) {
-                let capped = self.voices(*other, Rung::Park);
-                let all = self.own_on(*other, *number).all(|process| capped.contains_key(process));
-                if capped.is_empty() || !all {
-                    return Err("nothing keeps somebody there to its lease");
-                }
+            if card.claims.keys().any(|other| *other != lease && self.is_uncapped(*other, *number)) {
+                return Err("nothing keeps somebody there to its lease");
             }
         }
         Ok(())

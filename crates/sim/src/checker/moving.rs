@@ -64,11 +64,13 @@ impl Books {
         }
     }
 
-    /// Whether somebody who has a lease on a card, and is there, could take more of it than that.
-    fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
+    /// Whether somebody who has a lease on a card could take more of it than that: one of its programs there has no
+    /// library, or nobody speaks for it at all and it is not parked.
+    pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
         let capped = self.voices(lease, Rung::Park);
         let all = self.own_on(lease, number).all(|process| capped.contains_key(process));
-        self.leases.get(&lease).is_some_and(|book| !book.is_parked()) && (capped.is_empty() || !all)
+        let is_there = |book: &Book| !book.is_parked() && capped.is_empty();
+        self.leases.get(&lease).is_some_and(|book| !all || is_there(book))
     }
 
     // ---- actions -------------------------------------------------------------------

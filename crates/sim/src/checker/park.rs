@@ -82,6 +82,8 @@ pub struct Trip {
     pub(super) before: BTreeMap<usize, Beside>,
     /// The driver shall have what the library left, too.
     pub(super) deep: Option<Deep>,
+    /// The processes that leave by the driver alone.
+    pub(super) driven: Vec<ProcKey>,
 }
 
 /// Somebody who speaks for a holder on a rung: the library in a program, the driver for a process, or
@@ -96,6 +98,8 @@ pub struct Voice {
     pub cannot: bool,
     /// Whether it calls the driver for nothing; `None` if it never said that it could do so.
     pub deep: Option<bool>,
+    /// It is not known any more where its bytes are.
+    pub unknown: bool,
 }
 
 /// All who speak for a holder on one rung.
@@ -105,6 +109,8 @@ pub type Voices = BTreeMap<ProcKey, Voice>;
 pub const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 
 static NOBODY: Voices = BTreeMap::new();
+/// Who has said nothing of where its bytes are.
+pub(super) const SILENT: Voice = Voice { parked: None, word: Time::ZERO, cannot: false, deep: None, unknown: false };
 
 /// Until when a holder is left alone, rung by rung, and since when.
 #[derive(Clone, Copy, Debug, Default)]
@@ -156,6 +162,7 @@ impl Trip {
             had: Bytes::ZERO,
             before: BTreeMap::new(),
             deep: None,
+            driven: Vec::new(),
         }
     }
 
@@ -165,7 +172,9 @@ impl Trip {
         let (first, left, rung, had) = (away.ask.clone(), away.left, away.rung, away.had);
         // An earlier daemon may have told the driver.
         let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
-        let trip = Trip { again, back, wants, first, left, rung, had, deep, ..Trip::new(way, away.since, Span::ZERO) };
+        let driven = if rung == Rung::Driver { away.processes.clone() } else { Vec::new() };
+        let trip =
+            Trip { again, back, wants, first, left, rung, had, deep, driven, ..Trip::new(way, away.since, Span::ZERO) };
         Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
@@ -175,7 +184,7 @@ impl Trip {
         let same = (away.since, away.wants, away.left) == (self.since, self.wants, self.left);
         let deep = match &self.deep {
             Some(deep) => away.deep && away.processes == deep.processes,
-            None => !away.deep,
+            None => !away.deep && away.processes == self.driven,
         };
         moving && same && deep && (away.rung, away.had) == (self.rung, self.had)
     }
@@ -251,17 +260,22 @@ impl Books {
         match said {
             Said::Here { parked } => {
                 let word = before.filter(|before| before.parked.is_some() == parked.is_some()).map_or(now, |b| b.word);
-                shims.insert(process, Voice { parked: *parked, word, cannot, deep });
+                shims.insert(process, Voice { parked: *parked, word, cannot, deep, unknown: false });
             }
             Said::Parked(bytes) => {
-                shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot, deep });
+                shims.insert(process, Voice { parked: Some(*bytes), word: now, cannot, deep, unknown: false });
             }
             Said::Resumed => {
                 // It calls the driver again, whatever it said before.
-                shims.insert(process, Voice { parked: None, word: now, cannot, deep: deep.map(|_| false) });
+                let deep = deep.map(|_| false);
+                shims.insert(process, Voice { parked: None, word: now, cannot, deep, unknown: false });
+            }
+            Said::Unknown => {
+                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
+                shims.insert(process, Voice { unknown: true, ..shim });
             }
             Said::Cannot(why) => {
-                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false, deep: None });
+                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
             Said::Left => drop(shims.remove(&process)),
@@ -269,7 +283,7 @@ impl Books {
             Said::Refused(_) => return Word::Refuse,
             Said::Lost(_) => return Word::Lose,
             Said::Deep(deep) => {
-                let shim = before.unwrap_or(Voice { parked: None, word: now, cannot: false, deep: None });
+                let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { deep: Some(*deep), ..shim });
                 self.note_quiet(lease);
                 return Word::Tell;
@@ -494,7 +508,9 @@ impl Books {
 
     /// A holder's bytes shall leave its cards.
     pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, quiet, .. } = action else { return Ok(()) };
+        let Action::Park { at, booked, again, rung, had, room_for, quiet, processes, .. } = action else {
+            return Ok(());
+        };
         let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
         let Some(book) = self.leases.get(&lease) else { return must(0, false, || format!("no {lease} to park")) };
         let At::Held(held) = &book.at else {
@@ -540,30 +556,17 @@ impl Books {
         must(3, can == Ok(booked), || {
             format!("{lease} is parked ({rung}), {booked} booked, and by the books {can:?}")
         })?;
+        let driven = self.voices(lease, rung).keys().filter(|_| rung == Rung::Driver);
+        let driven: Vec<ProcKey> = driven.copied().collect();
+        must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
         let before = self.beside(lease, held);
-        let trip = Trip { again, rung, had: *had, before, ..Trip::new(Way::Out, now, Span::ZERO) };
+        let trip = Trip { again, rung, had: *had, before, driven, ..Trip::new(Way::Out, now, Span::ZERO) };
         let trip = trip.turned(Way::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |held| {
             (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);
         });
         self.noticed.remove(&lease);
         Ok(())
-    }
-
-    /// In which way a holder left its cards, or leaves them.
-    pub fn rung_of(&self, lease: LeaseId) -> Option<Rung> {
-        match &self.leases.get(&lease)?.at {
-            At::Away(_, trip) => Some(trip.rung),
-            _ => None,
-        }
-    }
-
-    /// Since when a holder is on its way off its cards, or back to them.
-    pub fn moves_since(&self, lease: LeaseId) -> Option<Time> {
-        match &self.leases.get(&lease)?.at {
-            At::Away(_, trip) if trip.way != Way::Gone => Some(trip.since),
-            _ => None,
-        }
     }
 
     /// Moves a lease to another part of its trip.
@@ -626,8 +629,13 @@ impl Books {
         must(8, fits && at == now, || format!("{lease} shall stay ({why:?}) after {cause:?}: {trip:?}"))?;
         let rests = if *why == Unparked::NotSeen { DISTRUST } else { 1 };
         let rung = trip.rung;
+        // Whoever was told to leave and said nothing may leave yet.
+        let silent = *why == Unparked::Silent && rung == Rung::Driver;
         let trip = Trip { back: false, ..trip.turned(Way::Back, now, &self.policy.parking) };
         self.set_trip(lease, trip, |_| {});
+        let voices = self.voices.get_mut(&(lease, rung)).filter(|_| silent);
+        let here = voices.into_iter().flat_map(|voices| voices.values_mut()).filter(|voice| voice.parked.is_none());
+        here.for_each(|voice| voice.unknown = true);
         self.rest(now, lease, rung, rests);
         Ok(())
     }
@@ -792,9 +800,9 @@ impl Books {
         let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
         let tenant = book.tenant;
         let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
-        let deep = trip.deep.clone();
+        let (deep, driven) = (trip.deep.clone(), trip.driven.clone());
         let trip = Trip::new(Way::Back, now, Span::ZERO);
-        let trip = Trip { again: Some(wants), back: true, rung, had, before, deep, ..trip };
+        let trip = Trip { again: Some(wants), back: true, rung, had, before, deep, driven, ..trip };
         let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
         back.vram = *vram;
         back.paid = self.charge(now, lease, *mark, due)?;
@@ -826,9 +834,7 @@ impl Books {
         let book = self.leases.get(&lease)?;
         let At::Away(held, trip) = &book.at else { return None };
         let restores = trip.restores() && !book.ask.may_lose;
-        let waits = restores
-            && if trip.deep.is_some() { self.may_have(lease, trip) } else { !self.none_parked(lease, trip.rung) };
-        if waits { self.others_keep_off(lease, held).err() } else { None }
+        if restores && self.may_have(lease, trip) { self.others_keep_off(lease, held).err() } else { None }
     }
 
     /// A card was seen: nobody is brought back there to a room that others could take.
@@ -851,7 +857,7 @@ impl Books {
         let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
         let unwrapped = rung == Rung::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
         must(2, !self.may_have(lease, trip), || {
-            format!("{lease} is back, and the driver may have its context: {trip:?}")
+            format!("{lease} is back, and the driver may have something of it: {trip:?}")
         })?;
         let given_up = none_parked && (unwrapped || self.is_overdue(now, trip));
         must(3, none_parked, || {

@@ -11,6 +11,22 @@ use sublet_core::rung::Rung;
 use sublet_core::units::{Span, Time};
 
 impl Books {
+    /// In which way a holder left its cards, or leaves them.
+    pub fn rung_of(&self, lease: LeaseId) -> Option<Rung> {
+        match &self.leases.get(&lease)?.at {
+            At::Away(_, trip) => Some(trip.rung),
+            _ => None,
+        }
+    }
+
+    /// Since when a holder is on its way off its cards, or back to them.
+    pub fn moves_since(&self, lease: LeaseId) -> Option<Time> {
+        match &self.leases.get(&lease)?.at {
+            At::Away(_, trip) if trip.way != Way::Gone => Some(trip.since),
+            _ => None,
+        }
+    }
+
     /// A holder was parked as long as anything may be.
     pub fn check_park_over(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
         let over = match &book.at {

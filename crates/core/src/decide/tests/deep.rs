@@ -527,3 +527,58 @@ fn contexts_for_which_there_is_no_host_memory_stay() {
         "#]],
     );
 }
+
+#[test]
+fn a_driver_that_does_not_know_what_it_has_may_have_it_whatever_it_said_before() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 unknown
+         83s  driver L1 refused the worker was lost
+         84s  card 0 0M
+         90s  restart
+         92s  alive L1 L1
+         93s  driver L1 here parked 300M
+         100s shim L1 here parked 13824M
+         100s shim L1 wants
+         101s driver L1 resumed
+         102s shim L1 resumed
+         103s card 0 L1=14G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            90s grace until 150s
+            100s L1 wants 16 GiB as of 100s
+            100s resume L1 16 GiB until 160s
+            103s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn contexts_of_which_the_driver_finds_that_it_has_none_stay() {
+    check(
+        "30s  driver L1 here
+         81s  card 0 L1=300M
+         82s  shim L1 deep
+         83s  driver L1 unknown
+         83s  driver L1 refused the worker was lost
+         84s  card 0 L1=300M
+         85s  driver L1 here
+         86s  card 0 L1=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            20s park L1 (14.1 GiB booked)
+            20.3s parked L1
+            81s deepen L1, 1 processes
+            85s shallow L1: the worker was lost
+        "#]],
+    );
+}

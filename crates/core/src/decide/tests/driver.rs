@@ -324,3 +324,214 @@ fn who_holds_others_off_with_a_claim_does_so_no_more_once_the_driver_would_not_b
         "#]],
     );
 }
+
+/// cat's two processes leave by the driver for bob, who gives back: the driver is told to bring them back.
+const TWO: &str = "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  alive L2 L2 L2/x
+         5s  driver L2 here
+         5s  driver L2/x here
+         5.1s  card 0 L2=6G L2/x=5G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         18s  driver L2 parked 6000M
+         19s  driver L2/x parked 5000M
+         19.1s  card 0 0M
+         19.2s  card 0 0M
+         20s  release L3 bob
+         21s  card 0 0M
+         ";
+
+#[test]
+fn after_a_restart_nobody_is_back_of_whom_the_driver_may_have_another_process() {
+    check(
+        &format!(
+            "{TWO}
+             22s  restart
+             23s  alive L2 L2 L2/x
+             24s  driver L2/x here
+             25s  card 0 L2/x=5G
+             26s  card 0 L2/x=5G
+             30s  driver L2 here parked 6000M
+             31s  card 0 L2/x=5G
+             33s  driver L2 resumed
+             34s  card 0 L2=6G L2/x=5G"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            22s grace until 82s
+            34s resumed L2
+        "#]],
+    );
+}
+
+#[test]
+fn after_a_restart_who_comes_sends_away_whom_the_driver_may_be_bringing_back() {
+    check(
+        &format!(
+            "{TWO}
+             22s  restart
+             23s  alive L2 L2 L2/x
+             24s  card 0 stray=1G"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            19.2s parked L2
+            19.2s L2 wants 12 GiB as of 6.000001s
+            19.2s grant L3 16 GiB on 0 epoch 3 until 79.2s
+            20s end L3 (Released)
+            21s retire L3
+            21s resume L2 12 GiB until 81s
+            22s grace until 82s
+            24s retreat L2
+        "#]],
+    );
+}
+
+#[test]
+fn who_could_not_be_taken_is_not_back_while_the_driver_does_not_know_where_it_is() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         10s  driver L2 unknown
+         10s  driver L2 refused the worker was lost
+         11s  card 0 0M
+         40s  card 0 0M
+         80s  tick
+         81s  driver L2 here parked 11000M
+         82s  card 0 0M
+         84s  driver L2 resumed
+         85s  card 0 L2=11G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            10s unpark L2 (Refused("the worker was lost"))
+            85s resumed L2
+            85s renew L2 until 145s
+        "#]],
+    );
+}
+
+#[test]
+fn who_was_told_to_leave_in_vain_is_not_back_before_the_driver_says_so_again() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 12G
+         5s  bind L2
+         5s  driver L2 here
+         5.1s  card 0 L2=11G
+         5.2s  worked L2
+         6s  ask bob 16G interactive
+         7s  driver L2 here
+         60s  tick
+         61s  card 0 L2=11G
+         62s  driver L2 parked 11000M
+         63s  card 0 0M
+         64s  driver L2 resumed
+         65s  card 0 L2=11G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 12 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s park L2 by driver for L3 (11.1 GiB booked, and asks again)
+            58s unpark L2 (Silent)
+            65s resumed L2
+            65s renew L2 until 125s
+        "#]],
+    );
+}
+
+#[test]
+fn the_driver_brings_nobody_back_beside_a_program_without_the_library_of_a_parked_holder() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 100G
+         0s  card 0 0M
+         0s  ask ann 8G ttl=300s
+         1s  bind L1
+         1s  driver L1 here
+         2s  card 0 L1=7G
+         3s  park L1 ann
+         4s  driver L1 parked 7000M
+         5s  card 0 0M
+         6s  card 0 0M
+         10s  ask bob 8G ttl=300s
+         11s  bind L2
+         11s  shim L2 here
+         12s  card 0 L2=7G
+         13s  park L2 bob
+         14s  shim L2 parked 6800M
+         15s  card 0 L2=300M
+         16s  card 0 L2=300M
+         17s  alive L2 L2 L2/x
+         18s  card 0 L2=300M L2/x=5G
+         20s  resume L1 ann
+         25s  card 0 L2=300M L2/x=5G
+         30s  card 0 L2=300M
+         31s  driver L1 resumed
+         32s  card 0 L2=300M L1=7G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s park L1 by driver (7.1 GiB booked)
+            6s parked L1
+            10s queue L2
+            10s grant L2 8 GiB on 0 epoch 2 until 310s
+            11s bind L2
+            13s park L2 (7.1 GiB booked)
+            16s parked L2
+            20s L1 wants 8 GiB as of 20s
+            30s resume L1 8 GiB until 330s
+            32s resumed L1
+        "#]],
+    );
+}

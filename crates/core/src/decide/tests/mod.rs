@@ -219,6 +219,7 @@ impl Teller {
                     ["resumed"] => Said::Resumed,
                     ["refused", why @ ..] => Said::Refused(why.join(" ")),
                     ["lost", why @ ..] => Said::Lost(why.join(" ")),
+                    ["unknown"] => Said::Unknown,
                     ["wants"] => Said::Wants,
                     ["deep"] => Said::Deep(true),
                     ["shallow"] => Said::Deep(false),
