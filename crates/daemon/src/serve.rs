@@ -32,7 +32,7 @@ use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
 use sublet_host::{Host, HostError, Settings};
-use sublet_journal::{Journal, Loaded, OpenError};
+use sublet_journal::{BALLAST_BYTES, Journal, Loaded, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -283,6 +283,7 @@ fn run(
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
     let history = History::of(&journal)?;
+    let no_ballast = announce_ballast(journal.ballast_bytes(), &options.state_dir) == 0;
 
     eyes.measure_context = settled.measure_context;
     let parking = &settled.policy.parking;
@@ -312,6 +313,7 @@ fn run(
         trouble: Arc::clone(&trouble),
         host: Arc::clone(&host),
         pen: Arc::clone(&pen),
+        no_ballast,
         boot,
         epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
@@ -323,7 +325,7 @@ fn run(
     the_loop.start();
     let looper = spawn("sublet-loop", move || the_loop.run())?;
 
-    let post = Post(mail.clone());
+    let post = Post::new(mail.clone(), history.clone());
     name_known_tenants(&post, &names, runtime);
     let operators = Operators {
         own_uid: rustix::process::getuid().as_raw(),
@@ -394,6 +396,25 @@ fn run(
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())
+}
+
+/// What a full disk leaves for releases and expiries is said at the start, not when it is needed.
+fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
+    let (show, usual) = (sublet_wire::size::show, BALLAST_BYTES);
+    let dir = state_dir.display();
+    if bytes == 0 {
+        tracing::error!(
+            "the disk of `{dir}` has too little room for a ballast: no new leases until it has more ({} do for all)",
+            show(2 * usual)
+        );
+    } else if bytes < usual {
+        tracing::warn!(
+            "the disk of `{dir}` is small: {} instead of {} are kept to be given up for releases and expiries when it is full",
+            show(bytes),
+            show(usual)
+        );
+    }
+    bytes
 }
 
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
