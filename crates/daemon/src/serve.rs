@@ -174,6 +174,8 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         None => tracing::info!("no configuration file: everything is at its default"),
     }
     raise_descriptor_limit();
+    // Whoever is refused shall leave nothing behind; whoever comes between this look and `listen` is found there.
+    check_free(&options.socket)?;
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = choice::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
@@ -498,18 +500,24 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     stop.send_replace(true);
 }
 
-fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
-    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+/// Whether nobody serves on this socket, and nothing else is there.
+fn check_free(socket: &Path) -> Result<(), ServeError> {
     if let Ok(stream) = StdUnixStream::connect(socket) {
         return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer(&stream).map(|(pid, _)| pid) });
     }
+    match std::fs::symlink_metadata(socket) {
+        Ok(found) if !found.file_type().is_socket() => Err(ServeError::NotASocket { socket: socket.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
+    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+    check_free(socket)?;
     if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
-    if let Ok(found) = std::fs::symlink_metadata(socket) {
-        if !found.file_type().is_socket() {
-            return Err(ServeError::NotASocket { socket: socket.to_owned() });
-        }
+    if socket.symlink_metadata().is_ok() {
         std::fs::remove_file(socket).map_err(failed)?;
     }
     let listener = std::os::unix::net::UnixListener::bind(socket).map_err(failed)?;
