@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The database in a state directory.
@@ -45,8 +45,13 @@ pub fn prepare(dir: &Path) -> Result<(), OpenError> {
     if !about.is_dir() {
         return Err(failed(Errno::NOTDIR.into()));
     }
+    // Whoever may put files there could put one in our way, or take ours away.
+    let (owner, us) = (about.uid(), rustix::process::geteuid().as_raw());
+    if owner != us && owner != 0 {
+        return Err(OpenError::NotOurs { path: dir.to_owned(), owner, us });
+    }
     match about.permissions().mode() & 0o7777 {
-        mode if mode & 0o002 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
+        mode if mode & 0o022 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
         _ => Ok(()),
     }
 }
