@@ -15,7 +15,7 @@ mod post;
 pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
-use crate::epochs::Epochs;
+use crate::epochs::{Epochs, Floor};
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Look, Mail, Reply, Synced, Told, Until, Watch};
 use crate::marks::Marks;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
@@ -96,8 +96,8 @@ pub struct Parts {
     pub no_ballast: bool,
     /// This boot.
     pub boot: String,
-    /// How far epochs went, and the first that was never handed out.
-    pub epochs: (Epochs, Epoch),
+    /// How far epochs and leases went, and the first that were never handed out.
+    pub epochs: (Epochs, Floor),
     /// What holders' programs prove their lease by.
     pub marks: Marks,
     /// Cards that are not for leases.
@@ -136,7 +136,7 @@ pub struct Loop {
     next: Option<Mail>,
     boot: String,
     epochs: Epochs,
-    epoch_floor: Epoch,
+    floor: Floor,
     marks: Marks,
     unmanaged: Vec<String>,
     /// What the driver listed before the state was rebuilt.
@@ -201,7 +201,7 @@ impl Loop {
             next: None,
             boot: parts.boot,
             epochs: parts.epochs.0,
-            epoch_floor: parts.epochs.1,
+            floor: parts.epochs.1,
             marks: parts.marks,
             unmanaged: parts.unmanaged,
             listed: Vec::new(),
@@ -226,8 +226,8 @@ impl Loop {
     pub fn start(&mut self) {
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
-        let epoch_floor = self.epoch_floor;
-        self.take(Event::Started { boot, clock_offset_us, epoch_floor });
+        let Floor { epoch: epoch_floor, lease: lease_floor } = self.floor;
+        self.take(Event::Started { boot, clock_offset_us, epoch_floor, lease_floor });
         self.take(Event::Day { number: crate::day::number() });
         self.watch_all();
     }
@@ -269,6 +269,8 @@ impl Loop {
             self.tick();
             self.flush();
         }
+        // Without it there is a hole in the numbers of leases, as after a crash.
+        let _ = self.epochs.close(self.engine.state().rows().meta.next_lease);
     }
 
     fn patience(&self) -> Duration {
@@ -355,6 +357,9 @@ impl Loop {
     fn flush(&mut self) {
         if self.syncing || self.engine.is_idle() {
             return;
+        }
+        if let Err(error) = self.epochs.keep_leases_ahead(self.engine.state().rows().meta.next_lease) {
+            tracing::warn!(%error, "how far the numbers of leases went cannot be kept; it is tried again");
         }
         let (batch, held) = self.engine.close(self.clock.now());
         if batch.is_empty() {
