@@ -38,6 +38,8 @@ pub struct Setup {
     pub env: Vec<(String, String)>,
     /// A program and its arguments that start the service's command line.
     pub through: Vec<String>,
+    /// Its disk has too little room from the start: it serves, but grants nothing.
+    pub cramped: bool,
 }
 
 /// A port that nobody has now.
@@ -166,11 +168,12 @@ impl Service {
 
     fn await_ready(&mut self) {
         let (client, dir, child) = (self.client(), self.dir.path(), &mut self.child);
+        let ready = if self.setup.cramped { "/healthz" } else { "/readyz" };
         until("the service is ready", LONG, || {
             if let Ok(Some(status)) = child.try_wait() {
                 panic!("the daemon ended at once ({status}); it said:\n{}", log(dir));
             }
-            match client.try_send("GET", "/readyz", &[], b"") {
+            match client.try_send("GET", ready, &[], b"") {
                 Ok(answer) if answer.status == 200 => Ok(()),
                 Ok(answer) => Err(answer.text()),
                 Err(error) => Err(format!("{error}; it said:\n{}", log(dir))),

@@ -190,10 +190,15 @@ fn after_a_sync_that_failed_nothing_is_answered_and_a_restart_has_all_that_was()
 }
 
 #[test]
-fn a_backup_that_is_put_back_hands_out_no_epoch_twice() {
+fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice() {
     let mut service = Service::start();
     let client = service.client();
+    let number = |lease: &Lease| lease.id.trim_start_matches('L').parse::<u64>().expect("a number");
+    let first = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    assert!(service.stop().success());
+    service.restart();
     let kept = client.grant(&ask(GIB, json!({"ttl_s": 1800})));
+    assert_eq!(number(&kept), number(&first) + 1, "a restart in peace leaves no hole");
     let (state, copy) = (service.state_dir(), service.dir().join("copy.db"));
     let backup =
         service.cli(&["journal", "backup", "--state-dir", &state.display().to_string(), &copy.display().to_string()]);
@@ -208,11 +213,23 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_twice() {
     service.restart();
     assert_eq!(client.lease(&kept.id).epoch, kept.epoch, "what the backup knows is there");
     assert_eq!(client.get(&format!("/v1/leases/{}", lost.id)).code(), "no_such_lease");
+    let mut stream = client.connect().expect("the service accepts");
+    stream.raw(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nlast-event-id: 5000\r\n\r\n").expect("the service reads");
+    stream.patience(LONG).expect("a timeout can be set");
+    assert_eq!(stream.head().expect("the service answers").0, 200);
+    let first = stream.chunk().expect("it comes in time").expect("the stream goes on");
+    let first = String::from_utf8_lossy(&first);
+    assert!(first.contains("event: gap") && first.contains("\"seen\":5000"), "whoever saw more is told: {first}");
     let next = client.grant(&ask(GIB, json!({})));
     assert!(next.epoch > lost.epoch, "{next:?} after {lost:?}");
+    assert_eq!(number(&next), number(&lost) + 1, "{next:?} after {lost:?}");
+    service.kill();
+    service.restart();
+    let after = client.grant(&ask(GIB, json!({})));
+    assert!(number(&after) > number(&next), "{after:?} after {next:?}");
     let mark = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..20]).parse::<u64>().ok();
     let marks = fs::read(state.join("epochs")).expect("how far epochs went is beside the journal");
-    assert!([mark(&marks), mark(&marks[4096..])].iter().flatten().any(|mark| Some(*mark) > next.epoch));
+    assert!([mark(&marks), mark(&marks[4096..])].iter().flatten().any(|mark| Some(*mark) > after.epoch));
 }
 
 #[test]
@@ -264,6 +281,7 @@ fn a_second_daemon_on_the_same_socket_refuses_and_names_the_first() {
     let other_state = service.dir().join("other");
     refuses(&service, serve_command(service.dir(), &other_state, &service.dir().join("s")));
     assert_eq!(service.client().lease(&lease.id).state, LeaseState::Active);
+    assert!(!other_state.exists(), "whoever is refused leaves nothing behind");
 }
 
 fn refuses(service: &Service, mut second: std::process::Command) {

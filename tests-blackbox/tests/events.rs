@@ -101,6 +101,28 @@ fn busy(client: &Client, times: usize) {
 }
 
 #[test]
+fn whoever_has_seen_more_than_there_is_is_told_where_the_log_ends_and_goes_on_from_there() {
+    let service = Service::start();
+    let client = service.client();
+    busy(&client, 2);
+    let last = audit(&client, 0).last().expect("there are lines").seq;
+    let mut stream = Stream::open(&client, Some(last + 500));
+    let gap = stream.next();
+    assert_eq!(gap.kind, "gap");
+    assert_eq!(gap.data["seen"], json!(last + 500));
+    let ends = gap.data["last"].as_u64().expect("it says where the log ends");
+    assert!(ends >= last && gap.id == ends, "a client that comes back goes on from there: {gap:?}");
+    client.grant(&ask(GIB, json!({})));
+    let events = stream.until("grant", 1);
+    assert_eq!(events[0].id, ends + 1, "{events:?}");
+    // Who has seen exactly all is told nothing but what is new.
+    let last = audit(&client, 0).last().expect("there are lines").seq;
+    let mut stream = Stream::open(&client, Some(last));
+    client.grant(&ask(GIB, json!({})));
+    assert_eq!(stream.next().id, last + 1);
+}
+
+#[test]
 fn events_arrive_as_they_happen_and_agree_with_the_audit_trail() {
     let service = Service::start();
     let client = service.client();

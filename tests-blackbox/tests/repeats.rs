@@ -43,6 +43,41 @@ fn a_key_with_another_body_is_refused_even_after_a_crash() {
 }
 
 #[test]
+fn a_key_is_known_however_many_came_after_it() {
+    // More than the daemon has at hand of one tenant.
+    const LATER: usize = 2_100;
+    let mut service = Service::start();
+    let client = service.client();
+    let body = ask(GIB, json!({"name": "once"}));
+    let first = client.post_once("/v1/leases", "first", &body);
+    assert_eq!(first.status, 201, "{}", first.text());
+    let lease: Lease = first.read();
+    let (path, renewal) = (format!("/v1/leases/{}/renew", lease.id), json!({"epoch": lease.epoch}));
+    let many: Vec<_> = (0..4)
+        .map(|hand| {
+            let (client, path, renewal) = (client.clone(), path.clone(), renewal.clone());
+            thread::spawn(move || {
+                for n in (hand..LATER).step_by(4) {
+                    let answer = client.post_once(&path, &format!("later-{n}"), &renewal);
+                    assert_eq!(answer.status, 200, "{}", answer.text());
+                }
+            })
+        })
+        .collect();
+    many.into_iter().for_each(|hand| hand.join().expect("all are renewed"));
+    for restarted in [false, true] {
+        if restarted {
+            service.kill();
+            service.restart();
+        }
+        let again = client.post_once("/v1/leases", "first", &body);
+        assert_eq!((again.status, again.text()), (first.status, first.text()), "restarted: {restarted}");
+        assert_eq!(client.post_once("/v1/leases", "first", &ask(2 * GIB, json!({}))).code(), "key_reused");
+        assert_eq!(client.live_ids(), [lease.id.as_str()], "and no second lease");
+    }
+}
+
+#[test]
 fn a_waiting_ask_is_repeated_without_a_second_place() {
     let service = Service::start();
     let client = service.client();

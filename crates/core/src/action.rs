@@ -33,6 +33,9 @@ pub enum Action {
         clock_offset_us: i64,
         /// No epoch below this is handed out any more.
         epoch_floor: Epoch,
+        /// No lease gets a number below this any more.
+        #[serde(default)]
+        lease_floor: u64,
     },
     /// The daemon was away: nothing that was running expires before `until`.
     Grace {

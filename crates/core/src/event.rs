@@ -44,6 +44,8 @@ pub enum Event {
         clock_offset_us: i64,
         /// No epoch below this may be handed out: a backup may have been restored.
         epoch_floor: Epoch,
+        /// No lease may get a number below this, for the same reason.
+        lease_floor: u64,
     },
     /// The host slept.
     Awoke,

@@ -586,10 +586,11 @@ impl Rows {
     /// Makes a fact part of the state. Returns what became history by it.
     pub fn apply(&mut self, action: &Action) -> Option<Ended> {
         match action {
-            Action::Start { boot, clock_offset_us, epoch_floor } => {
+            Action::Start { boot, clock_offset_us, epoch_floor, lease_floor } => {
                 self.meta.boot.clone_from(boot);
                 self.meta.clock_offset_us = *clock_offset_us;
                 self.meta.next_epoch = self.meta.next_epoch.max(*epoch_floor);
+                self.meta.next_lease = self.meta.next_lease.max(*lease_floor);
             }
             Action::Grace { from, until } => {
                 self.meta.grace_from = *from;

@@ -817,6 +817,12 @@ impl State {
     pub fn stalled(&self, now: Time) -> bool {
         self.heard.is_some_and(|heard| now.since(heard) > Span(STALL.0 / 2))
     }
+    /// The same state on a disk that is known to be full before anything is decided: no grants until
+    /// [`Event::DiskFreed`](crate::event::Event::DiskFreed).
+    #[must_use]
+    pub fn on_a_full_disk(self) -> State {
+        State { disk_full: true, ..self }
+    }
     /// Whether grants are stopped because nothing can be written.
     pub fn disk_full(&self) -> bool {
         self.disk_full

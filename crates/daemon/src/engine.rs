@@ -42,6 +42,12 @@ impl<R> Engine<R> {
         Engine { state: State::new(rows, policy), open: Open::default(), held: Vec::new(), version: 0 }
     }
 
+    /// The same on a disk that is known to be full: nothing is granted from the first event on.
+    pub fn on_a_full_disk(rows: Rows, policy: Policy) -> Engine<R> {
+        let state = State::new(rows, policy).on_a_full_disk();
+        Engine { state, open: Open::default(), held: Vec::new(), version: 0 }
+    }
+
     /// What is known now, decided but perhaps not yet durable: whoever shows it
     /// to the world must [hold](Engine::hold) it.
     pub fn state(&self) -> &State {

@@ -3,7 +3,7 @@
 use crate::signals;
 use crate::view::View;
 use sublet_core::event::{Caller, Event};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::policy::Policy;
 use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
@@ -66,8 +66,27 @@ pub struct Call {
     pub event: Event,
     /// So that it can be sent again.
     pub key: Option<Key>,
+    /// The number with which its caller was sent to look for the key's answer.
+    pub looked: Option<u64>,
     /// Where the answer goes.
-    pub reply: oneshot::Sender<Reply>,
+    pub reply: oneshot::Sender<Told>,
+}
+
+/// What the loop says to a request.
+pub type Told = Result<Reply, Box<Look>>;
+
+/// The answer may be on the disk: the request goes back to where it came from.
+pub struct Look {
+    /// Who.
+    pub by: Caller,
+    /// What.
+    pub event: Event,
+    /// The key whose answer is looked for.
+    pub key: Key,
+    /// Of whose keys.
+    pub tenant: TenantId,
+    /// What is said when it is sent again.
+    pub looked: u64,
 }
 
 /// An Idempotency-Key and what it was first used for.
@@ -179,7 +198,7 @@ pub enum Held {
         /// What.
         reply: Reply,
         /// To whom.
-        to: oneshot::Sender<Reply>,
+        to: oneshot::Sender<Told>,
         /// The request, if it is to be tried once more after a full disk.
         again: Option<Box<Again>>,
     },
@@ -300,7 +319,7 @@ impl Held {
     pub fn release(self, host: &Host) {
         match self {
             // Whoever hung up does not want it.
-            Held::Reply { reply, to, .. } => drop(to.send(reply)),
+            Held::Reply { reply, to, .. } => drop(to.send(Ok(reply))),
             Held::Run(run) => run(),
             Held::Errand(errand) => errand.run(host),
         }

@@ -54,7 +54,8 @@ impl Marks {
 
 /// `None`: there is no key that could be trusted.
 fn read(path: &Path) -> io::Result<Option<[u8; KEY_BYTES]>> {
-    let mut file = match File::open(path) {
+    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let mut file = match OpenOptions::new().read(true).custom_flags(nofollow).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };

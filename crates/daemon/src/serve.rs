@@ -32,7 +32,7 @@ use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
 use sublet_host::{Host, HostError, Settings};
-use sublet_journal::{Journal, Loaded, OpenError};
+use sublet_journal::{BALLAST_BYTES, Journal, Loaded, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -174,6 +174,8 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         None => tracing::info!("no configuration file: everything is at its default"),
     }
     raise_descriptor_limit();
+    // Whoever is refused shall leave nothing behind; whoever comes between this look and `listen` is found there.
+    check_free(&options.socket)?;
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = choice::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
@@ -283,6 +285,7 @@ fn run(
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
     let history = History::of(&journal)?;
+    let no_ballast = announce_ballast(journal.ballast_bytes(), &options.state_dir) == 0;
 
     eyes.measure_context = settled.measure_context;
     let parking = &settled.policy.parking;
@@ -312,6 +315,7 @@ fn run(
         trouble: Arc::clone(&trouble),
         host: Arc::clone(&host),
         pen: Arc::clone(&pen),
+        no_ballast,
         boot,
         epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
@@ -323,7 +327,7 @@ fn run(
     the_loop.start();
     let looper = spawn("sublet-loop", move || the_loop.run())?;
 
-    let post = Post(mail.clone());
+    let post = Post::new(mail.clone(), history.clone());
     name_known_tenants(&post, &names, runtime);
     let operators = Operators {
         own_uid: rustix::process::getuid().as_raw(),
@@ -394,6 +398,25 @@ fn run(
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())
+}
+
+/// What a full disk leaves for releases and expiries is said at the start, not when it is needed.
+fn announce_ballast(bytes: u64, state_dir: &Path) -> u64 {
+    let (show, usual) = (sublet_wire::size::show, BALLAST_BYTES);
+    let dir = state_dir.display();
+    if bytes == 0 {
+        tracing::error!(
+            "the disk of `{dir}` has too little room for a ballast: no new leases until it has more ({} do for all)",
+            show(2 * usual)
+        );
+    } else if bytes < usual {
+        tracing::warn!(
+            "the disk of `{dir}` is small: {} instead of {} are kept to be given up for releases and expiries when it is full",
+            show(bytes),
+            show(usual)
+        );
+    }
+    bytes
 }
 
 fn announce_parking(shim: bool, parking: &Parking, stock: Bytes) {
@@ -477,18 +500,24 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     stop.send_replace(true);
 }
 
-fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
-    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+/// Whether nobody serves on this socket, and nothing else is there.
+fn check_free(socket: &Path) -> Result<(), ServeError> {
     if let Ok(stream) = StdUnixStream::connect(socket) {
         return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer(&stream).map(|(pid, _)| pid) });
     }
+    match std::fs::symlink_metadata(socket) {
+        Ok(found) if !found.file_type().is_socket() => Err(ServeError::NotASocket { socket: socket.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
+    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+    check_free(socket)?;
     if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
-    if let Ok(found) = std::fs::symlink_metadata(socket) {
-        if !found.file_type().is_socket() {
-            return Err(ServeError::NotASocket { socket: socket.to_owned() });
-        }
+    if socket.symlink_metadata().is_ok() {
         std::fs::remove_file(socket).map_err(failed)?;
     }
     let listener = std::os::unix::net::UnixListener::bind(socket).map_err(failed)?;

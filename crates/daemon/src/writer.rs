@@ -23,7 +23,7 @@ pub enum Order {
 /// oldest is folded away.
 mod keep {
     /// Stored answers.
-    pub const ANSWERS: u64 = super::super::keys::KEYS_MAX as u64;
+    pub const ANSWERS: u64 = super::super::keys::ANSWERS_MAX as u64;
     /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
     pub const EVERY: usize = 1_000;
     /// Stored answers live a day.
@@ -41,6 +41,8 @@ pub struct Pen {
     history: u64,
     /// When it began, by both clocks.
     begun: (Instant, u64),
+    /// What the log was last told about the ballast: it is tried every few seconds.
+    ballast_trouble: Option<String>,
 }
 
 impl Pen {
@@ -48,7 +50,7 @@ impl Pen {
     pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> Pen {
         let wall_us = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
         tell_head(&journal);
-        Pen { journal, host, synced, lines: 0, history, begun: (Instant::now(), wall_us) }
+        Pen { journal, host, synced, lines: 0, history, begun: (Instant::now(), wall_us), ballast_trouble: None }
     }
 
     /// Writes a batch; what it held leaves the moment it is on the disk.
@@ -64,6 +66,11 @@ impl Pen {
         }
     }
 
+    /// Whether it is worth a try to write again.
+    pub fn may_have_room(&self) -> bool {
+        self.journal.may_have_room()
+    }
+
     /// Whether enough was written for a piece of housekeeping.
     pub fn is_due(&self) -> bool {
         self.lines >= keep::EVERY
@@ -75,6 +82,17 @@ impl Pen {
             let now = self.wall_us();
             tidy(&mut self.journal, now, self.history);
         }
+    }
+
+    /// Whether the ballast is there again.
+    fn restore_ballast(&mut self) -> bool {
+        let restored = self.journal.restore_ballast();
+        let trouble = restored.as_ref().err().map(ToString::to_string);
+        if let Some(error) = trouble.as_ref().filter(|_| trouble != self.ballast_trouble) {
+            tracing::warn!(%error, "the ballast cannot be restored; it is tried again and again");
+        }
+        self.ballast_trouble = trouble;
+        restored.unwrap_or(false)
     }
 
     /// The wall clock as it was, and what passed since: nobody's answers are forgotten because it was set.
@@ -110,11 +128,11 @@ pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
                 pen.tidy();
             }
             Order::Tidy => pen.tidy(),
-            Order::TryBallast => match pen.journal.restore_ballast() {
-                Ok(true) => drop(mail.send(Mail::DiskFreed)),
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "the ballast cannot be restored"),
-            },
+            Order::TryBallast => {
+                if pen.restore_ballast() {
+                    drop(mail.send(Mail::DiskFreed));
+                }
+            }
         }
     }
 }
@@ -122,8 +140,8 @@ pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
 /// A failed commit has no undo: the state is dropped and rebuilt from the disk.
 /// After a failed fsync not even that can be trusted, and the daemon exits.
 fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced {
+    // The loop knows whether this is news, and tells it then.
     if let CommitError::Full(_) = &error {
-        tracing::error!(error = %chain(&error), "the disk is full: no new leases until there is room");
         if let Err(error) = journal.give_up_ballast() {
             tracing::error!(%error, "the ballast cannot be given up");
         }

@@ -20,7 +20,7 @@ pub fn backup(at: &Path, to: &Path) -> Result<(), OpenError> {
     let (conn, _) = connect::look(at)?;
     let part = Part::beside(to)?;
     let target = part.path.to_str().ok_or_else(|| OpenError::file(to, "its name is not UTF-8"))?;
-    conn.execute("VACUUM INTO ?1", [target]).map_err(|error| OpenError::sqlite(&part.path, &error))?;
+    conn.execute("VACUUM INTO ?1", [target]).map_err(|error| OpenError::sqlite(to, &error))?;
     finish(&part.path, to)
 }
 
@@ -33,12 +33,19 @@ impl Part {
     fn beside(to: &Path) -> Result<Part, OpenError> {
         let mut name = to.file_name().ok_or_else(|| OpenError::file(to, "it names no file"))?.to_owned();
         name.push(format!(".part-{}", std::process::id()));
-        let path = to.with_file_name(name);
-        let part = Part { path };
-        // SQLite writes into an empty file of ours, which only its owner can read.
-        place::make_private(&part.path)?;
-        Ok(part)
+        let part = to.with_file_name(name);
+        // SQLite writes into an empty file of ours, which only its owner can read. If it cannot be made, that is for
+        // the folder that was named, and not for this file of which nobody has heard.
+        place::make_private(&part).map_err(|error| match error {
+            OpenError::File { source, .. } => OpenError::file(folder(to), source),
+            other => other,
+        })?;
+        Ok(Part { path: part })
     }
+}
+
+fn folder(file: &Path) -> &Path {
+    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 impl Drop for Part {
@@ -58,6 +65,5 @@ fn finish(part: &Path, to: &Path) -> Result<(), OpenError> {
         Err(Errno::INVAL | Errno::NOSYS) => fs::hard_link(part, to).map_err(failed)?,
         Err(errno) => return Err(failed(errno.into())),
     }
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    place::sync_dir(parent).map_err(failed)
+    place::sync_dir(folder(to)).map_err(failed)
 }

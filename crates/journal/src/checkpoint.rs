@@ -13,9 +13,11 @@
 //! beyond 64 MiB             copied, then truncated (a reader must have been in the way for long)
 //! ```
 //! So the log stays within 32 MiB unless a reader holds it, and the ballast is larger: a full
-//! disk always has room to copy the log, and so to begin it anew.
+//! disk always has room to copy the log, and so to begin it anew. Where the ballast is smaller, all
+//! of these are smaller in proportion.
 
 use crate::error::{Cause, CommitError, OpenError};
+use crate::place::BALLAST_BYTES;
 use rusqlite::{Connection, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,9 +28,12 @@ use std::time::Duration;
 
 /// Frames (a page and its header) in 4 MiB.
 const STEP: u32 = 1018;
-const COPY_FROM: u32 = 6 * STEP;
-const BY_COMMITS_FROM: u32 = 8 * STEP;
-const TRUNCATE_FROM: u32 = 16 * STEP;
+/// Frames in a tenth of the least ballast.
+const STEP_LEAST: u32 = STEP / 10;
+/// When the thread copies, when commits do, and when the file is cut short: in steps.
+const COPY_FROM: u32 = 6;
+const BY_COMMITS_FROM: u32 = 8;
+const TRUNCATE_FROM: u32 = 16;
 
 /// A commit may copy so many frames: about as long as it takes to sync them.
 const REST: u32 = 128;
@@ -48,7 +53,7 @@ const LOOKS_OF_COMMIT: i32 = 25_000;
 /// The thread, and what it leaves for the next commit.
 #[derive(Debug)]
 pub struct Checkpointer {
-    wake: Option<SyncSender<u32>>,
+    wake: Option<SyncSender<Pass>>,
     thread: Option<JoinHandle<()>>,
     /// A write that the disk did not confirm.
     fault: Arc<Mutex<Option<Cause>>>,
@@ -60,6 +65,17 @@ pub struct Checkpointer {
     woken_at: u32,
     /// The length at which a commit last copied the log itself.
     copied_at: u32,
+    /// Frames in a tenth of the ballast.
+    step: u32,
+}
+
+/// What the thread is woken for.
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    /// The log is copied.
+    Copy,
+    /// It is cut short as well.
+    Truncate,
 }
 
 impl Checkpointer {
@@ -74,7 +90,14 @@ impl Checkpointer {
         let run = move || run(&conn, &woken, &done, &report);
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
         let thread = thread.map_err(|error| OpenError::file(path, error))?;
-        Ok(Checkpointer { wake: Some(wake), thread: Some(thread), fault, frames, copied, woken_at: 0, copied_at: 0 })
+        let (wake, thread, step) = (Some(wake), Some(thread), STEP);
+        Ok(Checkpointer { wake, thread, fault, frames, copied, woken_at: 0, copied_at: 0, step })
+    }
+
+    /// Keeps the log as short as this much ballast can take in.
+    pub fn fit(&mut self, ballast: u64) {
+        let step = u64::from(STEP) * ballast / BALLAST_BYTES;
+        self.step = u32::try_from(step).unwrap_or(STEP).clamp(STEP_LEAST, STEP);
     }
 
     /// A write of this thread that the disk did not confirm, if there was one.
@@ -88,7 +111,7 @@ impl Checkpointer {
         if frames < self.copied_at {
             self.copied_at = 0; // The log began anew.
         }
-        let overdue = frames >= BY_COMMITS_FROM.max(self.copied_at + STEP);
+        let overdue = frames >= (BY_COMMITS_FROM * self.step).max(self.copied_at + self.step);
         if overdue {
             self.copied_at = frames;
         }
@@ -101,9 +124,10 @@ impl Checkpointer {
         if frames < self.woken_at {
             self.woken_at = 0; // The log began anew.
         }
-        if frames >= COPY_FROM.max(self.woken_at + STEP) {
+        if frames >= (COPY_FROM * self.step).max(self.woken_at + self.step) {
+            let pass = if frames >= TRUNCATE_FROM * self.step { Pass::Truncate } else { Pass::Copy };
             // While the thread is still at work, it is woken by a later commit.
-            if self.wake.as_ref().is_some_and(|wake| wake.try_send(frames).is_ok()) {
+            if self.wake.as_ref().is_some_and(|wake| wake.try_send(pass).is_ok()) {
                 self.woken_at = frames;
             }
         }
@@ -138,10 +162,10 @@ fn wait(looks: i32, most: i32) -> bool {
     looks < most
 }
 
-fn run(conn: &Connection, woken: &Receiver<u32>, copied: &AtomicU32, fault: &Mutex<Option<Cause>>) {
+fn run(conn: &Connection, woken: &Receiver<Pass>, copied: &AtomicU32, fault: &Mutex<Option<Cause>>) {
     give_way();
-    for frames in woken {
-        match pass(conn, frames) {
+    for wanted in woken {
+        match pass(conn, wanted) {
             Ok(done) => copied.store(done, Ordering::Relaxed),
             Err(error) => {
                 if let CommitError::Sync(cause) = CommitError::sqlite(&error, crate::connect::errno(conn)) {
@@ -182,8 +206,8 @@ fn give_way() {
 }
 
 /// How many frames were copied when it ended.
-fn pass(conn: &Connection, frames: u32) -> Result<u32> {
-    if frames >= TRUNCATE_FROM {
+fn pass(conn: &Connection, wanted: Pass) -> Result<u32> {
+    if let Pass::Truncate = wanted {
         checkpoint(conn, "PRAGMA wal_checkpoint(PASSIVE)")?;
         checkpoint(conn, "PRAGMA wal_checkpoint(TRUNCATE)")?;
         return Ok(0);

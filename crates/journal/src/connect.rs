@@ -5,6 +5,9 @@ use crate::place;
 use crate::schema::{self, Kind};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Result, ffi};
+use rustix::fs::{Access, access};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -62,15 +65,29 @@ fn check_kind(conn: &Connection, path: &Path) -> Result<i64, OpenError> {
 
 /// Opens what a person named, a state directory or a backup, to look at it. Works beside a daemon.
 pub fn look(at: &Path) -> Result<(Connection, PathBuf), OpenError> {
-    let path = if at.is_dir() { at.join(place::DATABASE) } else { at.to_owned() };
-    if !path.exists() {
-        return Err(OpenError::Missing { path });
-    }
+    let found = |path: &Path| fs::metadata(path).map_err(|error| unseen(path, error));
+    let path = match found(at)? {
+        dir if dir.is_dir() => at.join(place::DATABASE),
+        _ => at.to_owned(),
+    };
+    found(&path)?;
+    // Asked, not tried: closing a descriptor of it would drop the locks that SQLite has on it in this process.
+    access(&path, Access::READ_OK).map_err(|errno| unseen(&path, errno.into()))?;
     let conn = reader(&path)?;
     match check_kind(&conn, &path)? {
         schema::VERSION => Ok((conn, path)),
         0 => Err(OpenError::Missing { path }),
         found => Err(OpenError::OlderSchema { path, found, known: schema::VERSION }),
+    }
+}
+
+/// What is not there and what may not be seen are not the same.
+fn unseen(path: &Path, error: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match error.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing { path },
+        io::ErrorKind::PermissionDenied => OpenError::Denied { path },
+        _ => OpenError::file(&path, error),
     }
 }
 

@@ -39,8 +39,18 @@ pub enum OpenError {
         /// What the system said.
         source: io::Error,
     },
-    /// Everybody on the host can put files there.
-    #[error("the state directory `{}` can be written by everybody (mode {mode:o})", path.display())]
+    /// It is another user's.
+    #[error("the state directory `{}` belongs to user {owner}, and this runs as user {us}", path.display())]
+    NotOurs {
+        /// Which.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who we are.
+        us: u32,
+    },
+    /// Others can put files there.
+    #[error("the state directory `{}` can be written by others than its owner (mode {mode:o})", path.display())]
     Exposed {
         /// Which.
         path: PathBuf,
@@ -59,6 +69,12 @@ pub enum OpenError {
     #[error("there is no journal at `{}`", path.display())]
     Missing {
         /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// There may be one, but this user may not look.
+    #[error("you may not read `{}`", path.display())]
+    Denied {
+        /// What.
         path: PathBuf,
     },
     /// There was one, and its main file is gone or almost empty.
@@ -134,6 +150,10 @@ impl OpenError {
             OpenError::Directory { .. } | OpenError::File { .. } => {
                 "check its owner, its permissions and that its disk is mounted read-write".to_owned()
             }
+            OpenError::NotOurs { path, owner, us } => format!(
+                "start it as user {owner}, choose another state directory, or look at what is in this one and run `chown -R {us} {}`",
+                path.display()
+            ),
             OpenError::Exposed { path, .. } => format!("run `chmod 700 {}`", path.display()),
             OpenError::Locked { pid: Some(pid), .. } => {
                 format!("stop process {pid} first, or choose another state directory")
@@ -142,6 +162,10 @@ impl OpenError {
                 "stop the other daemon, or choose another state directory".to_owned()
             }
             OpenError::Missing { .. } => "check the path; a daemon makes its journal when it first starts".to_owned(),
+            OpenError::Denied { .. } => {
+                "run it as root (`sudo`), or as the user that the daemon runs as; nobody else may read a journal"
+                    .to_owned()
+            }
             OpenError::Gone { path } => format!(
                 "put a backup there as `{}`; to start empty, move everything out of that directory",
                 path.file_name().unwrap_or_default().to_string_lossy()

@@ -50,6 +50,7 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         Action::Serve { card, .. } | Action::SetMode { card, .. } => {
             check(usize::from(card.0) < rows.cards.len(), "names an unknown card")
         }
+        Action::Start { lease_floor, .. } => check(*lease_floor < u64::MAX, "names an impossible lease"),
         Action::Queue { lease, tenant, .. } => {
             check(lease.0 < u64::MAX, "names an impossible lease")?;
             check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")

@@ -69,16 +69,17 @@ impl Journal {
         let lock = Lock::take(dir)?;
         place::check_not_lost(dir)?;
         let path = dir.join(place::DATABASE);
-        let ballast = Ballast::of(dir);
+        let mut ballast = Ballast::of(dir);
         place::make_private(&path)?;
         let opened = match Journal::connect(&path) {
             // This is what the ballast is for.
             Err(OpenError::Full { .. }) if ballast.give_up().is_ok() => Journal::connect(&path),
             opened => opened,
         };
-        let (conn, loaded, marks, checkpointer) = opened?;
-        // Too little room for it is no reason not to start.
+        let (conn, loaded, marks, mut checkpointer) = opened?;
+        // Too little room for it is no reason not to start: whoever starts asks how much there is.
         let _ = ballast.restore();
+        checkpointer.fit(ballast.bytes());
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
         let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
         Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, past: None, health }, loaded))
@@ -148,7 +149,22 @@ impl Journal {
 
     /// Takes the ballast back, and says whether it is all there.
     pub fn restore_ballast(&mut self) -> io::Result<bool> {
-        self.ballast.restore()
+        let restored = self.ballast.restore();
+        self.checkpointer.fit(self.ballast.bytes());
+        restored
+    }
+
+    /// How much there is to give up; less than [`BALLAST_BYTES`](crate::BALLAST_BYTES) on a small disk, and 0
+    /// where there is no room for any: then a full disk would stop releases and expiries too.
+    pub fn ballast_bytes(&self) -> u64 {
+        self.ballast.bytes()
+    }
+
+    /// Whether a commit is worth a try after one that found no room: the disk has some again, or does not say.
+    pub fn may_have_room(&self) -> bool {
+        /// What a release and the few lines after a rebuilt state take.
+        const LEAST: u64 = 128 << 10;
+        place::free_bytes(&self.path).map_or(true, |free| free >= LEAST)
     }
 
     /// Bounds the database's size: a commit that needs more fails like on a full disk.
@@ -242,12 +258,14 @@ impl Journal {
 fn lengthen_wal(path: &Path) -> io::Result<()> {
     /// Where the checkpoints begin it anew, and some.
     const BYTES: u64 = 9 << 20;
+    // A small disk has better uses for its room.
+    let bytes = BYTES.min(place::free_bytes(path)? / 4);
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
     let wal = OpenOptions::new().write(true).open(name)?;
     let length = wal.metadata()?.len();
-    if length < BYTES {
-        wal.write_all_at(&vec![0; (BYTES - length) as usize], length)?;
+    if length < bytes {
+        wal.write_all_at(&vec![0; (bytes - length) as usize], length)?;
         wal.sync_all()?;
     }
     Ok(())

@@ -37,6 +37,7 @@ pub use batch::{Batch, Entry, Open, StoredAnswer};
 pub use chain::Hash;
 pub use error::{Cause, CommitError, OpenError};
 pub use journal::Journal;
+pub use place::BALLAST_BYTES;
 pub use read::{Loaded, LogLine, Reader, live};
 pub use trim::Forgotten;
 pub use verify::{Report, verify};

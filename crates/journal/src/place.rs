@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The database in a state directory.
@@ -23,8 +23,11 @@ pub const LOCK: &str = "lock";
 /// The ballast. It is emptied, never removed: where it is, a journal was set up.
 pub const BALLAST: &str = "ballast";
 /// Room to copy the longest write-ahead log into the database (32 MiB), and for some ten thousand
-/// releases and expiries.
+/// releases and expiries. On a small disk there is less of it, and the write-ahead log stays as much
+/// shorter (`checkpoint.rs`).
 pub const BALLAST_BYTES: u64 = 40 << 20;
+/// With less than this one busy minute would use it up: then there is none, and the caller is told.
+const BALLAST_LEAST: u64 = 4 << 20;
 
 /// The least a database can have: one page.
 const PAGE: u64 = 4096;
@@ -42,8 +45,13 @@ pub fn prepare(dir: &Path) -> Result<(), OpenError> {
     if !about.is_dir() {
         return Err(failed(Errno::NOTDIR.into()));
     }
+    // Whoever may put files there could put one in our way, or take ours away.
+    let (owner, us) = (about.uid(), rustix::process::geteuid().as_raw());
+    if owner != us && owner != 0 {
+        return Err(OpenError::NotOurs { path: dir.to_owned(), owner, us });
+    }
     match about.permissions().mode() & 0o7777 {
-        mode if mode & 0o002 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
+        mode if mode & 0o022 != 0 => Err(OpenError::Exposed { path: dir.to_owned(), mode }),
         _ => Ok(()),
     }
 }
@@ -112,53 +120,107 @@ pub fn make_private(path: &Path) -> Result<(), OpenError> {
     }
 }
 
+/// Bytes that whoever runs this program could still write on the disk of a file or directory.
+pub fn free_bytes(at: &Path) -> io::Result<u64> {
+    let disk = statvfs(at)?;
+    // Some file systems keep their last blocks for root. Where root may not have them either, writing tells.
+    let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
+    // One without a size of its own does not say how much is free: that shows when it is written, too.
+    Ok(if disk.f_blocks == 0 { u64::MAX } else { blocks.saturating_mul(disk.f_frsize) })
+}
+
 /// Bytes that are kept to be given up.
 #[derive(Debug)]
 pub struct Ballast {
     path: PathBuf,
+    /// How much there is when there is room: it is found out once, so that a disk on which a little comes
+    /// free does not count as one with room.
+    size: Option<u64>,
+    /// How much there is now.
+    bytes: u64,
 }
 
 impl Ballast {
     /// The ballast of a state directory.
     pub fn of(dir: &Path) -> Ballast {
-        Ballast { path: dir.join(BALLAST) }
+        Ballast { path: dir.join(BALLAST), size: None, bytes: 0 }
+    }
+
+    /// How much there is to give up.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Hands its bytes to whoever writes next on that disk.
-    pub fn give_up(&self) -> io::Result<()> {
-        let file = own_file(&self.path)?;
-        file.set_len(0)?;
-        file.sync_all()
+    pub fn give_up(&mut self) -> io::Result<()> {
+        self.bytes = 0;
+        let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+        match OpenOptions::new().write(true).custom_flags(nofollow).open(&self.path) {
+            // There was never room for it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            opened => {
+                let file = opened?;
+                file.set_len(0)?;
+                file.sync_all()
+            }
+        }
     }
 
     /// Takes the bytes back, and says whether they are all there now. It does not take
     /// the last ones: with those the disk would be full again.
-    pub fn restore(&self) -> io::Result<bool> {
+    pub fn restore(&mut self) -> io::Result<bool> {
         let file = own_file(&self.path)?;
-        if file.metadata()?.len() >= BALLAST_BYTES {
-            return Ok(true);
+        self.bytes = file.metadata()?.len();
+        let room = self.bytes.saturating_add(free_bytes(&self.path)?);
+        let size = self.size.unwrap_or_else(|| fitting(room));
+        if self.bytes < size {
+            if room < 2 * size {
+                return Ok(false);
+            }
+            if let Err(error) = reserve(&file, size) {
+                self.bytes = 0;
+                file.set_len(0)?;
+                return if error.kind() == io::ErrorKind::StorageFull { Ok(false) } else { Err(error) };
+            }
+            file.sync_all()?;
+            self.bytes = size;
         }
-        let disk = statvfs(&self.path)?;
-        if disk.f_bavail.saturating_mul(disk.f_frsize) < 2 * BALLAST_BYTES {
+        if self.bytes < BALLAST_LEAST {
             return Ok(false);
         }
-        match reserve(&file) {
-            Ok(()) => file.sync_all().map(|()| true),
-            Err(error) => {
-                file.set_len(0)?;
-                if error.kind() == io::ErrorKind::StorageFull { Ok(false) } else { Err(error) }
-            }
-        }
+        self.size.get_or_insert(self.bytes);
+        Ok(true)
     }
 }
 
-fn reserve(file: &File) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::empty(), 0, BALLAST_BYTES) {
+/// How much ballast is sensible: as much as is left to work with, in whole MiB; none if that is too little.
+fn fitting(room: u64) -> u64 {
+    let half = (room / 2).min(BALLAST_BYTES) >> 20 << 20;
+    if half < BALLAST_LEAST { 0 } else { half }
+}
+
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Err(Errno::OPNOTSUPP) => {
             let mut file = file;
             let chunk = vec![0u8; 1 << 20];
-            (0..BALLAST_BYTES >> 20).try_for_each(|_| file.write_all(&chunk))
+            (0..bytes >> 20).try_for_each(|_| file.write_all(&chunk))
         }
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_disk_keeps_half_of_its_room_and_a_tiny_one_nothing() {
+        let mib = |n: u64| n << 20;
+        assert_eq!(fitting(u64::MAX), mib(40));
+        assert_eq!(fitting(mib(80)), mib(40));
+        assert_eq!(fitting(mib(61)), mib(30));
+        assert_eq!(fitting(mib(8)), mib(4));
+        assert_eq!(fitting(mib(8) - 1), 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Checks a journal: the file, the chain, and that the log explains the rows.
+//! Checks a journal: the file, the chain, that the log explains the rows, and that the stored answers
+//! and the clock are such as could have been written.
 //!
 //! Everything is read in one transaction, so it may run beside a daemon. Nothing is
 //! repaired. What is older than the log's first entry rests on the base that trimming
@@ -12,11 +13,14 @@ use crate::fold;
 use crate::read::{self, Marks};
 use crate::trim;
 use rusqlite::{Connection, OptionalExtension, Result};
+use serde::Serialize;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 use std::path::Path;
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::{Ended, Rows};
+use sublet_core::units::Time;
 
 /// More findings than this say nothing new.
 const FINDINGS_MAX: usize = 100;
@@ -79,7 +83,35 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
     let rows = read::rows(&tx)?;
     report.leases = rows.leases.len() as u64;
     compare_rows(&folded.rows, &rows, report);
+    check_answers(&tx, rows.tenants.len(), report)?;
     check_past_is_explained(&tx, &base, &folded, report)
+}
+
+/// The log does not have the stored answers: what can be seen is whether each could be given again.
+fn check_answers(conn: &Connection, tenants: usize, report: &mut Report) -> Result<()> {
+    let mut find =
+        conn.prepare("SELECT tenant, key, length(fingerprint), status, body FROM answers ORDER BY number")?;
+    let mut rows = find.query([])?;
+    while let Some(row) = rows.next()? {
+        let (tenant, key): (i64, String) = (row.get(0)?, row.get(1)?);
+        let mut wrong =
+            |what: &str| report.find(format!("the stored answer for key `{key}` of tenant {tenant} {what}"));
+        if !usize::try_from(tenant).is_ok_and(|tenant| tenant < tenants) {
+            wrong("is of a tenant that there is not");
+        }
+        match row.get::<_, i64>(2)? {
+            32 => {}
+            bytes => wrong(&format!("has a fingerprint of {bytes} bytes instead of 32")),
+        }
+        match row.get::<_, i64>(3)? {
+            200..300 => {}
+            status => wrong(&format!("has the status {status}, and only what was done is stored")),
+        }
+        if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&row.get::<_, String>(4)?) {
+            wrong(&format!("is no JSON: {error}"));
+        }
+    }
+    Ok(())
 }
 
 fn check_file(conn: &Connection, report: &mut Report) -> Result<()> {
@@ -102,12 +134,14 @@ struct Folded {
 fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) -> Result<Option<Folded>> {
     let mut folded = Folded { rows: base.clone(), ended: BTreeSet::new() };
     let (mut hasher, mut hash, mut seq) = (Hasher::default(), marks.base_hash, marks.base_seq);
+    let mut latest = Time::ZERO;
     let mut log = conn.prepare(read::LOG)?;
     for line in log.query_map([signed(marks.base_seq), -1], read::log_line)? {
         let line = line?;
         let stepped =
             fold::linked(&mut hasher, &hash, seq + 1, &line).and_then(|()| fold::step(&mut folded.rows, &line));
         (hash, seq) = (line.hash, line.seq);
+        latest = latest.max(line.at);
         match stepped {
             Ok(Some(ended)) => {
                 folded.ended.insert(ended.id);
@@ -123,6 +157,12 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
     if (seq, hash) != (marks.head_seq, marks.head_hash) {
         report.find(format!("the log ends at entry {seq}, but {} were written", marks.head_seq));
         return Ok(None);
+    }
+    if marks.clock < latest {
+        report.find(format!(
+            "the table `meta` has the clock at {} µs, but the log has an entry of {} µs",
+            marks.clock.0, latest.0
+        ));
     }
     Ok(Some(folded))
 }
@@ -156,8 +196,44 @@ fn check_past_is_explained(conn: &Connection, base: &Rows, folded: &Folded, repo
     Ok(())
 }
 
-fn differs(what: &str, log: &impl Debug, row: &impl Debug) -> String {
-    format!("{what} differs: the log gives {log:?}, the row says {row:?}")
+/// More fields than this say nothing new about one row.
+const FIELDS_MAX: usize = 4;
+
+/// Which fields of a row are not as the log has them.
+fn differs(what: &str, log: &impl Serialize, row: &impl Serialize) -> String {
+    let mut fields = Vec::new();
+    // Through text: numbers of 128 bits have no other way, and lose only digits that nobody reads.
+    let value = |of: &dyn Fn() -> serde_json::Result<String>| of().and_then(|text| serde_json::from_str(&text));
+    if let (Ok(log), Ok(row)) = (value(&|| serde_json::to_string(log)), value(&|| serde_json::to_string(row))) {
+        compare_fields("", &log, &row, &mut fields);
+    }
+    match fields.len() {
+        0 => format!("{what} differs in the last digits of a large number"),
+        1..=FIELDS_MAX => format!("{what} differs: {}", fields.join("; ")),
+        all => format!("{what} differs: {}; and in {} more", fields[..FIELDS_MAX].join("; "), all - FIELDS_MAX),
+    }
+}
+
+fn compare_fields(at: &str, log: &Value, row: &Value, fields: &mut Vec<String>) {
+    let below = |name: &str| if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
+    match (log, row) {
+        (log, row) if log == row => {}
+        (Value::Object(log), Value::Object(row)) => {
+            for name in log.keys().chain(row.keys().filter(|name| !log.contains_key(*name))) {
+                let of = |map: &serde_json::Map<String, Value>| map.get(name).cloned().unwrap_or(Value::Null);
+                compare_fields(&below(name), &of(log), &of(row), fields);
+            }
+        }
+        (Value::Array(log), Value::Array(row)) if log.len() == row.len() => {
+            for (place, (log, row)) in log.iter().zip(row).enumerate() {
+                compare_fields(&below(&place.to_string()), log, row, fields);
+            }
+        }
+        _ => {
+            let at = if at.is_empty() { "it" } else { at };
+            fields.push(format!("`{at}` is `{log}` by the log and `{row}` in its row"));
+        }
+    }
 }
 
 fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
@@ -172,7 +248,7 @@ fn compare_rows(log: &Rows, rows: &Rows, report: &mut Report) {
     compare_maps("rule", &log.rules, &rows.rules, report);
 }
 
-fn compare_maps<K: Ord + Display, T: PartialEq + Debug>(
+fn compare_maps<K: Ord + Display, T: PartialEq + Serialize>(
     what: &str,
     log: &BTreeMap<K, T>,
     rows: &BTreeMap<K, T>,
@@ -188,7 +264,7 @@ fn compare_maps<K: Ord + Display, T: PartialEq + Debug>(
     }
 }
 
-fn compare_lists<T: PartialEq + Debug>(what: &str, log: &[T], rows: &[T], report: &mut Report) {
+fn compare_lists<T: PartialEq + Serialize>(what: &str, log: &[T], rows: &[T], report: &mut Report) {
     if log.len() != rows.len() {
         report.find(format!("the log gives {} {what}s, the table has {}", log.len(), rows.len()));
     }

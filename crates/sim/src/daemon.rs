@@ -426,6 +426,7 @@ impl Sim<'_> {
             boot: format!("boot-{}", self.boot),
             clock_offset_us: (self.lag as i64).wrapping_neg(),
             epoch_floor: Epoch(epoch_floor),
+            lease_floor: 1,
         };
         self.take(self.callers.len(), started)?;
         self.look_around()

@@ -82,7 +82,9 @@ impl Turn<'_> {
 
     fn take(&mut self, event: Event) -> Answer {
         match event {
-            Event::Started { boot, clock_offset_us, epoch_floor } => self.start(boot, clock_offset_us, epoch_floor),
+            Event::Started { boot, clock_offset_us, epoch_floor, lease_floor } => {
+                self.start(boot, clock_offset_us, (epoch_floor, lease_floor));
+            }
             Event::Awoke => self.grace(),
             Event::Asked { by, ask, wait, root } => return self.admit(&by, ask, wait, root),
             Event::Renewed { by, lease, epoch } => return self.renew(&by, lease, epoch),
@@ -168,9 +170,9 @@ impl Turn<'_> {
         }
     }
 
-    fn start(&mut self, boot: String, clock_offset_us: i64, epoch_floor: Epoch) {
+    fn start(&mut self, boot: String, clock_offset_us: i64, (epoch_floor, lease_floor): (Epoch, u64)) {
         let rebooted = !self.state.rows().meta.boot.is_empty() && self.state.rows().meta.boot != boot;
-        self.emit(Action::Start { boot, clock_offset_us, epoch_floor });
+        self.emit(Action::Start { boot, clock_offset_us, epoch_floor, lease_floor });
         self.grace();
         if self.state.planted(Mutant::RestartParks) {
             let active = |row: &&Lease| matches!(row.phase, Phase::Active(_));

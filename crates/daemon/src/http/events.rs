@@ -28,7 +28,7 @@ const CHUNK: usize = 256;
 /// back as Last-Event-ID to go on from there.
 #[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
     params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one")), responses(
-    (status = 200, description = "audit lines; an event `gap` where lines are gone", body = String, content_type = "text/event-stream"),
+    (status = 200, description = "audit lines. An event `gap` says which lines are gone (`{\"from\":1,\"to\":9}`), or, to whoever has seen more lines than there are, where the log ends (`{\"seen\":500,\"last\":20}`): a backup was put back, and the stream goes on from there", body = String, content_type = "text/event-stream"),
     OnRead,
 ))]
 pub async fn stream(
@@ -40,10 +40,8 @@ pub async fn stream(
     let after = last_event_id(&request)?;
     let sieve = Sieve::of(&app, by.clone(), None).await?;
     let start = history(&app, &by, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
-    let (first, last) = start;
-    let after = after.unwrap_or(last);
-    let gap = gap(after, first);
-    let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after: after.max(first - 1) };
+    let (after, gap) = begin(after, start);
+    let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after };
     let stop = {
         let mut stopping = follow.app.stopping.clone();
         async move { drop(stopping.wait_for(|stop| *stop).await) }
@@ -105,6 +103,20 @@ impl Follow {
                 }
             }
         }
+    }
+}
+
+/// After which line a stream begins whose caller has seen up to `seen`, and what it is told first. The log has the
+/// lines from `first` to `last`.
+fn begin(seen: Option<u64>, (first, last): (u64, u64)) -> (u64, Option<Event>) {
+    match seen {
+        None => (last, None),
+        // With its number whoever comes back goes on from there, too, and does not wait for lines that never come.
+        Some(seen) if seen > last => {
+            let data = format!("{{\"seen\":{seen},\"last\":{last}}}");
+            (last, Some(Event::default().id(last.to_string()).event("gap").data(data)))
+        }
+        Some(seen) => (seen.max(first - 1), gap(seen, first)),
     }
 }
 

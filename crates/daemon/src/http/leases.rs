@@ -3,7 +3,7 @@
 use super::body::{self, Name, lease_id};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
-use crate::mail::{Mail, Reply, Until, Watch};
+use crate::mail::{Reply, Until, Watch};
 use crate::signals;
 use crate::view;
 use crate::words;
@@ -224,7 +224,7 @@ async fn await_change(
 ) -> Result<Option<wire::Lease>, Refused> {
     let (reply, answer) = oneshot::channel();
     let watch = Watch { by: by.clone(), lease, until, reply };
-    app.post.0.send(Mail::Watch(watch)).map_err(|_| crate::looper::LoopGone::Stopping)?;
+    app.post.watch(watch)?;
     let mut stopping = app.stopping.clone();
     tokio::select! {
         answer = tokio::time::timeout(wait, answer) => match answer {

@@ -222,6 +222,7 @@ pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>)
 /// Whether asks can be granted: the driver lists cards and the disk has room.
 #[utoipa::path(get, path = "/readyz", tag = "service", responses(
     (status = 200, description = "asks are taken", body = Health),
+    (status = 507, description = "the disk is full, or has too little room", body = Problem, content_type = PROBLEM_JSON),
     OnRead,
 ))]
 pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {

@@ -21,6 +21,7 @@ impl IntoResponses for OnRead {
         refusals(&[
             (400, "the request cannot be read"),
             (401, "over TCP: no token, or none that is good"),
+            (403, "you may not see this, or not any more"),
             (404, "there is no such thing, or it is not yours"),
             (429, "over TCP: more calls than one may make"),
             (503, "not now: the daemon stops, or has no cards"),
@@ -64,7 +65,10 @@ impl IntoParams for Repeat {
             .name("Idempotency-Key")
             .parameter_in(ParameterIn::Header)
             .required(Required::False)
-            .description(Some("makes the call safe to send again"))
+            .description(Some(
+                "makes the call safe to send again: the same key with the same request gets the same answer. Answers \
+                 are kept for a day, and the latest 100,000 of all users; after that the key is a new one",
+            ))
             .schema(Some(schema));
         vec![parameter.build()]
     }

@@ -10,11 +10,14 @@
 //! but mail and the clock.
 
 mod hands;
+mod post;
+
+pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
-use crate::epochs::Epochs;
+use crate::epochs::{Epochs, Floor};
 use crate::keys::{Keys, Seen};
-use crate::mail::{Again, Call, Errand, Held, Key, Mail, Reply, Synced, Until, Watch};
+use crate::mail::{Again, Call, Errand, Held, Key, Look, Mail, Reply, Synced, Told, Until, Watch};
 use crate::marks::Marks;
 use crate::names::Names;
 use crate::plans::Plans;
@@ -31,7 +34,7 @@ use std::time::{Duration, Instant};
 use sublet_core::action::Action;
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
-use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
@@ -52,7 +55,7 @@ const TURN: Duration = Duration::from_millis(2);
 const LONE: usize = 4;
 /// How often a full disk is looked at again.
 const FULL_AGAIN: Duration = Duration::from_secs(5);
-/// How long nothing is decided when not even the ballast was enough.
+/// How long nothing is decided when not even the ballast was enough: one try a second costs nothing.
 const STUCK: Duration = Duration::from_secs(1);
 /// Core is told which day it is at midnight, and once an hour: the clock may have been set.
 const DAY_AGAIN_US: u64 = 3_600_000_000;
@@ -89,10 +92,12 @@ pub struct Parts {
     pub host: Arc<Host>,
     /// The pen it shares with the writer.
     pub pen: Arc<Mutex<Pen>>,
+    /// There is no room for a ballast: nothing is granted before there is.
+    pub no_ballast: bool,
     /// This boot.
     pub boot: String,
-    /// How far epochs went, and the first that was never handed out.
-    pub epochs: (Epochs, Epoch),
+    /// How far epochs and leases went, and the first that were never handed out.
+    pub epochs: (Epochs, Floor),
     /// What holders' programs prove their lease by.
     pub marks: Marks,
     /// Cards that are not for leases.
@@ -122,6 +127,8 @@ pub struct Loop {
     /// When core is told again which day it is, by the wall clock.
     day_again_us: u64,
     full: Option<Full>,
+    /// Reads that wait for a try to write again: they shall see what is durable, whatever comes of it.
+    later: Vec<Mail>,
     own: Arc<str>,
     host: Arc<Host>,
     pen: Arc<Mutex<Pen>>,
@@ -129,7 +136,7 @@ pub struct Loop {
     next: Option<Mail>,
     boot: String,
     epochs: Epochs,
-    epoch_floor: Epoch,
+    floor: Floor,
     marks: Marks,
     unmanaged: Vec<String>,
     /// What the driver listed before the state was rebuilt.
@@ -139,18 +146,36 @@ pub struct Loop {
 }
 
 /// The disk is full.
+///
+/// ```text
+///   room ──full──► tight ──full──► stuck ──a second──► trying ──full──► stuck
+///    ▲               ▲ │                                 │
+///    │               └─┼────────────written──────────────┘
+///    └──ballast back───┘
+/// ```
 struct Full {
     /// When its room is looked at again.
     again: Instant,
-    /// Not even the ballast was enough: nothing is decided until then.
-    stuck_until: Option<Instant>,
+    grip: Grip,
+}
+
+/// How much goes on when the disk is full.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grip {
+    /// Everything but grants, in what the ballast left.
+    Tight,
+    /// Not even that was enough: the state is what the disk has, and nothing is decided until then.
+    Stuck(Instant),
+    /// What was decided after such a rest is being written.
+    Trying,
 }
 
 impl Loop {
     /// A loop over what the disk has.
     pub fn new(parts: Parts) -> Loop {
+        let begin = if parts.no_ballast { Engine::on_a_full_disk } else { Engine::new };
         let mut this = Loop {
-            engine: Engine::new(parts.loaded.rows.clone(), parts.policy.clone()),
+            engine: begin(parts.loaded.rows.clone(), parts.policy.clone()),
             policy: parts.policy,
             clock: parts.clock,
             mail: parts.mail,
@@ -168,14 +193,15 @@ impl Loop {
             stopping: false,
             suspended_us: suspended_us(),
             day_again_us: day_again_us(),
-            full: None,
+            full: parts.no_ballast.then(|| Full { again: Instant::now() + FULL_AGAIN, grip: Grip::Tight }),
+            later: Vec::new(),
             own: Arc::from("sublet"),
             host: parts.host,
             pen: parts.pen,
             next: None,
             boot: parts.boot,
             epochs: parts.epochs.0,
-            epoch_floor: parts.epochs.1,
+            floor: parts.epochs.1,
             marks: parts.marks,
             unmanaged: parts.unmanaged,
             listed: Vec::new(),
@@ -190,8 +216,7 @@ impl Loop {
         self.keys = Keys::default();
         for answer in &loaded.answers {
             if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
-                let (status, body) = (answer.status, answer.body.clone());
-                let reply = Reply { status, body, retry_after_s: None, granted: None };
+                let reply = stored_reply(answer);
                 self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply);
             }
         }
@@ -201,8 +226,8 @@ impl Loop {
     pub fn start(&mut self) {
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
-        let epoch_floor = self.epoch_floor;
-        self.take(Event::Started { boot, clock_offset_us, epoch_floor });
+        let Floor { epoch: epoch_floor, lease: lease_floor } = self.floor;
+        self.take(Event::Started { boot, clock_offset_us, epoch_floor, lease_floor });
         self.take(Event::Day { number: crate::day::number() });
         self.watch_all();
     }
@@ -244,9 +269,18 @@ impl Loop {
             self.tick();
             self.flush();
         }
+        // Without it there is a hole in the numbers of leases, as after a crash.
+        let _ = self.epochs.close(self.engine.state().rows().meta.next_lease);
     }
 
     fn patience(&self) -> Duration {
+        if let Some(Full { grip: Grip::Stuck(until), .. }) = &self.full {
+            // What is due stays due until then.
+            return until.saturating_duration_since(Instant::now());
+        }
+        if !self.syncing && !self.engine.is_idle() {
+            return Duration::ZERO;
+        }
         match self.engine.state().next_due() {
             Some(due) => Duration::from_micros(due.since(self.clock.now()).0).min(TICK),
             None => TICK,
@@ -254,14 +288,41 @@ impl Loop {
     }
 
     fn stuck(&self) -> bool {
-        self.full.as_ref().is_some_and(|full| full.stuck_until.is_some())
+        matches!(self.full, Some(Full { grip: Grip::Stuck(_), .. }))
+    }
+
+    fn trying(&self) -> bool {
+        matches!(self.full, Some(Full { grip: Grip::Trying, .. }))
+    }
+
+    /// What was tried after a rest is on the disk.
+    fn got_through(&mut self) {
+        if let Some(full) = &mut self.full
+            && full.grip == Grip::Trying
+        {
+            full.grip = Grip::Tight;
+            tracing::info!("releases and expiries can be written again; no new leases until there is more room");
+        }
+        self.read_later();
+    }
+
+    fn read_later(&mut self) {
+        for mail in std::mem::take(&mut self.later) {
+            self.open(mail);
+        }
     }
 
     fn tick(&mut self) {
         if let Some(full) = &mut self.full
-            && full.stuck_until.is_some_and(|until| Instant::now() >= until)
+            && let Grip::Stuck(until) = full.grip
+            && Instant::now() >= until
         {
-            full.stuck_until = None;
+            // A try that fails reads all of the state back from the disk.
+            if self.pen.lock().is_ok_and(|pen| !pen.may_have_room()) {
+                full.grip = Grip::Stuck(Instant::now() + STUCK);
+                return;
+            }
+            full.grip = Grip::Trying;
             self.begin_again();
         }
         if self.stuck() {
@@ -297,9 +358,13 @@ impl Loop {
         if self.syncing || self.engine.is_idle() {
             return;
         }
+        if let Err(error) = self.epochs.keep_leases_ahead(self.engine.state().rows().meta.next_lease) {
+            tracing::warn!(%error, "how far the numbers of leases went cannot be kept; it is tried again");
+        }
         let (batch, held) = self.engine.close(self.clock.now());
         if batch.is_empty() {
             // All that was seen is durable already.
+            self.got_through();
             return held.into_iter().for_each(|held| held.release(&self.host));
         }
         self.keys.close();
@@ -328,7 +393,8 @@ impl Loop {
     fn open(&mut self, mail: Mail) {
         match mail {
             Mail::Call(call) if self.stuck() => refuse(call.reply),
-            Mail::Saw(_) if self.stuck() => {}
+            Mail::Saw(_) | Mail::Signalled { .. } if self.stuck() => {}
+            Mail::Read(_) | Mail::Watch(_) if self.trying() => self.later.push(mail),
             Mail::Call(call) => self.call(*call, true),
             Mail::Read(read) => {
                 let release = read(&self.view());
@@ -339,18 +405,25 @@ impl Loop {
             Mail::Synced(Synced::Done) => {
                 self.syncing = false;
                 self.keys.settle();
-                if let Some(full) = &mut self.full {
-                    full.stuck_until = None;
-                }
+                self.got_through();
             }
             Mail::Synced(Synced::Failed { error, loaded, held }) => {
                 self.syncing = false;
                 self.start_over(*loaded, held, &crate::writer::chain(&error));
             }
+            // There is room, but what is true must be told anew first.
+            Mail::DiskFreed if self.stuck() => {
+                self.full = Some(Full { again: Instant::now(), grip: Grip::Stuck(Instant::now()) })
+            }
             Mail::DiskFreed => {
                 self.full = None;
                 tracing::info!("the disk has room again: leases are granted");
                 self.take(Event::DiskFreed);
+            }
+            Mail::Configured(policy) if self.stuck() => {
+                // Nothing was decided on what the disk has: the state is made of it once more.
+                self.engine = Engine::on_a_full_disk(self.engine.state().rows().clone(), (*policy).clone());
+                self.policy = *policy;
             }
             Mail::Configured(policy) => {
                 self.policy = (*policy).clone();
@@ -375,11 +448,15 @@ impl Loop {
 
     /// A release is tried `again` after a full disk, once.
     fn call(&mut self, call: Call, again: bool) {
-        let Call { by, event, key, reply: to } = call;
-        if let Some(key) = &key
-            && let Seen::Answered(reply) = self.keys.look_up(&by.tenant, key)
-        {
-            return self.engine.hold(Held::Reply { reply, to, again: None });
+        let Call { by, event, key, looked, reply: to } = call;
+        if let Some(used) = &key {
+            match (self.keys.look_up(&by.tenant, used, looked), self.engine.state().tenant(&by.tenant), key.clone()) {
+                (Seen::Answered(reply), ..) => return self.engine.hold(Held::Reply { reply, to, again: None }),
+                (Seen::Stored(looked), Some(tenant), Some(key)) => {
+                    return drop(to.send(Err(Box::new(Look { by, event, key, tenant, looked }))));
+                }
+                _ => {}
+            }
         }
         let release = match &event {
             Event::Released { lease, epoch, .. } if again => Some((*lease, *epoch)),
@@ -648,38 +725,52 @@ impl Loop {
     /// Takes what the disk has as the truth. Whoever waited for an answer gets a
     /// refusal; releases are tried once more, in the room the ballast left.
     fn start_over(&mut self, loaded: Loaded, failed: Vec<Held>, why: &str) {
-        tracing::warn!("the state was rebuilt from the disk: {why}");
+        let now = Instant::now();
+        let grip = match self.full.as_ref().map(|full| full.grip) {
+            None => {
+                tracing::error!(
+                    "the disk is full: no new leases until there is room, and the state is what is on it: {why}"
+                );
+                Grip::Tight
+            }
+            // The second time in a row there is no ballast left to give up.
+            Some(before) => {
+                if before == Grip::Tight {
+                    tracing::error!(
+                        "nothing more fits on the disk: until there is room, reads go on and whatever must be written is refused or waits: {why}"
+                    );
+                }
+                Grip::Stuck(now + STUCK)
+            }
+        };
         let mut listed = self.engine.state().listed_facts();
         if listed.is_empty() {
             listed = std::mem::take(&mut self.listed);
         }
         let (_, open) = self.engine.close(self.clock.now());
         self.tokens.fill(&loaded.rows);
-        self.engine = Engine::new(loaded.rows, self.policy.clone());
+        self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
         self.plans = Plans::default();
         self.keys.forget_undurable();
         self.listed = listed;
-        let now = Instant::now();
-        // The second time in a row there is no ballast left to give up.
-        let stuck_until = self.full.is_some().then_some(now + STUCK);
         let again = self.full.as_ref().map_or(now + FULL_AGAIN, |full| full.again);
-        self.full = Some(Full { again, stuck_until });
-        self.take(Event::DiskFilled);
-        if stuck_until.is_none() {
+        self.full = Some(Full { again, grip });
+        if grip == Grip::Tight {
             self.begin_again();
         }
         for held in failed.into_iter().chain(open) {
             match held {
-                Held::Reply { to, again: Some(again), .. } if stuck_until.is_none() => {
+                Held::Reply { to, again: Some(again), .. } if grip == Grip::Tight => {
                     let Again { by, lease, epoch, key } = *again;
                     let event = Event::Released { by: by.clone(), lease, epoch };
-                    self.call(Call { by, event, key, reply: to }, false);
+                    self.call(Call { by, event, key, looked: None, reply: to }, false);
                 }
                 Held::Reply { to, .. } => refuse(to),
                 // A reader whose channel closes is told to look again; an errand is derived anew.
                 Held::Run(_) | Held::Errand(_) => {}
             }
         }
+        self.read_later();
     }
 
     /// What a start tells: it may have been in what was lost.
@@ -704,13 +795,18 @@ fn leave_alone(cards: &mut [CardFacts], unmanaged: &[String]) {
     }
 }
 
+/// An answer as it is given again.
+fn stored_reply(answer: &StoredAnswer) -> Reply {
+    Reply { status: answer.status, body: answer.body.clone(), retry_after_s: None, granted: None }
+}
+
 fn day_again_us() -> u64 {
     wall_us() + (crate::day::seconds_left() * 1_000_000).min(DAY_AGAIN_US)
 }
 
-fn refuse(to: oneshot::Sender<Reply>) {
+fn refuse(to: oneshot::Sender<Told>) {
     let problem = words::problem(&sublet_core::event::Refusal::DiskFull);
-    drop(to.send(Reply::problem(&problem)));
+    drop(to.send(Ok(Reply::problem(&problem))));
 }
 
 /// The wall clock, for people.
@@ -726,40 +822,4 @@ fn suspended_us() -> u64 {
         t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1_000
     };
     us(ClockId::Boottime).saturating_sub(us(ClockId::Monotonic))
-}
-
-/// How anybody reaches the loop.
-#[derive(Clone)]
-pub struct Post(pub Sender<Mail>);
-
-/// No answer will come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopGone {
-    /// The daemon stops.
-    Stopping,
-    /// The state was rebuilt from the disk under the question.
-    Rebuilt,
-}
-
-impl Post {
-    /// Sends a request and awaits its durable answer.
-    pub async fn call(&self, by: Caller, event: Event, key: Option<Key>) -> Result<Reply, LoopGone> {
-        let (reply, answer) = oneshot::channel();
-        self.0.send(Mail::Call(Box::new(Call { by, event, key, reply }))).map_err(|_| LoopGone::Stopping)?;
-        answer.await.map_err(|_| LoopGone::Stopping)
-    }
-
-    /// Looks at the state; what was seen is durable when this returns.
-    pub async fn read<T: Send + 'static>(
-        &self,
-        look: impl FnOnce(&View<'_>) -> T + Send + 'static,
-    ) -> Result<T, LoopGone> {
-        let (reply, answer) = oneshot::channel();
-        let read = move |view: &View<'_>| {
-            let seen = look(view);
-            Box::new(move || drop(reply.send(seen))) as crate::mail::Release
-        };
-        self.0.send(Mail::Read(Box::new(read))).map_err(|_| LoopGone::Stopping)?;
-        answer.await.map_err(|_| LoopGone::Rebuilt)
-    }
 }

@@ -44,6 +44,9 @@ fn a_backup_of_a_busy_journal_is_whole_and_opens_by_itself() {
     let rows = live(&to).unwrap();
 
     assert!(matches!(backup(&dir.path(), &to), Err(OpenError::Exists { .. })));
+    let nowhere = dir.0.path().join("nowhere");
+    let error = backup(&dir.path(), &nowhere.join("backup.db")).unwrap_err();
+    assert_eq!(error.to_string(), format!("cannot use `{}`", nowhere.display()), "the folder that was named");
 
     fs::create_dir(kept.path()).unwrap();
     fs::copy(&to, kept.file("journal.db")).unwrap();

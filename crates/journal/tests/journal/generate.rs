@@ -52,7 +52,8 @@ impl World {
     /// Two tenants and two cards, none of it committed yet.
     pub fn new(seed: u64) -> World {
         let mut world = World::with(Rows::default(), Time::ZERO, seed);
-        world.act(Action::Start { boot: "boot-1".to_owned(), clock_offset_us: -5, epoch_floor: Epoch(1_000) });
+        let boot = "boot-1".to_owned();
+        world.act(Action::Start { boot, clock_offset_us: -5, epoch_floor: Epoch(1_000), lease_floor: 1 });
         for n in 0..2 {
             world.act(Action::Enrol { tenant: TenantId(n), name: format!("uid:{}", 1000 + n) });
             world.act(Action::List { card: CardId(n as u16), facts: facts(n) });

@@ -4,7 +4,7 @@ use crate::Dir;
 use std::error::Error;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use sublet_journal::{Journal, OpenError, live};
+use sublet_journal::{Journal, OpenError, live, verify};
 
 fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
@@ -64,12 +64,31 @@ fn a_place_that_will_not_do_is_named() {
 }
 
 #[test]
-fn a_directory_everybody_can_write_is_refused() {
+fn a_directory_that_others_can_write_is_refused() {
     let dir = Dir::new();
     fs::create_dir(dir.path()).unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    for bad in [0o777, 0o770, 0o702] {
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(bad)).unwrap();
+        let error = Journal::open(&dir.path()).unwrap_err();
+        assert!(matches!(error, OpenError::Exposed { mode, .. } if mode == bad), "{error:?}");
+        assert_eq!(error.hint().unwrap(), format!("run `chmod 700 {}`", dir.path().display()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    dir.open();
+}
+
+#[test]
+fn a_directory_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can give a directory away");
+    }
+    let dir = Dir::new();
+    fs::create_dir(dir.path()).unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
     let error = Journal::open(&dir.path()).unwrap_err();
-    assert!(matches!(error, OpenError::Exposed { mode: 0o777, .. }));
+    assert!(matches!(error, OpenError::NotOurs { owner: 12_345, us: 0, .. }), "{error:?}");
+    assert!(error.hint().unwrap().contains("start it as user 12345"), "{:?}", error.hint());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -82,6 +101,31 @@ fn a_lock_file_that_leads_elsewhere_is_not_followed() {
     symlink(&target, dir.file("lock")).unwrap();
     assert!(matches!(Journal::open(&dir.path()), Err(OpenError::Directory { .. })));
     assert_eq!(fs::read_to_string(target).unwrap(), "precious");
+}
+
+#[test]
+fn looking_where_one_may_not_says_that() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become somebody who may not look");
+    }
+    let dir = Dir::new();
+    drop(dir.open());
+    // The way there is open, so that it is the directory itself that is closed.
+    fs::set_permissions(dir.0.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let denied = || {
+        let path = dir.path();
+        // A thread of its own has its own user, and takes it along when it ends.
+        let look = move || {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
+            verify(&path).unwrap_err()
+        };
+        let error = std::thread::spawn(look).join().unwrap();
+        assert!(matches!(error, OpenError::Denied { .. }), "{error:?}");
+        assert!(error.hint().unwrap().contains("as the user that the daemon runs as"));
+    };
+    denied();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    denied();
 }
 
 #[test]

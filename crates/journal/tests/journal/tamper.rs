@@ -2,7 +2,7 @@
 
 use crate::Dir;
 use crate::generate::World;
-use sublet_journal::verify;
+use sublet_journal::{Batch, verify};
 
 /// Writes a story, changes the file with `sql`, and returns what `verify` finds.
 fn after(sql: &str) -> String {
@@ -20,7 +20,8 @@ fn after(sql: &str) -> String {
         world.issue();
         let short = world.issue();
         world.revoke(short);
-        journal.commit(&world.close()).unwrap();
+        let answers = vec![crate::generate::answer(0, "k", 1)];
+        journal.commit(&Batch { answers, ..world.close() }).unwrap();
         while journal.trim(20).unwrap() > 0 {}
     }
     assert!(verify(&dir.path()).unwrap().is_clean());
@@ -70,7 +71,7 @@ fn changed_rows_are_found() {
         "lease L99 has a row that the log does not",
     );
     check("UPDATE tenants SET byte_us = '0'", "tenant 0 differs");
-    check("UPDATE meta SET next_epoch = 1", "the table `meta` differs");
+    check("UPDATE meta SET next_epoch = 1", "the table `meta` differs: `next_epoch` is `");
     check("UPDATE cards SET service = '\"draining\"' WHERE id = 1", "card 1 differs");
     check("DELETE FROM cards WHERE id = 1", "the log gives 2 cards, the table has 1");
     check("UPDATE leases SET ask = '{'", "the file is damaged");
@@ -85,6 +86,28 @@ fn changed_rows_are_found() {
          FROM tokens WHERE id = 1",
         "token K3 has a row that the log does not explain",
     );
+}
+
+#[test]
+fn a_difference_is_told_in_words() {
+    let findings = after("UPDATE leases SET until_us = 7 WHERE id = 2");
+    let (row, fields) = findings.split_once(" differs: ").expect("it names the row first");
+    assert_eq!(row, "lease L2");
+    assert!(fields.contains("until` is `") && fields.ends_with("` by the log and `7` in its row"), "{fields}");
+}
+
+#[test]
+fn a_changed_answer_is_found() {
+    let what = "the stored answer for key `k` of tenant 0";
+    check("UPDATE answers SET status = 503", &format!("{what} has the status 503"));
+    check("UPDATE answers SET fingerprint = x'00'", &format!("{what} has a fingerprint of 1 bytes instead of 32"));
+    check("UPDATE answers SET body = '{\"id\":'", &format!("{what} is no JSON"));
+    check("UPDATE answers SET tenant = 99", "of tenant 99 is of a tenant that there is not");
+}
+
+#[test]
+fn a_clock_that_was_set_back_is_found() {
+    check("UPDATE meta SET clock_us = 3", "the table `meta` has the clock at 3 µs, but the log has an entry of");
 }
 
 #[test]

@@ -23,9 +23,10 @@ impl Books {
             self.set_listed(uuids);
         }
         match action {
-            Action::Start { boot, epoch_floor, .. } => {
+            Action::Start { boot, epoch_floor, lease_floor, .. } => {
                 must(17, matches!(cause, Cause::Started(..)) && *boot == self.boot, || format!("{action:?}"))?;
                 self.next_epoch = self.next_epoch.max(epoch_floor.0);
+                self.next_lease = self.next_lease.max(*lease_floor);
                 Ok(())
             }
             Action::Grace { from, until } => {

@@ -66,7 +66,10 @@ fn told(story: &str, policy: Policy) -> Teller {
                 teller.now = at;
                 teller.state = State::new(teller.state.rows().clone(), teller.state.policy().clone());
                 let cards = teller.state.rows().cards.iter().map(|card| card.facts.clone()).collect();
-                teller.step(at, Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Epoch(1) });
+                teller.step(
+                    at,
+                    Event::Started { boot: String::new(), clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 },
+                );
                 teller.step(at, Event::Listed(cards));
             }
             event => teller.line(at, event),
@@ -272,10 +275,17 @@ impl Teller {
             }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
-            ["start", boot] => Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1) },
+            ["start", boot] => {
+                Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 }
+            }
+            ["restart", "at", lease] => {
+                let lease_floor = lease.trim_start_matches('L').parse().expect("a lease");
+                let boot = self.state.rows().meta.boot.clone();
+                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor }
+            }
             ["restart"] => {
                 let boot = self.state.rows().meta.boot.clone();
-                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1) }
+                Event::Started { boot, clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 }
             }
             ["awoke"] => Event::Awoke,
             ["disk", "full"] => Event::DiskFilled,

@@ -218,6 +218,31 @@ fn a_restart_ends_nobody_and_a_reboot_ends_holders_only() {
 }
 
 #[test]
+fn after_a_backup_was_put_back_no_lease_gets_a_number_that_there_was() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 4G
+         1s   restart at L40
+         2s   card 0 0M
+         3s   ask ann 4G
+         4s   restart at L7
+         5s   card 0 0M
+         6s   ask ann 4G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 4 GiB on 0 epoch 1 until 60s
+            1s grace until 61s
+            3s queue L40
+            3s grant L40 4 GiB on 0 epoch 2 until 63s
+            4s grace until 64s
+            6s queue L41
+            6s grant L41 4 GiB on 0 epoch 3 until 66s
+        "#]],
+    );
+}
+
+#[test]
 fn who_would_wait_no_longer_leaves_the_queue() {
     check(
         "0s   cards 24G
