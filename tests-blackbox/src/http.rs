@@ -141,10 +141,14 @@ impl Client {
         let leases: sublet_wire::Leases = self.get("/v1/leases").read();
         leases.leases.into_iter().map(|lease| lease.id).collect()
     }
+    /// All cards.
+    pub fn cards(&self) -> Vec<sublet_wire::Card> {
+        let cards: sublet_wire::Cards = self.get("/v1/cards").read();
+        cards.cards
+    }
     /// The first card.
     pub fn card(&self) -> sublet_wire::Card {
-        let cards: sublet_wire::Cards = self.get("/v1/cards").read();
-        cards.cards.into_iter().next().expect("there is a card")
+        self.cards().into_iter().next().expect("there is a card")
     }
 }
 

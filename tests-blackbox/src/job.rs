@@ -29,12 +29,19 @@ impl Job {
 
     /// The same as this user.
     pub fn start_as(service: &Service, uid: Option<u32>, arguments: &[&str]) -> Job {
+        Job::start_with(service, arguments, |command| {
+            if let Some(uid) = uid {
+                command.uid(uid).gid(uid);
+            }
+        })
+    }
+
+    /// The same, started otherwise.
+    pub fn start_with(service: &Service, arguments: &[&str], how: impl FnOnce(&mut Command)) -> Job {
         let stderr = service.dir().join(format!("stderr-{:?}", std::time::Instant::now()));
         let mut command = service.command(&[&["run"], arguments].concat());
         command.stderr(File::create(&stderr).expect("a file")).stdout(Stdio::piped()).process_group(0);
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
+        how(&mut command);
         let mut child = command.spawn().expect("a program can be started");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         Job { child, stdout, stderr }

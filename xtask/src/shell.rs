@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -50,6 +51,24 @@ impl Run {
         let shown = self.shown();
         eprintln!("$ {shown}");
         let status = self.command.status().with_context(|| format!("`{shown}` could not be started"))?;
+        if !status.success() {
+            bail!("`{shown}` failed ({status})");
+        }
+        Ok(())
+    }
+    /// The same; what it says on stderr goes on to the terminal, and each line of it to `heard` as well.
+    pub fn run_heard(mut self, mut heard: impl FnMut(&str)) -> Result<()> {
+        let shown = self.shown();
+        eprintln!("$ {shown}");
+        let started = self.command.stderr(Stdio::piped()).spawn();
+        let mut child = started.with_context(|| format!("`{shown}` could not be started"))?;
+        for line in child.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).split(b'\n')) {
+            let line = line.with_context(|| format!("`{shown}` cannot be heard"))?;
+            let line = String::from_utf8_lossy(&line);
+            eprintln!("{line}");
+            heard(&line);
+        }
+        let status = child.wait().with_context(|| format!("`{shown}` cannot be waited for"))?;
         if !status.success() {
             bail!("`{shown}` failed ({status})");
         }

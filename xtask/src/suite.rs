@@ -4,6 +4,8 @@ use crate::shell::{cargo, program};
 use crate::workspace::{Profile, build_sublet};
 use crate::{check, fuzz, setup};
 use anyhow::Result;
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
 
 /// Installs, checks, tests.
 pub fn test() -> Result<()> {
@@ -12,15 +14,54 @@ pub fn test() -> Result<()> {
     check::check()?;
     // The black-box tests start this very binary.
     let sublet = build_sublet(Profile::Debug)?;
+    let mut again = BTreeSet::new();
     if program("cargo-nextest").args(["nextest", "--version"]).works() {
-        // Real processes on a loaded machine: one failure in a thousand runs is told as FLAKY, and
-        // mended; it does not hide what else there is to see.
-        cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--retries", "1"]).run()?;
+        // Real processes on a loaded machine: one failure in a thousand runs is tried again, named at
+        // the end, and mended; it does not hide what else there is to see.
+        let color = if std::io::stderr().is_terminal() { "always" } else { "never" };
+        let run = cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--retries", "1", "--color", color]);
+        run.run_heard(|line| again.extend(needed_another_try(line)))?;
         cargo(["test", "--workspace", "--doc", "--quiet"]).run()?;
     } else {
         cargo(["test", "--workspace", "--no-fail-fast"]).run()?;
     }
     fuzz::against(&sublet, &tools)?;
     eprintln!("all checks and tests passed");
+    if !again.is_empty() {
+        eprintln!("\nBUT {} failed at first and passed only when tried again; find out why:", again.len());
+        again.iter().for_each(|test| eprintln!("  {test}"));
+    }
     Ok(())
+}
+
+/// The test that a line of nextest's summary says to have passed at the second try.
+fn needed_another_try(line: &str) -> Option<String> {
+    let line = plain(line);
+    let rest = line.trim_start().strip_prefix("FLAKY ")?;
+    rest.split_once(']').map(|(_, test)| test.trim().to_owned())
+}
+
+/// Without what makes it coloured.
+fn plain(line: &str) -> String {
+    let mut parts = line.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_needed_another_try_are_found_in_what_nextest_says() {
+        let line = "   FLAKY 2/2 [   0.012s] ( 7/12) sublet-host::host audit::a_thing_happens";
+        assert_eq!(needed_another_try(line).as_deref(), Some("( 7/12) sublet-host::host audit::a_thing_happens"));
+        let line = "  \x1b[33;1mFLAKY 2/2\x1b[0m [   0.012s] \x1b[35msublet\x1b[0m \x1b[36ma\x1b[0m";
+        assert_eq!(needed_another_try(line).as_deref(), Some("sublet a"));
+        for line in
+            ["   PASS [   0.012s] sublet a", "  TRY 1 FAIL [   0.012s] sublet a", "a test says FLAKY 2/2 [1]", ""]
+        {
+            assert_eq!(needed_another_try(line), None, "{line}");
+        }
+    }
 }

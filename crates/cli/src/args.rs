@@ -2,7 +2,7 @@
 
 use crate::commands::{
     accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
-    replay, run, serve, soft, token, usage, wrap,
+    renew, replay, run, serve, soft, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -15,7 +15,7 @@ use std::str::FromStr;
 use sublet_wire::{TOKEN_PREFIX, exit};
 
 /// Commands and flags of DESIGN that this release does not have.
-const LATER: [&str; 3] = ["top", "session", "renew"];
+const LATER: [&str; 2] = ["top", "session"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
@@ -32,8 +32,8 @@ const AFTER_HELP: &str = "\
 Without a command: the status. Data goes to stdout, talk to stderr. Sizes are binary: 10G, 10GB
 and 10GiB are the same.
 
-Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 lease lost, or no room; 77 not allowed;
-124 the wait was over; with `run`, the command's own.
+Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 no room, or the lease was lost before it was of
+use; 77 not allowed; 124 the wait was over; with `run`, the command's own (see `sublet run --help`).
 
 Start here:
   sublet doctor                              what works on this machine, and what does not
@@ -103,6 +103,7 @@ pub enum Command {
     Queue,
     Explain(explain::ExplainArgs),
     Accept(accept::AcceptArgs),
+    Renew(renew::RenewArgs),
     Park(park::ParkArgs),
     Resume(park::ResumeArgs),
     #[command(visible_alias = "gpus")]
@@ -202,15 +203,41 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, u8> {
     if let Some(cli) = often(&args) {
         return Ok(cli);
     }
+    let json = wants_json(&args);
     Cli::try_parse_from(args).map_err(|error| {
         if let Some(later) = not_yet(&error) {
-            later.tell(false);
+            later.tell(json);
             return later.exit();
+        }
+        if json && error.use_stderr() {
+            let failure = usage(&error);
+            failure.tell(true);
+            return failure.exit();
         }
         // Whoever closed stderr does not want to know.
         let _ = error.print();
         if error.use_stderr() { exit::USAGE } else { exit::OK }
     })
+}
+
+/// Whether a line that could not be read asked for JSON: what comes after `--` is somebody else's.
+fn wants_json(args: &[OsString]) -> bool {
+    args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json")
+}
+
+/// An error in the command line, for a program: what is wrong, and what to write instead.
+fn usage(error: &clap::Error) -> Failure {
+    let text = error.to_string();
+    let (mut what, mut hints) = (Vec::new(), Vec::new());
+    for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")) {
+        match line.strip_prefix("hint: ").or_else(|| line.strip_prefix("tip: ")) {
+            Some(hint) => hints.push(hint),
+            None if line.is_empty() || line.starts_with("For more information") => {}
+            None => what.push(line.strip_prefix("error: ").unwrap_or(line)),
+        }
+    }
+    let hint = if hints.is_empty() { "`sublet help` lists commands and flags".to_owned() } else { hints.join("; ") };
+    Failure::usage(what.join(" ")).hint(hint)
 }
 
 /// The commands that programs call by the thousand, read without describing all others first: that takes
@@ -283,9 +310,7 @@ mod tests {
             `top` is not in this release
             hint: `sublet help` lists what is"#]]
         .assert_eq(&not_yet(&error("sublet top")).unwrap().to_string());
-        for line in ["sublet renew L1", "sublet session list"] {
-            assert!(not_yet(&error(line)).is_some(), "{line}");
-        }
+        assert!(not_yet(&error("sublet session list")).is_some());
         for line in ["sublet prak", "sublet run --vrma 3G -- true", "sublet run"] {
             assert!(not_yet(&error(line)).is_none(), "{line}");
         }
@@ -307,12 +332,30 @@ mod tests {
             For more information, try '--help'.
         "#]]
         .assert_eq(&error("sublet end x").to_string());
+        expect![[r#"
+            error: invalid value '0s' for '--time <TIME>': a fixed term is from 1s to 7d
+            hint: without `--time` a lease lasts while it is used
+
+            For more information, try '--help'.
+        "#]]
+        .assert_eq(&error("sublet run --time 0s -- true").to_string());
+        expect![[r#"
+            error: invalid value '11' for '--priority <N>': `11` is not a priority from -10 to 10
+            hint: 10 goes first, -10 last
+
+            For more information, try '--help'.
+        "#]]
+        .assert_eq(&error("sublet run --priority 11 -- true").to_string());
         for line in [
             "sublet run --vram 0G -- true",
             "sublet run --gpus 0 -- true",
             "sublet run --gpus 65 -- true",
             "sublet run --priority 11 -- true",
             "sublet run --time 4 -- true",
+            "sublet run --time 0s -- true",
+            "sublet run --time 8d -- true",
+            "sublet run --ttl 25h -- true",
+            "sublet run --priority x -- true",
             "sublet run --time 4h --ttl 5m -- true",
             "sublet run --wait 4h --no-wait -- true",
             "sublet run --tier fast -- true",
@@ -324,6 +367,26 @@ mod tests {
         ] {
             assert_eq!(error(line).exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn programs_are_told_what_is_wrong_without_the_help_for_people() {
+        let told = |line: &str| usage(&error(line)).to_string();
+        expect![[r#"
+            invalid value '16' for '--vram <SIZE>': size `16` has no unit
+            hint: write a number and K, M, G or T (powers of 1024), such as 16G or 1.5GiB"#]]
+        .assert_eq(&told("sublet run --vram 16 -- true"));
+        expect![[r#"
+            unrecognized subcommand 'prak'
+            hint: a similar subcommand exists: 'park'"#]]
+        .assert_eq(&told("sublet prak"));
+        expect![[r#"
+            the following required arguments were not provided: <COMMAND>...
+            hint: `sublet help` lists commands and flags"#]]
+        .assert_eq(&told("sublet run"));
+        let args = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+        assert!(wants_json(&args("sublet ps --json --al")));
+        assert!(!wants_json(&args("sublet run -- python --json")));
     }
 
     #[test]

@@ -57,6 +57,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Queue) => commands::queue::run(globals),
         Some(Command::Explain(args)) => commands::explain::run(globals, args),
         Some(Command::Park(args)) => commands::park::park(globals, args),
+        Some(Command::Renew(args)) => commands::renew::run(globals, args),
         Some(Command::Resume(args)) => commands::park::resume(globals, args),
         Some(Command::Accept(args)) => commands::accept::run(globals, args),
         Some(Command::Cards(args)) => commands::cards::run(globals, args),

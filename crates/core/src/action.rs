@@ -288,7 +288,7 @@ pub enum Action {
         mark: Option<Time>,
     },
     /// A holder that chose to be ended for others will be, or one that has more than its lease where that is
-    /// enforced, and is told.
+    /// enforced, and is told. So is one whose fixed term is over soon, if it wanted to be.
     Notice {
         /// Which.
         lease: LeaseId,
@@ -296,7 +296,7 @@ pub enum Action {
         at: Time,
         /// Its lease is over then.
         until: Time,
-        /// For whom.
+        /// For whom; for nobody else if its own term is over then.
         room_for: LeaseId,
     },
     /// It need not end after all.

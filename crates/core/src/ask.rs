@@ -1,6 +1,7 @@
 //! A wish for a lease, and the limits within which a wish makes sense.
 
 use crate::ids::CardId;
+use crate::reading::CardFacts;
 use crate::units::{Bytes, Span};
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +59,20 @@ fn is_one(gpus: &u16) -> bool {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+/// Whether people can be shown a text as it is: short, and without characters that nobody sees or that turn the
+/// others around, which could make one name look like another.
+pub(crate) fn is_plain(text: &str, max: usize) -> bool {
+    text.chars().count() <= max && !text.chars().any(|c| c.is_control() || is_hidden(c))
+}
+
+/// Unicode's characters of format: zero width, direction, tags, and separators of lines.
+fn is_hidden(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// How much of a card.
@@ -143,21 +158,51 @@ pub enum Exclusivity {
 pub enum On {
     /// The card with this index.
     Index(u32),
-    /// The card with this UUID.
+    /// The card with this UUID, or with one that begins so.
     Uuid(String),
     /// Any card whose product name contains this, in any case.
     Model(String),
     /// Just these: where a parked holder was. Nobody can ask for it in words.
     These(Vec<CardId>),
+    /// Any card that one of these names.
+    AnyOf(Vec<On>),
 }
 
 impl On {
-    /// Reads what people write: a number, a UUID, or a part of a model's name.
+    /// How every UUID begins: so much of one names no card yet.
+    const UUID: &str = "GPU-";
+
+    /// Reads what people write: a number, a UUID, or a part of a model's name; several with commas between them.
     pub fn read(text: &str) -> On {
-        match text.parse() {
+        let one = |text: &str| match text.parse() {
             Ok(index) => On::Index(index),
-            Err(_) if text.starts_with("GPU-") => On::Uuid(text.to_owned()),
+            Err(_) if text.starts_with(On::UUID) => On::Uuid(text.to_owned()),
             Err(_) => On::Model(text.to_owned()),
+        };
+        match text.contains(',') {
+            true => On::AnyOf(text.split(',').map(str::trim).map(one).collect()),
+            false => one(text),
+        }
+    }
+
+    /// Whether a card is one of those that are meant.
+    pub fn names(&self, card: CardId, facts: &CardFacts) -> bool {
+        match self {
+            On::Index(index) => facts.index == *index,
+            On::Uuid(uuid) => facts.uuid.starts_with(uuid.as_str()),
+            On::Model(part) => facts.name.to_lowercase().contains(&part.to_lowercase()),
+            On::These(cards) => cards.contains(&card),
+            On::AnyOf(several) => several.iter().any(|on| on.names(card, facts)),
+        }
+    }
+
+    /// Whether it is short and plain enough to be kept.
+    fn is_sensible(&self) -> bool {
+        match self {
+            On::Index(_) | On::These(_) => true,
+            On::Uuid(text) => text.len() > On::UUID.len() && is_plain(text, Ask::ON_MAX),
+            On::Model(text) => !text.is_empty() && is_plain(text, Ask::ON_MAX),
+            On::AnyOf(several) => several.len() <= usize::from(Ask::GPUS_MAX) && several.iter().all(On::is_sensible),
         }
     }
 }
@@ -173,9 +218,9 @@ pub enum BadAsk {
     Term,
     /// Outside -10 to 10.
     Priority,
-    /// Too long, or with control characters.
+    /// Too long, or with characters that control something or are not seen.
     Name,
-    /// Empty, too long, or with control characters.
+    /// Empty, too long, too many, or with such characters.
     On,
     /// Zero, or not less than what it asks for.
     AtLeast,
@@ -203,7 +248,7 @@ impl Ask {
     pub const NAME_MAX: usize = 64;
     /// The last signal that has a name.
     pub const SIGNAL_MAX: u8 = 31;
-    /// Longest card selector.
+    /// Longest card selector; of several, each.
     pub const ON_MAX: usize = 128;
 
     /// A wish for so much of one card, as somebody makes it who says nothing else.
@@ -227,11 +272,6 @@ impl Ask {
 
     /// Says what is wrong with the wish itself, if anything is.
     pub fn check(&self) -> Result<(), BadAsk> {
-        let plain = |text: &str, max: usize| text.chars().count() <= max && !text.chars().any(char::is_control);
-        let on_text = match &self.on {
-            Some(On::Uuid(text) | On::Model(text)) => Some(text),
-            _ => None,
-        };
         let term_max = match self.term {
             Term::Renewed(_) => Ask::TTL_MAX,
             Term::Fixed(_) => Ask::FIXED_MAX,
@@ -244,9 +284,9 @@ impl Ask {
             Err(BadAsk::Term)
         } else if !(-10..=10).contains(&self.priority) {
             Err(BadAsk::Priority)
-        } else if self.name.as_ref().is_some_and(|n| !plain(n, Ask::NAME_MAX)) {
+        } else if self.name.as_ref().is_some_and(|name| !is_plain(name, Ask::NAME_MAX)) {
             Err(BadAsk::Name)
-        } else if on_text.is_some_and(|t| t.is_empty() || !plain(t, Ask::ON_MAX)) {
+        } else if self.on.as_ref().is_some_and(|on| !on.is_sensible()) {
             Err(BadAsk::On)
         } else if matches!((self.at_least, self.vram), (Some(least), Vram::Bytes(full)) if least >= full)
             || self.at_least.is_some_and(|least| least < Ask::VRAM_MIN)
@@ -258,6 +298,48 @@ impl Ask {
             Err(BadAsk::Notice)
         } else {
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_on(text: &str) -> Result<(), BadAsk> {
+        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        Ask { on: Some(On::read(text)), ..ask }.check()
+    }
+
+    #[test]
+    fn a_name_is_what_people_see() {
+        let check = |name: &str| {
+            let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+            Ask { name: Some(name.to_owned()), ..ask }.check()
+        };
+        for name in ["train", "Größe 7, «α»", "訓練 🚀", ""] {
+            assert_eq!(check(name), Ok(()), "{name}");
+        }
+        let hidden =
+            ['\u{7}', '\u{ad}', '\u{61c}', '\u{200b}', '\u{200e}', '\u{202e}', '\u{2028}', '\u{2066}', '\u{feff}'];
+        for c in hidden {
+            assert_eq!(check(&format!("a{c}b")), Err(BadAsk::Name), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn cards_are_named_one_by_one_or_with_commas() {
+        assert_eq!(On::read("1"), On::Index(1));
+        assert_eq!(On::read("GPU-5f"), On::Uuid("GPU-5f".into()));
+        assert_eq!(On::read("H200"), On::Model("H200".into()));
+        let several = vec![On::Index(1), On::Uuid("GPU-5f".into()), On::Model("H200".into())];
+        assert_eq!(On::read("1, GPU-5f,H200"), On::AnyOf(several));
+        let most = vec!["1"; usize::from(Ask::GPUS_MAX)].join(",");
+        for text in ["1", "GPU-5", "NVIDIA H200", &most] {
+            assert_eq!(check_on(text), Ok(()), "{text}");
+        }
+        for text in ["", ",", "1,", "1,,2", "GPU-", "0,GPU-", "a\u{7}", &format!("{most},1"), &"x".repeat(129)] {
+            assert_eq!(check_on(text), Err(BadAsk::On), "{text}");
         }
     }
 }

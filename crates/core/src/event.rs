@@ -432,7 +432,11 @@ impl fmt::Display for Refusal {
             Refusal::BadAsk(BadAsk::Term) => f.write_str("`ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days"),
             Refusal::BadAsk(BadAsk::Priority) => f.write_str("`priority` must be -10 to 10"),
             Refusal::BadAsk(BadAsk::Name) => {
-                write!(f, "`name` must be at most {} characters, without control characters", Ask::NAME_MAX)
+                write!(
+                    f,
+                    "`name` must be at most {} characters, and none that is invisible, turns the others around or controls a terminal",
+                    Ask::NAME_MAX
+                )
             }
             Refusal::BadAsk(BadAsk::AtLeast) => {
                 f.write_str("`at_least_bytes` must be at least 1 byte and less than `vram_bytes`")
@@ -440,7 +444,11 @@ impl fmt::Display for Refusal {
             Refusal::BadAsk(BadAsk::Notice) => {
                 write!(f, "`notice` must be a signal, at most {} before the end", Ask::NOTICE_MAX)
             }
-            Refusal::BadAsk(BadAsk::On) => f.write_str("`on` must be a card's index, its UUID, or part of its model"),
+            Refusal::BadAsk(BadAsk::On) => write!(
+                f,
+                "`on` must be a card's index, its UUID, or part of its model, or up to {} of them with commas",
+                Ask::GPUS_MAX
+            ),
             Refusal::NoSuchLease => f.write_str("no such lease"),
             Refusal::NoSuchCard => f.write_str("no such card"),
             Refusal::NotOperator => f.write_str("only an operator may do this"),

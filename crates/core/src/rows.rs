@@ -241,7 +241,7 @@ pub struct Hold {
     /// What there is to know of one that was parked at least once, or had more than its lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Turns>,
-    /// It was told that it is over then, for others.
+    /// It was told that it is over then: for others, or because its fixed term is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Time>,
 }
@@ -349,6 +349,20 @@ impl Away {
             ask: None,
             left: None,
         }
+    }
+}
+
+impl Hold {
+    /// When a holder with a fixed term gets the signal that it wanted before that is over; `None` if it wanted none,
+    /// or was told already.
+    pub fn term_notice(&self, ask: &Ask) -> Option<Time> {
+        let before = ask.notice.filter(|_| matches!(ask.term, Term::Fixed(_)) && self.notice.is_none())?.before;
+        Some((self.until - before).max(self.renewed))
+    }
+
+    /// Whether it was told that its fixed term is over soon, and not that it ends for others.
+    pub fn knows_term(&self, ask: &Ask) -> bool {
+        matches!(ask.term, Term::Fixed(_)) && self.notice == Some(self.until)
     }
 }
 

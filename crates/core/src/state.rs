@@ -687,7 +687,10 @@ impl State {
         match &lease.phase {
             Phase::Waiting { give_up } => Some(*give_up),
             Phase::Active(hold) => {
-                let due = if lease.fixed() { hold.until } else { self.renewal_point(lease, hold) };
+                let due = match lease.fixed() {
+                    true => hold.term_notice(&lease.ask).unwrap_or(hold.until),
+                    false => self.renewal_point(lease, hold),
+                };
                 Some(hold.notice.map_or(due, |notice| notice.min(due)))
             }
             Phase::Parking(hold, away) | Phase::Resuming(hold, away) => {

@@ -128,7 +128,7 @@ impl TokenAsk {
 }
 
 fn is_plain(text: &str) -> bool {
-    text.chars().count() <= NAME_MAX && !text.chars().any(char::is_control)
+    crate::ask::is_plain(text, NAME_MAX)
 }
 
 /// A kind and a name, so that nobody who means the local user `ana` makes another tenant of that

@@ -269,6 +269,9 @@ impl ConfigError {
             ConfigError::PlainTcp { .. } => Some(
                 "give a certificate with `tls_cert` and `tls_key` (`--tls-cert`, `--tls-key`), or listen on 127.0.0.1",
             ),
+            ConfigError::Unreadable { .. } => {
+                Some("name a file with `--config` that is there, and that its user can read")
+            }
             ConfigError::HalfTcp { .. } => Some("give both, and the address to listen on, or none of the three"),
             _ => None,
         }

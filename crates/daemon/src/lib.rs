@@ -8,6 +8,7 @@
 
 mod access;
 mod choice;
+mod claim;
 mod config;
 mod credentials;
 mod day;

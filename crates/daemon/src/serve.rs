@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::choice::{self, Choice};
+use crate::claim;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::epochs::Epochs;
 use crate::history::History;
@@ -18,8 +19,6 @@ use crate::turns::Turns;
 use crate::writer::{self, Pen};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread;
@@ -103,6 +102,14 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
+    /// Others could put a socket of theirs in its place.
+    #[error("`{}` {why}, who could answer there in this daemon's place", dir.display())]
+    Exposed {
+        /// Where the socket should be.
+        dir: PathBuf,
+        /// Who could.
+        why: String,
+    },
     /// The TCP address cannot be had.
     #[error("cannot listen on {listen}")]
     Tcp {
@@ -138,7 +145,9 @@ impl ServeError {
                 let like = if *kind == "real" { "real".to_owned() } else { format!("{kind}:1x24GiB") };
                 Some(format!("say which cards it has, such as `--gpu {like}`, or use another `--state-dir`"))
             }
-            ServeError::CardsTaken { .. } => Some("stop it first: two would promise the same memory".to_owned()),
+            ServeError::CardsTaken { .. } => {
+                Some("stop it first, or have that done: two would promise the same memory".to_owned())
+            }
             ServeError::Epochs(_) => Some(
                 "if this host's clock is right, remove the file `epochs` in the state directory and start again"
                     .to_owned(),
@@ -146,6 +155,9 @@ impl ServeError {
             ServeError::NotASocket { .. } => Some("choose another `--socket`; the file was left as it is".to_owned()),
             ServeError::Taken { .. } => Some("stop it first, or choose another `--socket`".to_owned()),
             ServeError::Socket { .. } => Some("choose a `--socket` in a directory you may write to".to_owned()),
+            ServeError::Exposed { .. } => Some(
+                "choose a `--socket` in a directory that only you can change, or set XDG_RUNTIME_DIR to one".to_owned(),
+            ),
             ServeError::Config(error) => error.hint().map(str::to_owned),
             ServeError::Tcp { .. } => Some("choose another address or port for `listen`".to_owned()),
             ServeError::Tls(_) => {
@@ -174,17 +186,17 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         None => tracing::info!("no configuration file: everything is at its default"),
     }
     raise_descriptor_limit();
-    // Whoever is refused shall leave nothing behind; whoever comes between this look and `listen` is found there.
-    check_free(&options.socket)?;
+    // Whoever is refused shall leave nothing behind; whoever comes after this look is found when the socket is made.
+    claim::check_free(&options.socket)?;
     let (journal, loaded) = Journal::open(&options.state_dir)?;
     let choice = choice::choose(asked, &loaded)?;
     let kind = choice.gpu.kind();
-    let _cards = if kind == GpuKind::Real { Some(own_the_cards()?) } else { None };
+    let _cards = if kind == GpuKind::Real { Some(claim::cards()?) } else { None };
     if let Some(other) = choice::other_kind(&loaded, kind) {
         return Err(ServeError::OtherKind(other.word()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
-    let listener = listen(&options.socket)?;
+    let listener = claim::socket(&options.socket)?;
     let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -242,26 +254,6 @@ fn listen_beyond(settled: &Tcp) -> Result<Remote, ServeError> {
     let listener = std::net::TcpListener::bind(settled.listen).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(Remote { listener, tls: Arc::new(RwLock::new(tls)), settled: settled.clone() })
-}
-
-/// One daemon decides about this host's cards: two would promise the same bytes. The name is the
-/// kernel's, and goes with the process.
-fn own_the_cards() -> Result<std::os::unix::net::UnixListener, ServeError> {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixListener};
-    let name = SocketAddr::from_abstract_name("sublet/cards").map_err(ServeError::System)?;
-    UnixListener::bind_addr(&name).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            let stream = StdUnixStream::connect_addr(&name).ok();
-            ServeError::CardsTaken { by: stream.as_ref().and_then(peer) }
-        }
-        _ => ServeError::System(error),
-    })
-}
-
-fn peer(stream: &StdUnixStream) -> Option<(i32, u32)> {
-    let cred = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    Some((cred.pid.as_raw_pid(), cred.uid.as_raw()))
 }
 
 fn run(
@@ -498,33 +490,6 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
         }
     }
     stop.send_replace(true);
-}
-
-/// Whether nobody serves on this socket, and nothing else is there.
-fn check_free(socket: &Path) -> Result<(), ServeError> {
-    if let Ok(stream) = StdUnixStream::connect(socket) {
-        return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer(&stream).map(|(pid, _)| pid) });
-    }
-    match std::fs::symlink_metadata(socket) {
-        Ok(found) if !found.file_type().is_socket() => Err(ServeError::NotASocket { socket: socket.to_owned() }),
-        _ => Ok(()),
-    }
-}
-
-fn listen(socket: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
-    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
-    check_free(socket)?;
-    if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).map_err(failed)?;
-    }
-    if socket.symlink_metadata().is_ok() {
-        std::fs::remove_file(socket).map_err(failed)?;
-    }
-    let listener = std::os::unix::net::UnixListener::bind(socket).map_err(failed)?;
-    // Anybody on this host may ask; the kernel says who it is.
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
 }
 
 fn raise_descriptor_limit() {

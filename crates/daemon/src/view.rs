@@ -106,7 +106,11 @@ impl View<'_> {
                 shown.not_parkable = self.not_parkable(lease, hold);
                 shown.over = self.over(lease, hold);
                 shown.ends_soon = hold.notice.map(|notice| wire::EndsSoon {
-                    reason: if lease.ask.may_be_ended() { wire::Reason::Preempted } else { wire::Reason::OverUse },
+                    reason: match () {
+                        () if hold.knows_term(&lease.ask) => wire::Reason::TermOver,
+                        () if lease.ask.may_be_ended() => wire::Reason::Preempted,
+                        () => wire::Reason::OverUse,
+                    },
                     unix_s: self.unix_s(notice),
                     in_s: notice.since(self.now).as_secs_f64(),
                 });

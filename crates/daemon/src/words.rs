@@ -2,7 +2,7 @@
 
 use crate::signals;
 use sublet_core::action::{Action, Unparked};
-use sublet_core::ask::Vram;
+use sublet_core::ask::{BadAsk, Vram};
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
@@ -115,11 +115,13 @@ pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obsta
         Obstacle::NotEmpty => format!("card {index} has leases on it, and this ask is for a whole card"),
         Obstacle::TooFull { need, room } => {
             let loose = state.room(card).loose().unwrap_or_default();
-            let strangers = match loose.0 {
-                0 => String::new(),
-                bytes => format!(", {} used by processes without a lease", show(bytes)),
+            let by = match (loose.0, state.strangers(card)) {
+                (0, _) => String::new(),
+                // The driver keeps some for itself and for a display, and no process is there to be blamed.
+                (bytes, 0) => format!(", {} used by no process that is seen (driver, display)", show(bytes)),
+                (bytes, _) => format!(", {} used by processes without a lease", show(bytes)),
             };
-            format!("card {index} has {} free to lease of the {} needed{strangers}", show(room.0), show(need.0))
+            format!("card {index} has {} free to lease of the {} needed{by}", show(room.0), show(need.0))
         }
         Obstacle::Claimed => return None,
     })
@@ -278,10 +280,14 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
 pub fn problem(refusal: &Refusal) -> Problem {
     let detail = detail(refusal);
     match refusal {
-        Refusal::BadAsk(_) => Problem::new(Code::BadValue, detail),
-        Refusal::NoSuchLease => Problem::new(Code::NoSuchLease, detail),
-        Refusal::NoSuchCard => Problem::new(Code::NoSuchCard, detail),
-        Refusal::NotOperator => Problem::new(Code::Denied, detail),
+        Refusal::BadAsk(bad) => Problem::new(Code::BadValue, detail).hint(sensible(bad)),
+        Refusal::NoSuchLease => {
+            Problem::new(Code::NoSuchLease, detail).hint("`sublet ps` lists yours; old ones are forgotten")
+        }
+        Refusal::NoSuchCard => Problem::new(Code::NoSuchCard, detail).hint("`sublet cards` lists those there are"),
+        Refusal::NotOperator => Problem::new(Code::Denied, detail).hint(
+            "operators are root, the daemon's own user, and members of the group that `operators` names in its configuration",
+        ),
         Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop: another holder has the lease now"),
         Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("ask for a new lease"),
         Refusal::StillWaiting => Problem::new(Code::LeaseNotActive, detail).hint("wait until it is active"),
@@ -347,6 +353,20 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::TokenLeases { .. } | Refusal::TokenVram { .. } => {
             Problem::new(Code::TokenCap, detail).hint("end a lease of this token, ask for less, or use another token")
         }
+    }
+}
+
+/// What would do instead.
+fn sensible(bad: &BadAsk) -> &'static str {
+    match bad {
+        BadAsk::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a card",
+        BadAsk::Gpus => "`sublet cards` lists the cards there are",
+        BadAsk::Term => "leave both out for a lease that lasts while it is used",
+        BadAsk::Priority => "10 goes first within a tier, -10 last; 0 is the usual",
+        BadAsk::Name => "letters, digits, signs and spaces do",
+        BadAsk::On => "`sublet cards` lists indices, UUIDs and models; a list has commas, such as `0,2`",
+        BadAsk::AtLeast => "give less than `vram_bytes`, or leave it out",
+        BadAsk::Notice => "such as {\"signal\": \"USR1\", \"before_s\": 60}",
     }
 }
 
@@ -432,7 +452,10 @@ pub fn action(action: &Action) -> String {
         Action::Grow { lease, vram, .. } => format!("{lease} takes a larger lease: {} of each card", show(vram.0)),
         Action::Notice { lease, at, until, room_for } => {
             let left = until.since(*at).secs_ceil();
-            format!("{lease} is told that it ends in {left} s, for {room_for}")
+            match lease == room_for {
+                true => format!("{lease} is told that its term is over in {left} s"),
+                false => format!("{lease} is told that it ends in {left} s, for {room_for}"),
+            }
         }
         Action::Spare { lease } => format!("{lease} goes on: nobody needs its cards any more"),
         Action::Signal { lease, signal, processes, .. } => {

@@ -502,7 +502,10 @@ pub fn draw_ask(rng: &mut Rng, ttl_max_s: u64, cards: usize) -> Ask {
         at_least: rng.chance(60).then(|| Bytes::mib(rng.within(1, 2_000))),
         on: match rng.below(20) {
             0 => Some(On::Index(rng.below(cards as u64) as u32)),
-            1 => Some(On::Uuid(format!("GPU-{}", rng.below(cards as u64 + 1)))),
+            1 => {
+                let card = rng.below(cards as u64 + 1);
+                Some(On::AnyOf(vec![On::Uuid(format!("GPU-{card}")), On::Index(card as u32)]))
+            }
             2 => Some(On::Model(rng.pick(&["desk", "RACK", "8"]).to_owned())),
             _ => None,
         },

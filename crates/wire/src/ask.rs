@@ -13,7 +13,9 @@ pub struct Ask {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64, default = 1))]
     pub gpus: u32,
-    /// Seconds until the lease must be renewed. Default: the service's own (300).
+    /// Seconds until the lease must be renewed. Default: the service's own (300). At most as long as others must wait
+    /// for it (`hold_cap` in the service's configuration, 30 minutes unless it says otherwise), or the service's own if
+    /// that is longer; a day where both are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86_400))]
     pub ttl_s: Option<u64>,
@@ -40,18 +42,21 @@ pub struct Ask {
     /// The driver's own way of parking may be used although a restore could fail, which ends its programs.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
-    /// Which signal its programs get before the lease ends, and how long before.
+    /// Which signal its programs get before the lease ends, and how long before: when it is to end for others, and
+    /// when its fixed term (`time_s`) is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
     /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub at_least_bytes: Option<u64>,
-    /// Only on this card (index or UUID), or on cards whose model contains this text.
+    /// Only on this card (index, or UUID or its beginning), or on cards whose model contains this text; up to 64 of
+    /// these with commas between them (`1,GPU-5f3a`): on any of them. Each has at most 128 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128))]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 8255))]
     pub on: Option<String>,
-    /// What people call it. At most 64 characters, no control characters.
+    /// What people call it. At most 64 characters; none that controls something, is invisible (zero width) or turns
+    /// the others around (bidirectional formatting).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(max_length = 64))]
     pub name: Option<String>,

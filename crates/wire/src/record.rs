@@ -20,8 +20,11 @@ pub enum UsageBy {
 pub struct Usage {
     /// What the rows add up by.
     pub by: UsageBy,
-    /// The rows the caller may see.
+    /// The rows the caller may see; by lease, those that are live and the last 1,000 that ended.
     pub rows: Vec<UsageRow>,
+    /// More leases ended than are listed.
+    #[serde(default)]
+    pub more: bool,
 }
 
 /// What somebody, or some lease, was charged.

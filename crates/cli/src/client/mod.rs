@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{
-    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, ModeAsk, Problem, Rule, RuleAsk, Token, TokenAsk,
-    exit,
+    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, ModeAsk, Problem, Renew, Rule, RuleAsk, Token,
+    TokenAsk, exit,
 };
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
@@ -139,7 +139,7 @@ impl Client {
         let body = body.map_err(|error| CallError::Senseless(error.to_string()))?;
         let key = random_key().map_err(CallError::Gone)?;
         let request = self.request("POST", target, Some(&key), body.as_deref());
-        patiently(patience, || self.call(&request, ANSWER_WITHIN))
+        patiently(patience, |left| self.call(&request, left))
     }
 
     /// Asks for a lease.
@@ -161,7 +161,7 @@ impl Client {
         let once = || {
             let key = random_key().map_err(CallError::Gone)?;
             let request = self.request("DELETE", target, Some(&key), None);
-            patiently(RESTART, || self.call(&request, ANSWER_WITHIN)).and_then(decode)
+            patiently(RESTART, |left| self.call(&request, left)).and_then(decode)
         };
         once().map_err(|error| self.failure(error))
     }
@@ -197,6 +197,12 @@ impl Client {
         self.post(&format!("/v1/leases/{lease}/hook"), Some(hooked), patience).map(drop)
     }
 
+    /// Goes on with a lease.
+    pub fn renew(&self, lease: &str, renew: &Renew) -> Result<Lease, Failure> {
+        let target = format!("/v1/leases/{lease}/renew");
+        self.post(&target, Some(renew), RESTART).and_then(decode).map_err(|error| self.failure(error))
+    }
+
     /// Takes a smaller lease instead of waiting.
     pub fn accept(&self, lease: &str, accept: &Accept) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/accept");
@@ -215,7 +221,7 @@ impl Client {
         self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
     }
 
-    /// Gives a lease back, or leaves the queue. The lease as it ended, if the daemon tells.
+    /// Gives a lease back, or leaves the queue, within `patience`. The lease as it ended, if the daemon tells.
     pub fn release(&self, lease: &str, epoch: Option<u64>, patience: Duration) -> Result<Option<Lease>, CallError> {
         let target = match epoch {
             Some(epoch) => format!("/v1/leases/{lease}?epoch={epoch}"),
@@ -223,8 +229,15 @@ impl Client {
         };
         let key = random_key().map_err(CallError::Gone)?;
         let request = self.request("DELETE", &target, Some(&key), None);
-        let response = patiently(patience, || self.call(&request, ANSWER_WITHIN))?;
+        let response = patiently(patience, |left| self.call(&request, left))?;
         if response.body.is_empty() { Ok(None) } else { decode(response).map(Some) }
+    }
+
+    /// The lease as it is now, if the daemon tells within `patience`.
+    pub fn lease(&self, lease: &str, patience: Duration) -> Result<Lease, CallError> {
+        let target = format!("/v1/leases/{lease}");
+        let request = self.request("GET", &target, None, None);
+        patiently(patience, |left| self.call(&request, left)).and_then(decode)
     }
 
     /// The lease when it got there, or as it is after `wait`.
@@ -282,7 +295,7 @@ impl Client {
             Where::Elsewhere(remote) => http::exchange(&mut remote.connect(within)?, request),
             Where::Here { socket, first } => {
                 let first = first.lock().ok().and_then(|mut first| first.take());
-                let mut stream = first.map_or_else(|| UnixStream::connect(socket), Ok)?;
+                let mut stream = first.map_or_else(|| connect(socket, within), Ok)?;
                 stream.set_read_timeout(Some(within))?;
                 stream.set_write_timeout(Some(within))?;
                 http::exchange(&mut stream, request)
@@ -317,12 +330,25 @@ fn decode<T: DeserializeOwned>(response: Response) -> Result<T, CallError> {
     serde_json::from_slice(&response.body).map_err(|error| CallError::Senseless(error.to_string()))
 }
 
-/// Tries again, for so long, as long as it looks like a daemon that restarts.
-fn patiently<T>(patience: Duration, mut once: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
+/// A daemon that does nothing accepts nobody; once enough callers wait for that, the next would wait without end.
+fn connect(socket: &Path, within: Duration) -> io::Result<UnixStream> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let address = SocketAddrUnix::new(socket)?;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&stream, Timeout::Send, Some(within))?;
+    connect(&stream, &address)?;
+    Ok(stream.into())
+}
+
+/// Tries again, for so long, as long as it looks like a daemon that restarts. Each try is told how much is left,
+/// so that one without an answer does not take longer than all of them may.
+fn patiently<T>(patience: Duration, mut once: impl FnMut(Duration) -> Result<T, CallError>) -> Result<T, CallError> {
     let deadline = Instant::now() + patience;
     let mut pause = FIRST_PAUSE;
     loop {
-        match once() {
+        // The last pause may have eaten what was left, and a socket takes no bound of zero.
+        match once(deadline.saturating_duration_since(Instant::now()).max(FIRST_PAUSE)) {
             Err(error) if error.may_pass() && Instant::now() + pause < deadline => {
                 thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);

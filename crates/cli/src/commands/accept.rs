@@ -4,7 +4,7 @@
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::hold::ask::parse_size;
+use crate::hold::ask::{parse_gpus, parse_size};
 use crate::output;
 use crate::text;
 use clap::Args;
@@ -20,7 +20,7 @@ pub struct AcceptArgs {
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
     /// On so many cards
-    #[arg(long, value_name = "N", requires = "vram", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", requires = "vram", value_parser = parse_gpus)]
     gpus: Option<u32>,
 }
 

@@ -1,7 +1,7 @@
 //! `sublet audit`: what was decided, on whose word, oldest first.
 
 use crate::args::{Globals, LeaseName, StrangerName};
-use crate::client::Client;
+use crate::client::{Client, RESTART};
 use crate::commands::journal;
 use crate::failure::Failure;
 use crate::output;
@@ -153,9 +153,15 @@ fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let zone = TimeZone::system();
     let mut after = args.after;
-    let mut all = Vec::new();
+    let (mut all, mut found) = (Vec::new(), false);
     loop {
         let page = page(&client, args, after)?;
+        found |= !page.lines.is_empty();
+        if let (Some(lease), false, None) = (&args.lease, found, page.next) {
+            // Nothing may be left of one that there was; of one that never was there is nothing to wait for either.
+            client.lease(&lease.to_string(), RESTART).map_err(|error| client.failure(error).about(lease))?;
+            found = true;
+        }
         after = page.next.or(page.lines.last().map(|line| line.seq)).unwrap_or(after);
         match (globals.json, args.follow) {
             (true, true) => page.lines.iter().try_for_each(output::json_line)?,

@@ -47,7 +47,7 @@ fn render(explanation: &Explanation) -> String {
 fn heading(explanation: &Explanation) -> String {
     let lease = &explanation.lease;
     match (&lease.waiting, &lease.ended) {
-        (Some(_), _) => line::waiting(lease),
+        (Some(_), _) => line::waiting(lease).to_string(),
         // The sentence about an end names the lease itself.
         (None, Some(_)) => explanation.summary.clone(),
         (None, None) => format!("{}: {}", lease.id, explanation.summary) + &has(lease),

@@ -44,7 +44,10 @@ pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
         Verb::Verify => check(globals, args.state_dir.as_deref()),
         Verb::Backup { to } => {
             daemon::backup(&dir, to)?;
-            eprintln!("copied the journal to {}", to.display());
+            match globals.json {
+                true => output::json(&Copied::to(to))?,
+                false => eprintln!("copied the journal to {}", to.display()),
+            }
             Ok(exit::OK)
         }
         Verb::Leases => leases(globals, &daemon::leases(&dir)?),
@@ -85,6 +88,19 @@ fn render(found: &Verified) -> String {
         n => format!("the journal is NOT whole: {}\n", text::count(n, "finding")),
     });
     text
+}
+
+/// What `--json` prints for a backup.
+#[derive(Serialize)]
+struct Copied {
+    to: PathBuf,
+    bytes: Option<u64>,
+}
+
+impl Copied {
+    fn to(file: &Path) -> Copied {
+        Copied { to: place::absolute(file), bytes: file.metadata().ok().map(|found| found.len()) }
+    }
 }
 
 /// What `--json` prints for the leases.

@@ -8,6 +8,7 @@ use crate::hold::ask::AskArgs;
 use crate::hold::environment;
 use crate::hold::events;
 use crate::hold::shell;
+use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::{shim, soft};
 use crate::output;
@@ -22,7 +23,7 @@ use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 pub struct LeaseArgs {
     #[command(flatten)]
     ask: AskArgs,
-    /// Bind it to no process: it ends when it is not renewed, or by `sublet end`
+    /// Bind it to no process: it ends when it is not renewed (`sublet renew`), or by `sublet end`
     #[arg(long)]
     detach: bool,
     /// For which shell the lines are
@@ -60,8 +61,12 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
             .hint(format!("`sublet run {flag} … -- COMMAND` stays as long as the command")));
     }
     let client = Client::open(globals)?;
+    // What is visible here says nothing of the cards of another host.
+    let visible = if client.socket().is_some() { Visible::here()? } else { Visible::ALL };
+    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
     let shell = (!args.detach).then(shell::pid);
-    let lease = match obtain(&client, &args.ask, shell)? {
+    let ask = Ask { on, ..args.ask.ask(shell) };
+    let lease = match obtain(&client, ask, shell).map_err(|failure| visible.explain(failure))? {
         Outcome::Granted(lease) => *lease,
         Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
     };
@@ -69,7 +74,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
         output::json(&lease)?;
         return Ok(exit::OK);
     }
-    match environment(&client, &lease, args) {
+    match environment(&client, &lease, args, &visible) {
         Ok(variables) => print(&variables, args.shell)?,
         Err(failure) => {
             // The lease is of no use here; if nobody answers it ends unused.
@@ -81,9 +86,13 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn environment(client: &Client, lease: &Lease, args: &LeaseArgs) -> Result<environment::Variables, Failure> {
-    let before = environment::seen_before();
-    let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), before.as_deref())?;
+fn environment(
+    client: &Client,
+    lease: &Lease,
+    args: &LeaseArgs,
+    visible: &Visible,
+) -> Result<environment::Variables, Failure> {
+    let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), visible)?;
     if let Some(soft) = soft::of_lease(client, lease)? {
         eprintln!("{NOTICE}");
         variables.extend(soft);
@@ -96,8 +105,7 @@ fn environment(client: &Client, lease: &Lease, args: &LeaseArgs) -> Result<envir
 
 /// Where there is room, one request does it. Where there is none, this process waits for
 /// the shell: killed, it leaves the queue, and nobody gets a lease that nobody knows of.
-fn obtain(client: &Client, args: &AskArgs, shell: Option<u32>) -> Result<Outcome, Failure> {
-    let ask = args.ask(shell);
+fn obtain(client: &Client, ask: Ask, shell: Option<u32>) -> Result<Outcome, Failure> {
     match client.ask(&Ask { wait_s: Some(0), ..ask.clone() }) {
         Ok(lease) if lease.state == LeaseState::Active => return Ok(Outcome::Granted(Box::new(lease))),
         Err(failure) if failure.code() != Some(Code::NoRoom) || ask.wait_s == Some(0) => return Err(failure),
@@ -128,7 +136,7 @@ fn say(lease: &Lease, detach: bool) {
     if detach {
         let ttl = span::show(lease.ttl_s as f64);
         eprintln!("{} is bound to no process: it ends {ttl} after its last renewal if somebody waits", lease.id);
-        tell_hint(&format!("give it back with `sublet end {}`", lease.id));
+        tell_hint(&format!("go on with it by `sublet renew {0}`, give it back by `sublet end {0}`", lease.id));
     } else if io::stdout().is_terminal() {
         tell_hint("to use it in this shell: eval \"$(sublet lease …)\"");
     }

@@ -17,6 +17,7 @@ pub mod park;
 pub mod ps;
 pub mod queue;
 pub mod reference;
+pub mod renew;
 pub mod replay;
 pub mod run;
 pub mod serve;

@@ -36,7 +36,7 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         }
     }
     if leases.more {
-        eprintln!("there are more than are listed here");
+        eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
     }
     Ok(exit::OK)
 }

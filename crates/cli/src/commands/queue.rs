@@ -20,7 +20,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
         output::print(&render(&queue, text::now_unix_s()))?;
     }
     if queue.more {
-        eprintln!("there are more than are listed here");
+        eprintln!("these are the first {}: there are more than are listed here", queue.leases.len());
     }
     Ok(exit::OK)
 }

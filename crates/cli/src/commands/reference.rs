@@ -8,14 +8,17 @@ use std::fmt::Write as _;
 pub fn markdown() -> String {
     let mut root = Cli::command();
     root.build();
+    let everywhere: Vec<String> =
+        root.get_arguments().filter(|arg| arg.is_global_set()).map(|arg| arg.get_id().to_string()).collect();
     let mut text = String::from(
         "# The command line\n\nPrinted by `sublet reference` from the definitions; do not edit by hand.\n",
     );
-    section(&root, &mut text);
+    section(&root, &everywhere, &mut text);
     text
 }
 
-fn section(command: &Command, text: &mut String) {
+/// A command and those below it. Flags that are for every command are described once, at the top.
+fn section(command: &Command, everywhere: &[String], text: &mut String) {
     if command.is_hide_set() {
         return;
     }
@@ -30,19 +33,19 @@ fn section(command: &Command, text: &mut String) {
         let _ = writeln!(text, "Also: {}.\n", aliases.join(", "));
     }
     let _ = writeln!(text, "```text\n{}\n```", command.clone().render_usage());
-    arguments(command, text);
+    arguments(command, everywhere, text);
     if let Some(after) = command.get_after_help() {
         let _ = write!(text, "\n```text\n{after}\n```\n");
     }
-    command.get_subcommands().filter(|sub| sub.get_name() != "help").for_each(|sub| section(sub, text));
+    command.get_subcommands().filter(|sub| sub.get_name() != "help").for_each(|sub| section(sub, everywhere, text));
 }
 
-fn arguments(command: &Command, text: &mut String) {
+fn arguments(command: &Command, everywhere: &[String], text: &mut String) {
     let is_root = command.get_bin_name().is_none_or(|name| !name.contains(' '));
     let shown = |arg: &&Arg| {
         let is_ours = !matches!(arg.get_id().as_str(), "help" | "version");
-        // Global flags are described once, at the top.
-        !arg.is_hide_set() && is_ours && (is_root || !arg.is_global_set())
+        let is_known = !is_root && everywhere.iter().any(|known| arg.get_id() == known.as_str());
+        !arg.is_hide_set() && is_ours && !is_known
     };
     let arguments: Vec<&Arg> = command.get_arguments().filter(shown).collect();
     if arguments.is_empty() {
@@ -106,6 +109,10 @@ mod tests {
             assert!(text.contains(&format!("\n## `sublet {name}`\n")), "{name}");
         }
         assert!(!text.contains("openapi"));
+        for name in ["verify", "backup", "leases"] {
+            let section = text.split(&format!("\n## `sublet journal {name}`\n")).nth(1).unwrap_or_default();
+            assert!(section.split("\n## ").next().unwrap_or_default().contains("- `--state-dir DIR`"), "{name}");
+        }
         assert_eq!(text, markdown());
     }
 }

@@ -8,6 +8,7 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
+use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
 use crate::hold::{shim, soft};
@@ -17,7 +18,7 @@ use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use sublet_softgpu::NOTICE;
-use sublet_wire::{Bind, Lease, Reason, exit, size};
+use sublet_wire::{Ask, Bind, Lease, Reason, exit, size};
 
 /// Longer than a pipeline takes to come down after its first process.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(100);
@@ -41,6 +42,9 @@ const AFTER_HELP: &str = "\
 The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH, SUBLET_MARK,
 SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
 libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
+
+Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those cards are asked for;
+set to nothing it means no card, and nothing is asked for.
 
 `docker run`, `podman run` and `nerdctl run` pass these on into their container (but for paths), so that
 it is known whose it is: its processes are on the lease. SUBLET_MARK is what proves it there: whoever has
@@ -74,15 +78,18 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
     )?;
     child::find(&args.command[0])?;
     let client = Client::open(globals)?;
+    let visible = Visible::here()?;
+    let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
+    let ask = Ask { on, ..args.ask.ask(Some(std::process::id())) };
     let (sender, receiver) = events::listen()?;
-    let ask = args.ask.ask(Some(std::process::id()));
     let mut restarts = 0;
     loop {
-        let lease = match wait::obtain(&client, &ask, &sender, &receiver)? {
+        let outcome = wait::obtain(&client, &ask, &sender, &receiver).map_err(|failure| visible.explain(failure))?;
+        let lease = match outcome {
             Outcome::Granted(lease) => *lease,
             Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
         };
-        let turn = Turn { client: &client, args, lease: &lease, restarts };
+        let turn = Turn { client: &client, args, lease: &lease, visible: &visible, restarts };
         let (code, preempted) = turn.run(&sender, &receiver)?;
         if !preempted || restarts == args.ask.requeue.unwrap_or(0) {
             return Ok(code);
@@ -97,6 +104,7 @@ struct Turn<'a> {
     client: &'a Client,
     args: &'a RunArgs,
     lease: &'a Lease,
+    visible: &'a Visible,
     /// How often it was started before.
     restarts: u32,
 }
@@ -130,8 +138,7 @@ impl Turn<'_> {
 
     fn start(&self) -> Result<Started, Failure> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
-        let before = environment::seen_before();
-        let mut variables = environment::variables(lease, ask.visible, &client.variable(), before.as_deref())?;
+        let mut variables = environment::variables(lease, ask.visible, &client.variable(), self.visible)?;
         if let Some(soft) = soft::of_lease(client, lease)? {
             eprintln!("{NOTICE}");
             variables.extend(soft);
@@ -148,7 +155,7 @@ impl Turn<'_> {
     /// The command may be over before anybody heard that its lease is: then the daemon is asked.
     fn was_preempted(&self, end: &mut End) -> bool {
         if end.lost.is_none() {
-            let now: Option<Lease> = self.client.get(&format!("/v1/leases/{}", self.lease.id)).ok();
+            let now = self.client.lease(&self.lease.id, RELEASE_WITHIN).ok();
             end.lost = now.filter(|lease| lease.ended.is_some() || lease.ends_soon.is_some());
         }
         let again = end.lost.as_ref().is_some_and(|lease| goes_again(lease, end.code, end.stopped));
@@ -201,7 +208,7 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
             Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
             Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
             // Of a lease that this command had before it was started again.
-            Ok(Event::Told(_) | Event::Silent | Event::Refused(_)) => {}
+            Ok(Event::Told(_) | Event::Silent | Event::Refused(_) | Event::Answered(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
                 settles = None;
                 settled();
@@ -235,10 +242,11 @@ fn leave_behind(started: Started, receiver: &Receiver<Event>) -> bool {
 
 /// Leaves the lease to the processes that the command left behind.
 fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
-    let left = leftover::children();
+    let (left, deadline) = (leftover::children(), Instant::now() + RELEASE_WITHIN);
     for pid in &left {
+        let patience = deadline.saturating_duration_since(Instant::now());
         // It may be over by now, or belong to another user by setuid: then it is no holder.
-        let _ = client.bind(&lease.id, &Bind { epoch: lease.epoch.unwrap_or(0), pid: *pid }, RELEASE_WITHIN);
+        let _ = client.bind(&lease.id, &Bind { epoch: lease.epoch.unwrap_or(0), pid: *pid }, patience);
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };

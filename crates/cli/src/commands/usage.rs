@@ -40,6 +40,9 @@ pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
     } else {
         output::print(&render(&usage))?;
     }
+    if usage.more {
+        eprintln!("earlier leases are not listed here; `--by tenant` counts them too");
+    }
     Ok(exit::OK)
 }
 
@@ -118,12 +121,12 @@ mod tests {
             ana       12  2 h 30 min      25.00              2.00
             ben        1        42 s       0.00              0.00
         "#]]
-        .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows() }));
+        .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows(), more: false }));
         expect![[r#"
             LEASE  NAME   USER   CARD TIME  GIB HOURS   PEAK
             L7     train  ana   2 h 30 min      25.00  8 GiB
             L8     -      ben         42 s       0.00      -
         "#]]
-        .assert_eq(&render(&Usage { by: UsageBy::Lease, rows: rows() }));
+        .assert_eq(&render(&Usage { by: UsageBy::Lease, rows: rows(), more: false }));
     }
 }

@@ -19,16 +19,16 @@ pub struct AskArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub vram: Option<u64>,
     /// How many cards, all granted together
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
-    /// Only on this card (index or UUID), or on cards whose model contains this text
+    /// Only on this card (index or UUID), or on cards whose model contains this text; several with commas
     #[arg(long, value_name = "CARD|MODEL")]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub time: Option<u64>,
     /// How long the lease lasts after it was last used [default: the service's, 5 min]
-    #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "time")]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time")]
     pub ttl: Option<u64>,
     /// What to call it in lists
     #[arg(long, value_name = "TEXT")]
@@ -38,7 +38,7 @@ pub struct AskArgs {
     pub tier: TierArg,
     /// Within the tier: -10 (last) to 10 (first)
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(-10..=10))]
+          value_parser = parse_priority)]
     pub priority: i32,
     /// Less will do, down to this much per card, if that can start at once
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -57,7 +57,8 @@ pub struct AskArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM)]
     pub hook_timeout: Option<u64>,
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
-    /// such as USR1@120; then SIGTERM, then SIGKILL
+    /// such as USR1@120: when it is to end for others (then SIGTERM, then SIGKILL), and when its --time
+    /// is over (then nothing: the programs go on without a lease)
     #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM)]
     pub signal: Option<Notice>,
     /// Ask and start the command again when it was ended for others: each time, or at most N times
@@ -288,6 +289,39 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 /// A length of time in seconds, with what to write instead if it is none.
 pub fn parse_span(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+}
+
+/// How many cards.
+pub fn parse_gpus(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=64).contains(number));
+    number.ok_or_else(|| {
+        format!("`{text}` is not a number of cards from 1 to 64\nhint: `sublet cards` lists those there are")
+    })
+}
+
+/// Who goes first within a tier.
+fn parse_priority(text: &str) -> Result<i32, String> {
+    let number = text.parse().ok().filter(|number| (-10..=10).contains(number));
+    number.ok_or_else(|| format!("`{text}` is not a priority from -10 to 10\nhint: 10 goes first, -10 last"))
+}
+
+/// A fixed term in seconds.
+fn parse_time(text: &str) -> Result<u64, String> {
+    match parse_span(text)? {
+        seconds @ 1..=604_800 => Ok(seconds),
+        _ => Err("a fixed term is from 1s to 7d\nhint: without `--time` a lease lasts while it is used".to_owned()),
+    }
+}
+
+/// How long a lease lasts unused, in seconds.
+fn parse_ttl(text: &str) -> Result<u64, String> {
+    match parse_span(text)? {
+        seconds @ 1..=86_400 => Ok(seconds),
+        _ => {
+            Err("a lease lasts from 1s to 1d after it was used\nhint: `--time` asks for a longer, fixed term"
+                .to_owned())
+        }
+    }
 }
 
 /// The bound of a hook in seconds: whoever needs the cards waits for it.

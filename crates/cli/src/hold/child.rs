@@ -66,6 +66,7 @@ pub fn is_executable(file: &Path) -> bool {
 
 fn not_found(command: &OsStr) -> Failure {
     Failure::new(exit::NOT_FOUND, format!("`{}` was not found", command.display()))
+        .hint("is it in a directory of PATH? otherwise give its path, such as `./train.sh`")
 }
 
 fn cannot_run(command: &OsStr, why: &str) -> Failure {
@@ -113,9 +114,9 @@ impl Started {
 
     /// Passes a signal on. A command that just ended needs none.
     pub fn signal(self, number: i32) {
-        if let Some(signal) = rustix::process::Signal::from_named_raw(number) {
-            let _ = kill_process(self.pid, signal);
-        }
+        // SAFETY: a signal that came can be sent: its number is one that the kernel has.
+        let signal = unsafe { rustix::process::Signal::from_raw_unchecked(number) };
+        let _ = kill_process(self.pid, signal);
     }
 
     /// Reaps every child that ended, without waiting for any.

@@ -5,7 +5,10 @@
 //! program started stays ignored (`nohup`, jobs in the background).
 
 use crate::failure::Failure;
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGWINCH, SIGXCPU,
+};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
@@ -13,14 +16,24 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{fs, io, thread};
 use sublet_wire::{Lease, exit};
 
-/// Signals that are passed on to the command.
-const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
+/// Signals that are passed on to the command: all that somebody may mean for it. Those that tell of a fault of the
+/// wrapper itself (SIGSEGV, SIGPIPE …) are its own.
+const PASSED_ON: [i32; 15] = [
+    SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
+    SIGXCPU, SIGPWR,
+];
+/// A power failure is near; not every system that `signal_hook` knows has it.
+const SIGPWR: i32 = 30;
+/// Signals without a meaning of their own. The C library keeps the first two for itself.
+const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
 /// Something happened.
 #[derive(Debug)]
 pub enum Event {
     /// A signal came.
     Signal(Signal),
+    /// What the daemon says to an ask.
+    Answered(Box<Result<Lease, Failure>>),
     /// The lease as the daemon tells it now.
     Told(Box<Lease>),
     /// The daemon does not answer now; somebody keeps trying.
@@ -42,7 +55,7 @@ pub struct Signal {
 pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     let (sender, receiver) = channel();
     let ignored = ignored_signals();
-    let wanted = PASSED_ON.into_iter().filter(|n| !is_in(ignored, *n)).chain([SIGCHLD]);
+    let wanted = PASSED_ON.into_iter().chain(REAL_TIME).filter(|n| !is_in(ignored, *n)).chain([SIGCHLD]);
     let signals = SignalsInfo::<WithOrigin>::new(wanted).map_err(cannot_listen)?;
     let to = sender.clone();
     let tell = move |mut signals: SignalsInfo<WithOrigin>| {

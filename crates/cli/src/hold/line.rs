@@ -1,23 +1,49 @@
-//! The one line on stderr that says how a wait goes.
+//! What is said on stderr of how a wait goes.
 //!
-//! On a terminal it is rewritten in place; elsewhere it is printed again only
-//! when it says something new.
+//! On a terminal the reason is printed whole when it changes, and below it one short line with place and
+//! estimate is rewritten in place; elsewhere a line with all of it is printed when it says something new.
 
 use crate::table::plain;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use sublet_wire::{Lease, span};
 
-/// A line that changes.
+/// How a wait goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Whose, and where it is: changes all the time.
+    pub now: String,
+    /// Why it waits.
+    pub why: String,
+    /// Without the estimate, whose changes are no news.
+    news: String,
+}
+
+impl Said {
+    /// Something that needs no reason.
+    pub fn plainly(now: String) -> Said {
+        Said { news: now.clone(), now, why: String::new() }
+    }
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.now)?;
+        if self.why.is_empty() { Ok(()) } else { write!(f, ": {}", self.why) }
+    }
+}
+
+/// What was said last, and to whom.
 #[derive(Debug)]
 pub struct Line {
     on_terminal: bool,
-    last: String,
+    last: Option<Said>,
 }
 
 impl Line {
-    /// An empty one.
+    /// Nothing was said yet.
     pub fn new() -> Line {
-        Line { on_terminal: io::stderr().is_terminal(), last: String::new() }
+        Line { on_terminal: io::stderr().is_terminal(), last: None }
     }
 
     /// Whether people watch it.
@@ -25,39 +51,48 @@ impl Line {
         self.on_terminal
     }
 
-    /// Says this now. Off a terminal, only if there are `news` since the last time.
-    pub fn set(&mut self, text: &str, news: &str) {
-        if self.on_terminal {
-            draw(&format!("\r\x1b[K{}", shorten(text, columns())));
-        } else if news != self.last {
-            draw(&format!("{text}\n"));
-        }
-        news.clone_into(&mut self.last);
+    /// Says this now.
+    pub fn set(&mut self, said: Said) {
+        draw(&self.render(said, columns()));
+    }
+
+    fn render(&mut self, said: Said, columns: usize) -> String {
+        let last = self.last.take().unwrap_or_default();
+        let text = match (self.on_terminal, said.why.is_empty()) {
+            (true, false) if said.why != last.why => {
+                format!("\r\x1b[K{}\n{}", said.why, shorten(&said.now, columns))
+            }
+            (true, _) => format!("\r\x1b[K{}", shorten(&said.now, columns)),
+            (false, _) if said.news == last.news => String::new(),
+            (false, _) => format!("{said}\n"),
+        };
+        self.last = Some(said);
+        text
     }
 
     /// Makes room for ordinary lines.
     pub fn clear(&mut self) {
-        if self.on_terminal && !self.last.is_empty() {
+        if self.on_terminal && self.last.is_some() {
             draw("\r\x1b[K");
         }
-        self.last.clear();
+        self.last = None;
     }
 }
 
 /// What a waiter is told.
-pub fn waiting(lease: &Lease) -> String {
-    let Some(waiting) = &lease.waiting else { return format!("{} waits", lease.id) };
+pub fn waiting(lease: &Lease) -> Said {
+    let Some(waiting) = &lease.waiting else { return Said::plainly(format!("{} waits", lease.id)) };
     let at_least = if waiting.place_exact { "" } else { "at least " };
     let start = match waiting.estimate_s {
         Some(s) => format!("starts within {}", span::show(s)),
         None => "nobody can say when it starts".into(),
     };
-    format!("{} waits, {at_least}place {}, {start}: {}", lease.id, waiting.place, plain(&waiting.why))
-}
-
-/// The same without the estimate, which changes all the time and is no news.
-pub fn news(lease: &Lease) -> String {
-    lease.waiting.as_ref().map_or_else(String::new, |waiting| format!("{} {}", waiting.place, waiting.why))
+    let why = plain(&waiting.why);
+    Said {
+        now: format!("{} waits, {at_least}place {}, {start}", lease.id, waiting.place),
+        news: format!("{} {why}", waiting.place),
+        why,
+    }
 }
 
 fn draw(text: &str) {
@@ -85,17 +120,45 @@ mod tests {
     use crate::sample;
     use expect_test::expect;
 
-    #[test]
-    fn a_waiter_is_told_place_estimate_and_reason() {
+    /// What is drawn for one after the other.
+    fn drawn(on_terminal: bool, columns: usize, all: &[Said]) -> String {
+        let mut line = Line { on_terminal, last: None };
+        let drawn: String = all.iter().map(|said| line.render(said.clone(), columns)).collect();
+        drawn.replace('\x1b', "ESC").replace('\r', "CR")
+    }
+
+    /// A wait that begins, is estimated anew, and has another reason then.
+    fn story() -> [Said; 3] {
         let mut lease = sample::waiting();
-        expect!["L8 waits, place 2, starts within 25 min: card 0 is not empty"].assert_eq(&waiting(&lease));
-        let before = news(&lease);
+        let first = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
             (waiting.estimate_s, waiting.place_exact) = (None, false);
         }
-        expect!["L8 waits, at least place 2, nobody can say when it starts: card 0 is not empty"]
-            .assert_eq(&waiting(&lease));
-        assert_eq!(news(&lease), before);
+        let second = waiting(&lease);
+        if let Some(waiting) = &mut lease.waiting {
+            waiting.why = "card 0 has 7.7 GiB free to lease of the 16 GiB needed".into();
+        }
+        [first, second, waiting(&lease)]
+    }
+
+    #[test]
+    fn a_log_gets_a_line_for_each_news() {
+        expect![[r#"
+            L8 waits, place 2, starts within 25 min: card 0 is not empty
+            L8 waits, at least place 2, nobody can say when it starts: card 0 has 7.7 GiB free to lease of the 16 GiB needed
+        "#]]
+        .assert_eq(&drawn(false, 80, &story()));
+    }
+
+    #[test]
+    fn a_terminal_shows_every_reason_whole_and_rewrites_what_changes_all_the_time() {
+        expect![[r#"
+            CRESC[Kcard 0 is not empty
+            L8 waits, place 2, starts within 25 minCRESC[KL8 waits, at least place 2, nobody can s…CRESC[Kcard 0 has 7.7 GiB free to lease of the 16 GiB needed
+            L8 waits, at least place 2, nobody can s…"#]]
+        .assert_eq(&drawn(true, 42, &story()));
+        let silent = Said::plainly("L8 waits; no daemon answers now, still trying".into());
+        assert_eq!(drawn(false, 80, &[silent.clone(), silent.clone()]), format!("{}\n", silent.now), "once");
     }
 
     #[test]

@@ -13,5 +13,6 @@ pub mod scope;
 pub mod shell;
 pub mod shim;
 pub mod soft;
+pub mod visible;
 pub mod wait;
 pub mod watch;

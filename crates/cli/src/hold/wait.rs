@@ -2,20 +2,25 @@
 //!
 //! ```text
 //! ask ──201──► granted
-//!  └──202──► waiting ──poll──► granted
-//!               │ └──────────► over: 124 (wait over) or 75
-//!               └─Ctrl-C─────► given up: 130
+//!  │ └─202──► waiting ──poll──► granted
+//!  │             │ └──────────► over: 124 (wait over) or 75
+//!  └─Ctrl-C──────┴────────────► given up: 130
 //! ```
 //! A daemon that restarts meanwhile keeps the place in the queue, so a poll that
 //! finds nobody is tried again until somebody presses Ctrl-C.
+//!
+//! Asking is done on a thread of its own: a daemon that does not answer must not keep
+//! anybody from giving up. Whoever gives up before it was answered knows no lease to
+//! give back; but an ask names the process that waits, and ends with it. One that names
+//! none is waited for, and given back.
 
 use super::events::{Event, Signal};
-use super::line::{self, Line};
-use crate::client::{Client, Until};
+use super::line::{self, Line, Said};
+use crate::client::{CallError, Client, Until};
 use crate::failure::{Failure, tell_hint};
 use crate::table::plain;
 use crate::text;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::Duration;
@@ -46,7 +51,10 @@ pub fn obtain(
     sender: &Sender<Event>,
     receiver: &Receiver<Event>,
 ) -> Result<Outcome, Failure> {
-    let lease = client.ask(ask)?;
+    let lease = match answer(client, ask, sender, receiver)? {
+        Answer::Given(lease) => *lease,
+        Answer::GivenUp(signal) => return Ok(Outcome::GivenUp(signal)),
+    };
     if lease.state != LeaseState::Waiting {
         return settled(lease);
     }
@@ -61,6 +69,51 @@ pub fn obtain(
     outcome
 }
 
+/// What came of an ask.
+enum Answer {
+    Given(Box<Lease>),
+    GivenUp(Signal),
+}
+
+/// Asks, and handles events until that is answered.
+fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<Answer, Failure> {
+    let (asker, wish, to) = (client.clone(), ask.clone(), sender.clone());
+    // Nobody listens any more: the program is on its way out.
+    thread::spawn(move || drop(to.send(Event::Answered(Box::new(asker.ask(&wish))))));
+    let mut given_up = None;
+    for event in receiver {
+        match event {
+            Event::Answered(answer) => {
+                return match (given_up, (*answer).map(Box::new)) {
+                    (None, answer) => answer.map(Answer::Given),
+                    (Some(signal), Ok(lease)) => give_up(client, &lease.id, signal).map(|_| Answer::GivenUp(signal)),
+                    (Some(signal), Err(_)) => Ok(Answer::GivenUp(signal)),
+                };
+            }
+            Event::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
+                eprintln!("no daemon answered yet; waiting for that, to give back what was asked for");
+                tell_hint("once more, and it is left to itself");
+                given_up = Some(signal);
+            }
+            Event::Signal(signal) if ends_the_wait(signal) => {
+                let ends = if ask.pid.is_some() { "with its process" } else { "unused, after a while" };
+                eprintln!("no daemon answered yet; what was asked for ends {ends}");
+                return Ok(Answer::GivenUp(signal));
+            }
+            Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
+            // Of a lease that was there before.
+            Event::Signal(_) | Event::Told(_) | Event::Silent | Event::Refused(_) => {}
+        }
+    }
+    Err(Failure::new(exit::FAILURE, "nothing can be heard of the ask any more"))
+}
+
+/// Whatever would end a program that does not listen to it; but for those that are meant for a command, which may
+/// come too early.
+fn ends_the_wait(signal: Signal) -> bool {
+    !matches!(signal.number, SIGUSR1 | SIGUSR2 | SIGWINCH | SIGTSTP | SIGCONT | SIGCHLD)
+}
+
 /// Handles events until the wait is over.
 fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>) -> Result<Outcome, Failure> {
     for event in receiver {
@@ -69,14 +122,14 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
             Event::Told(lease) if lease.id != id => {}
             Event::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
             Event::Told(lease) => return settled(*lease),
-            Event::Silent => line.set(&format!("{id} waits; no daemon answers now, still trying"), "silent"),
+            Event::Silent => line.set(Said::plainly(format!("{id} waits; no daemon answers now, still trying"))),
             Event::Refused(failure) => return Err(failure),
-            Event::Signal(signal) if matches!(signal.number, SIGINT | SIGTERM | SIGHUP | SIGQUIT) => {
+            Event::Signal(signal) if ends_the_wait(signal) => {
                 line.clear();
                 return give_up(client, id, signal);
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
-            Event::Signal(_) => {}
+            Event::Signal(_) | Event::Answered(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "nothing can be heard of the lease any more"))
@@ -85,7 +138,7 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
 fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
     match client.release(id, None, GIVE_UP_WITHIN) {
         Ok(_) => eprintln!("{id} left the queue"),
-        Err(error) if error.may_pass() => {
+        Err(error) if error.may_pass() || matches!(error, CallError::Gone(_)) => {
             eprintln!("no daemon answers; {id} leaves the queue when the daemon sees that this process ended");
         }
         Err(error) => client.failure(error).tell(false),
@@ -109,7 +162,7 @@ fn sentence(lease: &Lease) -> String {
 }
 
 fn show(line: &mut Line, lease: &Lease) {
-    line.set(&line::waiting(lease), &line::news(lease));
+    line.set(line::waiting(lease));
 }
 
 fn say_granted(lease: &Lease) {

@@ -2,7 +2,7 @@
 
 use super::Turn;
 use crate::action::Action;
-use crate::ask::{Ask, On, Term, Vram};
+use crate::ask::{Ask, Term, Vram};
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::mutant::Mutant;
@@ -130,12 +130,5 @@ fn could_ever_fit(state: &State, ask: &Ask) -> Result<(), Refusal> {
 
 /// Whether a card is one of those the ask names.
 pub(crate) fn would_do(state: &State, ask: &Ask, card: CardId) -> bool {
-    let facts = &state.rows().cards[card.0 as usize].facts;
-    match &ask.on {
-        None => true,
-        Some(On::Index(index)) => facts.index == *index,
-        Some(On::Uuid(uuid)) => facts.uuid == *uuid,
-        Some(On::These(cards)) => cards.contains(&card),
-        Some(On::Model(part)) => facts.name.to_lowercase().contains(&part.to_lowercase()),
-    }
+    ask.on.as_ref().is_none_or(|on| on.names(card, &state.rows().cards[card.0 as usize].facts))
 }

@@ -6,6 +6,7 @@
 use super::{DUE_AT_ONCE, Turn};
 use crate::action::Action;
 use crate::ask::Preempt;
+use crate::decide::preempt::targets;
 use crate::decide::serve::{charged, wanted};
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
@@ -53,7 +54,8 @@ impl Turn<'_> {
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
-        let notice = hold.notice.map(|notice| self.state.rows().meta.due(notice, notice));
+        let notice = hold.notice.filter(|_| !hold.knows_term(&lease.ask));
+        let notice = notice.map(|notice| self.state.rows().meta.due(notice, notice));
         if notice.is_some_and(|notice| notice <= self.now) {
             return self.notice_over(lease, hold);
         }
@@ -66,11 +68,25 @@ impl Turn<'_> {
         }
         match self.not_before(hold.renewed, hold.until) {
             Some(later) if !early => {
-                let due = notice.map_or(later, |notice| notice.min(later));
+                let told = hold.term_notice(&lease.ask);
+                if told.is_some_and(|at| at <= self.now) {
+                    return self.tell_term(lease, hold);
+                }
+                let due = [notice, told].into_iter().flatten().fold(later, Time::min);
                 self.state.set_due(lease.id, Some(due));
             }
             _ => self.expire(lease, hold),
         }
+    }
+
+    /// A fixed term is over soon, and the holder wanted to be told. A command that has hardly begun is waited for: the
+    /// signal comes once, and must find somebody.
+    fn tell_term(&mut self, lease: &Lease, hold: &Hold) {
+        if !lease.roots.is_empty() && targets(self.state, lease).is_empty() {
+            return self.state.set_due(lease.id, Some(hold.until.min(self.now + Span::secs(1))));
+        }
+        let (lease, until) = (lease.id, hold.until);
+        self.emit(Action::Notice { lease, at: self.now, until, room_for: lease });
     }
 
     fn expire(&mut self, lease: &Lease, hold: &Hold) {

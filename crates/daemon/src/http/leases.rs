@@ -132,19 +132,23 @@ struct ListQuery {
     all: bool,
 }
 
-/// The caller's leases that have not ended; everybody's for an operator who asks for all.
+/// The caller's leases that have not ended, the first 1,000; everybody's for an operator who asks for all.
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
-    params(("all" = Option<bool>, Query, description = "everybody's (operators)")), responses(
+    params(("all" = Option<bool>, Query, description = "everybody's; who is no operator is refused")), responses(
     (status = 200, description = "the leases", body = wire::Leases),
+    (status = 403, description = "`all` is for operators", body = Problem, content_type = "application/problem+json"),
     OnRead,
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
     let by = body::peer(&request)?.caller.clone();
     let query: ListQuery = body::query(&request)?;
+    if query.all && !by.operator {
+        return Err(words::problem(&Refusal::NotOperator).into());
+    }
     Ok(Json(app.post.read(move |view| view.leases(&by, query.all, LIST_MAX)).await?))
 }
 
-/// Everybody who waits, in order of service; others' without their ids and names.
+/// Everybody who waits, in order of service, the first 256; others' without their ids and names.
 #[utoipa::path(get, operation_id = "list_queue", path = "/v1/queue", tag = "leases", responses(
     (status = 200, description = "the waiters", body = wire::Leases),
     OnRead,

@@ -53,14 +53,15 @@ struct UsageQuery {
 pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire::Usage>, Refused> {
     let by = body::peer(&request)?.caller.clone();
     let query: UsageQuery = body::query(&request)?;
-    let rows = match query.by {
-        wire::UsageBy::Tenant => app.post.read(move |view| view.usage(&by)).await?,
+    let (rows, more) = match query.by {
+        wire::UsageBy::Tenant => (app.post.read(move |view| view.usage(&by)).await?, false),
         wire::UsageBy::Lease => usage_by_lease(&app, by).await?,
     };
-    Ok(Json(wire::Usage { by: query.by, rows }))
+    Ok(Json(wire::Usage { by: query.by, rows, more }))
 }
 
-async fn usage_by_lease(app: &App, by: Caller) -> Result<Vec<wire::UsageRow>, Refused> {
+/// The leases that are live and the last that ended, and whether more did.
+async fn usage_by_lease(app: &App, by: Caller) -> Result<(Vec<wire::UsageRow>, bool), Refused> {
     let caller = by.clone();
     let (mut rows, tenant, tenants) = app
         .post
@@ -72,11 +73,11 @@ async fn usage_by_lease(app: &App, by: Caller) -> Result<Vec<wire::UsageRow>, Re
     let whose = match (by.operator, tenant) {
         (true, _) => None,
         (false, Some(tenant)) => Some(tenant),
-        (false, None) => return Ok(rows),
+        (false, None) => return Ok((rows, false)),
     };
-    let past = history(app, &by, move |reader| reader.ended_of(whose, None, USAGE_MAX)).await?;
-    rows.extend(past.iter().filter_map(|ended| view::past_usage(ended, &tenants, &app.names)));
-    Ok(rows)
+    let past = history(app, &by, move |reader| reader.ended_of(whose, None, USAGE_MAX + 1)).await?;
+    rows.extend(past.iter().take(USAGE_MAX).filter_map(|ended| view::past_usage(ended, &tenants, &app.names)));
+    Ok((rows, past.len() > USAGE_MAX))
 }
 
 #[derive(Deserialize)]

@@ -45,6 +45,7 @@ mod tests {
     use super::*;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
     struct Family(Child, Vec<u32>);
 
@@ -86,8 +87,11 @@ mod tests {
             |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x00600\0");
         // As long as its parents live it is one of this process's, as what the service starts is.
         let is_left = |pid: u32| !process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
+        // A shell starts three programs and ends; on a busy machine that takes a second.
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !family.1.iter().all(|pid| sleeping(*pid) && is_left(*pid)) {
-            std::thread::yield_now();
+            assert!(Instant::now() < deadline, "the heirs are not where they should be: {:?}", family.1);
+            std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(find(leader, &[]), [family.1[0], family.1[2]]);
         assert_eq!(find(leader, &[family.1[0]]), [family.1[2]], "the driver names that one itself");

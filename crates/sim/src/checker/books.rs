@@ -428,7 +428,8 @@ impl Books {
             };
             let (id, roots, counted) = (row.id, row.roots.clone(), false);
             let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, roots, counted, doom, at };
-            if book.held().is_some_and(|held| held.notice.is_some()) {
+            let fixed = book.fixed();
+            if book.held().is_some_and(|held| held.notice.is_some_and(|notice| !fixed || notice != held.until)) {
                 books.noticed.insert(id);
             }
             books.insert(id, book);
@@ -714,15 +715,18 @@ impl Books {
 
     /// Whether the card is one of those the ask names.
     pub fn named(&self, ask: &Ask, card: &CardBook) -> bool {
-        match &ask.on {
-            None => true,
-            Some(On::Index(index)) => card.facts.index == *index,
-            Some(On::Uuid(uuid)) => card.facts.uuid == *uuid,
-            Some(On::These(cards)) => cards
+        let Some(on) = &ask.on else { return true };
+        let several = if let On::AnyOf(several) = on { &several[..] } else { std::slice::from_ref(on) };
+        several.iter().any(|on| match on {
+            On::Index(index) => card.facts.index == *index,
+            On::Uuid(uuid) => card.facts.uuid.starts_with(uuid),
+            On::These(cards) => cards
                 .iter()
                 .any(|other| self.cards.get(usize::from(other.0)).is_some_and(|it| it.facts.uuid == card.facts.uuid)),
-            Some(On::Model(part)) => card.model.contains(&part.to_lowercase()),
-        }
+            On::Model(part) => card.model.contains(&part.to_lowercase()),
+            // A list in a list cannot be asked for.
+            On::AnyOf(_) => false,
+        })
     }
 
     /// Whether a lease may land there at all.

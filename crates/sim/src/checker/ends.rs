@@ -50,6 +50,30 @@ impl Books {
         Ok(())
     }
 
+    /// A holder is told that its fixed term is over soon, as it wanted to be.
+    pub fn term_notice(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
+        let Action::Notice { at, until, .. } = action else { return Ok(()) };
+        let book = self.leases.get(&lease);
+        let held = book.and_then(|book| match &book.at {
+            At::Held(held) => Some((book, held)),
+            _ => None,
+        });
+        let Some((book, held)) = held else { return must(20, false, || format!("no {lease} to tell")) };
+        must(17, matches!(cause, Cause::Ticked), || format!("{lease} is told of its term after {cause:?}"))?;
+        let before = book.ask.notice.map(|notice| notice.before);
+        must(20, book.fixed() && before.is_some(), || {
+            format!("{lease} is told of its term, and did not want it: {:?}", book.ask)
+        })?;
+        must(5, held.notice.is_none(), || format!("{lease} is told twice that it ends"))?;
+        let from = held.until - before.unwrap_or_default();
+        must(20, *at == now && *until == held.until && from <= now, || format!("{action:?} at {now}: {held:?}"))?;
+        // Its end is a term's, which is checked as any other.
+        if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
+            held.notice = Some(*until);
+        }
+        Ok(())
+    }
+
     /// A holder need not end after all.
     pub fn spare(&mut self, now: Time, cause: &Cause, lease: LeaseId) -> Verdict {
         let book = self.leases.get(&lease);

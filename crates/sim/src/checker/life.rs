@@ -44,6 +44,7 @@ impl Books {
             Action::Regroup { .. } | Action::Day { .. } => {
                 must(0, false, || format!("{action:?}: the simulation has neither groups nor days"))
             }
+            Action::Notice { lease, room_for, .. } if lease == room_for => self.term_notice(now, cause, *lease, action),
             Action::Notice { lease, room_for, .. } => {
                 self.makes_room_for(Some(*room_for));
                 self.notice(now, cause, *lease, action)

@@ -16,8 +16,11 @@ use sublet_core::units::{Bytes, Span, Time};
 
 /// Whether nothing was done but to make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
-    let makes_room =
-        |action: &&Action| matches!(action, Action::Park { room_for: Some(_), .. } | Action::Notice { .. });
+    let makes_room = |action: &&Action| match action {
+        Action::Park { room_for, .. } => room_for.is_some(),
+        Action::Notice { lease, room_for, .. } => lease != room_for,
+        _ => false,
+    };
     let before = actions.iter().take_while(|action| !makes_room(action));
     before.into_iter().all(|action| matches!(action, Action::Grace { .. }))
 }

@@ -210,7 +210,8 @@ impl Checker {
                 }
             }
             Action::Resume { .. } => self.resumed += 1,
-            Action::Park { room_for: Some(_), .. } | Action::Notice { .. } => self.preempted += 1,
+            Action::Park { room_for: Some(_), .. } => self.preempted += 1,
+            Action::Notice { lease, room_for, .. } => self.preempted += u64::from(lease != room_for),
             Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
             Action::Over { .. } => self.over.0 += 1,
             Action::Grow { .. } => self.over.1 += 1,

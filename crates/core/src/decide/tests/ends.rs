@@ -346,3 +346,41 @@ fn what_it_takes_to_end_a_program_is_learned() {
     assert_eq!(first, 1_000);
     assert!((5_000..=7_000).contains(&now), "it took seven seconds, and the next is reckoned with {now} ms");
 }
+
+#[test]
+fn who_wants_a_signal_before_its_term_is_over_gets_it_once() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 4G notice=3s time=6s
+         4s  ask cat 4G notice=30s time=6s
+         4s  ask cat 4G notice=3s ttl=60s
+         4s  bind L2
+         4s  bind L3
+         5s  alive L2 L2 L2/child
+         6s  tick
+         6.5s  alive L3 L3 L3/child
+         7s  tick
+         8s  tick
+         10s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 4 GiB on 0 epoch 2 until 10s
+            4s queue L3
+            4s grant L3 4 GiB on 0 epoch 3 until 10s
+            4s queue L4
+            4s grant L4 4 GiB on 0 epoch 4 until 64s
+            4s bind L2
+            4s bind L3
+            7s notice L2 until 10s for L2
+            7s notice L3 until 10s for L3
+            10s end L2 (TermOver)
+            10s end L3 (TermOver)
+        "#]],
+    );
+}

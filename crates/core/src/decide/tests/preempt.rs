@@ -610,6 +610,7 @@ fn a_fixed_term_is_over_when_it_is_whatever_it_was_told() {
             3.5s retire L1
             4s queue L2
             4s grant L2 16 GiB on 0 epoch 2 until 14s
+            5s notice L2 until 14s for L2
             6s queue L3
             14s end L2 (TermOver)
             15s retire L2

@@ -376,3 +376,30 @@ fn a_lost_card_of_a_gang_keeps_no_room_on_the_others() {
         "#]],
     );
 }
+
+#[test]
+fn of_several_cards_that_are_named_any_will_do_and_no_other() {
+    check(
+        "0s   cards 24G 24G 24G
+         0s   card 0 0G
+         0s   card 1 0G
+         0s   card 2 0G
+         0s   ask ann 20G on=1,GPU-2
+         1s   ask ann 20G on=1,GPU-2
+         2s   ask bob 20G on=GPU-2,1
+         3s   ask bob 20G on=2,1 gpus=3
+         4s   release L2 ann
+         5s   card 2 0G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20 GiB on 1 epoch 1 until 60s
+            1s queue L2
+            1s grant L2 20 GiB on 2 epoch 2 until 61s
+            2s queue L3
+            3s refuse: no card could ever hold this ask (cards that would do: 2, largest lease there: 23.8 GiB)
+            4s end L2 (Released)
+            5s retire L2
+            5s grant L3 20 GiB on 2 epoch 3 until 65s
+        "#]],
+    );
+}

@@ -1,0 +1,79 @@
+//! `sublet renew`: goes on with a lease that no process is bound to.
+
+use crate::args::{Globals, LeaseName};
+use crate::client::{Client, RESTART};
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use sublet_wire::{Lease, Renew, exit, span};
+
+/// Go on with a lease that no process is bound to, for another term
+#[derive(Args, Clone, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct RenewArgs {
+    /// Its id, such as L7
+    lease: LeaseName,
+    /// The epoch it was granted with, to be sure that it is still that grant [default: SUBLET_EPOCH if it is
+    /// SUBLET_LEASE, else the one it has now]
+    #[arg(long, value_name = "N")]
+    epoch: Option<u64>,
+}
+
+const AFTER_HELP: &str = "\
+A lease of `sublet lease --detach` ends some time after its last renewal if somebody waits. Where
+processes are bound to a lease, their use of the card renews it, and a word does not.";
+
+/// Renews it.
+pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
+    let client = Client::open(globals)?;
+    let id = args.lease.to_string();
+    let epoch = match args.epoch.or_else(|| epoch_here(&id)) {
+        Some(epoch) => epoch,
+        None => {
+            let now = client.lease(&id, RESTART).map_err(|error| client.failure(error).about(&id))?;
+            // One that waits has none yet, and is told so.
+            now.epoch.unwrap_or(0)
+        }
+    };
+    let lease = client.renew(&id, &Renew { epoch }).map_err(|failure| failure.about(&id))?;
+    if globals.json {
+        output::json(&lease)?;
+        return Ok(exit::OK);
+    }
+    if let Some(why) = unrenewed(&lease) {
+        eprintln!("{id} was not renewed: {why}");
+    }
+    output::print(&match lease.remaining_s {
+        Some(left) => format!("{id} has {} left\n", span::show(left)),
+        None => format!("{id} has no end that is known now\n"),
+    })?;
+    Ok(exit::OK)
+}
+
+/// The epoch of the lease that this shell has, if it is this one.
+fn epoch_here(id: &str) -> Option<u64> {
+    let is_here = std::env::var("SUBLET_LEASE").is_ok_and(|lease| lease == id);
+    std::env::var("SUBLET_EPOCH").ok().filter(|_| is_here)?.parse().ok()
+}
+
+/// Why a word changes nothing.
+fn unrenewed(lease: &Lease) -> Option<&'static str> {
+    match lease {
+        lease if lease.fixed_term => Some("its term is fixed"),
+        lease if !lease.pids.is_empty() => Some("what its processes do on the card renews it"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_renews_only_what_nothing_else_does() {
+        let free = Lease { pids: vec![], fixed_term: false, ..crate::sample::lease() };
+        assert_eq!(unrenewed(&free), None);
+        assert!(unrenewed(&Lease { pids: vec![7], ..free.clone() }).is_some());
+        assert!(unrenewed(&Lease { fixed_term: true, ..free }).is_some());
+    }
+}

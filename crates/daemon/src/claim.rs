@@ -1,0 +1,246 @@
+//! What a daemon has for itself before it serves: the cards of this host, and its socket.
+//!
+//! Neither may depend on the goodwill of other users. The name that says who leases the cards can be taken by
+//! anybody, so root holds a lock as well, where nobody else can make files; and a socket is made only where nobody
+//! else could put another in its place.
+
+use crate::serve::ServeError;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
+
+/// The kernel's, for this host; it goes with the process.
+const NAME: &str = "sublet/cards";
+/// Root's own.
+const LOCKS: &str = "/run/sublet";
+const ROOT: u32 = 0;
+
+/// Held as long as the cards are leased from here.
+#[derive(Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "they are held, not used"))]
+pub struct Cards {
+    lock: Option<File>,
+    name: Option<UnixListener>,
+}
+
+/// One daemon decides about this host's cards: two would promise the same bytes.
+pub fn cards() -> Result<Cards, ServeError> {
+    claim(NAME, Path::new(LOCKS), uid())
+}
+
+fn claim(name: &str, locks: &Path, uid: u32) -> Result<Cards, ServeError> {
+    let lock = match uid {
+        ROOT => lock(locks)?,
+        _ => None,
+    };
+    let address = SocketAddr::from_abstract_name(name).map_err(ServeError::System)?;
+    let name = match UnixListener::bind_addr(&address) {
+        Ok(listener) => Some(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let by = holder(&address);
+            // Whoever it is must not keep root from its cards; the lock tells that no daemon of root's is there.
+            let is_squatter = by.is_none_or(|(_, other)| other != ROOT);
+            if lock.is_none() || !is_squatter {
+                return Err(ServeError::CardsTaken { by });
+            }
+            let (process, user) = by.unzip();
+            tracing::warn!(
+                process,
+                user,
+                "another user's process has the name by which daemons know of each other; a daemon of that user would lease the same cards: look at it, and end it"
+            );
+            None
+        }
+        Err(error) => return Err(ServeError::System(error)),
+    };
+    Ok(Cards { lock, name })
+}
+
+/// Root's lock, if one can be had at all; an error if somebody has it.
+fn lock(dir: &Path) -> Result<Option<File>, ServeError> {
+    // Without one the name must do.
+    let Some(mut file) = lock_file(dir) else { return Ok(None) };
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut pid = String::new();
+        let read = file.read_to_string(&mut pid).ok().and_then(|_| pid.trim().parse().ok());
+        return Err(ServeError::CardsTaken { by: read.map(|pid| (pid, ROOT)) });
+    }
+    // For whoever comes next; without it that one is only not told who has the cards.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(Some(file))
+}
+
+fn lock_file(dir: &Path) -> Option<File> {
+    // It is there, or it cannot be made, which the next step shows.
+    let _ = DirBuilder::new().mode(0o755).create(dir);
+    let found = std::fs::symlink_metadata(dir).ok()?;
+    if !found.is_dir() || found.uid() != ROOT || found.mode() & 0o022 != 0 {
+        return None;
+    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // Nobody else opens it: who can open a file can lock it.
+    rustix::fs::open(dir.join("cards.lock"), flags, Mode::from_raw_mode(0o600)).ok().map(File::from)
+}
+
+/// Who has a name: process and user.
+fn holder(address: &SocketAddr) -> Option<(i32, u32)> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    // Whoever has it need not accept anybody: never wait for that.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let address = SocketAddrUnix::new_abstract_name(address.as_abstract_name()?).ok()?;
+    connect(&stream, &address).ok()?;
+    peer(&UnixStream::from(stream))
+}
+
+fn peer(stream: &UnixStream) -> Option<(i32, u32)> {
+    let cred = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    Some((cred.pid.as_raw_pid(), cred.uid.as_raw()))
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Whether nobody serves on this socket, and nothing else is there.
+pub fn check_free(socket: &Path) -> Result<(), ServeError> {
+    if let Ok(stream) = UnixStream::connect(socket) {
+        return Err(ServeError::Taken { socket: socket.to_owned(), pid: peer(&stream).map(|(pid, _)| pid) });
+    }
+    match std::fs::symlink_metadata(socket) {
+        Ok(found) if !found.file_type().is_socket() => Err(ServeError::NotASocket { socket: socket.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the socket that callers of this host connect to.
+pub fn socket(socket: &Path) -> Result<UnixListener, ServeError> {
+    let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
+    check_free(socket)?;
+    let dir = match socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => parent,
+        None => Path::new("."),
+    };
+    DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed)?;
+    if let Some(why) = distrust(dir, uid()).map_err(failed)? {
+        return Err(ServeError::Exposed { dir: dir.to_owned(), why });
+    }
+    if socket.symlink_metadata().is_ok() {
+        std::fs::remove_file(socket).map_err(failed)?;
+    }
+    // Anybody on this host may ask; the kernel says who it is. The mode comes with the socket, not afterwards by its
+    // path. No other thread is there yet that could make a file meanwhile.
+    let before = rustix::process::umask(Mode::from_raw_mode(0o111));
+    let bound = UnixListener::bind(socket);
+    rustix::process::umask(before);
+    let listener = bound.map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Why others could put a socket of theirs in the place of one that is in this directory, if they could.
+fn distrust(dir: &Path, uid: u32) -> io::Result<Option<String>> {
+    const STICKY: u32 = 0o1000;
+    // A link is as good as whoever can change it.
+    for found in [std::fs::symlink_metadata(dir)?, std::fs::metadata(dir)?] {
+        if found.uid() != uid && found.uid() != ROOT {
+            return Ok(Some(format!("belongs to user {}", found.uid())));
+        }
+        // In a sticky directory nobody removes what is another's. A link has no mode of its own.
+        let open = if found.is_symlink() || found.mode() & STICKY != 0 { 0 } else { found.mode() };
+        if open & 0o002 != 0 {
+            return Ok(Some("can be changed by everybody".to_owned()));
+        }
+        let own_group = [0, rustix::process::getegid().as_raw()].contains(&found.gid());
+        if open & 0o020 != 0 && !own_group {
+            return Ok(Some(format!("can be changed by the group {}", found.gid())));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    fn is_root() -> bool {
+        uid() == ROOT
+    }
+
+    #[test]
+    fn a_directory_that_others_can_change_is_none_for_a_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let why = |mode: u32| {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            distrust(dir.path(), uid()).unwrap()
+        };
+        assert_eq!(why(0o700), None);
+        assert_eq!(why(0o755), None);
+        assert_eq!(why(0o775), None, "one's own group");
+        assert_eq!(why(0o1777), None, "nobody removes another's there");
+        assert_eq!(why(0o777).as_deref(), Some("can be changed by everybody"));
+        let refused = socket(&dir.path().join("s")).unwrap_err();
+        assert!(refused.hint().is_some_and(|hint| hint.contains("--socket")), "{refused}");
+        if !is_root() {
+            return eprintln!("skipped: directories of others need root");
+        }
+        chown(dir.path(), Some(4711), None).unwrap();
+        assert_eq!(why(0o700).as_deref(), Some("belongs to user 4711"));
+        assert_eq!(distrust(dir.path(), 4711).unwrap(), None);
+        chown(dir.path(), Some(0), Some(4711)).unwrap();
+        assert_eq!(why(0o775).as_deref(), Some("can be changed by the group 4711"));
+        let target = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        symlink(target.path(), &link).unwrap();
+        assert_eq!(distrust(&link, 0).unwrap(), None);
+        std::os::unix::fs::lchown(&link, Some(4711), None).unwrap();
+        assert_eq!(distrust(&link, 0).unwrap().as_deref(), Some("belongs to user 4711"));
+    }
+
+    #[test]
+    fn anybody_may_connect_from_the_moment_the_socket_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/s");
+        let _listener = socket(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        assert_eq!(std::fs::metadata(dir.path().join("deep")).unwrap().mode() & 0o022, 0);
+    }
+
+    #[test]
+    fn of_two_daemons_the_second_is_told_who_has_the_cards() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().to_str().unwrap();
+        let own = Some((i32::try_from(std::process::id()).unwrap(), uid()));
+        let _first = claim(name, dir.path(), uid()).unwrap();
+        let Err(ServeError::CardsTaken { by }) = claim(name, dir.path(), uid()) else { panic!("it was let in") };
+        assert_eq!(by, own);
+        let Err(ServeError::CardsTaken { by }) = claim(name, dir.path(), 4711) else { panic!("it was let in") };
+        assert_eq!(by, own, "another user's daemon does not go past it either");
+    }
+
+    #[test]
+    fn a_name_that_another_user_took_does_not_keep_root_from_its_cards() {
+        if !is_root() {
+            return eprintln!("skipped: only root can be somebody else");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().to_str().unwrap();
+        let squatter = std::thread::scope(|scope| {
+            let squat = || {
+                rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(4711)).unwrap();
+                UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
+            };
+            scope.spawn(squat).join().unwrap()
+        });
+        assert_eq!(holder(&squatter.local_addr().unwrap()).map(|(_, user)| user), Some(4711));
+        let claimed = claim(name, dir.path(), ROOT).unwrap();
+        assert!(claimed.name.is_none() && claimed.lock.is_some());
+        let second = claim(name, dir.path(), ROOT);
+        assert!(matches!(second, Err(ServeError::CardsTaken { by: Some((_, ROOT)) })), "{second:?}");
+    }
+}
