@@ -163,6 +163,33 @@ impl fmt::Display for NotParkable {
     }
 }
 
+/// Who could take the room on a card that a restore needs: one that lacks it loses the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InTheWay {
+    /// Nobody can see who is there.
+    Unreadable(CardId),
+    /// So many processes that have no lease there.
+    Strangers(CardId, usize),
+    /// A lease of which a program has no library, or nobody speaks for any.
+    Uncapped(CardId, LeaseId),
+}
+
+impl fmt::Display for InTheWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InTheWay::Unreadable(card) => write!(f, "card {} cannot be read", card.0),
+            InTheWay::Strangers(card, count) => write!(f, "processes without a lease are on card {}: {count}", card.0),
+            InTheWay::Uncapped(_, lease) => write!(f, "nothing keeps {lease} to its lease"),
+        }
+    }
+}
+
+impl From<InTheWay> for NotParkable {
+    fn from(who: InTheWay) -> NotParkable {
+        NotParkable::NotSure(who.to_string())
+    }
+}
+
 impl NotParkable {
     /// Whether it is so for as long as the holder is as it is: not for want of a moment, or of host memory.
     pub fn lasts(&self) -> bool {
@@ -415,7 +442,7 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
     if hold.cards.iter().any(has_more) && !state.planted(Mutant::RestoreUnsure) {
         return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
     }
-    others_keep_off(state, lease, hold)
+    Ok(others_keep_off(state, lease, hold)?)
 }
 
 /// Whether a holder has nothing on cards that are not its own: the driver would take it off there too, and nobody
@@ -441,7 +468,7 @@ fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> 
 }
 
 /// Whether nobody else could take the room that a restore needs.
-pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), NotParkable> {
+pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Result<(), InTheWay> {
     hold.cards.iter().try_for_each(|card| is_kept_free(state, *card, Some(lease.id), state.unowned_on(*card)))
 }
 
@@ -454,6 +481,13 @@ pub fn may_restore(state: &State, lease: &Lease) -> bool {
     asked || others_keep_off(state, lease, hold).is_ok()
 }
 
+/// Who keeps the driver from bringing back what it has, or may have, of a holder that comes back.
+pub fn held_back(state: &State, lease: &Lease) -> Option<InTheWay> {
+    let Phase::Resuming(hold, _) = &lease.phase else { return None };
+    let waits = driver_may_have(state, lease) && !may_restore(state, lease);
+    others_keep_off(state, lease, hold).err().filter(|_| waits)
+}
+
 /// Whether nobody else could take the room that a restore of one lease needs on a card, where so many processes
 /// have none.
 pub(crate) fn is_kept_free(
@@ -461,21 +495,20 @@ pub(crate) fn is_kept_free(
     card: CardId,
     lease: Option<LeaseId>,
     strangers: usize,
-) -> Result<(), NotParkable> {
+) -> Result<(), InTheWay> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }
     if matches!(state.room(card).observed().reading, Reading::Unreadable(_)) {
-        return Err(NotParkable::NotSure(format!("card {} cannot be read", card.0)));
+        return Err(InTheWay::Unreadable(card));
     }
     // What draws on a screen takes room like anybody.
     if strangers > 0 {
-        let why = format!("processes without a lease are on card {}: {strangers}", card.0);
-        return Err(NotParkable::NotSure(why));
+        return Err(InTheWay::Strangers(card, strangers));
     }
     let mut others = state.room(card).claims().iter().filter(|(id, _)| Some(**id) != lease);
     match others.find(|(id, claim)| !is_capped(state, **id, card, claim.parked)) {
-        Some((other, _)) => Err(NotParkable::NotSure(format!("nothing keeps {other} to its lease"))),
+        Some((other, _)) => Err(InTheWay::Uncapped(card, *other)),
         None => Ok(()),
     }
 }

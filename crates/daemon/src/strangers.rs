@@ -90,7 +90,7 @@ impl View<'_> {
 }
 
 /// Whether a caller may know of a stranger: an operator of all, a local user of its own.
-fn may_see(by: &Caller, stranger: &Stranger) -> bool {
+pub(crate) fn may_see(by: &Caller, stranger: &Stranger) -> bool {
     by.operator || (by.token.is_none() && enforce::tenant_of(&stranger.audit) == by.tenant)
 }
 

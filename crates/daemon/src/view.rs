@@ -1,7 +1,7 @@
 //! The state as clients see it. What a caller may see is decided here and in
 //! core's `find`, nowhere else.
 
-use crate::names::Names;
+use crate::names::{Names, tenant_of};
 use crate::plans::Plans;
 use crate::strangers;
 use crate::words;
@@ -15,7 +15,7 @@ use sublet_core::decide::way_out;
 use sublet_core::event::Caller;
 use sublet_core::explain;
 use sublet_core::ids::{CardId, LeaseId, TenantId};
-use sublet_core::parking;
+use sublet_core::parking::{self, InTheWay};
 use sublet_core::reading::{Reading, Resident};
 use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
 use sublet_core::rung::Rung;
@@ -152,6 +152,8 @@ impl View<'_> {
             booked_bytes: hold.booked().0,
             ends_unix_s: parked.then(|| self.unix_s(over)),
         });
+        // Whose processes they are is told by `explain`, which knows who asks.
+        shown.held_back = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
         if lease.queued().is_some() {
             shown.waiting = Some(self.waiting(lease));
         }
@@ -294,7 +296,7 @@ impl View<'_> {
                 "it is parked: its bytes are in host memory, and come back when it is used".to_owned()
             }
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
-            _ if shown.state == wire::LeaseState::Resuming => "its bytes are coming back to its cards".to_owned(),
+            _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease, see_all),
             _ if shown.over.is_some() => {
                 "it is active and has more on a card than its lease is for; if somebody waits it may be made to leave"
                     .into()
@@ -316,6 +318,32 @@ impl View<'_> {
             cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all, making.as_ref())).collect(),
             lease: shown,
         }
+    }
+
+    /// Why a lease that comes back is not back yet.
+    fn resuming(&self, by: &Caller, lease: &Lease, see_all: bool) -> String {
+        let Some(who) = parking::held_back(self.state, lease) else {
+            return "its bytes are coming back to its cards".to_owned();
+        };
+        let name = match who {
+            InTheWay::Unreadable(_) => None,
+            InTheWay::Strangers(card, _) => self.stranger_on(by, card),
+            InTheWay::Uncapped(_, other) => Some(self.name_for(by, other, see_all)),
+        };
+        format!("it is not brought back yet: {}", words::held_back(self.state, who, name))
+    }
+
+    /// A process on a card that has no lease there, and whose it is, as far as this caller may know.
+    fn stranger_on(&self, by: &Caller, card: CardId) -> Option<String> {
+        let room = self.state.room(card);
+        let Reading::Used(used) = &room.observed().reading else { return None };
+        let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
+        let mut others = used.processes.iter().filter(|it| !self.state.owner(&it.process).is_some_and(is_ours));
+        let process = others.next().filter(|_| by.token.is_none())?.process;
+        let mut known = self.state.rows().strangers.values().filter(|row| row.audit.process == process);
+        let user = known.find(|row| strangers::may_see(by, row)).map(|row| self.names.of(&tenant_of(row.audit.uid)));
+        let of = user.map_or_else(String::new, |user| format!(" of {user}"));
+        Some(format!("process {}{of}", process.pid))
     }
 
     /// How a holder could be made to leave for a waiter and at what price, or why it is not.
@@ -675,6 +703,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         did: None,
         peak_bytes: None,
         not_parkable: None,
+        held_back: None,
         parked: None,
         rung: None,
         over: None,

@@ -7,7 +7,7 @@ use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::{self, NoBound, Obstacle};
 use sublet_core::ids::{CardId, LeaseId};
-use sublet_core::parking::NotParkable;
+use sublet_core::parking::{InTheWay, NotParkable};
 use sublet_core::quota::{self, Capped, Held};
 use sublet_core::reading::Unreadable;
 use sublet_core::room::Closed;
@@ -224,6 +224,40 @@ pub fn not_parkable(why: &NotParkable) -> String {
         }
         NotParkable::Quota { cap } => format!("its user may have {} parked at a time", show(cap.0)),
         other => other.to_string(),
+    }
+}
+
+/// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
+/// whoever reads it may know.
+pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
+    let index = |card: CardId| state.rows().cards[usize::from(card.0)].facts.index;
+    let lost = "a restore whose room another takes loses the process";
+    match (who, name) {
+        (InTheWay::Unreadable(card), _) => {
+            format!("it waits until card {} can be read: {lost}; tell an operator if that lasts", index(card))
+        }
+        (InTheWay::Strangers(card, count), Some(name)) => {
+            let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+            let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
+            format!(
+                "it waits until {name}{others}, which {has} no lease, {leaves} card {}: {lost}; end what is there, or ask whose it is to",
+                index(card)
+            )
+        }
+        (InTheWay::Strangers(card, count), None) => {
+            let processes = if count == 1 { "process" } else { "processes" };
+            format!(
+                "it waits until {count} {processes} without a lease left card {index}: {lost}; `sublet cards` shows what is there, end it, or ask whose it is to",
+                index = index(card)
+            )
+        }
+        (InTheWay::Uncapped(card, _), name) => {
+            let name = name.unwrap_or_else(|| "another lease".to_owned());
+            format!(
+                "it waits until {name} is gone from card {}, which nothing keeps to its size: {lost}; ask whose that is to end it, or to start it with Sublet's library",
+                index(card)
+            )
+        }
     }
 }
 
@@ -560,5 +594,46 @@ pub fn action(action: &Action) -> String {
         }
         Action::DropRule { rule } => format!("rule {rule} holds no more"),
         Action::Retire { lease, .. } => format!("the cards of {lease} were seen again; its bytes count no more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_core::decide::decide;
+    use sublet_core::event::Event;
+    use sublet_core::policy::Policy;
+    use sublet_core::reading::CardFacts;
+    use sublet_core::rows::Rows;
+
+    #[test]
+    fn who_is_held_back_reads_for_whom_it_waits_and_what_helps() {
+        let mut state = State::new(Rows::default(), Policy::default());
+        decide(&mut state, Time::ZERO, Event::Listed(vec![CardFacts::plain(0, Bytes::gib(24))]));
+        let says = |who: InTheWay, name: Option<&str>| held_back(&state, who, name.map(str::to_owned));
+        let card = CardId(0);
+        assert_eq!(
+            says(InTheWay::Strangers(card, 1), Some("process 4312 of ann")),
+            "it waits until process 4312 of ann, which has no lease, leaves card 0: a restore whose room another takes loses the process; end what is there, or ask whose it is to"
+        );
+        assert_eq!(
+            says(InTheWay::Strangers(card, 3), Some("process 4312")),
+            "it waits until process 4312 and 2 more, which have no lease, leave card 0: a restore whose room another takes loses the process; end what is there, or ask whose it is to"
+        );
+        assert_eq!(
+            says(InTheWay::Strangers(card, 1), None),
+            "it waits until 1 process without a lease left card 0: a restore whose room another takes loses the process; `sublet cards` shows what is there, end it, or ask whose it is to"
+        );
+        assert_eq!(
+            says(InTheWay::Unreadable(card), None),
+            "it waits until card 0 can be read: a restore whose room another takes loses the process; tell an operator if that lasts"
+        );
+        // Another's lease is not named where nobody knows who reads it.
+        let unnamed = says(InTheWay::Uncapped(card, LeaseId(7)), None);
+        assert!(
+            unnamed.starts_with("it waits until another lease is gone from card 0, which nothing keeps"),
+            "{unnamed}"
+        );
+        assert!(!unnamed.contains("L7"), "{unnamed}");
     }
 }

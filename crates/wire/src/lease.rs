@@ -70,6 +70,10 @@ pub struct Lease {
     /// Why its holder cannot be parked now; null if it can, or has nothing on a card.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_parkable: Option<String>,
+    /// While it is `resuming`: why the driver does not bring its processes back yet, and what helps; null if nothing
+    /// keeps it from that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_back: Option<String>,
     /// What was parked; only while it is parked, or on its way there or back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<Parked>,

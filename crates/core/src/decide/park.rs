@@ -598,7 +598,7 @@ fn no_longer_sure(state: &State, lease: &Lease, hold: &Hold) -> Option<String> {
     if !away.is_restored() || is_back || lease.ask.may_lose || state.planted(Mutant::NeverRetreat) {
         return None;
     }
-    parking::others_keep_off(state, lease, hold).err().map(|why| why.to_string())
+    parking::others_keep_off(state, lease, hold).err().map(|who| NotParkable::from(who).to_string())
 }
 
 /// The cheapest way in which a holder can leave its cards now, without being ended.

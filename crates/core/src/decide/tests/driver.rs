@@ -1,7 +1,10 @@
 //! Stories of holders that the driver moves: only where a restore is sure to have room.
 
-use super::check_with;
 use super::preempt::{check, house};
+use super::{check_with, told};
+use crate::ids::{CardId, LeaseId};
+use crate::parking::{self, InTheWay};
+use crate::rows::Phase;
 use expect_test::expect;
 
 #[test]
@@ -534,4 +537,33 @@ fn the_driver_brings_nobody_back_beside_a_program_without_the_library_of_a_parke
             32s resumed L1
         "#]],
     );
+}
+
+#[test]
+fn whom_the_driver_could_not_take_waits_for_the_stranger_on_its_card_and_it_is_known_for_whom() {
+    let refused = "0s  cards 24G
+         0s  ram 100G
+         0s  card 0 0M
+         0s  ask ann 8G ttl=300s
+         1s  bind L1
+         1s  driver L1 here
+         2s  card 0 L1=7G
+         3s  park L1 ann
+         4s  driver L1 unknown
+         4s  driver L1 refused the worker was lost
+         5s  driver L1 here parked 7000M
+         ";
+    let held_back = |then: &str| {
+        let teller = told(&format!("{refused}{then}"), house());
+        let row = teller.state.lease(LeaseId(1)).expect("it is held");
+        assert!(matches!(row.phase, Phase::Resuming(..)), "{row:?}");
+        parking::held_back(&teller.state, row)
+    };
+    assert_eq!(held_back("6s  card 0 stray=1G"), Some(InTheWay::Strangers(CardId(0), 1)));
+    assert_eq!(held_back("6s  card 0 unreadable"), Some(InTheWay::Unreadable(CardId(0))));
+    let beside = "6s  ask bob 8G\n7s  bind L2\n8s  card 0 L2=6G";
+    assert_eq!(held_back(beside), Some(InTheWay::Uncapped(CardId(0), LeaseId(2))));
+    assert_eq!(held_back("6s  card 0 0M"), None);
+    // What the driver has not need not be brought back.
+    assert_eq!(held_back("6s  driver L1 resumed"), None);
 }
