@@ -1,18 +1,33 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
+mod caps;
+mod enforcement;
+mod error;
+mod parking;
+mod preemption;
+mod tcp;
+mod values;
+
+pub use error::ConfigError;
+pub use tcp::{Tcp, TcpConfig};
+
+use self::caps::{CapsConfig, WindowConfig, gid, lay_over};
+use self::enforcement::EnforcementConfig;
+use self::parking::ParkingConfig;
+use self::preemption::PreemptionConfig;
+use self::values::{
+    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span, read_visibility,
+    set,
+};
 use crate::day::{Hours, Moment};
 use crate::http::House;
-use crate::http::rate::Rate;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use sublet_core::policy::{Caps, Policy, Renewal};
+use sublet_core::policy::Policy;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
-use sublet_wire::{size, span};
-use thiserror::Error;
 
 /// Everything that can be set. All of it has a default.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -74,106 +89,6 @@ pub struct Config {
     shim: Option<String>,
 }
 
-/// Host memory for bytes that have to leave a card.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct ParkingConfig {
-    /// How much (`"48G"`), how much of all of it (`"50%"`), or `"off"`.
-    ram: Option<String>,
-    /// So much stays available to others whenever somebody is parked (`"8G"`).
-    leave: Option<String>,
-    /// How long anything may be parked (`"12h"`).
-    term: Option<String>,
-    /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
-    stock: Option<String>,
-    /// Not even contexts stay on the cards after so long (`"10m"`), or `"off"`.
-    deep: Option<String>,
-}
-
-/// Who leaves its cards for whom, and when.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct PreemptionConfig {
-    /// Room is made for whoever waits; otherwise only leases that come to their end are parked.
-    make_room: Option<bool>,
-    /// Whoever came back to its cards has them for so long at least (`"10s"`).
-    turn: Option<String>,
-    /// No more of the time goes into moving (`"5%"`).
-    switching: Option<String>,
-    /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
-    idle: Option<String>,
-    /// Whoever could not be moved is left alone for so long, unless somebody asks for it by hand (`"1m"`).
-    rest: Option<String>,
-    /// `"off"`: the driver's own way of parking is not used; read by a start only.
-    driver: Option<String>,
-    /// Those who chose to be ended for others have so long between SIGTERM and SIGKILL (`"30s"`).
-    end_grace: Option<String>,
-}
-
-/// How long processes without a lease have, on cards where they are ended.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct EnforcementConfig {
-    /// From the warning to what follows (`"5m"`).
-    warned: Option<String>,
-    /// `false`: nobody is parked by the driver, and SIGTERM follows at once.
-    park: Option<bool>,
-    /// From SIGTERM to SIGKILL (`"5m"`).
-    grace: Option<String>,
-    /// Who has more than its lease may be made to leave after so long, should somebody wait (`"1m"`).
-    over: Option<String>,
-}
-
-impl EnforcementConfig {
-    fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
-        set(&mut policy.over, "enforcement.over", &self.over, read_span)?;
-        set(&mut policy.patience.warned, "enforcement.warned", &self.warned, read_span)?;
-        policy.patience.parks = self.park.unwrap_or(policy.patience.parks);
-        set(&mut policy.patience.grace, "enforcement.grace", &self.grace, read_span)
-    }
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WindowConfig {
-    days: Option<String>,
-    from: String,
-    to: String,
-    #[serde(default)]
-    caps: CapsConfig,
-    #[serde(default)]
-    users: BTreeMap<String, CapsConfig>,
-    #[serde(default)]
-    groups: BTreeMap<String, CapsConfig>,
-}
-
-/// The service over TCP, as the file or the command line says; off without an address.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TcpConfig {
-    /// Where it listens (`"127.0.0.1:7474"`).
-    pub listen: Option<String>,
-    /// Its certificate, PEM, with those that vouch for it.
-    pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key, PEM.
-    pub tls_key: Option<PathBuf>,
-    /// Calls a second that each tenant may make in the long run.
-    pub requests_per_s: Option<f64>,
-    /// Calls that each tenant may make at once.
-    pub burst: Option<f64>,
-}
-
-/// The service over TCP.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tcp {
-    /// Where it listens.
-    pub listen: SocketAddr,
-    /// Its certificate and the key.
-    pub tls: Option<(PathBuf, PathBuf)>,
-    /// How often each tenant may call.
-    pub rate: Rate,
-}
-
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct HeadStartConfig {
@@ -181,101 +96,6 @@ struct HeadStartConfig {
     batch: Option<String>,
     spot: Option<String>,
     priority: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct CapsConfig {
-    vram: Option<String>,
-    leases: Option<u32>,
-    places: Option<u32>,
-    gpu_day: Option<String>,
-    never_preempt: Option<String>,
-    head_start_max: Option<String>,
-    /// Host memory for parked bytes.
-    parked: Option<String>,
-    /// Of one user, or of each member of a group.
-    share: Option<u32>,
-    /// For each member of a group alone.
-    each: Option<Box<CapsConfig>>,
-}
-
-/// Why the configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration `{}`", path.display())]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// It is no TOML, or has a key that does not exist.
-    #[error("the configuration `{}` is wrong", path.display())]
-    Wrong {
-        /// Which.
-        path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
-    },
-    /// A value makes no sense.
-    #[error("`{key} = \"{value}\"` makes no sense: {why}")]
-    Value {
-        /// Which key.
-        key: &'static str,
-        /// What it was set to.
-        value: String,
-        /// What would do.
-        why: String,
-    },
-    /// There is no such user or group on this host.
-    #[error("there is no {kind} `{name}` on this host")]
-    NoSuch {
-        /// `user` or `group`.
-        kind: &'static str,
-        /// The name.
-        name: String,
-    },
-    /// A key that says nothing where it stands.
-    #[error("`{key}` says nothing in `[{table}]`")]
-    Misplaced {
-        /// The key.
-        key: &'static str,
-        /// Where it was.
-        table: &'static str,
-    },
-    /// Tokens would go over the network for all to read.
-    #[error("without a certificate the service listens on this host only, and {listen} is reached from others")]
-    PlainTcp {
-        /// Where it should have listened.
-        listen: SocketAddr,
-    },
-    /// Half of what TLS needs, or all of it and no address.
-    #[error("`{given}` is given, and `{missing}` is not")]
-    HalfTcp {
-        /// What there is.
-        given: &'static str,
-        /// What is not.
-        missing: &'static str,
-    },
-}
-
-impl ConfigError {
-    /// The next step.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            ConfigError::Wrong { .. } | ConfigError::Misplaced { .. } => Some("docs/configuration.md lists every key"),
-            ConfigError::PlainTcp { .. } => Some(
-                "give a certificate with `tls_cert` and `tls_key` (`--tls-cert`, `--tls-key`), or listen on 127.0.0.1",
-            ),
-            ConfigError::Unreadable { .. } => {
-                Some("name a file with `--config` that is there, and that its user can read")
-            }
-            ConfigError::HalfTcp { .. } => Some("give both, and the address to listen on, or none of the three"),
-            _ => None,
-        }
-    }
 }
 
 /// What follows from a configuration.
@@ -423,270 +243,11 @@ impl Config {
     }
 }
 
-/// Some 300 MB, months of a busy card.
-const HISTORY: u64 = 1_000_000;
-
-/// Fewer would not tell what happened an hour ago.
-fn read_history(lines: u64) -> Result<u64, ConfigError> {
-    match lines {
-        1_000.. => Ok(lines),
-        _ => {
-            let why = "keep 1000 lines at least".to_owned();
-            Err(ConfigError::Value { key: "history", value: lines.to_string(), why })
-        }
-    }
-}
-
-/// A card as `nvidia-smi -L` names it: its number or its UUID.
-fn read_card(name: &str) -> Result<String, ConfigError> {
-    if name.starts_with("GPU-") || name.parse::<u32>().is_ok() {
-        return Ok(name.to_owned());
-    }
-    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them".to_owned();
-    Err(ConfigError::Value { key: "unmanaged", value: name.to_owned(), why })
-}
-
-/// Whether something is on, which it is unless it is said to be off.
-fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
-    match said {
-        None | Some("on") => Ok(true),
-        Some("off") => Ok(false),
-        Some(other) => {
-            let why = "write \"on\" or \"off\"".to_owned();
-            Err(ConfigError::Value { key, value: other.to_owned(), why })
-        }
-    }
-}
-
-impl ParkingConfig {
-    /// Half of the host's memory, where nothing else is said. Returns what is kept ready.
-    fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
-        let all = Bytes(sublet_host::shims::total().unwrap_or(0));
-        let parking = &mut policy.parking;
-        parking.ram = Bytes(all.0 / 2);
-        set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
-            "off" => Ok(Bytes::ZERO),
-            _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
-                Some(Ok(percent)) if percent <= 90 => Ok(Bytes((u128::from(all.0) * u128::from(percent) / 100) as u64)),
-                Some(_) => Err("write a share up to \"90%\"".to_owned()),
-                None => read_size(text),
-            },
-        })?;
-        set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;
-        set(&mut parking.term, "parking.term", &self.term, read_span)?;
-        parking.deep = Some(Span::secs(600));
-        set(&mut parking.deep, "parking.deep", &self.deep, |text| match text {
-            "off" => Ok(None),
-            text => read_span(text).map(Some),
-        })?;
-        // Enough for a small holder at once; who has more to spare says so.
-        let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
-        set(&mut stock, "parking.stock", &self.stock, |text| match text {
-            "off" => Ok(Bytes::ZERO),
-            _ => read_size(text),
-        })?;
-        Ok(stock.min(parking.ram))
-    }
-}
-
-impl PreemptionConfig {
-    fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
-        let parking = &mut policy.parking;
-        parking.preempt = self.make_room.unwrap_or(parking.preempt);
-        set(&mut parking.turn, "preemption.turn", &self.turn, read_span)?;
-        set(&mut parking.worth, "preemption.switching", &self.switching, |text| {
-            match text.strip_suffix('%').map(|number| number.trim().parse::<u32>()) {
-                Some(Ok(percent @ 1..=50)) => Ok((100 - percent) / percent),
-                _ => Err("write a share from \"1%\" to \"50%\"".to_owned()),
-            }
-        })?;
-        set(&mut parking.idle, "preemption.idle", &self.idle, read_span)?;
-        set(&mut parking.rest, "preemption.rest", &self.rest, read_span)?;
-        set(&mut parking.grace, "preemption.end_grace", &self.end_grace, read_span)
-    }
-}
-
-impl TcpConfig {
-    fn settle(&self) -> Result<Option<Tcp>, ConfigError> {
-        let half = |given, missing| Err(ConfigError::HalfTcp { given, missing });
-        let tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
-            (Some(_), None) => return half("tls_cert", "tls_key"),
-            (None, Some(_)) => return half("tls_key", "tls_cert"),
-            (None, None) => None,
-        };
-        let per_s = positive("tcp.requests_per_s", self.requests_per_s, 50.0)?;
-        let burst = positive("tcp.burst", self.burst, 200.0)?;
-        let Some(text) = &self.listen else {
-            return if tls.is_some() { half("tls_cert", "listen") } else { Ok(None) };
-        };
-        let wrong = || ConfigError::Value {
-            key: "tcp.listen",
-            value: text.clone(),
-            why: "write an address and a port, such as \"127.0.0.1:7474\" or \"[::]:7474\"".to_owned(),
-        };
-        let listen: SocketAddr = text.parse().map_err(|_| wrong())?;
-        if tls.is_none() && !listen.ip().to_canonical().is_loopback() {
-            return Err(ConfigError::PlainTcp { listen });
-        }
-        Ok(Some(Tcp { listen, tls, rate: Rate { per_s, burst } }))
-    }
-}
-
-fn positive(key: &'static str, value: Option<f64>, default: f64) -> Result<f64, ConfigError> {
-    let value = value.unwrap_or(default);
-    if (1.0..=1e6).contains(&value) {
-        return Ok(value);
-    }
-    Err(ConfigError::Value { key, value: value.to_string(), why: "write a number from 1 to 1000000".to_owned() })
-}
-
-/// With none of it nobody could be served at all; whoever means no bound leaves the key out.
-fn at_least_one<T: Copy + Default + PartialEq>(key: &'static str, value: Option<T>) -> Result<Option<T>, ConfigError> {
-    if value == Some(T::default()) {
-        let why = "it must be at least 1; leave the key out for the default".to_owned();
-        return Err(ConfigError::Value { key, value: "0".to_owned(), why });
-    }
-    Ok(value)
-}
-
-fn set<T>(
-    place: &mut T,
-    key: &'static str,
-    text: &Option<String>,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> Result<(), ConfigError> {
-    if let Some(text) = text {
-        *place = read(text).map_err(|why| ConfigError::Value { key, value: text.clone(), why })?;
-    }
-    Ok(())
-}
-
-fn read_span(text: &str) -> Result<Span, String> {
-    match span::parse(text) {
-        Ok(0) => Err("it must be at least 1s".to_owned()),
-        Ok(seconds) => Ok(Span::secs(seconds)),
-        Err(error) => Err(error.hint().to_owned()),
-    }
-}
-
-fn read_size(text: &str) -> Result<Bytes, String> {
-    size::parse(text).map(Bytes).map_err(|error| error.hint().to_owned())
-}
-
-fn read_renewal(text: &str) -> Result<Renewal, String> {
-    let percent =
-        |text: &str| text.trim().strip_suffix('%').and_then(|n| n.parse::<u8>().ok()).filter(|n| (1..=95).contains(n));
-    let read = if let Some(rest) = text.strip_prefix("below ") {
-        percent(rest).map(|percent| Renewal::Below { percent })
-    } else if let Some(rest) = text.strip_prefix("every ") {
-        read_span(rest).ok().map(Renewal::Every)
-    } else {
-        percent(text).map(|percent| Renewal::At { percent, jitter: 10 })
-    };
-    read.ok_or_else(|| "write \"70%\", \"below 25%\" or \"every 1m\"".to_owned())
-}
-
-fn read_visibility(text: &str) -> Result<bool, ConfigError> {
-    match text {
-        "all" => Ok(true),
-        "own" => Ok(false),
-        _ => Err(ConfigError::Value {
-            key: "visibility",
-            value: text.to_owned(),
-            why: "write \"all\" or \"own\"".to_owned(),
-        }),
-    }
-}
-
-fn read_gpu(text: &str) -> Result<GpuSpec, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Value {
-        key: "gpu",
-        value: text.to_owned(),
-        why: "write \"real\", or for instance \"soft:2x24GiB\"".to_owned(),
-    })
-}
-
-/// Puts what is said here over what was said before.
-fn lay_over(
-    policy: &mut Policy,
-    everybody: &CapsConfig,
-    users: &BTreeMap<String, CapsConfig>,
-    groups: &BTreeMap<String, CapsConfig>,
-) -> Result<(), ConfigError> {
-    everybody.has_no("caps", &["share", "each"])?;
-    policy.caps = everybody.over(&policy.caps)?;
-    for (user, over) in users {
-        over.has_no("users", &["each"])?;
-        let tenant = tenant(user)?;
-        if let Some(share) = at_least_one("share", over.share)? {
-            policy.shares.of.insert(tenant.clone(), share);
-        }
-        let before = policy.caps_of.remove(&tenant).unwrap_or_default();
-        policy.caps_of.insert(tenant, over.over(&before)?);
-    }
-    for (name, over) in groups {
-        over.has_no("groups", &["head_start_max"])?;
-        if let Some(share) = at_least_one("share", over.share)? {
-            policy.shares.of_groups.insert(name.clone(), share);
-        }
-        let together = policy.caps_of_groups.remove(name).unwrap_or_default();
-        policy.caps_of_groups.insert(name.clone(), over.over(&together)?);
-        if let Some(each) = &over.each {
-            each.has_no("groups.….each", &["share", "each"])?;
-            let before = policy.caps_of_members.remove(name).unwrap_or_default();
-            policy.caps_of_members.insert(name.clone(), each.over(&before)?);
-        }
-    }
-    Ok(())
-}
-
-impl CapsConfig {
-    fn over(&self, base: &Caps) -> Result<Caps, ConfigError> {
-        let mut caps = base.clone();
-        set(&mut caps.vram, "vram", &self.vram, |text| read_size(text).map(Some))?;
-        set(&mut caps.gpu_day, "gpu_day", &self.gpu_day, |text| read_span(text).map(Some))?;
-        set(&mut caps.never, "never_preempt", &self.never_preempt, |text| read_size(text).map(Some))?;
-        set(&mut caps.parked, "parked", &self.parked, |text| read_size(text).map(Some))?;
-        set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
-        caps.leases = self.leases.or(caps.leases);
-        caps.places = at_least_one("places", self.places)?.or(caps.places);
-        Ok(caps)
-    }
-
-    /// Some keys mean nothing in some tables, and what means nothing must not look as if it held.
-    fn has_no(&self, table: &'static str, keys: &[&'static str]) -> Result<(), ConfigError> {
-        let there = |key: &str| match key {
-            "share" => self.share.is_some(),
-            "each" => self.each.is_some(),
-            _ => self.head_start_max.is_some(),
-        };
-        match keys.iter().copied().find(|key| there(key)) {
-            Some(key) => Err(ConfigError::Misplaced { key, table }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A user of this host by name or uid, or whom tokens act for (`user:ana`).
-fn tenant(user: &str) -> Result<String, ConfigError> {
-    if sublet_core::token::is_subject(user) {
-        return Ok(user.to_owned());
-    }
-    let known = || uzers::get_user_by_name(user).map(|user| user.uid());
-    let uid = user.parse().ok().or_else(known);
-    let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned() };
-    uid.map(crate::names::tenant_of).ok_or_else(none)
-}
-
-fn gid(group: &str) -> Result<u32, ConfigError> {
-    let known = || uzers::get_group_by_name(group).map(|group| group.gid());
-    group.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "group", name: group.to_owned() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::rate::Rate;
+    use sublet_core::policy::Renewal;
 
     fn settle(text: &str) -> Result<Settled, String> {
         let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;

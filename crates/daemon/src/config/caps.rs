@@ -1,0 +1,115 @@
+//! `[caps]`, `[users]`, `[groups]` and `[[windows]]`: what each tenant may have, and when.
+
+use super::ConfigError;
+use super::values::{at_least_one, read_size, read_span, set};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use sublet_core::policy::{Caps, Policy};
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WindowConfig {
+    pub(super) days: Option<String>,
+    pub(super) from: String,
+    pub(super) to: String,
+    #[serde(default)]
+    pub(super) caps: CapsConfig,
+    #[serde(default)]
+    pub(super) users: BTreeMap<String, CapsConfig>,
+    #[serde(default)]
+    pub(super) groups: BTreeMap<String, CapsConfig>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct CapsConfig {
+    vram: Option<String>,
+    leases: Option<u32>,
+    places: Option<u32>,
+    gpu_day: Option<String>,
+    never_preempt: Option<String>,
+    head_start_max: Option<String>,
+    /// Host memory for parked bytes.
+    parked: Option<String>,
+    /// Of one user, or of each member of a group.
+    share: Option<u32>,
+    /// For each member of a group alone.
+    each: Option<Box<CapsConfig>>,
+}
+
+/// Puts what is said here over what was said before.
+pub(super) fn lay_over(
+    policy: &mut Policy,
+    everybody: &CapsConfig,
+    users: &BTreeMap<String, CapsConfig>,
+    groups: &BTreeMap<String, CapsConfig>,
+) -> Result<(), ConfigError> {
+    everybody.has_no("caps", &["share", "each"])?;
+    policy.caps = everybody.over(&policy.caps)?;
+    for (user, over) in users {
+        over.has_no("users", &["each"])?;
+        let tenant = tenant(user)?;
+        if let Some(share) = at_least_one("share", over.share)? {
+            policy.shares.of.insert(tenant.clone(), share);
+        }
+        let before = policy.caps_of.remove(&tenant).unwrap_or_default();
+        policy.caps_of.insert(tenant, over.over(&before)?);
+    }
+    for (name, over) in groups {
+        over.has_no("groups", &["head_start_max"])?;
+        if let Some(share) = at_least_one("share", over.share)? {
+            policy.shares.of_groups.insert(name.clone(), share);
+        }
+        let together = policy.caps_of_groups.remove(name).unwrap_or_default();
+        policy.caps_of_groups.insert(name.clone(), over.over(&together)?);
+        if let Some(each) = &over.each {
+            each.has_no("groups.….each", &["share", "each"])?;
+            let before = policy.caps_of_members.remove(name).unwrap_or_default();
+            policy.caps_of_members.insert(name.clone(), each.over(&before)?);
+        }
+    }
+    Ok(())
+}
+
+impl CapsConfig {
+    fn over(&self, base: &Caps) -> Result<Caps, ConfigError> {
+        let mut caps = base.clone();
+        set(&mut caps.vram, "vram", &self.vram, |text| read_size(text).map(Some))?;
+        set(&mut caps.gpu_day, "gpu_day", &self.gpu_day, |text| read_span(text).map(Some))?;
+        set(&mut caps.never, "never_preempt", &self.never_preempt, |text| read_size(text).map(Some))?;
+        set(&mut caps.parked, "parked", &self.parked, |text| read_size(text).map(Some))?;
+        set(&mut caps.head_start, "head_start_max", &self.head_start_max, |text| read_span(text).map(Some))?;
+        caps.leases = self.leases.or(caps.leases);
+        caps.places = at_least_one("places", self.places)?.or(caps.places);
+        Ok(caps)
+    }
+
+    /// Some keys mean nothing in some tables, and what means nothing must not look as if it held.
+    fn has_no(&self, table: &'static str, keys: &[&'static str]) -> Result<(), ConfigError> {
+        let there = |key: &str| match key {
+            "share" => self.share.is_some(),
+            "each" => self.each.is_some(),
+            _ => self.head_start_max.is_some(),
+        };
+        match keys.iter().copied().find(|key| there(key)) {
+            Some(key) => Err(ConfigError::Misplaced { key, table }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A user of this host by name or uid, or whom tokens act for (`user:ana`).
+fn tenant(user: &str) -> Result<String, ConfigError> {
+    if sublet_core::token::is_subject(user) {
+        return Ok(user.to_owned());
+    }
+    let known = || uzers::get_user_by_name(user).map(|user| user.uid());
+    let uid = user.parse().ok().or_else(known);
+    let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned() };
+    uid.map(crate::names::tenant_of).ok_or_else(none)
+}
+
+pub(super) fn gid(group: &str) -> Result<u32, ConfigError> {
+    let known = || uzers::get_group_by_name(group).map(|group| group.gid());
+    group.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "group", name: group.to_owned() })
+}

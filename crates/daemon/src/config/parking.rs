@@ -1,0 +1,54 @@
+//! `[parking]`: host memory for bytes that have to leave a card.
+
+use super::ConfigError;
+use super::values::{read_size, read_span, set};
+use serde::Deserialize;
+use sublet_core::policy::Policy;
+use sublet_core::units::{Bytes, Span};
+
+/// Host memory for bytes that have to leave a card.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ParkingConfig {
+    /// How much (`"48G"`), how much of all of it (`"50%"`), or `"off"`.
+    ram: Option<String>,
+    /// So much stays available to others whenever somebody is parked (`"8G"`).
+    leave: Option<String>,
+    /// How long anything may be parked (`"12h"`).
+    term: Option<String>,
+    /// So much is kept ready, so that a first park is fast (`"4G"`), or `"off"`; read by a start only.
+    stock: Option<String>,
+    /// Not even contexts stay on the cards after so long (`"10m"`), or `"off"`.
+    deep: Option<String>,
+}
+
+impl ParkingConfig {
+    /// Half of the host's memory, where nothing else is said. Returns what is kept ready.
+    pub(super) fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
+        let all = Bytes(sublet_host::shims::total().unwrap_or(0));
+        let parking = &mut policy.parking;
+        parking.ram = Bytes(all.0 / 2);
+        set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
+            "off" => Ok(Bytes::ZERO),
+            _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
+                Some(Ok(percent)) if percent <= 90 => Ok(Bytes((u128::from(all.0) * u128::from(percent) / 100) as u64)),
+                Some(_) => Err("write a share up to \"90%\"".to_owned()),
+                None => read_size(text),
+            },
+        })?;
+        set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;
+        set(&mut parking.term, "parking.term", &self.term, read_span)?;
+        parking.deep = Some(Span::secs(600));
+        set(&mut parking.deep, "parking.deep", &self.deep, |text| match text {
+            "off" => Ok(None),
+            text => read_span(text).map(Some),
+        })?;
+        // Enough for a small holder at once; who has more to spare says so.
+        let mut stock = Bytes((parking.ram.0 / 8).min(4 << 30));
+        set(&mut stock, "parking.stock", &self.stock, |text| match text {
+            "off" => Ok(Bytes::ZERO),
+            _ => read_size(text),
+        })?;
+        Ok(stock.min(parking.ram))
+    }
+}

@@ -1,0 +1,119 @@
+//! How single values are read: each refuses what makes no sense, and says what would do.
+
+use super::ConfigError;
+use sublet_core::policy::Renewal;
+use sublet_core::units::{Bytes, Span};
+use sublet_host::gpu::GpuSpec;
+use sublet_wire::{size, span};
+
+/// Some 300 MB, months of a busy card.
+pub(super) const HISTORY: u64 = 1_000_000;
+
+/// Fewer would not tell what happened an hour ago.
+pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
+    match lines {
+        1_000.. => Ok(lines),
+        _ => {
+            let why = "keep 1000 lines at least".to_owned();
+            Err(ConfigError::Value { key: "history", value: lines.to_string(), why })
+        }
+    }
+}
+
+/// A card as `nvidia-smi -L` names it: its number or its UUID.
+pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
+    if name.starts_with("GPU-") || name.parse::<u32>().is_ok() {
+        return Ok(name.to_owned());
+    }
+    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them".to_owned();
+    Err(ConfigError::Value { key: "unmanaged", value: name.to_owned(), why })
+}
+
+/// Whether something is on, which it is unless it is said to be off.
+pub(super) fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigError> {
+    match said {
+        None | Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => {
+            let why = "write \"on\" or \"off\"".to_owned();
+            Err(ConfigError::Value { key, value: other.to_owned(), why })
+        }
+    }
+}
+
+pub(super) fn positive(key: &'static str, value: Option<f64>, default: f64) -> Result<f64, ConfigError> {
+    let value = value.unwrap_or(default);
+    if (1.0..=1e6).contains(&value) {
+        return Ok(value);
+    }
+    Err(ConfigError::Value { key, value: value.to_string(), why: "write a number from 1 to 1000000".to_owned() })
+}
+
+/// With none of it nobody could be served at all; whoever means no bound leaves the key out.
+pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
+    key: &'static str,
+    value: Option<T>,
+) -> Result<Option<T>, ConfigError> {
+    if value == Some(T::default()) {
+        let why = "it must be at least 1; leave the key out for the default".to_owned();
+        return Err(ConfigError::Value { key, value: "0".to_owned(), why });
+    }
+    Ok(value)
+}
+
+pub(super) fn set<T>(
+    place: &mut T,
+    key: &'static str,
+    text: &Option<String>,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<(), ConfigError> {
+    if let Some(text) = text {
+        *place = read(text).map_err(|why| ConfigError::Value { key, value: text.clone(), why })?;
+    }
+    Ok(())
+}
+
+pub(super) fn read_span(text: &str) -> Result<Span, String> {
+    match span::parse(text) {
+        Ok(0) => Err("it must be at least 1s".to_owned()),
+        Ok(seconds) => Ok(Span::secs(seconds)),
+        Err(error) => Err(error.hint().to_owned()),
+    }
+}
+
+pub(super) fn read_size(text: &str) -> Result<Bytes, String> {
+    size::parse(text).map(Bytes).map_err(|error| error.hint().to_owned())
+}
+
+pub(super) fn read_renewal(text: &str) -> Result<Renewal, String> {
+    let percent =
+        |text: &str| text.trim().strip_suffix('%').and_then(|n| n.parse::<u8>().ok()).filter(|n| (1..=95).contains(n));
+    let read = if let Some(rest) = text.strip_prefix("below ") {
+        percent(rest).map(|percent| Renewal::Below { percent })
+    } else if let Some(rest) = text.strip_prefix("every ") {
+        read_span(rest).ok().map(Renewal::Every)
+    } else {
+        percent(text).map(|percent| Renewal::At { percent, jitter: 10 })
+    };
+    read.ok_or_else(|| "write \"70%\", \"below 25%\" or \"every 1m\"".to_owned())
+}
+
+pub(super) fn read_visibility(text: &str) -> Result<bool, ConfigError> {
+    match text {
+        "all" => Ok(true),
+        "own" => Ok(false),
+        _ => Err(ConfigError::Value {
+            key: "visibility",
+            value: text.to_owned(),
+            why: "write \"all\" or \"own\"".to_owned(),
+        }),
+    }
+}
+
+pub(super) fn read_gpu(text: &str) -> Result<GpuSpec, ConfigError> {
+    text.parse().map_err(|_| ConfigError::Value {
+        key: "gpu",
+        value: text.to_owned(),
+        why: "write \"real\", or for instance \"soft:2x24GiB\"".to_owned(),
+    })
+}
