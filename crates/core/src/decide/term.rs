@@ -70,7 +70,7 @@ impl Turn<'_> {
             Some(later) if !early => {
                 let told = hold.term_notice(&lease.ask);
                 if told.is_some_and(|at| at <= self.now) {
-                    return self.tell_term(lease, hold);
+                    return self.tell_term(lease, hold, later);
                 }
                 let due = [notice, told].into_iter().flatten().fold(later, Time::min);
                 self.state.set_due(lease.id, Some(due));
@@ -80,10 +80,10 @@ impl Turn<'_> {
     }
 
     /// A fixed term is over soon, and the holder wanted to be told. A command that has hardly begun is waited for: the
-    /// signal comes once, and must find somebody.
-    fn tell_term(&mut self, lease: &Lease, hold: &Hold) {
+    /// signal comes once, and must find somebody. It is really over at `over`, which a grace may have put off.
+    fn tell_term(&mut self, lease: &Lease, hold: &Hold, over: Time) {
         if !lease.roots.is_empty() && targets(self.state, lease).is_empty() {
-            return self.state.set_due(lease.id, Some(hold.until.min(self.now + Span::secs(1))));
+            return self.state.set_due(lease.id, Some(over.min(self.now + Span::secs(1))));
         }
         let (lease, until) = (lease.id, hold.until);
         self.emit(Action::Notice { lease, at: self.now, until, room_for: lease });
