@@ -632,7 +632,8 @@ impl Work {
                 self.set(lease, process, At::Running);
                 let Some(member) = self.member(lease, process) else { return };
                 (member.parked, member.had, member.just_left) = (0, BTreeMap::new(), false);
-                if member.told.replace(false) == Some(true) {
+                // Also if it left and nobody was told: whoever was told otherwise meanwhile waits to hear of it.
+                if member.told.replace(false) != Some(false) {
                     self.say(lease, process, Said::Resumed);
                 }
             }
