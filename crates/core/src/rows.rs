@@ -241,9 +241,39 @@ pub struct Hold {
     /// What there is to know of one that was parked at least once, or had more than its lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Turns>,
-    /// It was told that it is over then: for others, or because its fixed term is.
+    /// It was told when it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub notice: Option<Time>,
+    pub notice: Option<Told>,
+}
+
+/// What a holder was told: why it is over, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Told {
+    /// It ends for others then, unless nobody needs its cards any more.
+    ForOthers(Time),
+    /// Its fixed term is over then.
+    Term {
+        /// When.
+        term_over: Time,
+    },
+}
+
+impl Told {
+    /// When it is over, by that word.
+    pub fn at(self) -> Time {
+        match self {
+            Told::ForOthers(at) | Told::Term { term_over: at } => at,
+        }
+    }
+
+    /// The same if it is for others.
+    pub fn for_others(self) -> Option<Time> {
+        match self {
+            Told::ForOthers(at) => Some(at),
+            Told::Term { .. } => None,
+        }
+    }
 }
 
 /// The turns of a holder on its cards, between which it was parked.
@@ -353,16 +383,11 @@ impl Away {
 }
 
 impl Hold {
-    /// When a holder with a fixed term gets the signal that it wanted before that is over; `None` if it wanted none,
-    /// or was told already.
-    pub fn term_notice(&self, ask: &Ask) -> Option<Time> {
+    /// When a holder with a fixed term gets the signal that it wanted before that is `over`; `None` if it wanted
+    /// none, or was told already.
+    pub fn term_notice(&self, ask: &Ask, over: Time) -> Option<Time> {
         let before = ask.notice.filter(|_| matches!(ask.term, Term::Fixed(_)) && self.notice.is_none())?.before;
-        Some((self.until - before).max(self.renewed))
-    }
-
-    /// Whether it was told that its fixed term is over soon, and not that it ends for others.
-    pub fn knows_term(&self, ask: &Ask) -> bool {
-        matches!(ask.term, Term::Fixed(_)) && self.notice == Some(self.until)
+        Some((over - before).max(self.renewed))
     }
 }
 
@@ -687,7 +712,10 @@ impl Rows {
             Action::Over { lease, at, seen } => self.over(*lease, *at, *seen),
             Action::Within { lease } => self.within(*lease),
             Action::Grow { lease, at, vram, mark } => self.grow(*lease, *at, *vram, *mark),
-            Action::Notice { lease, until, .. } => self.set_notice(*lease, Some(*until)),
+            Action::Notice { lease, until, room_for, .. } => {
+                let told = if lease == room_for { Told::Term { term_over: *until } } else { Told::ForOthers(*until) };
+                self.set_notice(*lease, Some(told));
+            }
             Action::Spare { lease } => self.set_notice(*lease, None),
             Action::Signal { lease, signal, at, .. } => {
                 if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {

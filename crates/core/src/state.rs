@@ -542,7 +542,7 @@ impl State {
     pub fn ends_by(&self, lease: &Lease, hold: &Hold) -> Time {
         match (&lease.phase, hold.notice) {
             (Phase::Ending(..) | Phase::Parking(..), _) => Time::ZERO,
-            (_, Some(notice)) => notice.min(self.holds_to(lease, hold)),
+            (_, Some(told)) => told.at().min(self.holds_to(lease, hold)),
             _ => self.holds_to(lease, hold),
         }
     }
@@ -688,10 +688,10 @@ impl State {
             Phase::Waiting { give_up } => Some(*give_up),
             Phase::Active(hold) => {
                 let due = match lease.fixed() {
-                    true => hold.term_notice(&lease.ask).unwrap_or(hold.until),
+                    true => hold.term_notice(&lease.ask, hold.until).unwrap_or(hold.until),
                     false => self.renewal_point(lease, hold),
                 };
-                Some(hold.notice.map_or(due, |notice| notice.min(due)))
+                Some(hold.notice.map_or(due, |told| told.at().min(due)))
             }
             Phase::Parking(hold, away) | Phase::Resuming(hold, away) => {
                 let over = if lease.fixed() { hold.until } else { Time::NEVER };

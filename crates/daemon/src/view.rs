@@ -17,7 +17,7 @@ use sublet_core::explain;
 use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::parking::{self, InTheWay};
 use sublet_core::reading::{Reading, Resident};
-use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service};
+use sublet_core::rows::{self, Ended, Hold, Lease, Phase, Rows, Service, Told};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
 use sublet_core::stranger::{Mode, Stranger};
@@ -105,14 +105,14 @@ impl View<'_> {
                 shown.remaining_s = Some(until.since(self.now).as_secs_f64());
                 shown.not_parkable = self.not_parkable(lease, hold);
                 shown.over = self.over(lease, hold);
-                shown.ends_soon = hold.notice.map(|notice| wire::EndsSoon {
-                    reason: match () {
-                        () if hold.knows_term(&lease.ask) => wire::Reason::TermOver,
-                        () if lease.ask.may_be_ended() => wire::Reason::Preempted,
-                        () => wire::Reason::OverUse,
+                shown.ends_soon = hold.notice.map(|told| wire::EndsSoon {
+                    reason: match told {
+                        Told::Term { .. } => wire::Reason::TermOver,
+                        Told::ForOthers(_) if lease.ask.may_be_ended() => wire::Reason::Preempted,
+                        Told::ForOthers(_) => wire::Reason::OverUse,
                     },
-                    unix_s: self.unix_s(notice),
-                    in_s: notice.since(self.now).as_secs_f64(),
+                    unix_s: self.unix_s(told.at()),
+                    in_s: told.at().since(self.now).as_secs_f64(),
                 });
             }
             Phase::Parking(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parking, lease, hold, away),

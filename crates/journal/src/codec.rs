@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::value::{Error as NotAName, StrDeserializer};
 use serde::de::{Deserialize, DeserializeOwned, IntoDeserializer};
 use sublet_core::ids::{CardId, Epoch, LeaseId, TenantId, TokenId};
-use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Tenant};
+use sublet_core::rows::{Away, Card, Ended, Finish, Hold, Lease, Meta, Phase, Tenant, Told};
 use sublet_core::stranger::{Rule, RuleId, Stranger, StrangerId};
 use sublet_core::token::{Token, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
@@ -33,7 +33,7 @@ pub const CARDS: &str = "SELECT id, facts, service, mode FROM cards ORDER BY id"
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
     hold_columns!(),
-    ", token, away, notice_us FROM leases ORDER BY id"
+    ", token, away, notice_us, notice_of_term FROM leases ORDER BY id"
 );
 /// Reads tokens.
 pub const TOKENS: &str =
@@ -62,7 +62,8 @@ const DROP_STRANGER: &str = "DELETE FROM strangers WHERE id = ?1";
 const PUT_RULE: &str = "INSERT OR REPLACE INTO rules (id, body) VALUES (?1, ?2)";
 const DROP_RULE: &str = "DELETE FROM rules WHERE id = ?1";
 const DROP_TOKEN: &str = "DELETE FROM tokens WHERE id = ?1";
-const END_LEASE: &str = "UPDATE leases SET phase = 'ending', finish = ?2, notice_us = NULL WHERE id = ?1";
+const END_LEASE: &str =
+    "UPDATE leases SET phase = 'ending', finish = ?2, notice_us = NULL, notice_of_term = NULL WHERE id = ?1";
 const DROP_LEASE: &str = "DELETE FROM leases WHERE id = ?1";
 /// Rows that one statement writes at once, where there are so many: it spares the beginnings and ends
 /// of the others.
@@ -83,14 +84,14 @@ macro_rules! puts {
 macro_rules! puts_leases {
     ($insert:literal) => {
         puts!(
-            22,
+            23,
             concat!(
                 $insert,
                 " INTO leases (id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
                 hold_columns!(),
-                ", token, away, notice_us)"
+                ", token, away, notice_us, notice_of_term)"
             ),
-            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
     };
 }
@@ -315,7 +316,9 @@ fn bind_lease(put: &mut Statement<'_>, bound: usize, row: &Lease) -> Result<()> 
     bind_hold(put, bound + 9, row.hold())?;
     put.raw_bind_parameter(bound + 20, row.token.map(|token| token.0))?;
     put.raw_bind_parameter(bound + 21, row.away().map(json).transpose()?)?;
-    put.raw_bind_parameter(bound + 22, row.hold().and_then(|hold| hold.notice).map(|notice| signed(notice.0)))
+    let told = row.hold().and_then(|hold| hold.notice);
+    put.raw_bind_parameter(bound + 22, told.map(|told| signed(told.at().0)))?;
+    put.raw_bind_parameter(bound + 23, told.map(|told| matches!(told, Told::Term { .. })))
 }
 
 /// Writes how live leases end.
@@ -338,7 +341,10 @@ pub fn drop_leases(conn: &Connection, ids: &[LeaseId]) -> Result<()> {
 
 /// Reads a live lease.
 pub fn lease(row: &Row<'_>) -> Result<Lease> {
-    let notice = maybe(row, 21)?.map(Time);
+    let notice = match (maybe(row, 21)?.map(Time), row.get::<_, Option<bool>>(22)?) {
+        (Some(term_over), Some(true)) => Some(Told::Term { term_over }),
+        (at, _) => at.map(Told::ForOthers),
+    };
     let hold = || {
         let hold = hold(row, 8)?.ok_or_else(|| bad(8, "granted, but nothing was granted"))?;
         Ok::<Hold, Error>(Hold { notice, ..hold })

@@ -242,6 +242,11 @@ INSERT INTO base_3 SELECT kind, id, body FROM base;
 DROP TABLE base;
 ALTER TABLE base_3 RENAME TO base;
 ",
+    "
+ALTER TABLE leases ADD COLUMN notice_of_term INTEGER;                    -- 1: by the end of its fixed term
+UPDATE leases SET notice_of_term = (notice_us = until_us AND ask ->> '$.term.fixed' IS NOT NULL)
+    WHERE notice_us IS NOT NULL;
+",
 ];
 
 /// What a file is, by its own word.

@@ -11,7 +11,7 @@ use crate::decide::serve::{charged, wanted};
 use crate::ids::LeaseId;
 use crate::mutant::Mutant;
 use crate::quota;
-use crate::rows::{Hold, Lease, Phase, Reason, gpu_time};
+use crate::rows::{Hold, Lease, Phase, Reason, Told, gpu_time};
 use crate::units::{Span, Time};
 
 impl Turn<'_> {
@@ -54,7 +54,7 @@ impl Turn<'_> {
     }
 
     fn held(&mut self, lease: &Lease, hold: &Hold) {
-        let notice = hold.notice.filter(|_| !hold.knows_term(&lease.ask));
+        let notice = hold.notice.and_then(Told::for_others);
         let notice = notice.map(|notice| self.state.rows().meta.due(notice, notice));
         if notice.is_some_and(|notice| notice <= self.now) {
             return self.notice_over(lease, hold);
@@ -68,9 +68,9 @@ impl Turn<'_> {
         }
         match self.not_before(hold.renewed, hold.until) {
             Some(later) if !early => {
-                let told = hold.term_notice(&lease.ask);
+                let told = hold.term_notice(&lease.ask, later);
                 if told.is_some_and(|at| at <= self.now) {
-                    return self.tell_term(lease, hold, later);
+                    return self.tell_term(lease, later);
                 }
                 let due = [notice, told].into_iter().flatten().fold(later, Time::min);
                 self.state.set_due(lease.id, Some(due));
@@ -80,12 +80,12 @@ impl Turn<'_> {
     }
 
     /// A fixed term is over soon, and the holder wanted to be told. A command that has hardly begun is waited for: the
-    /// signal comes once, and must find somebody. It is really over at `over`, which a grace may have put off.
-    fn tell_term(&mut self, lease: &Lease, hold: &Hold, over: Time) {
+    /// signal comes once, and must find somebody. It is over at `until`, which a grace may have put off.
+    fn tell_term(&mut self, lease: &Lease, until: Time) {
         if !lease.roots.is_empty() && targets(self.state, lease).is_empty() {
-            return self.state.set_due(lease.id, Some(over.min(self.now + Span::secs(1))));
+            return self.state.set_due(lease.id, Some(until.min(self.now + Span::secs(1))));
         }
-        let (lease, until) = (lease.id, hold.until);
+        let lease = lease.id;
         self.emit(Action::Notice { lease, at: self.now, until, room_for: lease });
     }
 

@@ -1,6 +1,6 @@
 //! Facts of holders that leave their cards and come back, made part of the rows.
 
-use super::{Away, Hold, Lease, Phase, Rows, gpu_time};
+use super::{Away, Hold, Lease, Phase, Rows, Told, gpu_time};
 use crate::action::{Action, Unparked};
 use crate::ask::{On, Term, Vram};
 use crate::cost::Way;
@@ -9,7 +9,7 @@ use crate::rung::Rung;
 use crate::units::{Bytes, Span, Time};
 
 impl Rows {
-    pub(super) fn set_notice(&mut self, lease: LeaseId, notice: Option<Time>) {
+    pub(super) fn set_notice(&mut self, lease: LeaseId, notice: Option<Told>) {
         if let Some(Lease { phase: Phase::Active(hold), .. }) = self.leases.get_mut(&lease) {
             hold.notice = notice;
         }

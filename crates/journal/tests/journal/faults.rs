@@ -322,6 +322,7 @@ fn a_file_of_the_first_version_keeps_its_leases() {
             "tenants.parked_byte_us",
             "tenants.costs",
             "leases.notice_us",
+            "leases.notice_of_term",
             "cards.mode",
             "meta.next_stranger",
             "meta.next_rule",

@@ -220,8 +220,9 @@ impl World {
             }
             (9, Some(lease), Some(Phase::Active(hold))) => {
                 let (at, until) = (self.now, self.now + Span::secs(60));
+                let room_for = LeaseId(lease.0 + self.dice.below(2));
                 self.act(match hold.notice {
-                    None => Action::Notice { lease, at, until, room_for: lease },
+                    None => Action::Notice { lease, at, until, room_for },
                     Some(_) => Action::Spare { lease },
                 });
             }

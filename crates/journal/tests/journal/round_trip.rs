@@ -8,7 +8,7 @@ use sublet_core::cost::{Costs, Way};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{
-    Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Turns,
+    Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Told, Turns,
 };
 use sublet_core::rung::Rung;
 use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
@@ -200,7 +200,8 @@ fn extreme_rows() -> Rows {
     let leases = [
         lease(0, Phase::Waiting { give_up: Time(u64::MAX) }),
         Lease { ask: ask(), roots: vec![], token: None, ..lease(7, Phase::Active(extreme_hold())) },
-        lease(8, Phase::Active(Hold { turns: None, notice: Some(Time(u64::MAX)), ..extreme_hold() })),
+        lease(8, Phase::Active(Hold { turns: None, notice: Some(Told::ForOthers(Time(u64::MAX))), ..extreme_hold() })),
+        lease(12, Phase::Active(Hold { notice: Some(Told::Term { term_over: Time(u64::MAX) }), ..extreme_hold() })),
         lease(9, Phase::Parking(extreme_hold(), extreme_away())),
         lease(10, Phase::Parked(extreme_hold(), extreme_away())),
         lease(11, Phase::Resuming(extreme_hold(), extreme_away())),

@@ -66,7 +66,8 @@ fn changed_rows_are_found() {
     check("DELETE FROM leases WHERE id = 4", "lease L4 is live by the log, but its row is missing");
     check(
         "INSERT INTO leases SELECT 99, tenant, asked_us, ask, roots, phase, give_up_us, vram, epoch, granted_us,
-           renewed_us, until_us, idle, cards, finish, paid_us, before_us, day, token, turns, away, notice_us
+           renewed_us, until_us, idle, cards, finish, paid_us, before_us, day, token, turns, away, notice_us,
+           notice_of_term
            FROM leases WHERE id = 4",
         "lease L99 has a row that the log does not",
     );

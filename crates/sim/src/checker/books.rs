@@ -10,7 +10,7 @@ use sublet_core::event::Event;
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Reading, Used};
-use sublet_core::rows::{Phase, Reason, Rows, Service};
+use sublet_core::rows::{Phase, Reason, Rows, Service, Told};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -91,7 +91,7 @@ pub struct Held {
     /// It was told to leave at least once.
     pub moved: bool,
     /// It was told that it ends then, for others.
-    pub notice: Option<Time>,
+    pub notice: Option<Told>,
     /// It was told that it has more than its lease: when first, and how much it was.
     pub over: Option<(Time, Bytes)>,
     /// Since when its lease is as large as it is.
@@ -101,6 +101,11 @@ pub struct Held {
 }
 
 impl Held {
+    /// When it ends for others, by what it was told.
+    pub fn for_others(&self) -> Option<Time> {
+        self.notice.and_then(Told::for_others)
+    }
+
     /// What it is charged until then: the time in which it had its cards.
     pub fn charge(&self, until: Time) -> (u64, u128) {
         let turn = if self.stopped.is_some() { 0 } else { (until.0 - self.began.0) * self.cards.len() as u64 };
@@ -428,8 +433,7 @@ impl Books {
             };
             let (id, roots, counted) = (row.id, row.roots.clone(), false);
             let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, roots, counted, doom, at };
-            let fixed = book.fixed();
-            if book.held().is_some_and(|held| held.notice.is_some_and(|notice| !fixed || notice != held.until)) {
+            if book.held().is_some_and(|held| held.for_others().is_some()) {
                 books.noticed.insert(id);
             }
             books.insert(id, book);

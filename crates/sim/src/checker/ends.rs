@@ -1,13 +1,13 @@
 //! Rules 16 and 20: who is ended for others chose it, is told first, gets SIGTERM before SIGKILL, and
 //! counts as long as a process of its is there.
 
-use super::books::{At, Book, Books, Look};
+use super::books::{At, Book, Books, Held, Look};
 use super::calls::Cause;
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Preempt, Tier};
 use sublet_core::ids::{LeaseId, ProcKey};
-use sublet_core::rows::Service;
+use sublet_core::rows::{Service, Told};
 use sublet_core::units::Time;
 
 const TERM: u8 = 15;
@@ -65,11 +65,12 @@ impl Books {
             format!("{lease} is told of its term, and did not want it: {:?}", book.ask)
         })?;
         must(5, held.notice.is_none(), || format!("{lease} is told twice that it ends"))?;
-        let from = held.until - before.unwrap_or_default();
-        must(20, *at == now && *until == held.until && from <= now, || format!("{action:?} at {now}: {held:?}"))?;
+        let over = self.deadline(held.renewed, held.until);
+        let from = over - before.unwrap_or_default();
+        must(20, *at == now && *until == over && from <= now, || format!("{action:?} at {now}: {held:?}"))?;
         // Its end is a term's, which is checked as any other.
         if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.notice = Some(*until);
+            held.notice = Some(Told::Term { term_over: *until });
         }
         Ok(())
     }
@@ -81,7 +82,8 @@ impl Books {
             At::Held(held) => Some((book.tenant, held)),
             _ => None,
         });
-        let Some((tenant, held)) = held.filter(|(_, held)| held.notice.is_some_and(|notice| notice <= now)) else {
+        let Some((tenant, held)) = held.filter(|(_, held)| held.for_others().is_some_and(|notice| notice <= now))
+        else {
             return must(20, false, || format!("{lease} is spared, and was not to end: {book:?}"));
         };
         must(20, matches!(cause, Cause::Ticked), || format!("{lease} is spared after {cause:?}"))?;
@@ -94,7 +96,7 @@ impl Books {
 
     fn set_notice(&mut self, lease: LeaseId, notice: Option<Time>) {
         if let Some(Book { at: At::Held(held), .. }) = self.leases.get_mut(&lease) {
-            held.notice = notice;
+            held.notice = notice.map(Told::ForOthers);
         }
         match notice {
             Some(_) => drop(self.noticed.insert(lease)),
@@ -108,8 +110,8 @@ impl Books {
             return must(20, false, || format!("{lease} ends for others, and it is {:?}", book.at));
         };
         must(20, chose_it(&book.ask), || format!("{lease} ends for others, and did not choose it: {:?}", book.ask))?;
-        let at_once = held.notice == Some(now) && book.ask.notice.is_none();
-        let told = held.notice.is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
+        let at_once = held.for_others() == Some(now) && book.ask.notice.is_none();
+        let told = held.for_others().is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
         must(20, at_once || told, || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
         must(17, at_once || matches!(cause, Cause::Ticked), || format!("{lease} ends for others after {cause:?}"))?;
         let wanted = self.wanted(book.tenant, &held.cards);
@@ -186,7 +188,7 @@ impl Books {
 
     /// Whoever was told that it ends does, or is spared, in time.
     pub fn check_notices(&self, now: Time) -> Verdict {
-        let notice = |lease: &&LeaseId| self.leases.get(lease).and_then(Book::held).and_then(|held| held.notice);
+        let notice = |lease: &&LeaseId| self.leases.get(lease).and_then(Book::held).and_then(Held::for_others);
         let over = |notice: Time| notice < now && !self.in_grace(now, notice);
         let left = self.noticed.iter().find(|lease| notice(lease).is_some_and(over));
         must(8, left.is_none(), || {

@@ -381,7 +381,7 @@ impl Books {
     }
 
     /// When something that began then and was to be at another time may be: not within a grace.
-    fn deadline(&self, since: Time, until: Time) -> Time {
+    pub fn deadline(&self, since: Time, until: Time) -> Time {
         if since <= self.grace_from { until.max(self.grace_until) } else { until }
     }
 

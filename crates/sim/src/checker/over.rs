@@ -236,8 +236,8 @@ impl Books {
             let modes: Vec<Mode> = held.cards.iter().map(|number| self.watch.mode(*number)).collect();
             format!("{lease} ends at {now} for having more, on cards {modes:?}: {held:?}")
         })?;
-        let at_once = held.notice == Some(now) && book.ask.notice.is_none();
-        let told = held.notice.is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
+        let at_once = held.for_others() == Some(now) && book.ask.notice.is_none();
+        let told = held.for_others().is_some_and(|notice| notice <= now && !self.in_grace(now, notice));
         must(20, at_once || told, || format!("{lease} ends for others at {now}, and was told {:?}", held.notice))?;
         must(17, at_once || matches!(cause, Cause::Ticked), || format!("{lease} ends for others after {cause:?}"))?;
         let wanted = self.wanted(book.tenant, &held.cards);

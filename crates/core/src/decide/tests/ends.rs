@@ -384,3 +384,63 @@ fn who_wants_a_signal_before_its_term_is_over_gets_it_once() {
         "#]],
     );
 }
+
+#[test]
+fn who_is_told_for_others_at_the_very_end_of_a_term_that_a_grace_put_off_ends_then() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end notice=0s time=6s
+         4s  bind L2
+         5s  alive L2 L2 L2/child
+         5s  card 0 L2/child=15G
+         9s  restart
+         9s  alive L2 L2 L2/child
+         9s  card 0 L2/child=15G
+         10s  ask bob 16G interactive
+         10.5s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 10s
+            4s bind L2
+            9s grace until 69s
+            10s queue L3
+            10s notice L2 until 10s for L3
+            10.5s end L2 (Preempted)
+            10.5s signal 15 to 1 of L2
+        "#]],
+    );
+}
+
+#[test]
+fn who_wants_a_signal_before_a_term_that_a_grace_put_off_gets_it_before_the_real_end() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 4G notice=3s time=6s
+         4s  bind L2
+         5s  restart
+         5s  alive L2 L2 L2/child
+         8s  tick
+         62s  tick
+         65s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 4 GiB on 0 epoch 2 until 10s
+            4s bind L2
+            5s grace until 65s
+            62s notice L2 until 65s for L2
+            65s end L2 (TermOver)
+        "#]],
+    );
+}
