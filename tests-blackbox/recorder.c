@@ -8,7 +8,7 @@
  * that bypass the C library.
  *
  * While a file is where RECORDER_FAIL says, every sync under the directory fails,
- * as on a disk that is broken.
+ * as on a disk that is broken; while one is where RECORDER_STALL says, each waits, as on one that hangs.
  *
  * A record: op (u32), path length (u32), offset (u64), data length (u64), all
  * little-endian, then the path, then the data. For a rename the data is the
@@ -35,11 +35,12 @@ enum { WRITE = 1, TRUNCATE = 2, SYNC = 3, UNLINK = 4, RENAME = 5, CREATE = 6, MK
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = -1;
 static char dir[PATH_MAX];
-static const char *broken;
+static const char *broken, *hung;
 
 __attribute__((constructor)) static void start(void) {
     const char *d = getenv("RECORDER_DIR"), *l = getenv("RECORDER_LOG");
     broken = getenv("RECORDER_FAIL");
+    hung = getenv("RECORDER_STALL");
     if (!d || !l || !realpath(d, dir)) return;
     log_fd = syscall(SYS_openat, AT_FDCWD, l, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
 }
@@ -234,9 +235,13 @@ static void synced(int fd) {
     if (path) record(SYNC, path, 0, NULL, 0);
 }
 
+static int is_there(const char *path) { return path && syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0; }
+
 static int fails(int fd) {
     char buffer[PATH_MAX];
-    return broken && below_fd(fd, buffer) && syscall(SYS_faccessat, AT_FDCWD, broken, F_OK) == 0;
+    if (!below_fd(fd, buffer)) return 0;
+    while (is_there(hung)) usleep(1000);
+    return is_there(broken);
 }
 
 #define FSYNC(name)                                              \

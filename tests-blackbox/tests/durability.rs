@@ -8,6 +8,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 use sublet_blackbox::http::JSON;
 use sublet_blackbox::image::Coin;
 use sublet_blackbox::log::{build_recorder, recorder_env};
@@ -187,6 +188,33 @@ fn after_a_sync_that_failed_nothing_is_answered_and_a_restart_has_all_that_was()
     assert_eq!(client.lease(&before.id).epoch, before.epoch);
     let after = client.grant(&ask(GIB, json!({})));
     assert!(after.epoch > before.epoch);
+}
+
+#[test]
+fn while_a_disk_hangs_nothing_is_answered_that_needs_it_and_everything_else_is() {
+    let tools = tempfile::tempdir().expect("a directory can be made");
+    let (state, log, hung) = (tools.path().join("state"), tools.path().join("log"), tools.path().join("hung"));
+    fs::create_dir(&state).expect("a directory can be made");
+    let mut env = recorder_env(&build_recorder(tools.path()), &state, &log);
+    env.push(("RECORDER_STALL".into(), hung.display().to_string()));
+    let service = Service::start_with(Setup { state: Some(state), env, ..Setup::default() });
+    let client = service.client();
+    fs::write(&hung, "").expect("a file can be made");
+    // The first finds the service at rest, the second finds the first under way.
+    let asks = [1, 2].map(|_| {
+        let client = client.clone();
+        let asked = thread::spawn(move || client.grant(&ask(GIB, json!({}))));
+        thread::sleep(Duration::from_millis(100));
+        asked
+    });
+    for _ in 0..20 {
+        assert_eq!(client.get("/openapi.json").status, 200, "what needs no disk is answered");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(asks.iter().all(|asked| !asked.is_finished()), "what is not on the disk is not answered");
+    fs::remove_file(&hung).expect("the disk can go on");
+    let granted = asks.map(|asked| asked.join().expect("it is granted"));
+    assert_ne!(granted[0].id, granted[1].id);
 }
 
 #[test]

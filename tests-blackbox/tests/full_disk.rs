@@ -16,7 +16,7 @@ use sublet_wire::{Lease, LeaseState, Reason};
 use tempfile::TempDir;
 
 /// Far more than the journal of this test with its ballast.
-const DISK: &str = "112m";
+const DISK: &str = "224m";
 /// Less than the usual ballast needs.
 const SMALL: &str = "70m";
 /// Less than any.
@@ -100,16 +100,16 @@ fn ask_until_full(client: &Client) {
 #[test]
 fn on_a_full_disk_reads_releases_and_expiries_go_on_and_asks_come_back_with_room() {
     let Some(small) = Small::start(DISK, false) else { return };
-    assert_eq!(small.ballast(), 40 * MIB);
+    assert_eq!(small.ballast(), 80 * MIB);
     goes_on_when_full(&small);
 }
 
 #[test]
 fn a_disk_with_too_little_room_for_the_usual_ballast_has_a_smaller_one_that_does_the_same() {
     let Some(small) = Small::start(SMALL, false) else { return };
-    assert!((20 * MIB..40 * MIB).contains(&small.ballast()), "{}", small.ballast());
+    assert!((20 * MIB..80 * MIB).contains(&small.ballast()), "{}", small.ballast());
     let said = small.service.log();
-    assert!(said.contains("is small") && said.contains("instead of 40 MiB"), "{said}");
+    assert!(said.contains("is small") && said.contains("instead of 80 MiB"), "{said}");
     goes_on_when_full(&small);
 }
 

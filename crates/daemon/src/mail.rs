@@ -51,6 +51,8 @@ pub enum Mail {
     },
     /// The configuration was read anew.
     Configured(Box<Policy>),
+    /// Something is due earlier than it was.
+    Look,
     /// The daemon stops: finish what is open, then go.
     Stop,
 }

@@ -9,7 +9,7 @@ use crate::history::History;
 use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
 use crate::http::{self, App, Limits, Reach};
-use crate::looper::{Loop, Parts, Post};
+use crate::looper::{Desk, Loop, Parts, Post};
 use crate::mail::Mail;
 use crate::marks::Marks;
 use crate::names::Names;
@@ -202,7 +202,8 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads((cores / 2).clamp(1, 4))
-        .max_blocking_threads(8)
+        // Looks at the journal and the cards, and whoever stands in for a worker that writes.
+        .max_blocking_threads(16)
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
@@ -299,9 +300,8 @@ fn run(
         loaded,
         policy: settled.policy.clone(),
         clock,
-        mail: inbox,
         post: mail.clone(),
-        orders,
+        orders: orders.clone(),
         names: names.clone(),
         tokens: tokens.clone(),
         trouble: Arc::clone(&trouble),
@@ -314,12 +314,14 @@ fn run(
         unmanaged: settled.unmanaged.clone(),
     };
     let back = mail.clone();
-    let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
     let mut the_loop = Loop::new(parts);
     the_loop.start();
-    let looper = spawn("sublet-loop", move || the_loop.run())?;
+    let desk = Arc::new(Desk::new(the_loop, mail.clone(), orders, Arc::clone(&pen)));
+    let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
+    let at = Arc::clone(&desk);
+    let looper = spawn("sublet-loop", move || at.run(&inbox))?;
 
-    let post = Post::new(mail.clone(), history.clone());
+    let post = Post::new(desk, history.clone());
     name_known_tenants(&post, &names, runtime);
     let operators = Operators {
         own_uid: rustix::process::getuid().as_raw(),
@@ -440,11 +442,16 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::Joi
     // A daemon without its loop or its writer must not live on.
     let guarded = move || {
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-            tracing::error!("a thread of the daemon panicked: exiting, a restart reads the journal anew");
-            std::process::exit(70);
+            exit_after_panic();
         }
     };
     thread::Builder::new().name(name.to_owned()).spawn(guarded).map_err(ServeError::System)
+}
+
+/// What a thread that panicked left half done is not gone on with.
+pub(crate) fn exit_after_panic() -> ! {
+    tracing::error!("a thread of the daemon panicked: exiting, a restart reads the journal anew");
+    std::process::exit(70)
 }
 
 /// The same boot goes on with its offset; a new one where the last was seen.

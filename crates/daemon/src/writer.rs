@@ -1,6 +1,7 @@
 //! The thread that writes: one batch at a time, and whatever waited for it
 //! leaves from here the moment it is on the disk.
 
+use crate::looper::Work;
 use crate::mail::{Held, Mail, Synced};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +12,14 @@ use tokio::sync::watch;
 
 /// A word to the writer.
 pub enum Order {
-    /// Write this, then let that leave.
-    Commit(Box<Batch>, Vec<Held>),
+    /// Write this.
+    Commit(Work),
     /// Do a piece of housekeeping.
     Tidy,
     /// See whether the disk has room for the ballast again.
     TryBallast,
+    /// Nothing more comes.
+    Stop,
 }
 
 /// How often it is tidied, and how many answers are kept. How much history is kept the house says; beyond it the
@@ -115,12 +118,12 @@ fn tell_head(journal: &Journal) {
     tracing::info!(line = seq, %hash, "the audit trail ends here");
 }
 
-/// Writes until nobody sends orders any more.
+/// Writes until it is told that nothing more comes.
 pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
     for order in orders {
         let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
         match order {
-            Order::Commit(batch, held) => {
+            Order::Commit(Work { batch, held }) => {
                 let done = pen.write(&batch, held);
                 if mail.send(Mail::Synced(done)).is_err() {
                     return;
@@ -133,6 +136,7 @@ pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
                     drop(mail.send(Mail::DiskFreed));
                 }
             }
+            Order::Stop => return,
         }
     }
 }

@@ -7,12 +7,12 @@
 //! begun anew under a lock every 8, it made the slowest hundredth of a busy service's requests.)
 //!
 //! ```text
-//! every 24 MiB              copied by this thread, its rest by a commit: the file keeps its size and is reused
-//! and each 4 MiB beyond     the same again: a reader was in the way
-//! beyond 32 MiB             this thread does not keep up: the commits themselves copy
-//! beyond 64 MiB             copied, then truncated (a reader must have been in the way for long)
+//! every 48 MiB              copied by this thread, its rest by a commit: the file keeps its size and is reused
+//! and each 8 MiB beyond     the same again: a reader was in the way
+//! beyond 64 MiB             this thread does not keep up: the commits themselves copy
+//! beyond 128 MiB            copied, then truncated (a reader must have been in the way for long)
 //! ```
-//! So the log stays within 32 MiB unless a reader holds it, and the ballast is larger: a full
+//! So the log stays within 64 MiB unless a reader holds it, and the ballast is larger: a full
 //! disk always has room to copy the log, and so to begin it anew. Where the ballast is smaller, all
 //! of these are smaller in proportion.
 
@@ -26,10 +26,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Frames (a page and its header) in 4 MiB.
-const STEP: u32 = 1018;
+/// Frames (a page and its header) in 8 MiB.
+const STEP: u32 = 2036;
 /// Frames in a tenth of the least ballast.
-const STEP_LEAST: u32 = STEP / 10;
+const STEP_LEAST: u32 = STEP / 20;
 /// When the thread copies, when commits do, and when the file is cut short: in steps.
 const COPY_FROM: u32 = 6;
 const BY_COMMITS_FROM: u32 = 8;

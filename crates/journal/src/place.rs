@@ -22,10 +22,10 @@ pub const DATABASE: &str = "journal.db";
 pub const LOCK: &str = "lock";
 /// The ballast. It is emptied, never removed: where it is, a journal was set up.
 pub const BALLAST: &str = "ballast";
-/// Room to copy the longest write-ahead log into the database (32 MiB), and for some ten thousand
+/// Room to copy the longest write-ahead log into the database (64 MiB), and for some ten thousand
 /// releases and expiries. On a small disk there is less of it, and the write-ahead log stays as much
 /// shorter (`checkpoint.rs`).
-pub const BALLAST_BYTES: u64 = 40 << 20;
+pub const BALLAST_BYTES: u64 = 80 << 20;
 /// With less than this one busy minute would use it up: then there is none, and the caller is told.
 const BALLAST_LEAST: u64 = 4 << 20;
 
@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn a_small_disk_keeps_half_of_its_room_and_a_tiny_one_nothing() {
         let mib = |n: u64| n << 20;
-        assert_eq!(fitting(u64::MAX), mib(40));
-        assert_eq!(fitting(mib(80)), mib(40));
+        assert_eq!(fitting(u64::MAX), mib(80));
+        assert_eq!(fitting(mib(160)), mib(80));
         assert_eq!(fitting(mib(61)), mib(30));
         assert_eq!(fitting(mib(8)), mib(4));
         assert_eq!(fitting(mib(8) - 1), 0);

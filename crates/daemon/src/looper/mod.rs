@@ -6,12 +6,15 @@
 //!   timer ┘     ▲      (state)    └────────┼─► answers, reads, errands leave
 //!               └──────────────────────────┘
 //! ```
-//! While one batch syncs, the next is decided. Nothing here waits for anything
-//! but mail and the clock.
+//! While one batch syncs, the next is decided. One at a time is the loop, at its desk (`desk.rs`): its own thread,
+//! or a lone request's. Nothing here waits for anything.
 
+mod desk;
 mod hands;
 mod post;
 
+use desk::Rush;
+pub use desk::{Desk, Work};
 pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
@@ -28,7 +31,7 @@ use crate::words;
 use crate::writer::{Order, Pen};
 use hands::Known;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
@@ -51,8 +54,6 @@ use tokio::sync::oneshot;
 const TICK: Duration = Duration::from_secs(2);
 /// Mail is dealt with for so long before the disk and the timers get their turn.
 const TURN: Duration = Duration::from_millis(2);
-/// A batch of so few lines, with no more mail, is a lone request's: the loop writes it itself.
-const LONE: usize = 4;
 /// How often a full disk is looked at again.
 const FULL_AGAIN: Duration = Duration::from_secs(5);
 /// How long nothing is decided when not even the ballast was enough: one try a second costs nothing.
@@ -76,9 +77,7 @@ pub struct Parts {
     pub policy: Policy,
     /// The time.
     pub clock: Clock,
-    /// Mail in.
-    pub mail: Receiver<Mail>,
-    /// Where that comes from, for what comes back here.
+    /// To the loop's own thread, for what comes back here.
     pub post: Sender<Mail>,
     /// Orders out.
     pub orders: Sender<Order>,
@@ -109,7 +108,6 @@ pub struct Loop {
     engine: Engine<Held>,
     policy: Policy,
     clock: Clock,
-    mail: Receiver<Mail>,
     post: Sender<Mail>,
     orders: Sender<Order>,
     names: Names,
@@ -132,8 +130,11 @@ pub struct Loop {
     own: Arc<str>,
     host: Arc<Host>,
     pen: Arc<Mutex<Pen>>,
-    /// Mail that was looked for and found; it is next.
-    next: Option<Mail>,
+    rush: Rush,
+    /// When its own thread looks again by itself.
+    wakes_at: Instant,
+    /// It stopped, and nothing is taken any more.
+    over: bool,
     boot: String,
     epochs: Epochs,
     floor: Floor,
@@ -178,7 +179,6 @@ impl Loop {
             engine: begin(parts.loaded.rows.clone(), parts.policy.clone()),
             policy: parts.policy,
             clock: parts.clock,
-            mail: parts.mail,
             post: parts.post,
             orders: parts.orders,
             names: parts.names,
@@ -198,7 +198,9 @@ impl Loop {
             own: Arc::from("sublet"),
             host: parts.host,
             pen: parts.pen,
-            next: None,
+            rush: Rush::none(),
+            wakes_at: Instant::now(),
+            over: false,
             boot: parts.boot,
             epochs: parts.epochs.0,
             floor: parts.epochs.1,
@@ -247,30 +249,41 @@ impl Loop {
         self.engine.hold(Held::Errand(Errand::Listen));
     }
 
-    /// Turns until it is told to stop and all is written.
-    pub fn run(mut self) {
-        while !(self.stopping && !self.syncing && self.engine.is_idle()) {
-            let first = match self.next.take() {
-                Some(mail) => Ok(mail),
-                None => self.mail.recv_timeout(self.patience()),
-            };
-            match first {
-                Ok(mail) => self.open(mail),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            let turn = Instant::now();
-            while turn.elapsed() < TURN {
-                match self.mail.try_recv() {
-                    Ok(mail) => self.open(mail),
-                    Err(_) => break,
-                }
-            }
-            self.tick();
-            self.flush();
-        }
+    /// Whether nothing is under way, nor likely to come.
+    fn is_at_rest(&self) -> bool {
+        !self.syncing && self.engine.is_idle() && self.rush.is_over()
+    }
+
+    /// Whether it was told to stop, and all is written.
+    fn is_finished(&self) -> bool {
+        self.stopping && !self.syncing && self.engine.is_idle()
+    }
+
+    /// Takes nothing any more.
+    fn close(&mut self) {
+        self.over = true;
         // Without it there is a hole in the numbers of leases, as after a crash.
         let _ = self.epochs.close(self.engine.state().rows().meta.next_lease);
+    }
+
+    fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// How long its own thread may wait for mail.
+    fn sleeps_for(&mut self) -> Duration {
+        let patience = self.patience();
+        self.wakes_at = Instant::now() + patience;
+        patience
+    }
+
+    /// Somebody else was at the desk, and something is due before its own thread would look.
+    fn wake_earlier(&mut self) {
+        let due = Instant::now() + self.patience();
+        if due < self.wakes_at {
+            self.wakes_at = due;
+            drop(self.post.send(Mail::Look));
+        }
     }
 
     fn patience(&self) -> Duration {
@@ -339,9 +352,6 @@ impl Loop {
             self.day_again_us = day_again_us();
             self.take(Event::Day { number: crate::day::number() });
         }
-        if let Err(error) = self.epochs.keep_ahead(self.engine.state().rows().meta.next_epoch) {
-            tracing::warn!(%error, "how far epochs went cannot be kept; it is tried again");
-        }
         let now = self.clock.now();
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
             self.take(Event::Ticked);
@@ -354,35 +364,48 @@ impl Loop {
         }
     }
 
-    fn flush(&mut self) {
+    /// Closes the open batch if none is being written: it is the caller's to write.
+    fn flush(&mut self) -> Option<Work> {
         if self.syncing || self.engine.is_idle() {
-            return;
+            return None;
         }
-        if let Err(error) = self.epochs.keep_leases_ahead(self.engine.state().rows().meta.next_lease) {
-            tracing::warn!(%error, "how far the numbers of leases went cannot be kept; it is tried again");
-        }
+        self.keep_marks_ahead();
         let (batch, held) = self.engine.close(self.clock.now());
         if batch.is_empty() {
             // All that was seen is durable already.
             self.got_through();
-            return held.into_iter().for_each(|held| held.release(&self.host));
+            held.into_iter().for_each(|held| held.release(&self.host));
+            return None;
         }
         self.keys.close();
         self.syncing = true;
-        if batch.entries.len() <= LONE {
-            self.next = self.next.take().or_else(|| self.mail.try_recv().ok());
-            if self.next.is_none()
-                && let Ok(mut pen) = Arc::clone(&self.pen).try_lock()
-            {
-                let done = pen.write(&batch, held);
-                if pen.is_due() {
-                    self.order(Order::Tidy);
-                }
-                drop(pen);
-                return self.open(Mail::Synced(done));
+        let work = Work { batch: Box::new(batch), held };
+        self.rush = Rush::with(&work);
+        Some(work)
+    }
+
+    fn keep_marks_ahead(&mut self) {
+        let meta = &self.engine.state().rows().meta;
+        if let Err(error) = self.epochs.keep_ahead(meta.next_epoch) {
+            tracing::warn!(%error, "how far epochs went cannot be kept; it is tried again");
+        }
+        if let Err(error) = self.epochs.keep_leases_ahead(meta.next_lease) {
+            tracing::warn!(%error, "how far the numbers of leases went cannot be kept; it is tried again");
+        }
+    }
+
+    /// A batch is on the disk, or is not.
+    fn synced(&mut self, done: Synced) {
+        self.syncing = false;
+        match done {
+            Synced::Done => {
+                self.keys.settle();
+                self.got_through();
+            }
+            Synced::Failed { error, loaded, held } => {
+                self.start_over(*loaded, held, &crate::writer::chain(&error));
             }
         }
-        self.order(Order::Commit(Box::new(batch), held));
     }
 
     fn order(&self, order: Order) {
@@ -402,15 +425,7 @@ impl Loop {
             }
             Mail::Watch(watch) => self.watch(watch),
             Mail::Saw(sight) => self.see(sight),
-            Mail::Synced(Synced::Done) => {
-                self.syncing = false;
-                self.keys.settle();
-                self.got_through();
-            }
-            Mail::Synced(Synced::Failed { error, loaded, held }) => {
-                self.syncing = false;
-                self.start_over(*loaded, held, &crate::writer::chain(&error));
-            }
+            Mail::Synced(done) => self.synced(done),
             // There is room, but what is true must be told anew first.
             Mail::DiskFreed if self.stuck() => {
                 self.full = Some(Full { again: Instant::now(), grip: Grip::Stuck(Instant::now()) })
@@ -435,6 +450,8 @@ impl Loop {
                 let is_wanted = |blow: &_| state.is_to_be_struck(blow, now);
                 self.host.strike((stranger, signal, at), processes, state.spared(), is_wanted);
             }
+            // Its own thread looks what is due after any mail.
+            Mail::Look => {}
             Mail::Stop => self.stopping = true,
         }
     }

@@ -1,11 +1,11 @@
 //! How anybody reaches the loop: requests, looks and waits, each with its answer.
 
-use super::stored_reply;
+use super::{Desk, stored_reply};
 use crate::history::History;
 use crate::keys::repeated;
 use crate::mail::{Call, Key, Look, Mail, Reply, Watch};
 use crate::view::View;
-use std::sync::mpsc::Sender;
+use std::sync::Arc;
 use sublet_core::event::{Caller, Event};
 use sublet_wire::{Code, Problem};
 use tokio::sync::oneshot;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 /// How anybody reaches the loop.
 #[derive(Clone)]
 pub struct Post {
-    mail: Sender<Mail>,
+    desk: Arc<Desk>,
     /// Where answers are that the loop does not have any more.
     history: History,
 }
@@ -29,8 +29,8 @@ pub enum LoopGone {
 
 impl Post {
     /// To this loop, and the history it writes.
-    pub fn new(mail: Sender<Mail>, history: History) -> Post {
-        Post { mail, history }
+    pub fn new(desk: Arc<Desk>, history: History) -> Post {
+        Post { desk, history }
     }
 
     /// Sends a request and awaits its durable answer.
@@ -39,8 +39,7 @@ impl Post {
         loop {
             let (by, event, key, looked) = call;
             let (reply, answer) = oneshot::channel();
-            let sent = self.mail.send(Mail::Call(Box::new(Call { by, event, key, looked, reply })));
-            sent.map_err(|_| LoopGone::Stopping)?;
+            self.desk.bring(Mail::Call(Box::new(Call { by, event, key, looked, reply })))?;
             let look = match answer.await.map_err(|_| LoopGone::Stopping)? {
                 Ok(reply) => return Ok(reply),
                 Err(look) => *look,
@@ -67,7 +66,7 @@ impl Post {
 
     /// Waits for a lease to change; the answer goes where the watch says.
     pub fn watch(&self, watch: Watch) -> Result<(), LoopGone> {
-        self.mail.send(Mail::Watch(watch)).map_err(|_| LoopGone::Stopping)
+        self.desk.bring(Mail::Watch(watch))
     }
 
     /// Looks at the state; what was seen is durable when this returns.
@@ -80,7 +79,7 @@ impl Post {
             let seen = look(view);
             Box::new(move || drop(reply.send(seen))) as crate::mail::Release
         };
-        self.mail.send(Mail::Read(Box::new(read))).map_err(|_| LoopGone::Stopping)?;
+        self.desk.bring(Mail::Read(Box::new(read)))?;
         answer.await.map_err(|_| LoopGone::Rebuilt)
     }
 }

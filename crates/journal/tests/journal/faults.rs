@@ -63,7 +63,7 @@ fn on_a_disk_that_is_really_full_the_ballast_carries_releases() {
         return eprintln!("skipped: only root can mount a small disk");
     }
     let mount = tempfile::tempdir().unwrap();
-    let script = "mount -t tmpfs -o size=112m tmpfs \"$1\" || exit 99; exec \"$2\" --exact \"$3\" --nocapture";
+    let script = "mount -t tmpfs -o size=224m tmpfs \"$1\" || exit 99; exec \"$2\" --exact \"$3\" --nocapture";
     let name = "faults::on_a_disk_that_is_really_full_the_ballast_carries_releases";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(mount.path());
@@ -84,7 +84,7 @@ fn on_a_small_disk(disk: &Path) {
     let dir = disk.join("state");
     let (mut journal, _) = Journal::open(&dir).unwrap();
     // Somebody else's, so that filling the rest does not take long.
-    fs::write(disk.join("taken"), vec![0; 44 << 20]).unwrap();
+    fs::write(disk.join("taken"), vec![0; 116 << 20]).unwrap();
     let mut world = World::new(1);
     let acknowledged = fill(&mut journal, &mut world);
     let loaded = journal.reload().unwrap();

@@ -1,0 +1,181 @@
+//! Where the state is worked on, by one at a time: the loop's own thread, or a guest.
+//!
+//! ```text
+//!   a request ──at rest──► decided, written and answered by the thread that read it
+//!       └──anything under way──► mail ─► the loop's thread ─batch─► the writer ─► answers
+//! ```
+//! Each thread that a request passes through has to be woken, and on an idle machine two wake-ups cost as much as
+//! a sync. So a request that finds the service at rest stays on its thread. When there are more, they pass through
+//! mail: that gathers them into batches, and a sync for many costs as much as for one.
+
+use super::{Loop, LoopGone, TURN};
+use crate::mail::{Held, Mail, Synced};
+use crate::writer::{Order, Pen};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+use sublet_journal::Batch;
+
+/// A batch of so few lines is a lone request's: whoever closed it writes it.
+const LONE: usize = 4;
+/// So long after a larger batch more requests are likely.
+const BUSY: Duration = Duration::from_millis(2);
+
+/// The desk.
+pub struct Desk {
+    looper: Mutex<Loop>,
+    /// To the loop's own thread.
+    mail: Sender<Mail>,
+    /// To the writer.
+    orders: Sender<Order>,
+    pen: Arc<Mutex<Pen>>,
+}
+
+/// A closed batch: what is written, and what leaves then. There is one at a time.
+pub struct Work {
+    /// What to write.
+    pub batch: Box<Batch>,
+    /// What leaves when it is on the disk.
+    pub held: Vec<Held>,
+}
+
+impl Work {
+    fn is_lone(&self) -> bool {
+        self.batch.entries.len() <= LONE
+    }
+}
+
+/// How busy it was when a batch was last closed.
+pub(super) struct Rush {
+    lone: bool,
+    at: Instant,
+}
+
+impl Rush {
+    /// It begins at rest.
+    pub(super) fn none() -> Rush {
+        Rush { lone: true, at: Instant::now() }
+    }
+
+    /// As of now, with this batch.
+    pub(super) fn with(work: &Work) -> Rush {
+        Rush { lone: work.is_lone(), at: Instant::now() }
+    }
+
+    /// Whether the next request is likely to be alone.
+    pub(super) fn is_over(&self) -> bool {
+        self.lone || self.at.elapsed() > BUSY
+    }
+}
+
+impl Desk {
+    /// A desk for this loop, whose own thread reads `mail`.
+    pub fn new(looper: Loop, mail: Sender<Mail>, orders: Sender<Order>, pen: Arc<Mutex<Pen>>) -> Desk {
+        Desk { looper: Mutex::new(looper), mail, orders, pen }
+    }
+
+    /// Has a request's mail dealt with: here and now if the service is at rest. This may block for a sync then.
+    pub fn bring(&self, mail: Mail) -> Result<(), LoopGone> {
+        let _whole = OrDie;
+        let at = match self.looper.try_lock() {
+            Ok(at) if at.is_over() => return Err(LoopGone::Stopping),
+            Ok(at) => Some(at).filter(|at| at.is_at_rest()),
+            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => None,
+        };
+        let Some(mut at) = at else { return self.mail.send(mail).map_err(|_| LoopGone::Stopping) };
+        at.open(mail);
+        let work = at.flush();
+        at.wake_earlier();
+        drop(at);
+        match work {
+            Some(work) if work.is_lone() => tokio::task::block_in_place(|| {
+                let done = self.write(work);
+                let next = {
+                    let mut at = self.sit();
+                    at.synced(done);
+                    at.flush()
+                };
+                // Whoever waits for what was just written shall not wait for the next batch, too.
+                next.into_iter().for_each(|work| self.order(work));
+            }),
+            Some(work) => self.order(work),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The loop's own thread: turns until it is told to stop and all is written.
+    pub fn run(&self, inbox: &Receiver<Mail>) {
+        let (mut patience, mut next) = (Duration::ZERO, None);
+        loop {
+            let first = match next.take() {
+                Some(mail) => Ok(mail),
+                None => inbox.recv_timeout(patience),
+            };
+            let mut at = self.sit();
+            match first {
+                Ok(mail) => at.open(mail),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            let turn = Instant::now();
+            while turn.elapsed() < TURN {
+                match inbox.try_recv() {
+                    Ok(mail) => at.open(mail),
+                    Err(_) => break,
+                }
+            }
+            at.tick();
+            let work = at.flush();
+            if at.is_finished() {
+                at.close();
+                break;
+            }
+            patience = at.sleeps_for();
+            drop(at);
+            let Some(work) = work else { continue };
+            if work.is_lone() {
+                next = inbox.try_recv().ok();
+            }
+            if work.is_lone() && next.is_none() {
+                let done = self.write(work);
+                self.sit().synced(done);
+                patience = Duration::ZERO;
+            } else {
+                self.order(work);
+            }
+        }
+        drop(self.orders.send(Order::Stop));
+    }
+
+    /// Writes a lone request's batch on this thread, which has nothing else to do: a wake-up less.
+    fn write(&self, work: Work) -> Synced {
+        let mut pen = self.pen.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = pen.write(&work.batch, work.held);
+        if pen.is_due() {
+            drop(self.orders.send(Order::Tidy));
+        }
+        done
+    }
+
+    fn order(&self, work: Work) {
+        // The writer goes only when the loop does, or with the whole process.
+        drop(self.orders.send(Order::Commit(work)));
+    }
+
+    fn sit(&self) -> MutexGuard<'_, Loop> {
+        // Whoever panics there takes the process along.
+        self.looper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A state that somebody left half changed is not gone on with.
+struct OrDie;
+
+impl Drop for OrDie {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            crate::serve::exit_after_panic();
+        }
+    }
+}
