@@ -25,6 +25,10 @@ struct Inside {
 struct Turn {
     inside: Arc<Inside>,
     who: String,
+    permits: Option<Permits>,
+}
+
+struct Permits {
     // In this order: a caller's next one may stand in line only when this one is over.
     _all: OwnedSemaphorePermit,
     _own: OwnedSemaphorePermit,
@@ -52,7 +56,8 @@ impl Turns {
         // First its own: nobody has more in the line of all than it may have at work.
         let own = self.own(who).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
-        Some(Turn { inside: Arc::clone(&self.0), who: who.to_owned(), _all: all, _own: own })
+        let permits = Some(Permits { _all: all, _own: own });
+        Some(Turn { inside: Arc::clone(&self.0), who: who.to_owned(), permits })
     }
 
     fn own(&self, who: &str) -> Arc<Semaphore> {
@@ -64,8 +69,10 @@ impl Turns {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut each = self.inside.each.lock().unwrap_or_else(PoisonError::into_inner);
-        // The map's and this turn's: nobody else of this caller works or waits.
-        if each.get(&self.who).is_some_and(|own| Arc::strong_count(own) <= 2) {
+        // With the map locked: of two that end together the later one finds itself the last.
+        self.permits = None;
+        // The map's own: nobody of this caller works or waits.
+        if each.get(&self.who).is_some_and(|own| Arc::strong_count(own) <= 1) {
             each.remove(&self.who);
         }
     }
