@@ -226,6 +226,8 @@ impl Turn<'_> {
         match &row.phase {
             Phase::Parked(..) if deep => self.stay_shallow(lease, why),
             Phase::Parking(..) if deep => {}
+            // All of it has left: that was said of the way back, before it was sent away.
+            Phase::Parking(hold, _) if all_parked(self.state, row, hold, rung) => {}
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
                 self.retreat(lease, why);
