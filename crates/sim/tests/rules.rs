@@ -98,6 +98,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(120_024_256, Options::default());
     // A driver brought somebody back who was sent away by then, which was not on the disk yet.
     check(120_062_717, Options::default());
+    // A holder that found no room was sent away, said so once more, and was told to stay for that.
+    check(120_083_834, Options::default());
 }
 
 #[test]
