@@ -162,11 +162,13 @@ pub enum Mutant {
     DoubtNothing,
     /// Rule 2: who begins while the driver has its siblings goes to their cards.
     PassNewcomers,
+    /// Rule 8: a holder that has left is told to stay, for what it said on its way back.
+    StayGone,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 79] = [
+    pub const ALL: [Mutant; 80] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -246,5 +248,6 @@ impl Mutant {
         Mutant::BelieveFirst,
         Mutant::DoubtNothing,
         Mutant::PassNewcomers,
+        Mutant::StayGone,
     ];
 }

@@ -178,11 +178,12 @@ impl Sim<'_> {
     pub(crate) fn check_order(&self, process: Spoken, lease: LeaseId, order: Order) -> Result<(), Violation> {
         // What the driver said just now, and is not on the disk yet, changes no order.
         let row = self.disk.rows.leases.get(&lease);
-        let is_deep = row.and_then(Lease::away).is_some_and(|away| away.deep);
+        let away = row.and_then(Lease::away);
+        let (is_deep, anew) = (away.is_some_and(|away| away.deep), away.is_some_and(|away| away.back));
         match order {
             Order::Take => self.checker.check_taken(lease),
             Order::Resume if process.1 == Rung::Park && is_deep => self.checker.check_restored_first(lease),
-            Order::Resume | Order::Bring if process.1 == Rung::Driver => self.checker.check_kept_free(lease),
+            Order::Resume | Order::Bring if process.1 == Rung::Driver => self.checker.check_kept_free(lease, anew),
             _ => Ok(()),
         }
     }

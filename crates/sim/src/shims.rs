@@ -24,7 +24,7 @@ use sublet_core::parking::{Said, is_kept_off};
 use sublet_core::policy::Parking;
 use sublet_core::rows::{Hold, Lease, Phase};
 use sublet_core::rung::Rung;
-use sublet_core::units::{Bytes, Span};
+use sublet_core::units::{Bytes, Span, Time};
 
 /// What a context takes where nobody measured it.
 const CONTEXT: Bytes = Bytes::mib(300);
@@ -172,13 +172,16 @@ pub struct Program {
     pub(crate) cannot: bool,
     /// It submitted work and waits for its bytes.
     pub(crate) at_gate: bool,
-    pub(crate) outbox: Vec<(LeaseId, Said)>,
+    /// What was said of it, and by the driver of its siblings before that, and is not heard yet.
+    pub(crate) outbox: Vec<(LeaseId, ProcKey, Said)>,
     /// When the room for a restore was last proven.
     pub(crate) proven_us: u64,
     /// It was lost by one, and will never be back.
     pub(crate) lost: bool,
     /// Whose park it was by which it last left.
     pub(crate) left_by: Option<LeaseId>,
+    /// The driver said no to this wish, and waits for another: the lease, and since when it was wished.
+    given_up: Option<(LeaseId, Time)>,
     /// What has to do with contexts.
     pub(crate) depth: Depth,
 }
@@ -199,6 +202,7 @@ impl Program {
             proven_us: 0,
             lost: false,
             left_by: None,
+            given_up: None,
             depth: Depth::default(),
         }
     }
@@ -371,16 +375,18 @@ impl Sim<'_> {
         if before.is_none() && process.1 == Rung::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
             (program.doing, program.turn) = (None, program.turn + 1);
         }
+        program.given_up = None;
         program.outbox.clear();
-        program.outbox.extend(before.map(|before| (before, Said::Left)));
+        program.outbox.extend(before.map(|before| (before, process.0, Said::Left)));
         (program.life, program.lease) = (Some(life), Some(lease));
-        program.outbox.push((lease, program.here()));
-        program.outbox.extend(program.depth.said.map(|deep| (lease, Said::Deep(deep))));
+        program.outbox.push((lease, process.0, program.here()));
+        program.outbox.extend(program.depth.said.map(|deep| (lease, process.0, Said::Deep(deep))));
         if program.cannot {
-            program.outbox.push((lease, Said::Cannot(Some("it uses managed memory".to_owned()))));
+            let cannot = Said::Cannot(Some("it uses managed memory".to_owned()));
+            program.outbox.push((lease, process.0, cannot));
         }
         if program.at_gate {
-            program.outbox.push((lease, Said::Wants));
+            program.outbox.push((lease, process.0, Said::Wants));
         }
         self.hear(process)?;
         self.mind(process)
@@ -390,7 +396,7 @@ impl Sim<'_> {
         let life = self.life;
         let Some(program) = self.world.programs.get_mut(&process) else { return };
         if let Some(lease) = program.heard_as(life) {
-            program.outbox.push((lease, said));
+            program.outbox.push((lease, process.0, said));
             let delay = self.luck.within(0, S / 20);
             self.timers.set(self.t + delay, Timer::Hear(life, process.0, process.1));
         }
@@ -399,8 +405,8 @@ impl Sim<'_> {
     /// The daemon hears what a program said.
     pub(crate) fn hear(&mut self, process: Spoken) -> Result<(), Violation> {
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
-        for (lease, said) in std::mem::take(&mut program.outbox) {
-            self.report(Event::Said { lease, rung: process.1, process: process.0, said })?;
+        for (lease, of, said) in std::mem::take(&mut program.outbox) {
+            self.report(Event::Said { lease, rung: process.1, process: of, said })?;
             self.mind_deep(lease);
         }
         Ok(())
@@ -461,6 +467,11 @@ impl Sim<'_> {
                     true => Order::Park,
                     false => return Ok(()),
                 }
+            }
+            Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
+                if program.given_up == Some((lease, away.since)) =>
+            {
+                return Ok(());
             }
             Some(Lease { phase: Phase::Parking(_, away) | Phase::Parked(_, away), .. })
                 if program.away.is_none()
@@ -554,9 +565,13 @@ impl Sim<'_> {
                 self.noticed(&leases);
                 return Ok(());
             }
-            Order::Park if temper == Temper::Refuses && odd => self.refuse(process, "a capture is open"),
+            Order::Park if temper == Temper::Refuses && odd => {
+                self.give_up(process);
+                self.refuse(process, "a capture is open");
+            }
             Order::Park if temper == Temper::Fickle && odd => {
                 program.cannot = true;
+                self.give_up(process);
                 self.say(process, Said::Cannot(Some("it uses managed memory".to_owned())));
                 self.refuse(process, "it uses managed memory");
             }
@@ -573,6 +588,31 @@ impl Sim<'_> {
     pub(crate) fn refuse(&mut self, process: Spoken, why: &str) {
         self.say(process, Said::Refused(why.to_owned()));
         self.mind_after(process, 3 * S);
+    }
+
+    /// The driver takes the processes of a holder together. When it says no to one of them it takes none of the others
+    /// any more, until it is told anew; or its worker was lost with one, and it says that it does not know of that.
+    fn give_up(&mut self, process: Spoken) {
+        let lease = self.world.programs.get(&process).and_then(|program| program.heard_as(self.life));
+        let Some(lease) = lease.filter(|_| process.1 == Rung::Driver) else { return };
+        let wish = self.disk.rows.leases.get(&lease).and_then(Lease::away).map(|away| (lease, away.since));
+        let mut taken = Vec::new();
+        for (other, program) in &mut self.world.programs {
+            if other.1 == Rung::Driver && program.heard_as(self.life) == Some(lease) {
+                program.given_up = wish;
+                taken.extend((program.doing == Some(Order::Park)).then_some(*other));
+            }
+        }
+        for other in taken {
+            if !self.calm && !self.shape.habits.orderly && self.luck.chance(300) {
+                let Some(program) = self.world.programs.get_mut(&process) else { return };
+                program.outbox.push((lease, other.0, Said::Unknown));
+                continue;
+            }
+            let Some(program) = self.world.programs.get_mut(&other) else { continue };
+            (program.doing, program.turn) = (None, program.turn + 1);
+            self.mind_after(other, S / 5);
+        }
     }
 
     fn park_program(&mut self, process: Spoken, temper: Temper) {

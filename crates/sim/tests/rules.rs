@@ -94,6 +94,12 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(81_127_564, Options::default());
     // A driver that had not taken a holder in time took it later, when nobody asked for it any more.
     check(91_001_017, Options::default());
+    // A driver took one of a holder's processes long after it had said no to another, as none does.
+    check(120_024_256, Options::default());
+    // A driver brought somebody back who was sent away by then, which was not on the disk yet.
+    check(120_062_717, Options::default());
+    // A holder that found no room was sent away, said so once more, and was told to stay for that.
+    check(120_083_834, Options::default());
 }
 
 #[test]

@@ -223,9 +223,12 @@ impl Turn<'_> {
         if !deep && row.away().is_none_or(|away| away.rung != rung) {
             return;
         }
+        let has_left = |hold: &Hold| all_parked(self.state, row, hold, rung) && !self.state.planted(Mutant::StayGone);
         match &row.phase {
             Phase::Parked(..) if deep => self.stay_shallow(lease, why),
             Phase::Parking(..) if deep => {}
+            // All of it has left: that was said of the way back, before it was sent away.
+            Phase::Parking(hold, _) if has_left(hold) => {}
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {
                 self.retreat(lease, why);

@@ -242,12 +242,13 @@ impl Checker {
     }
 
     /// The driver is told to bring back what it has of a holder that comes back: nobody may be there who could take
-    /// its room. (Of what it has though it was never told to take it nobody knows.)
-    pub fn check_kept_free(&self, lease: LeaseId) -> Verdict {
+    /// its room. (Of what it has though it was never told to take it nobody knows.) `anew`: on the disk, which orders
+    /// follow from, its cards were given to it anew.
+    pub fn check_kept_free(&self, lease: LeaseId, anew: bool) -> Verdict {
         let Some(book) = self.books.leases.get(&lease) else { return Ok(()) };
         let At::Away(held, trip) = &book.at else { return Ok(()) };
-        // Who has its cards anew is sent away with the next look.
-        let asked = trip.back || book.ask.may_lose || trip.way != Way::Back;
+        // Who has its cards anew is sent away with the next look, and the driver hears of that when it is on the disk.
+        let asked = trip.back || anew || book.ask.may_lose || trip.way != Way::Back;
         let sure = if asked { Ok(()) } else { self.books.others_keep_off(lease, held) };
         must(2, sure.is_ok(), || format!("the driver shall restore {lease}, and {sure:?}: {trip:?}"))
     }

@@ -611,6 +611,15 @@ impl Books {
         by.is_some_and(|by| now >= by) && !self.in_grace(now, trip.since)
     }
 
+    /// Whether all of a holder has left, by its programs' word: none is there that could refuse to.
+    fn has_all_left(&self, held: &Held, lease: LeaseId, trip: &Trip) -> bool {
+        let voices = self.voices(lease, trip.rung);
+        let known = |number: &usize| self.own_on(lease, *number).all(|process| voices.contains_key(process));
+        let heard = trip.rung == Rung::Park || !voices.is_empty();
+        let known = trip.rung == Rung::Yield || held.cards.iter().all(known);
+        heard && known && self.all_said(lease, trip).is_some()
+    }
+
     /// A holder's bytes stay after all.
     pub fn unpark(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time, why: &Unparked) -> Verdict {
         let (_, held, trip) = self.trip(lease, Way::Out)?;
@@ -620,7 +629,8 @@ impl Books {
             Unparked::Refused(_) if trip.rung != Rung::Yield && self.said(lease, trip.rung) > held.booked => true,
             Unparked::Refused(_) if matches!(cause, Cause::Unwrapped(of) if *of == lease) => trip.rung == Rung::Yield,
             Unparked::Refused(_) => {
-                matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease)
+                let said = |of: &LeaseId| *of == lease && !self.has_all_left(held, lease, trip);
+                matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if said(of))
             }
             Unparked::Silent => matches!(cause, Cause::Ticked) && self.is_overdue(now, trip),
             Unparked::NotSeen => matches!(cause, Cause::Ticked) && self.is_unseen(now, lease, trip) && !coarse,

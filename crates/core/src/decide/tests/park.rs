@@ -372,6 +372,37 @@ fn who_finds_no_room_goes_back_and_keeps_its_place() {
 }
 
 #[test]
+fn whose_programs_all_find_no_room_goes_back_once() {
+    check(
+        "3s   alive L1 L1 L1/x
+         3s   shim L1/x here
+         3s   card 0 L1=8G L1/x=4G
+         5s   park L1 ann
+         5.1s shim L1 parked 7G
+         5.1s shim L1/x parked 3G
+         5.2s card 0 L1=300M L1/x=300M
+         5.3s card 0 L1=300M L1/x=300M
+         10s  shim L1 wants
+         10.1s shim L1 refused out of memory
+         10.1s shim L1/x refused out of memory
+         10.2s card 0 L1=300M L1/x=300M stray=12G
+         10.3s card 0 L1=300M L1/x=300M stray=12G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (12.1 GiB booked)
+            5.3s parked L1
+            10s L1 wants 15.4 GiB as of 10s
+            10s resume L1 16 GiB until 70s
+            10.1s retreat L1
+            10.3s parked L1
+            10.3s L1 wants 15.4 GiB as of 10s
+        "#]],
+    );
+}
+
+#[test]
 fn a_parked_holder_waits_its_turn_like_anybody() {
     check(
         "5s   ask bob 16G ttl=300s
