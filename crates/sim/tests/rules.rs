@@ -94,6 +94,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(81_127_564, Options::default());
     // A driver that had not taken a holder in time took it later, when nobody asked for it any more.
     check(91_001_017, Options::default());
+    // A notice for others fell on the very end of a fixed term, and was taken for the term's own.
+    check(97_000_234, Options::default());
     // A driver took one of a holder's processes long after it had said no to another, as none does.
     check(120_024_256, Options::default());
     // A driver brought somebody back who was sent away by then, which was not on the disk yet.
