@@ -9,6 +9,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 use sublet_wire::{Lease, LeaseState};
 
@@ -78,9 +80,19 @@ impl Job {
 
     /// Its end, and what it printed until then.
     pub fn end(mut self) -> (Option<i32>, String) {
+        let group = Pid::from_child(&self.child);
+        let (ended, hears) = mpsc::channel::<()>();
+        let watch = thread::spawn(move || {
+            let hangs = hears.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout);
+            // What is read below ends with it.
+            hangs && kill_process_group(group, Signal::KILL).is_ok()
+        });
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("its output");
         let status = self.child.wait().expect("an own child");
+        drop(ended);
+        let hung = watch.join().expect("a thread that watches");
+        assert!(!hung, "it did not end: {rest}; {}", self.said());
         (status.code(), rest)
     }
 

@@ -2,6 +2,10 @@
 
 use crate::signals;
 use crate::view::View;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
+use std::time::Duration;
 use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey, TenantId};
 use sublet_core::policy::Policy;
@@ -55,6 +59,55 @@ pub enum Mail {
     Look,
     /// The daemon stops: finish what is open, then go.
     Stop,
+}
+
+/// The way to the loop's own thread.
+#[derive(Clone)]
+pub struct Letters {
+    to: Sender<Mail>,
+    unread: Arc<AtomicUsize>,
+}
+
+/// Where that thread finds its mail.
+pub struct Inbox {
+    from: Receiver<Mail>,
+    unread: Arc<AtomicUsize>,
+}
+
+impl Letters {
+    /// A way, and its end.
+    pub fn new() -> (Letters, Inbox) {
+        let ((to, from), unread) = (mpsc::channel(), Arc::<AtomicUsize>::default());
+        (Letters { to, unread: Arc::clone(&unread) }, Inbox { from, unread })
+    }
+
+    /// Sends mail; an error when nobody will read it.
+    pub fn send(&self, mail: Mail) -> Result<(), SendError<Mail>> {
+        self.unread.fetch_add(1, SeqCst);
+        self.to.send(mail)
+    }
+
+    /// Whether all that was sent is dealt with: who sends nothing overtakes nobody.
+    pub fn are_read(&self) -> bool {
+        self.unread.load(SeqCst) == 0
+    }
+}
+
+impl Inbox {
+    /// The next mail, within this time.
+    pub fn wait(&self, patience: Duration) -> Result<Mail, RecvTimeoutError> {
+        self.from.recv_timeout(patience)
+    }
+
+    /// The next mail, if there is any.
+    pub fn next(&self) -> Option<Mail> {
+        self.from.try_recv().ok()
+    }
+
+    /// A mail that came from here is dealt with.
+    pub fn is_read(&self) {
+        self.unread.fetch_sub(1, SeqCst);
+    }
 }
 
 /// Runs when what it depends on is durable.

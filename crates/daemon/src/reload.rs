@@ -15,10 +15,10 @@ use crate::day::{Hours, Moment};
 use crate::http::gate::Gate;
 use crate::http::tcp::Tls;
 use crate::http::{self, House};
-use crate::mail::Mail;
+use crate::mail::{Letters, Mail};
 use crate::writer;
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Reload {
     /// What was read last.
     pub standing: Standing,
     /// The loop.
-    pub mail: mpsc::Sender<Mail>,
+    pub mail: Letters,
     /// Who may do what.
     pub access: Access,
     /// The face.

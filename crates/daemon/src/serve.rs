@@ -10,7 +10,7 @@ use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
 use crate::http::{self, App, Limits, Reach};
 use crate::looper::{Desk, Loop, Parts, Post};
-use crate::mail::Mail;
+use crate::mail::{Letters, Mail};
 use crate::marks::Marks;
 use crate::names::Names;
 use crate::peer::Operators;
@@ -273,7 +273,7 @@ fn run(
     let trouble = Arc::new(RwLock::new(None));
     let kind = eyes.gpu.kind().word();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
-    let (mail, inbox) = mpsc::channel();
+    let (mail, inbox) = Letters::new();
     let (orders, order_inbox) = mpsc::channel();
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);

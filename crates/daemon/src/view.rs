@@ -292,9 +292,7 @@ impl View<'_> {
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
             (_, Some(ended)) => ended.sentence.clone(),
-            _ if shown.state == wire::LeaseState::Parked => {
-                "it is parked: its bytes are in host memory, and come back when it is used".to_owned()
-            }
+            _ if shown.state == wire::LeaseState::Parked => parked(lease),
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease, see_all),
             _ if shown.over.is_some() => {
@@ -722,6 +720,18 @@ fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
     shown.idle = hold.idle;
     shown.cards = hold.cards.iter().filter_map(facts).map(|facts| facts.uuid.clone()).collect();
     shown.card_indices = hold.cards.iter().filter_map(facts).map(|facts| facts.index).collect();
+}
+
+/// Where a parked holder's bytes are, and what brings them back: only the library in a program notices its use.
+fn parked(lease: &Lease) -> String {
+    let by_hand = format!("`sublet resume {}` brings it back", lease.id);
+    match lease.away().map(|away| away.rung) {
+        Some(Rung::Driver) => {
+            format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
+        }
+        Some(Rung::Yield) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        _ => "it is parked: its bytes are in host memory, and come back when it is used".to_owned(),
+    }
 }
 
 fn finish_of(id: &str, finish: &rows::Finish, at_unix_s: f64) -> wire::Ended {

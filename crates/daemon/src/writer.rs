@@ -2,8 +2,8 @@
 //! leaves from here the moment it is on the disk.
 
 use crate::looper::Work;
-use crate::mail::{Held, Mail, Synced};
-use std::sync::mpsc::{Receiver, Sender};
+use crate::mail::{Held, Letters, Mail, Synced};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use sublet_host::Host;
@@ -119,7 +119,7 @@ fn tell_head(journal: &Journal) {
 }
 
 /// Writes until it is told that nothing more comes.
-pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Sender<Mail>) {
+pub fn run(pen: Arc<Mutex<Pen>>, orders: Receiver<Order>, mail: Letters) {
     for order in orders {
         let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
         match order {

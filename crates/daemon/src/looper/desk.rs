@@ -9,9 +9,9 @@
 //! mail: that gathers them into batches, and a sync for many costs as much as for one.
 
 use super::{Loop, LoopGone, TURN};
-use crate::mail::{Held, Mail, Synced};
+use crate::mail::{Held, Inbox, Letters, Mail, Synced};
 use crate::writer::{Order, Pen};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use sublet_journal::Batch;
@@ -25,7 +25,7 @@ const BUSY: Duration = Duration::from_millis(2);
 pub struct Desk {
     looper: Mutex<Loop>,
     /// To the loop's own thread.
-    mail: Sender<Mail>,
+    mail: Letters,
     /// To the writer.
     orders: Sender<Order>,
     pen: Arc<Mutex<Pen>>,
@@ -70,7 +70,7 @@ impl Rush {
 
 impl Desk {
     /// A desk for this loop, whose own thread reads `mail`.
-    pub fn new(looper: Loop, mail: Sender<Mail>, orders: Sender<Order>, pen: Arc<Mutex<Pen>>) -> Desk {
+    pub fn new(looper: Loop, mail: Letters, orders: Sender<Order>, pen: Arc<Mutex<Pen>>) -> Desk {
         Desk { looper: Mutex::new(looper), mail, orders, pen }
     }
 
@@ -79,7 +79,8 @@ impl Desk {
         let _whole = OrDie;
         let at = match self.looper.try_lock() {
             Ok(at) if at.is_over() => return Err(LoopGone::Stopping),
-            Ok(at) => Some(at).filter(|at| at.is_at_rest()),
+            // What was sent before comes before.
+            Ok(at) => Some(at).filter(|at| at.is_at_rest() && self.mail.are_read()),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => None,
         };
         let Some(mut at) = at else { return self.mail.send(mail).map_err(|_| LoopGone::Stopping) };
@@ -105,24 +106,28 @@ impl Desk {
     }
 
     /// The loop's own thread: turns until it is told to stop and all is written.
-    pub fn run(&self, inbox: &Receiver<Mail>) {
+    pub fn run(&self, inbox: &Inbox) {
         let (mut patience, mut next) = (Duration::ZERO, None);
         loop {
             let first = match next.take() {
                 Some(mail) => Ok(mail),
-                None => inbox.recv_timeout(patience),
+                None => inbox.wait(patience),
             };
             let mut at = self.sit();
+            let read = |at: &mut Loop, mail| {
+                at.open(mail);
+                inbox.is_read();
+            };
             match first {
-                Ok(mail) => at.open(mail),
+                Ok(mail) => read(&mut at, mail),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             let turn = Instant::now();
             while turn.elapsed() < TURN {
-                match inbox.try_recv() {
-                    Ok(mail) => at.open(mail),
-                    Err(_) => break,
+                match inbox.next() {
+                    Some(mail) => read(&mut at, mail),
+                    None => break,
                 }
             }
             at.tick();
@@ -135,7 +140,7 @@ impl Desk {
             drop(at);
             let Some(work) = work else { continue };
             if work.is_lone() {
-                next = inbox.try_recv().ok();
+                next = inbox.next();
             }
             if work.is_lone() && next.is_none() {
                 let done = self.write(work);

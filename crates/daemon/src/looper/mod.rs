@@ -20,7 +20,7 @@ pub use post::{LoopGone, Post};
 use crate::engine::{Engine, Taken};
 use crate::epochs::{Epochs, Floor};
 use crate::keys::{Keys, Seen};
-use crate::mail::{Again, Call, Errand, Held, Key, Look, Mail, Reply, Synced, Told, Until, Watch};
+use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Told, Until, Watch};
 use crate::marks::Marks;
 use crate::names::Names;
 use crate::plans::Plans;
@@ -78,7 +78,7 @@ pub struct Parts {
     /// The time.
     pub clock: Clock,
     /// To the loop's own thread, for what comes back here.
-    pub post: Sender<Mail>,
+    pub post: Letters,
     /// Orders out.
     pub orders: Sender<Order>,
     /// Names for people.
@@ -108,7 +108,7 @@ pub struct Loop {
     engine: Engine<Held>,
     policy: Policy,
     clock: Clock,
-    post: Sender<Mail>,
+    post: Letters,
     orders: Sender<Order>,
     names: Names,
     plans: Plans,
