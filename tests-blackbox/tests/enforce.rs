@@ -107,6 +107,8 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
     assert_eq!((warned.next, warned.signal), (Next::Parked, None));
     let parked = await_state(&client, "L1", LeaseState::Parked);
     assert_eq!((parked.rung, parked.seen_bytes), (Some(Rung::Driver), Some(0)), "{parked:?}");
+    let why = succeeds(&service, &["explain", "L1"]);
+    assert!(why.contains("it stands still; `sublet resume L1` brings it back"), "{why}");
     assert_eq!(parked.pids, [alone.pid()]);
     let story = await_closed(&service, &stranger.id);
     let way = ["is on a card", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
