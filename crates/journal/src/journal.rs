@@ -252,11 +252,11 @@ impl Journal {
     }
 }
 
-/// Gives the write-ahead log the length it will have anyway, with zeros: SQLite reads a log up to
+/// Gives the write-ahead log some of the length it will have anyway, with zeros: SQLite reads a log up to
 /// the last whole frame, and begins it anew without shortening it. A sync of a file that grows costs
 /// two or three times one that does not. Nobody else may write: its end would be overwritten.
 fn lengthen_wal(path: &Path) -> io::Result<()> {
-    /// Where the checkpoints begin it anew, and some.
+    /// Some thousand leases: days of a quiet service. A busy one has lengthened it itself within a second.
     const BYTES: u64 = 9 << 20;
     // A small disk has better uses for its room.
     let bytes = BYTES.min(place::free_bytes(path)? / 4);
