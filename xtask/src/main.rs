@@ -95,7 +95,7 @@ fn fuzz_ptx(arguments: &[String]) -> Result<()> {
 fn bench(arguments: &[String]) -> Result<()> {
     // What is measured must be what is released, built from this very tree.
     setup::c_compiler()?;
-    shell::cargo(["build", "--release", "--package", "sublet", "--bin", "sublet"]).run()?;
+    workspace::build_sublet(workspace::Profile::Release)?;
     let everything = arguments.first().is_none_or(|first| first.starts_with('-'));
     shell::cargo(["run", "--release", "--package", "sublet-bench", "--"])
         .args(everything.then_some("all"))

@@ -40,7 +40,7 @@ const REST: u32 = 128;
 /// Each time the thread copies what came meanwhile there is less of it.
 const PASSES: usize = 4;
 /// How much the thread gives way to others on a busy machine, and for how long it may run while they wait.
-const NICE: i32 = 10;
+const NICE: i32 = 19;
 const SLICE_NS: u64 = 100_000;
 
 /// One look at a lock that somebody else has: shorter than an fsync.

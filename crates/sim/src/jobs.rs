@@ -350,6 +350,8 @@ impl Sim<'_> {
         let capped = self.world.programs.contains_key(&(process, Rung::Park));
         let hold = job.lease.and_then(|lease| self.disk.rows.leases.get(&lease)).and_then(|row| row.hold());
         let cap = hold.map_or(job.vram.0, |hold| hold.vram.0.min(job.vram.0));
+        // Nobody reckons with who comes without a lease, nor with who is not kept to his.
+        let intrudes = !capped || hold.is_none();
         let most = if capped { cap } else { most };
         if !gated {
             self.stray(process, &cards);
@@ -368,7 +370,7 @@ impl Sim<'_> {
                 0 => self.world.vacate(card, process),
                 1..=6 if here < most => {
                     let bytes = Bytes(self.rng.within(1, most - here));
-                    if !capped && self.world.cards[card].bytes_of(process) == Bytes::ZERO {
+                    if intrudes && self.world.cards[card].bytes_of(process) == Bytes::ZERO {
                         self.world.cards[card].intruded_us = self.t;
                     }
                     self.world.allocate(card, process, bytes, false);

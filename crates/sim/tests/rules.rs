@@ -96,6 +96,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(91_001_017, Options::default());
     // A notice for others fell on the very end of a fixed term, and was taken for the term's own.
     check(97_000_234, Options::default());
+    // A program whose lease was over came to a card just before somebody else was brought back there.
+    check(1_334, Options::default());
     // A driver took one of a holder's processes long after it had said no to another, as none does.
     check(120_024_256, Options::default());
     // A driver brought somebody back who was sent away by then, which was not on the disk yet.
