@@ -316,7 +316,8 @@ impl Sim<'_> {
         Ok(())
     }
 
-    /// Once the world is calm the driver has nothing that nobody would ever ask it for.
+    /// Once the world is calm the driver has nothing that nobody would ever ask it for. (Who was bound to another lease
+    /// while the driver had it stays there as long as that lease is on its cards.)
     pub(crate) fn check_contexts(&self) -> Result<(), Violation> {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         for (process, program) in &self.world.programs {

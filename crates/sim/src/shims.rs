@@ -22,7 +22,7 @@ use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::{Said, is_kept_off};
 use sublet_core::policy::Parking;
-use sublet_core::rows::{Hold, Lease, Phase};
+use sublet_core::rows::{Away, Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
 
@@ -494,8 +494,10 @@ impl Sim<'_> {
                 self.say(process, said);
                 return Ok(());
             }
-            // What it has of whom nobody knows that it has it the driver is not told to bring back.
-            Some(Lease { phase: Phase::Active(_), .. }) if rung == Rung::Driver && program.left_by == Some(lease) => {
+            // Of a holder that it does not move, by the disk, the driver is told nothing, whatever it has of it.
+            Some(row @ Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })
+                if rung == Rung::Driver && !row.away().is_some_and(Away::needs_driver) =>
+            {
                 return Ok(());
             }
             Some(Lease { phase: Phase::Active(_) | Phase::Resuming(..), .. })

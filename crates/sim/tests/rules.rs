@@ -104,6 +104,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(120_062_717, Options::default());
     // A holder that found no room was sent away, said so once more, and was told to stay for that.
     check(120_083_834, Options::default());
+    // A driver brought back a process it had for another lease, though nobody told it to, as none does.
+    check(150_173_563, Options::default());
 }
 
 #[test]
