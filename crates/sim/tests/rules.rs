@@ -102,6 +102,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(120_062_717, Options::default());
     // A holder that found no room was sent away, said so once more, and was told to stay for that.
     check(120_083_834, Options::default());
+    // A stranger that was ending one lease got another, for the one card on which it was to be ended.
+    check(150_165_967, Options::default());
 }
 
 #[test]
