@@ -106,6 +106,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(120_083_834, Options::default());
     // A driver brought back a process it had for another lease, though nobody told it to, as none does.
     check(150_173_563, Options::default());
+    // A stranger that was ending one lease got another, for the one card on which it was to be ended.
+    check(150_165_967, Options::default());
 }
 
 #[test]
