@@ -249,9 +249,11 @@ impl Loop {
         self.engine.hold(Held::Errand(Errand::Listen));
     }
 
-    /// Whether nothing is under way, nor likely to come.
+    /// Whether nothing is under way, nor likely to come, and nothing but the request's own batch is to be written.
     fn is_at_rest(&self) -> bool {
-        !self.syncing && self.engine.is_idle() && self.rush.is_over()
+        let meta = &self.engine.state().rows().meta;
+        let is_quiet = !self.syncing && self.engine.is_idle() && self.rush.is_over();
+        is_quiet && self.epochs.are_ahead(meta.next_epoch, meta.next_lease)
     }
 
     /// Whether it was told to stop, and all is written.

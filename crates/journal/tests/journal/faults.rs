@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use sublet_core::ids::LeaseId;
-use sublet_core::rows::{Finish, Phase, Reason, Rows};
+use sublet_core::rows::{Finish, Phase, Reason, Rows, Told};
 use sublet_core::units::{Span, Time};
 use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
 
@@ -296,6 +296,26 @@ fn an_older_file_is_brought_up_to_date_and_a_newer_one_is_refused() {
     assert!(matches!(verify(&dir.path()), Err(OpenError::NewerSchema { .. })));
     dir.sql(&format!("PRAGMA user_version = {known}"));
     assert_eq!(dir.open().1.rows, world.rows);
+}
+
+#[test]
+fn a_notice_of_an_earlier_version_is_of_its_term_where_it_falls_on_the_end_of_a_fixed_one() {
+    for (term, told) in [("fixed", true), ("renewed", false)] {
+        let dir = Dir::new();
+        let (mut journal, _) = dir.open();
+        let mut world = World::new(1);
+        world.lease();
+        journal.commit(&world.close()).unwrap();
+        drop(journal);
+        dir.sql("ALTER TABLE leases DROP COLUMN notice_of_term");
+        dir.sql(&format!(
+            "UPDATE leases SET notice_us = until_us, ask = json_set(ask, '$.term', json('{{\"{term}\":6000000}}'))"
+        ));
+        dir.sql("PRAGMA user_version = 7");
+        let rows = dir.open().1.rows;
+        let mut notices = rows.leases.values().filter_map(|lease| lease.hold()?.notice);
+        assert!(notices.next().is_some_and(|notice| matches!(notice, Told::Term { .. }) == told), "{term}");
+    }
 }
 
 #[test]
