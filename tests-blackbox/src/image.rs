@@ -2,7 +2,8 @@
 //!
 //! The model is that of a journaling file system: a sync of a file keeps its
 //! bytes and the name it was made under; a sync of a directory keeps all names
-//! in it; everything else may be there, be half there or be missing.
+//! in it; everything else may be there, be half there or be missing, of a write each
+//! block for itself.
 
 use crate::log::{Op, Record};
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +117,7 @@ impl Disk {
             change => {
                 let file = self.file(&record.path);
                 apply(&mut self.files[file].now, change);
-                self.files[file].loose.push(change.clone());
+                self.files[file].loose.extend(pieces(change));
             }
         }
     }
@@ -160,6 +161,22 @@ impl Disk {
 
 fn parent(name: &str) -> &str {
     name.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+/// What of a change reaches the disk as a whole, or not at all.
+const PIECE: u64 = 4096;
+
+/// A change in such pieces.
+fn pieces(op: &Op) -> Vec<Op> {
+    let Op::Write(offset, data) = op else { return vec![op.clone()] };
+    let (mut pieces, mut at, mut rest) = (Vec::new(), *offset, &data[..]);
+    while !rest.is_empty() {
+        let here = usize::try_from(PIECE - at % PIECE).expect("it is small").min(rest.len());
+        pieces.push(Op::Write(at, rest[..here].to_vec()));
+        at += here as u64;
+        rest = &rest[here..];
+    }
+    pieces
 }
 
 fn apply(bytes: &mut Vec<u8>, op: &Op) {
@@ -233,6 +250,14 @@ mod tests {
         check(&records, Kept::Synced, &[("a", "one")]);
         let some: BTreeSet<_> = (1..50).map(|seed| shown(&Image::after(&records, Kept::Some(seed)))).collect();
         assert_eq!(some.len(), 4, "each of the two loose writes is there or not");
+    }
+
+    #[test]
+    fn of_a_long_write_each_block_is_there_or_not() {
+        let records = records(&[("a", Op::Create), ("a", Op::Write(4000, vec![1; 200])), ("a", Op::Write(0, vec![1]))]);
+        let ones = |image: Image| image.files["a"].iter().filter(|byte| **byte == 1).count();
+        let some: BTreeSet<_> = (1..90).map(|seed| ones(Image::after(&records, Kept::Some(seed)))).collect();
+        assert_eq!(some, BTreeSet::from([0, 1, 96, 97, 104, 105, 200, 201]));
     }
 
     #[test]

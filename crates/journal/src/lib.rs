@@ -25,6 +25,7 @@ mod codec;
 mod connect;
 mod error;
 mod fold;
+mod gather;
 mod journal;
 mod place;
 mod read;
