@@ -46,20 +46,31 @@ pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
 /// Reads a JSON body.
 pub async fn json<T: DeserializeOwned>(request: Request) -> Result<Heard<T>, Refused> {
     let heard = raw(request).await?;
-    let mut reader = serde_json::Deserializer::from_slice(&heard.body);
+    Ok(Heard { peer: heard.peer, body: parsed(&heard.body)?, key: heard.key })
+}
+
+/// A JSON body that was read.
+pub fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
     let body = T::deserialize(&mut reader).and_then(|body| reader.end().map(|()| body));
-    let body = body.map_err(|error| {
+    body.map_err(|error| {
         Problem::new(Code::BadRequest, format!("the body is not what this call takes: {error}"))
             .hint("GET /openapi.json has its schema")
-    })?;
-    Ok(Heard { peer: heard.peer, body, key: heard.key })
+            .into()
+    })
 }
 
 /// Reads a request without a body.
 pub async fn empty(request: Request) -> Result<Heard<()>, Refused> {
     let heard = raw(request).await?;
-    match heard.body.is_empty() {
-        true => Ok(Heard { peer: heard.peer, body: (), key: heard.key }),
+    nothing(&heard.body)?;
+    Ok(Heard { peer: heard.peer, body: (), key: heard.key })
+}
+
+/// Refuses a body where there should be none.
+pub fn nothing(bytes: &[u8]) -> Result<(), Refused> {
+    match bytes.is_empty() {
+        true => Ok(()),
         false => Err(Problem::new(Code::BadRequest, "this call takes no body").into()),
     }
 }

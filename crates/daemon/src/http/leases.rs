@@ -1,6 +1,6 @@
 //! Leases over HTTP.
 
-use super::body::{self, Name, lease_id};
+use super::body::{self, Heard, Name, lease_id};
 use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Reply, Until, Watch};
@@ -34,7 +34,11 @@ const LIST_MAX: usize = 1_000;
     OnCall,
 ))]
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    let heard = body::json::<wire::Ask>(request).await?;
+    asked(&app, body::json(request).await?).await
+}
+
+/// Has an ask decided that was read.
+pub async fn asked(app: &App, heard: Heard<wire::Ask>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
@@ -45,7 +49,7 @@ pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refu
     let ask = ask_of(heard.body, ttl)?;
     let (tenant, is_repeated) = (by.tenant.clone(), heard.key.is_some());
     let reply = app.post.call(by.clone(), Event::Asked { by, ask, wait, root }, heard.key).await?;
-    Ok(marked(&app, reply, &tenant, is_repeated))
+    Ok(marked(app, reply, &tenant, is_repeated))
 }
 
 /// An answer with a lease in it, and the lease's mark if it was granted. What is stored for the next time has none; what
@@ -439,12 +443,16 @@ struct ReleaseQuery {
 ))]
 pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let query: ReleaseQuery = body::query(&request)?;
-    let heard = body::empty(request).await?;
-    let lease = lease_id(&id)?;
+    released(&app, &id, query.epoch.map(Epoch), body::empty(request).await?).await
+}
+
+/// Has a release decided that was read.
+pub async fn released(app: &App, id: &str, epoch: Option<Epoch>, heard: Heard<()>) -> Result<Reply, Refused> {
+    let lease = lease_id(id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Released { by: by.clone(), lease, epoch: query.epoch.map(Epoch) };
+    let event = Event::Released { by: by.clone(), lease, epoch };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
-    ended_is_ended(&app, by, lease, reply).await
+    ended_is_ended(app, by, lease, reply).await
 }
 
 /// The state forgets a lease that is history; its owner is told that it ended, not that it never was.

@@ -7,6 +7,7 @@ mod body;
 mod cards;
 mod events;
 pub mod gate;
+mod lane;
 mod leases;
 mod openapi;
 mod progress;

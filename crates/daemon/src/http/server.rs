@@ -1,9 +1,8 @@
 //! Connections: who they are from, how many, how slow they may be.
 
-use super::progress::Progress;
 use super::timer::OneTimer;
 use super::ways::Ways;
-use super::{App, Refused, gate};
+use super::{App, Refused, gate, lane};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
 use crate::looper::wall_us;
@@ -77,6 +76,7 @@ pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Lim
             // Whoever cannot be told from others is not served.
             let Ok(credentials) = Credentials::of(&stream) else { return };
             let session = Arc::new(Session::new(access, credentials));
+            let Some(stream) = lane::drive(stream, ways.app(), &session, limits, stop.clone()).await else { return };
             let service = service_fn(move |request| answer(request, Arc::clone(&session), ways.clone()));
             converse(stream, service, limits, stop).await;
             drop(seat);
@@ -119,7 +119,7 @@ pub(super) async fn accept<A, C>(
     }
 }
 
-/// Answers on one connection until it ends.
+/// Answers on one connection until it ends. The stream itself gives up on whoever takes no answer.
 pub(super) async fn converse<S, T>(stream: T, service: S, limits: Limits, mut stop: watch::Receiver<bool>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -130,7 +130,7 @@ where
         .timer(OneTimer::default())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(Progress::new(stream, limits.write_time)), service);
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let stopped = tokio::select! {
         // A broken connection is the client's affair.

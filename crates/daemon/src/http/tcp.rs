@@ -3,6 +3,7 @@
 //! Its seats are its own: however many strangers connect, the host's own socket has room.
 
 use super::gate::{self, Gate};
+use super::progress::Progress;
 use super::server::{Counts, Limits, Seat, WRITE_TIME, accept, turn_away};
 use super::ways::Ways;
 use super::{App, Refused};
@@ -95,10 +96,12 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| answer(request, from.ip(), door.clone(), ways.clone()));
     let Some(config) = config else {
-        return super::server::converse(stream, service, LIMITS, stop).await;
+        return super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
     };
     match tokio::time::timeout(HANDSHAKE_TIME, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => super::server::converse(stream, service, LIMITS, stop).await,
+        Ok(Ok(stream)) => {
+            super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
+        }
         // Whoever does not speak TLS, or not in time, is not answered.
         Ok(Err(error)) => tracing::debug!(%from, %error, "a handshake failed"),
         Err(_) => tracing::debug!(%from, "a handshake took too long"),

@@ -25,6 +25,11 @@ pub struct Ways {
 }
 
 impl Ways {
+    /// To these handlers.
+    pub(super) fn app(&self) -> &App {
+        &self.app
+    }
+
     /// To this app's handlers.
     pub fn new(app: App) -> Ways {
         Ways { router: TowerToHyperService::new(router(app.clone())), app }
@@ -34,26 +39,31 @@ impl Ways {
     pub async fn answer(&self, request: Request<Incoming>) -> Result<Response, Infallible> {
         let app = State(self.app.clone());
         match Short::of(request.method(), request.uri().path()) {
-            Some(Short::Ask) => Ok(plain(leases::ask(app, request.map(Body::new)).await)),
-            Some(Short::Release(name)) => Ok(plain(leases::release(app, name, request.map(Body::new)).await)),
+            Some(Short::Ask) => Ok(plain(leases::ask(app, request.map(Body::new)).await).into_response()),
+            Some(Short::Release(name)) => {
+                Ok(plain(leases::release(app, name, request.map(Body::new)).await).into_response())
+            }
             None => self.router.call(request).await,
         }
     }
 }
 
-fn plain(answer: Result<Reply, Refused>) -> Response {
-    answer.unwrap_or_else(|Refused(problem)| Reply::problem(&problem)).into_response()
+/// A refusal is an answer too.
+pub(super) fn plain(answer: Result<Reply, Refused>) -> Reply {
+    answer.unwrap_or_else(|Refused(problem)| Reply::problem(&problem))
 }
 
 /// A request that needs no router.
 #[derive(Debug, PartialEq, Eq)]
-enum Short {
+pub(super) enum Short {
+    /// For a lease.
     Ask,
+    /// Of this one.
     Release(Name),
 }
 
 impl Short {
-    fn of(method: &Method, path: &str) -> Option<Short> {
+    pub(super) fn of(method: &Method, path: &str) -> Option<Short> {
         let rest = path.strip_prefix("/v1/leases")?;
         match *method {
             Method::POST if rest.is_empty() => Some(Short::Ask),
