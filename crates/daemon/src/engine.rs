@@ -88,6 +88,11 @@ impl<R> Engine<R> {
         self.held.push(release);
     }
 
+    /// How much is held back.
+    pub fn waiting(&self) -> usize {
+        self.held.len()
+    }
+
     /// Whether there is nothing to write and nothing held back.
     pub fn is_idle(&self) -> bool {
         self.open.is_empty() && self.held.is_empty()

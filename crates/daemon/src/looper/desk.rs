@@ -18,6 +18,9 @@ use sublet_journal::Batch;
 
 /// A batch of so few lines is a lone request's: whoever closed it writes it.
 const LONE: usize = 4;
+/// So much that waits for the disk (each request has an answer and a word to the hands) is not kept waiting for more while
+/// the disk does nothing. A crowd splits into halves by that: one is decided while the other is written.
+pub(super) const ENOUGH: usize = 64;
 /// So long after a larger batch more requests are likely.
 const BUSY: Duration = Duration::from_millis(2);
 
@@ -124,7 +127,7 @@ impl Desk {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             let turn = Instant::now();
-            while turn.elapsed() < TURN {
+            while turn.elapsed() < TURN && !at.has_enough() {
                 match inbox.next() {
                     Some(mail) => read(&mut at, mail),
                     None => break,

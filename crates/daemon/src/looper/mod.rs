@@ -256,6 +256,11 @@ impl Loop {
         is_quiet && self.epochs.are_ahead(meta.next_epoch, meta.next_lease)
     }
 
+    /// Whether the writer has nothing to do, and there is enough for it.
+    fn has_enough(&self) -> bool {
+        !self.syncing && self.engine.waiting() >= desk::ENOUGH
+    }
+
     /// Whether it was told to stop, and all is written.
     fn is_finished(&self) -> bool {
         self.stopping && !self.syncing && self.engine.is_idle()
