@@ -169,6 +169,28 @@ fn bad_utf8_is_refused_in_a_body_and_in_a_path() {
 }
 
 #[test]
+fn what_cannot_be_read_as_http_is_refused_with_words() {
+    let service = Service::start();
+    let client = service.client();
+    let others: [&[u8]; 6] = [
+        b"HELO there\r\n\r\n",
+        b"GET /v1/cards HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /v1/cards HTTP/3.0\r\n\r\n",
+        b"GET /v1/c\xff HTTP/1.1\r\n\r\n",
+        b"POST /v1/leases HTTP/1.1\r\ncontent-length: many\r\n\r\n",
+        b"POST /v1/leases HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+    ];
+    for bytes in others {
+        let mut connection = client.connect().expect("the service accepts");
+        connection.raw(bytes).expect("the service reads");
+        let answer = connection.answer().expect("the service answers");
+        assert_refused(&String::from_utf8_lossy(bytes), &answer, &["bad_request"]);
+        assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
+    }
+    assert_eq!(client.live_ids(), Vec::<String>::new());
+}
+
+#[test]
 fn an_id_that_is_none_answers_like_a_lease_that_is_not_there() {
     let service = Service::start();
     let client = service.client();

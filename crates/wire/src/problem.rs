@@ -156,6 +156,8 @@ codes! {
     TooBusy = "too_busy", 503, Retry;
     /// The body is too large.
     TooLarge = "too_large", 413, Stop;
+    /// The request's line and headers are too large.
+    HeadTooLarge = "head_too_large", 431, Stop;
     /// The body did not arrive in time.
     TooSlow = "too_slow", 408, Retry;
     /// The Idempotency-Key was used for another request.

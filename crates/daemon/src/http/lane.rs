@@ -75,7 +75,7 @@ pub async fn drive(
         };
         heard.clear();
         answer.clear();
-        write_answer(&mut answer, &reply, clock.date()).ok()?;
+        write_answer(&mut answer, &reply, After::KeepAlive, clock.date());
         stream.write_all(&answer).await.ok()?;
         since = Instant::now();
     }
@@ -150,18 +150,27 @@ fn digits(value: &[u8]) -> Option<usize> {
     plain.then(|| value.iter().fold(0, |sum, digit| sum * 10 + usize::from(digit - b'0')))
 }
 
+/// What becomes of a connection after an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    KeepAlive,
+    Close,
+}
+
 /// The bytes that hyper would send.
-fn write_answer(to: &mut Vec<u8>, reply: &Reply, date: &str) -> io::Result<()> {
+pub(super) fn write_answer(to: &mut Vec<u8>, reply: &Reply, after: After, date: &str) {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let kind = if reply.is_problem() { PROBLEM_JSON } else { "application/json" };
     let reason = status.canonical_reason().unwrap_or("Unknown");
-    write!(to, "HTTP/1.1 {} {reason}\r\ncontent-type: {kind}\r\n", status.as_u16())?;
-    if let Some(seconds) = reply.retry_after_s {
-        write!(to, "retry-after: {seconds}\r\n")?;
-    }
-    write!(to, "content-length: {}\r\ndate: {date}\r\n\r\n", reply.body.len())?;
+    let close = if after == After::Close { "connection: close\r\n" } else { "" };
+    let retry = reply.retry_after_s.map(|seconds| format!("retry-after: {seconds}\r\n")).unwrap_or_default();
+    let (number, length) = (status.as_u16(), reply.body.len());
+    let written = write!(
+        to,
+        "HTTP/1.1 {number} {reason}\r\ncontent-type: {kind}\r\n{retry}{close}content-length: {length}\r\ndate: {date}\r\n\r\n"
+    );
+    debug_assert!(written.is_ok(), "a vector takes whatever is written to it");
     to.extend_from_slice(reply.body.as_bytes());
-    Ok(())
 }
 
 /// The date of an answer, written anew once a second.

@@ -21,6 +21,7 @@ mod timer;
 pub mod tls;
 mod tokens;
 mod ways;
+mod worded;
 
 pub use openapi::document;
 pub use server::{Limits, serve};

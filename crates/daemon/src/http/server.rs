@@ -2,6 +2,7 @@
 
 use super::timer::OneTimer;
 use super::ways::Ways;
+use super::worded::Worded;
 use super::{App, Refused, gate, lane};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
@@ -130,7 +131,7 @@ where
         .timer(OneTimer::default())
         .header_read_timeout(limits.header_time)
         .max_buf_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Worded::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let stopped = tokio::select! {
         // A broken connection is the client's affair.
