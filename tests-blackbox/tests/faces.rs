@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Output;
 use sublet_blackbox::job::text;
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, MIB, Process, Service, ask};
-use sublet_wire::Lease;
+use sublet_blackbox::{GIB, Gpu, MIB, Process, Service, Setup, ask};
+use sublet_wire::{Lease, Leases};
 
 const LOCAL: u32 = 12_345;
 
@@ -131,4 +131,23 @@ fn processes_are_blamed_only_where_some_are_seen() {
     client.await_lease("the process is told", &waiter.id, |lease| {
         why(lease).ends_with(", 1 GiB used by processes without a lease")
     });
+}
+
+#[test]
+fn a_long_list_is_read_page_by_page_and_a_person_sees_all_of_it() {
+    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:1x1TiB"), ..Setup::default() });
+    let client = service.client();
+    let asked: Vec<String> = (0..1_050).map(|_| client.grant(&ask(GIB / 2, json!({}))).id).collect();
+    let first: Leases = client.get("/v1/leases").read();
+    assert_eq!((first.leases.len(), first.more), (1_000, true));
+    let last = &first.leases[999].id;
+    let second: Leases = client.get(&format!("/v1/leases?after={last}")).read();
+    assert!(!second.more);
+    let listed: Vec<String> = first.leases.into_iter().chain(second.leases).map(|lease| lease.id).collect();
+    assert_eq!(listed, asked);
+    let shown = service.cli(&["ps", "--json"]);
+    let all: Leases = serde_json::from_slice(&shown.stdout).expect("`ps --json` prints leases");
+    assert_eq!((all.leases.len(), all.more), (1_050, false));
+    assert_eq!(client.get("/v1/leases?after=L9999999").read::<Leases>().leases, []);
+    assert_eq!(client.get("/v1/leases?after=nothing").code(), "bad_request");
 }

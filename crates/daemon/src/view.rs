@@ -6,6 +6,7 @@ use crate::plans::Plans;
 use crate::strangers;
 use crate::words;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use sublet_core::ask::{self, Ask};
 use sublet_core::decide::may_know;
 use sublet_core::decide::offer::Offer;
@@ -258,10 +259,12 @@ impl View<'_> {
     }
 
     /// The caller's leases, oldest first; everybody's for an operator who wants all.
-    pub fn leases(&self, by: &Caller, all: bool, limit: usize) -> wire::Leases {
+    pub fn leases(&self, by: &Caller, all: bool, after: Option<LeaseId>, limit: usize) -> wire::Leases {
         let mine = self.state.tenant(&by.tenant);
         let visible = |lease: &&Lease| (by.operator && all) || Some(lease.tenant) == mine;
-        let mut found = self.state.rows().leases.values().filter(visible);
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.state.rows().leases.range((from, Bound::Unbounded)).map(|(_, lease)| lease);
+        let mut found = rest.filter(visible);
         let leases = found.by_ref().take(limit).map(|lease| self.lease(lease)).collect();
         wire::Leases { leases, more: found.next().is_some() }
     }

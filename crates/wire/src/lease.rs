@@ -131,7 +131,7 @@ pub struct ErrorCount {
 pub struct Leases {
     /// The caller's leases that have not ended (an operator's view: everybody's), oldest first.
     pub leases: Vec<Lease>,
-    /// There are more than were listed.
+    /// There are more than were listed: `after=` the last of them has the next.
     pub more: bool,
 }
 

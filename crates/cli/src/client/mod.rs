@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{
-    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, ModeAsk, Problem, Renew, Rule, RuleAsk, Token,
-    TokenAsk, exit,
+    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, Leases, ModeAsk, Problem, Renew, Rule, RuleAsk,
+    Token, TokenAsk, exit,
 };
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
@@ -131,6 +131,19 @@ impl Client {
     pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
         let request = self.request("GET", target, None, None);
         self.call(&request, ANSWER_WITHIN).and_then(decode).map_err(|error| self.failure(error))
+    }
+
+    /// All leases of the caller that have not ended, or everybody's. Between two pages some may come and go.
+    pub fn leases(&self, all: bool) -> Result<Leases, Failure> {
+        let mut found: Leases = self.get(&format!("/v1/leases?all={all}"))?;
+        while found.more
+            && let Some(last) = found.leases.last()
+        {
+            let next: Leases = self.get(&format!("/v1/leases?all={all}&after={}", last.id))?;
+            found.more = next.more && !next.leases.is_empty();
+            found.leases.extend(next.leases);
+        }
+        Ok(found)
     }
 
     /// A POST that is sent again if the daemon restarts under it.

@@ -21,7 +21,7 @@ pub struct PsArgs {
 /// Lists them.
 pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let leases: Leases = client.get(if args.all { "/v1/leases?all=true" } else { "/v1/leases" })?;
+    let leases = client.leases(args.all)?;
     if globals.json {
         output::json(&leases)?;
     } else if leases.leases.is_empty() {
@@ -37,9 +37,6 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.held_back.as_ref()?))) {
             eprintln!("{} is not brought back yet: {why}", lease.id);
         }
-    }
-    if leases.more {
-        eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
     }
     Ok(exit::OK)
 }

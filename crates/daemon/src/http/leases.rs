@@ -134,11 +134,15 @@ fn epoch(number: u64) -> Result<Epoch, Problem> {
 struct ListQuery {
     #[serde(default)]
     all: bool,
+    after: Option<String>,
 }
 
-/// The caller's leases that have not ended, the first 1,000; everybody's for an operator who asks for all.
+/// The caller's leases that have not ended, 1,000 at a time; everybody's for an operator who asks for all.
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
-    params(("all" = Option<bool>, Query, description = "everybody's; who is no operator is refused")), responses(
+    params(
+        ("all" = Option<bool>, Query, description = "everybody's; who is no operator is refused"),
+        ("after" = Option<String>, Query, description = "those made after this one: where `more` is true, the last that was listed", example = "L1000"),
+    ), responses(
     (status = 200, description = "the leases", body = wire::Leases),
     (status = 403, description = "`all` is for operators", body = Problem, content_type = "application/problem+json"),
     OnRead,
@@ -149,7 +153,13 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     if query.all && !by.operator {
         return Err(words::problem(&Refusal::NotOperator).into());
     }
-    Ok(Json(app.post.read(move |view| view.leases(&by, query.all, LIST_MAX)).await?))
+    let after = query.after.map(|id| id.parse::<LeaseId>().map_err(|_| no_id(&id))).transpose()?;
+    Ok(Json(app.post.read(move |view| view.leases(&by, query.all, after, LIST_MAX)).await?))
+}
+
+fn no_id(text: &str) -> Problem {
+    Problem::new(Code::BadRequest, format!("`after` is `{text}`, and that is no lease's id"))
+        .hint("give the last that was listed, such as `L1000`")
 }
 
 /// Everybody who waits, in order of service, the first 256; others' without their ids and names.

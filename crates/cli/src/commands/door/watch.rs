@@ -14,7 +14,7 @@ use crate::table::plain;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use sublet_wire::{Code, Lease, LeaseState, Leases};
+use sublet_wire::{Code, Lease, LeaseState};
 
 /// One long poll.
 const POLL: Duration = Duration::from_secs(30);
@@ -95,11 +95,11 @@ impl Watch {
     /// Looks for leases of the service that are not known yet.
     fn list(&self, client: &Client, of: &Of) -> Result<(), Failure> {
         // Others' leases may bear any name; where a process is, nobody chooses.
-        let found: Leases = match of {
-            Of::Name(_) => client.get("/v1/leases")?,
-            Of::Who(_) => client.get("/v1/leases?all=true").or_else(|failure| match failure.code() {
+        let found = match of {
+            Of::Name(_) => client.leases(false)?,
+            Of::Who(_) => client.leases(true).or_else(|failure| match failure.code() {
                 // Who is no operator stands before services of its own.
-                Some(Code::Denied) => client.get("/v1/leases"),
+                Some(Code::Denied) => client.leases(false),
                 _ => Err(failure),
             })?,
         };
