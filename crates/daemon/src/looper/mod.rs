@@ -10,17 +10,19 @@
 //! or a lone request's. Nothing here waits for anything.
 
 mod desk;
+mod full;
 mod hands;
 mod post;
 
 use desk::Rush;
 pub use desk::{Desk, Work};
+use full::{Full, refuse};
 pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
 use crate::epochs::{Epochs, Floor};
 use crate::keys::{Keys, Seen};
-use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Told, Until, Watch};
+use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Until, Watch};
 use crate::marks::Marks;
 use crate::names::Names;
 use crate::plans::Plans;
@@ -48,16 +50,11 @@ use sublet_host::clock::{self, Clock};
 use sublet_host::{Counts, Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
 use sublet_wire::{Code, Problem};
-use tokio::sync::oneshot;
 
 /// The loop ticks at least this often, so that a longer gap is a stall.
 const TICK: Duration = Duration::from_secs(2);
 /// Mail is dealt with for so long before the disk and the timers get their turn.
 const TURN: Duration = Duration::from_millis(2);
-/// How often a full disk is looked at again.
-const FULL_AGAIN: Duration = Duration::from_secs(5);
-/// How long nothing is decided when not even the ballast was enough: one try a second costs nothing.
-const STUCK: Duration = Duration::from_secs(1);
 /// Core is told which day it is at midnight, and once an hour: the clock may have been set.
 const DAY_AGAIN_US: u64 = 3_600_000_000;
 /// A program leaves its cards within this, or stays.
@@ -146,31 +143,6 @@ pub struct Loop {
     inspect_at: Instant,
 }
 
-/// The disk is full.
-///
-/// ```text
-///   room ──full──► tight ──full──► stuck ──a second──► trying ──full──► stuck
-///    ▲               ▲ │                                 │
-///    │               └─┼────────────written──────────────┘
-///    └──ballast back───┘
-/// ```
-struct Full {
-    /// When its room is looked at again.
-    again: Instant,
-    grip: Grip,
-}
-
-/// How much goes on when the disk is full.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Grip {
-    /// Everything but grants, in what the ballast left.
-    Tight,
-    /// Not even that was enough: the state is what the disk has, and nothing is decided until then.
-    Stuck(Instant),
-    /// What was decided after such a rest is being written.
-    Trying,
-}
-
 impl Loop {
     /// A loop over what the disk has.
     pub fn new(parts: Parts) -> Loop {
@@ -193,7 +165,7 @@ impl Loop {
             stopping: false,
             suspended_us: suspended_us(),
             day_again_us: day_again_us(),
-            full: parts.no_ballast.then(|| Full { again: Instant::now() + FULL_AGAIN, grip: Grip::Tight }),
+            full: parts.no_ballast.then(Full::from_the_start),
             later: Vec::new(),
             own: Arc::from("sublet"),
             host: parts.host,
@@ -294,7 +266,7 @@ impl Loop {
     }
 
     fn patience(&self) -> Duration {
-        if let Some(Full { grip: Grip::Stuck(until), .. }) = &self.full {
+        if let Some(until) = self.stuck_until() {
             // What is due stays due until then.
             return until.saturating_duration_since(Instant::now());
         }
@@ -307,44 +279,8 @@ impl Loop {
         }
     }
 
-    fn stuck(&self) -> bool {
-        matches!(self.full, Some(Full { grip: Grip::Stuck(_), .. }))
-    }
-
-    fn trying(&self) -> bool {
-        matches!(self.full, Some(Full { grip: Grip::Trying, .. }))
-    }
-
-    /// What was tried after a rest is on the disk.
-    fn got_through(&mut self) {
-        if let Some(full) = &mut self.full
-            && full.grip == Grip::Trying
-        {
-            full.grip = Grip::Tight;
-            tracing::info!("releases and expiries can be written again; no new leases until there is more room");
-        }
-        self.read_later();
-    }
-
-    fn read_later(&mut self) {
-        for mail in std::mem::take(&mut self.later) {
-            self.open(mail);
-        }
-    }
-
     fn tick(&mut self) {
-        if let Some(full) = &mut self.full
-            && let Grip::Stuck(until) = full.grip
-            && Instant::now() >= until
-        {
-            // A try that fails reads all of the state back from the disk.
-            if self.pen.lock().is_ok_and(|pen| !pen.may_have_room()) {
-                full.grip = Grip::Stuck(Instant::now() + STUCK);
-                return;
-            }
-            full.grip = Grip::Trying;
-            self.begin_again();
-        }
+        self.try_to_write_again();
         if self.stuck() {
             return;
         }
@@ -363,12 +299,7 @@ impl Loop {
         if self.engine.state().next_due().is_some_and(|due| due <= now) || self.engine.state().stalled(now) {
             self.take(Event::Ticked);
         }
-        if let Some(full) = &mut self.full
-            && Instant::now() >= full.again
-        {
-            full.again = Instant::now() + FULL_AGAIN;
-            self.order(Order::TryBallast);
-        }
+        self.look_for_room();
     }
 
     /// Closes the open batch if none is being written: it is the caller's to write.
@@ -433,15 +364,7 @@ impl Loop {
             Mail::Watch(watch) => self.watch(watch),
             Mail::Saw(sight) => self.see(sight),
             Mail::Synced(done) => self.synced(done),
-            // There is room, but what is true must be told anew first.
-            Mail::DiskFreed if self.stuck() => {
-                self.full = Some(Full { again: Instant::now(), grip: Grip::Stuck(Instant::now()) })
-            }
-            Mail::DiskFreed => {
-                self.full = None;
-                tracing::info!("the disk has room again: leases are granted");
-                self.take(Event::DiskFreed);
-            }
+            Mail::DiskFreed => self.has_room(),
             Mail::Configured(policy) if self.stuck() => {
                 // Nothing was decided on what the disk has: the state is made of it once more.
                 self.engine = Engine::on_a_full_disk(self.engine.state().rows().clone(), (*policy).clone());
@@ -743,69 +666,6 @@ impl Loop {
             self.take(Event::Observed { card, observation: Observation { begun: self.clock.now(), reading } });
         }
     }
-
-    // ---- a commit that failed ----------------------------------------------
-
-    /// Takes what the disk has as the truth. Whoever waited for an answer gets a
-    /// refusal; releases are tried once more, in the room the ballast left.
-    fn start_over(&mut self, loaded: Loaded, failed: Vec<Held>, why: &str) {
-        let now = Instant::now();
-        let grip = match self.full.as_ref().map(|full| full.grip) {
-            None => {
-                tracing::error!(
-                    "the disk is full: no new leases until there is room, and the state is what is on it: {why}"
-                );
-                Grip::Tight
-            }
-            // The second time in a row there is no ballast left to give up.
-            Some(before) => {
-                if before == Grip::Tight {
-                    tracing::error!(
-                        "nothing more fits on the disk: until there is room, reads go on and whatever must be written is refused or waits: {why}"
-                    );
-                }
-                Grip::Stuck(now + STUCK)
-            }
-        };
-        let mut listed = self.engine.state().listed_facts();
-        if listed.is_empty() {
-            listed = std::mem::take(&mut self.listed);
-        }
-        let (_, open) = self.engine.close(self.clock.now());
-        self.tokens.fill(&loaded.rows);
-        self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
-        self.plans = Plans::default();
-        self.keys.forget_undurable();
-        self.listed = listed;
-        let again = self.full.as_ref().map_or(now + FULL_AGAIN, |full| full.again);
-        self.full = Some(Full { again, grip });
-        if grip == Grip::Tight {
-            self.begin_again();
-        }
-        for held in failed.into_iter().chain(open) {
-            match held {
-                Held::Reply { to, again: Some(again), .. } if grip == Grip::Tight => {
-                    let Again { by, lease, epoch, key } = *again;
-                    let event = Event::Released { by: by.clone(), lease, epoch };
-                    self.call(Call { by, event, key, looked: None, reply: to }, false);
-                }
-                Held::Reply { to, .. } => refuse(to),
-                // A reader whose channel closes is told to look again; an errand is derived anew.
-                Held::Run(_) | Held::Errand(_) => {}
-            }
-        }
-        self.read_later();
-    }
-
-    /// What a start tells: it may have been in what was lost.
-    fn begin_again(&mut self) {
-        self.start();
-        let listed = std::mem::take(&mut self.listed);
-        if !listed.is_empty() {
-            self.take(Event::Listed(listed));
-        }
-        self.engine.hold(Held::Errand(Errand::Look));
-    }
 }
 
 /// Nothing is leased on a card that the configuration leaves alone.
@@ -826,11 +686,6 @@ fn stored_reply(answer: &StoredAnswer) -> Reply {
 
 fn day_again_us() -> u64 {
     wall_us() + (crate::day::seconds_left() * 1_000_000).min(DAY_AGAIN_US)
-}
-
-fn refuse(to: oneshot::Sender<Told>) {
-    let problem = words::problem(&sublet_core::event::Refusal::DiskFull);
-    drop(to.send(Ok(Reply::problem(&problem))));
 }
 
 /// The wall clock, for people.
