@@ -157,6 +157,9 @@ impl Turn<'_> {
 
     /// Something is said of a program of a holder, on a rung.
     pub(super) fn heard(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, said: Said) {
+        if rung == Rung::Driver && said.is_of_cards() && self.is_others(lease, &process) {
+            return;
+        }
         let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
             Said::Here { parked } => voices.entry(process).or_default().put(parked),
@@ -197,6 +200,12 @@ impl Turn<'_> {
             live.watch = Watch::default();
         }
         self.settle(lease);
+    }
+
+    /// Whether a process of which the driver was asked for a lease is another's by now: it must not move it for this one.
+    fn is_others(&self, lease: LeaseId, process: &ProcKey) -> bool {
+        let is_known = self.state.live(lease).is_some_and(|live| live.driven.contains_key(process));
+        !is_known && self.state.driven_for(process).is_some_and(|of| of != lease)
     }
 
     /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
