@@ -177,7 +177,7 @@ impl Turn<'_> {
                 voices.entry(process).or_default().deep = Some(is);
                 return;
             }
-            Said::Refused(why) => return self.refused(lease, rung, &why),
+            Said::Refused(why) => return self.refused(lease, rung, process, &why),
             Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
                 return self.end_because(lease, Reason::RestoreFailed, Some(why));
             }
@@ -226,17 +226,22 @@ impl Turn<'_> {
     }
 
     /// A program could not do what it was told.
-    fn refused(&mut self, lease: LeaseId, rung: Rung, why: &str) {
+    fn refused(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
         let deep = row.away().is_some_and(|away| away.deep && rung == Rung::Driver);
         if !deep && row.away().is_none_or(|away| away.rung != rung) {
             return;
         }
-        let has_left = |hold: &Hold| all_parked(self.state, row, hold, rung) && !self.state.planted(Mutant::StayGone);
+        let its = self.state.live(lease).and_then(|live| live.voices(rung).get(&process));
+        let is_away = its.is_some_and(|voice| voice.parked.is_some());
+        let has_left = |hold: &Hold| {
+            let has_left = is_away || all_parked(self.state, row, hold, rung);
+            has_left && !self.state.planted(Mutant::StayGone)
+        };
         match &row.phase {
             Phase::Parked(..) if deep => self.stay_shallow(lease, why),
             Phase::Parking(..) if deep => {}
-            // All of it has left: that was said of the way back, before it was sent away.
+            // It has left, or all of them: that was said of the way back, before they were sent away.
             Phase::Parking(hold, _) if has_left(hold) => {}
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {

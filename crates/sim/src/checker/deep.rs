@@ -104,8 +104,10 @@ impl Books {
     }
 
     /// Whether the driver says for a lease that it could move a process which it moves for another, or is another's.
-    pub(super) fn is_others(&self, lease: LeaseId, process: &ProcKey, said: &Said) -> bool {
-        if !matches!(said, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown) {
+    pub(super) fn is_others(&self, lease: LeaseId, rung: Rung, process: &ProcKey, said: &Said) -> bool {
+        if rung != Rung::Driver
+            || !matches!(said, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown)
+        {
             return false;
         }
         let known = self.voices(lease, Rung::Driver).contains_key(process);

@@ -253,7 +253,7 @@ impl Books {
         if let (Rung::Driver, Said::Refused(_), true) = (rung, said, self.is_deep(lease)) {
             return self.driver_refused(now, lease);
         }
-        if rung == Rung::Driver && self.is_others(lease, &process, said) {
+        if self.is_others(lease, rung, &process, said) || self.is_outdated(lease, rung, &process, said) {
             return Word::Tell;
         }
         let shims = self.voices.entry((lease, rung)).or_default();
