@@ -343,6 +343,8 @@ pub enum Refusal {
     },
     /// More processes are bound to the lease than may be.
     TooManyProcesses,
+    /// The process belongs to a lease whose bytes are off its cards, or on their way: to which, if the caller may know.
+    ProcessAway(Option<LeaseId>),
     /// No card was ever seen on this host.
     NoCards,
     /// Not one of the cards that would do is large enough, or there are too few.
@@ -459,6 +461,10 @@ impl fmt::Display for Refusal {
             Refusal::StillWaiting => f.write_str("the lease was not granted yet"),
             Refusal::TtlTooLong { longest } => write!(f, "a lease that use renews may last {longest} at a time here"),
             Refusal::TooManyProcesses => f.write_str("as many processes as may be are bound to the lease"),
+            Refusal::ProcessAway(lease) => {
+                let whose = lease.map_or_else(|| "another lease".to_owned(), |lease| lease.to_string());
+                write!(f, "the process belongs to {whose}, whose bytes are off its cards or on their way")
+            }
             Refusal::NoCards => f.write_str("no card has been seen on this host"),
             Refusal::NeverFits { largest: None, .. } => f.write_str("no card here is the one that `on` names"),
             Refusal::NeverFits { largest: Some(largest), cards } => {

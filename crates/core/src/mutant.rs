@@ -164,11 +164,17 @@ pub enum Mutant {
     PassNewcomers,
     /// Rule 8: a holder that has left is told to stay, for what it said on its way back.
     StayGone,
+    /// Rule 2: a process that was taken off its cards for one lease is bound to another, which would never bring it back.
+    BindAway,
+    /// Rule 2: the driver moves a process for a lease that has lost it to another.
+    MoveOthers,
+    /// Rule 2: what the driver has of a holder counts as ended once another lease has that process.
+    OthersAreGone,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 80] = [
+    pub const ALL: [Mutant; 83] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -249,5 +255,8 @@ impl Mutant {
         Mutant::DoubtNothing,
         Mutant::PassNewcomers,
         Mutant::StayGone,
+        Mutant::BindAway,
+        Mutant::MoveOthers,
+        Mutant::OthersAreGone,
     ];
 }

@@ -85,6 +85,13 @@ pub enum Said {
     Left,
 }
 
+impl Said {
+    /// Whether it is about a program whose bytes are on its cards, or may be.
+    pub(crate) fn is_of_cards(&self) -> bool {
+        matches!(self, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown)
+    }
+}
+
 /// Why a holder cannot be parked now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotParkable {
@@ -404,16 +411,22 @@ pub fn are_still(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
     let is_still = |process: &ProcKey| match live.shims.get(process) {
         Some(voice) => voice.deep == Some(true) || state.planted(Mutant::TakeLoud),
-        None => live.counted && !live.members.contains(process),
+        None => is_gone(state, live, process),
     };
     away.processes.iter().all(is_still)
+}
+
+/// Whether a process that was a holder's has ended, as far as the host says. Another lease may have it by now.
+fn is_gone(state: &State, live: &Live, process: &ProcKey) -> bool {
+    let is_anybodys = state.owner(process).is_some() && !state.planted(Mutant::OthersAreGone);
+    live.counted && !is_anybodys && !live.members.contains(process)
 }
 
 /// Whether the driver has a process that it moves of a holder, or it is not known that it has not: of whom nothing was
 /// heard, as after a start, and of whom it says that it does not know.
 pub fn driver_may_have(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
-    let gone = |process: &ProcKey| live.counted && !live.members.contains(process);
+    let gone = |process: &ProcKey| is_gone(state, live, process);
     let doubts = !state.planted(Mutant::DoubtNothing);
     let has = |process: &ProcKey| match live.driven.get(process) {
         Some(voice) => voice.parked.is_some() || voice.unknown && doubts,

@@ -362,6 +362,11 @@ impl Away {
         self.rung == Rung::Driver || self.deep
     }
 
+    /// Whether the driver moves a process of it.
+    pub fn moves(&self, process: &ProcKey) -> bool {
+        self.needs_driver() && self.processes.contains(process)
+    }
+
     /// It leaves, or comes back, from then on.
     pub fn new(since: Time) -> Away {
         let (rung, had, program, processes) = (Rung::Park, Bytes::ZERO, String::new(), Vec::new());

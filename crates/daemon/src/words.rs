@@ -331,6 +331,11 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::TooManyProcesses => {
             Problem::new(Code::TooManyProcesses, detail).hint("bind a parent: its descendants belong to it")
         }
+        Refusal::ProcessAway(Some(lease)) => Problem::new(Code::ProcessAway, detail)
+            .hint(format!("bring it back with `sublet resume {lease}`, and bind it when that is active again")),
+        Refusal::ProcessAway(None) => {
+            Problem::new(Code::ProcessAway, detail).hint("bind it when that lease is active again")
+        }
         Refusal::NoCards => Problem::new(Code::NoCards, detail).hint("run `sublet doctor` to see why"),
         Refusal::NeverFits { largest: None, .. } => {
             Problem::new(Code::NeverFits, detail).hint("`sublet cards` lists those there are")

@@ -162,10 +162,25 @@ impl Sim<'_> {
         }
     }
 
+    /// For whom somebody speaks of a process: the driver for whom it moves it, as the disk has it, whoever has it by now.
+    pub(crate) fn spoken_for(&self, (process, rung): Spoken) -> Option<LeaseId> {
+        let moves = |row: &&Lease| rung == Rung::Driver && row.away().is_some_and(|away| away.moves(&process));
+        let moved_for = self.disk.rows.leases.values().find(moves).map(|row| row.id);
+        moved_for.or_else(|| self.daemon.as_ref()?.engine.state().owner(&process))
+    }
+
+    /// Whether the driver has a process for a lease that is over: nobody could give it room again.
+    pub(crate) fn is_left_behind(&self, process: Spoken) -> bool {
+        let taken_for = |program: &Program| program.depth.taken.or(program.left_by);
+        let lease = self.world.programs.get(&process).filter(|program| program.away.is_some()).and_then(taken_for);
+        let is_held = |lease: LeaseId| self.disk.rows.leases.get(&lease).is_some_and(Lease::is_held);
+        process.1 == Rung::Driver && lease.is_some_and(|lease| !is_held(lease))
+    }
+
     /// Whether the driver is told where a process of a lease's shall be, and so asked where it is.
     pub(crate) fn is_driven(&self, lease: LeaseId, process: ProcKey) -> bool {
         let away = self.disk.rows.leases.get(&lease).and_then(Lease::away);
-        away.is_some_and(|away| away.needs_driver() && away.processes.contains(&process))
+        away.is_some_and(|away| away.moves(&process))
     }
 
     /// A process of a lease's, as the driver has it.
@@ -316,8 +331,7 @@ impl Sim<'_> {
         Ok(())
     }
 
-    /// Once the world is calm the driver has nothing that nobody would ever ask it for. (Who was bound to another lease
-    /// while the driver had it stays there as long as that lease is on its cards.)
+    /// Once the world is calm the driver has nothing that nobody would ever ask it for.
     pub(crate) fn check_contexts(&self) -> Result<(), Violation> {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         for (process, program) in &self.world.programs {
@@ -325,8 +339,7 @@ impl Sim<'_> {
             let row = daemon.engine.state().lease(lease).filter(|row| row.is_held());
             let knows = row.is_none_or(|row| row.away().is_some_and(Away::needs_driver));
             let silent = program.depth.unsaid || !program.outbox.is_empty() || program.lost;
-            let driven = process.1 == Rung::Driver && program.left_by == Some(lease);
-            let kept = program.away.is_some() && (driven || !program.depth.is_told(self.life, lease));
+            let kept = process.1 == Rung::Driver && program.away.is_some();
             must(9, knows || silent || !kept, || {
                 format!("the driver has the context of {process:?}, and nobody asks for it: {row:?}")
             })?;

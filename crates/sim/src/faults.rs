@@ -3,6 +3,7 @@
 use crate::checker::Violation;
 use crate::daemon::Call;
 use crate::deep::deep_after;
+use crate::jobs::{Job, Stage, draw_ask};
 use crate::shape::{S, in_which_parks, policy};
 use crate::sim::Sim;
 use crate::timers::Timer;
@@ -220,5 +221,33 @@ impl Sim<'_> {
             _ => Event::Renewed { by, lease, epoch },
         };
         self.call(Call { by: number, event, job: None })
+    }
+
+    /// Somebody binds a process to its lease that another has, or asks for a lease with it: more often than not one whose
+    /// bytes are away.
+    pub(crate) fn grab(&mut self) -> Result<(), Violation> {
+        let (often, life) = (self.grabs.1, self.life);
+        if !self.grabs.0.chance(often) {
+            return Ok(());
+        }
+        let away = self.grabs.0.chance(700);
+        let known = self.world.programs.iter().filter(|(_, program)| !away || program.is_gated());
+        let known = known.filter_map(|((process, _), program)| Some((*process, program.heard_as(life)?)));
+        let known: Vec<(ProcKey, LeaseId)> = known.collect();
+        let Some((process, owner)) = self.grabs.0.some(&known) else { return Ok(()) };
+        let tenant = self.by_lease.get(&owner).map(|job| self.jobs[*job as usize].tenant);
+        if self.grabs.0.chance(300) {
+            let ask = draw_ask(&mut self.grabs.0, self.shape.ttl_max_s, self.world.cards.len());
+            let by = tenant.unwrap_or_default();
+            let event = Event::Asked { by: self.callers[by].clone(), ask, wait: None, root: Some(process) };
+            return self.call(Call { by, event, job: None });
+        }
+        let tenant = tenant.filter(|_| self.grabs.0.chance(800));
+        let may = |job: &&Job| job.stage == Stage::Holding && tenant.is_none_or(|tenant| job.tenant == tenant);
+        let others = self.jobs.iter().filter(may).filter_map(|job| Some((job.tenant, job.lease?, job.epoch)));
+        let others: Vec<(usize, LeaseId, Epoch)> = others.filter(|(_, lease, _)| *lease != owner).collect();
+        let Some((by, lease, epoch)) = self.grabs.0.some(&others) else { return Ok(()) };
+        let event = Event::Bound { by: self.callers[by].clone(), lease, epoch, process };
+        self.call(Call { by, event, job: None })
     }
 }

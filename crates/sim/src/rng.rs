@@ -46,4 +46,9 @@ impl Rng {
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
+
+    /// One of these, if there are any.
+    pub fn some<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| self.pick(from))
+    }
 }

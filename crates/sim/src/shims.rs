@@ -208,7 +208,7 @@ impl Program {
     }
 
     /// Its work does not get through.
-    fn is_gated(&self) -> bool {
+    pub(crate) fn is_gated(&self) -> bool {
         self.away.is_some() || self.doing.is_some()
     }
 
@@ -348,10 +348,9 @@ impl Sim<'_> {
             return;
         }
         self.confess();
-        let Some(state) = self.daemon.as_ref().map(|daemon| daemon.engine.state()) else { return };
         let driven = self.world.programs.iter().filter(|((_, rung), _)| *rung == Rung::Driver);
         let new = driven.filter_map(|((process, _), program)| {
-            let lease = state.owner(process)?;
+            let lease = self.spoken_for((*process, Rung::Driver))?;
             let is_there = program.away.is_some() || self.world.is_on_card(*process) || self.is_driven(lease, *process);
             (is_there && program.heard_as(self.life) != Some(lease)).then_some(*process)
         });
@@ -363,17 +362,21 @@ impl Sim<'_> {
     /// A program says who it is and how it stands.
     pub(crate) fn connect(&mut self, process: Spoken) -> Result<(), Violation> {
         let life = self.life;
-        let owner = self.daemon.as_ref().and_then(|daemon| daemon.engine.state().owner(&process.0));
-        let (Some(lease), Some(program)) = (owner, self.world.programs.get_mut(&process)) else { return Ok(()) };
+        let (lease, is_left_behind) = (self.spoken_for(process), self.is_left_behind(process));
+        let (Some(lease), Some(program)) = (lease, self.world.programs.get_mut(&process)) else { return Ok(()) };
         let before = program.heard_as(life);
         if before == Some(lease) || process.1 == Rung::Driver && self.is_unasked(lease) {
             return Ok(());
         }
         let Some(program) = self.world.programs.get_mut(&process) else { return Ok(()) };
         // The driver's worker goes with its daemon. What it had not taken when the next one asks the driver where a
-        // process is it never takes.
-        if before.is_none() && process.1 == Rung::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
+        // process is it never takes; nor what it was to take for a lease that is over.
+        if process.1 == Rung::Driver && matches!(program.doing, Some(Order::Park | Order::Take)) {
             (program.doing, program.turn) = (None, program.turn + 1);
+        }
+        if is_left_behind {
+            program.away = None;
+            program.depth.is_back();
         }
         program.given_up = None;
         program.outbox.clear();
@@ -787,7 +790,8 @@ impl Sim<'_> {
             true => Event::ParkAsked { by: caller, lease },
             false => Event::ResumeAsked { by: caller, lease },
         };
-        self.call(Call { by, event, job: None })
+        self.call(Call { by, event, job: None })?;
+        self.grab()
     }
 
     /// A lease that exists, or now and then one that does not, any more or yet.

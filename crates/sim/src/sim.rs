@@ -43,6 +43,9 @@ const GREED: u64 = 0x6772_6565;
 /// And that of who goes where its lease is not.
 const ASTRAY: u64 = 0x7374_7261;
 
+/// And that of who binds what another lease has.
+const GRABS: u64 = 0x6772_6162;
+
 /// And that of whose contexts leave cards, too.
 const DEPTH: u64 = 0x6465_7074;
 
@@ -62,6 +65,8 @@ pub struct Sim<'a> {
     pub(crate) mood: Rng,
     /// Of who goes where its lease is not, and how often somebody does, in thousandths.
     pub(crate) astray: (Rng, u64),
+    /// Of who binds processes that other leases have, and how often somebody does, in thousandths.
+    pub(crate) grabs: (Rng, u64),
     /// Of who takes more than its lease.
     pub(crate) greed: Rng,
     /// Of whose contexts leave cards, too.
@@ -128,6 +133,8 @@ impl<'a> Sim<'a> {
         let mut greed = Rng::new(seed ^ GREED);
         let mut astray = Rng::new(seed ^ ASTRAY);
         let often = astray.pick(&[0, 0, 40, 200]);
+        let mut grabs = Rng::new(seed ^ GRABS);
+        let grasping = grabs.pick(&[0, 0, 30, 200]);
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
@@ -178,6 +185,7 @@ impl<'a> Sim<'a> {
             greed,
             depth,
             astray: (astray, often),
+            grabs: (grabs, grasping),
             shape,
         }
     }

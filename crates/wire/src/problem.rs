@@ -150,6 +150,8 @@ codes! {
     OverCap = "over_cap", 403, Stop;
     /// As many processes as may be are bound to the lease.
     TooManyProcesses = "too_many_processes", 409, Stop;
+    /// The process belongs to another lease, whose bytes are off its cards or on their way.
+    ProcessAway = "process_away", 409, Stop;
     /// The queue, or this tenant's part of it, is full.
     QueueFull = "queue_full", 429, Retry;
     /// Too many connections or waits.

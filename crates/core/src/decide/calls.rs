@@ -35,8 +35,23 @@ impl Turn<'_> {
         if row.roots.len() >= ROOTS_MAX {
             return Answer::Refused(Refusal::TooManyProcesses);
         }
+        if let Some(owner) = self.owner_away(lease, &process) {
+            let known = self.find(by, owner).is_ok().then_some(owner);
+            return Answer::Refused(Refusal::ProcessAway(known));
+        }
         self.emit(Action::Bind { lease, process });
         Answer::Lease(lease)
+    }
+
+    /// Another lease that has a process, and is off its cards or on its way. Whoever took it off them brings it back for
+    /// that lease: no other would ask for it.
+    fn owner_away(&self, lease: LeaseId, process: &ProcKey) -> Option<LeaseId> {
+        let owner = self.state.owner(process);
+        // After a start nobody has said yet whose it is.
+        let has = |row: &Lease| owner.map_or_else(|| row.roots.contains(process), |owner| owner == row.id);
+        let is_away = |row: &&Lease| row.away().is_some_and(|away| has(row) || away.moves(process));
+        let mut others = self.state.rows().leases.values().filter(|row| row.id != lease);
+        others.find(is_away).filter(|_| !self.state.planted(Mutant::BindAway)).map(|row| row.id)
     }
 
     pub(super) fn release(&mut self, by: &Caller, lease: LeaseId, epoch: Option<Epoch>) -> Answer {

@@ -157,6 +157,9 @@ impl Turn<'_> {
 
     /// Something is said of a program of a holder, on a rung.
     pub(super) fn heard(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, said: Said) {
+        if rung == Rung::Driver && said.is_of_cards() && self.is_others(lease, &process) {
+            return;
+        }
         let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
             Said::Here { parked } => voices.entry(process).or_default().put(parked),
@@ -174,7 +177,7 @@ impl Turn<'_> {
                 voices.entry(process).or_default().deep = Some(is);
                 return;
             }
-            Said::Refused(why) => return self.refused(lease, rung, &why),
+            Said::Refused(why) => return self.refused(lease, rung, process, &why),
             Said::Lost(why) if self.state.lease(lease).is_some_and(Lease::is_held) => {
                 return self.end_because(lease, Reason::RestoreFailed, Some(why));
             }
@@ -199,6 +202,12 @@ impl Turn<'_> {
         self.settle(lease);
     }
 
+    /// Whether a process of which the driver was asked for a lease is another's by now: it must not move it for this one.
+    fn is_others(&self, lease: LeaseId, process: &ProcKey) -> bool {
+        let is_known = self.state.live(lease).is_some_and(|live| live.driven.contains_key(process));
+        !is_known && self.state.driven_for(process).is_some_and(|of| of != lease)
+    }
+
     /// Whose wrapper is gone has nobody who could run its hook: it stays where it is.
     pub(super) fn without_hook(&mut self, lease: LeaseId) {
         let Some(row) = self.state.lease(lease).filter(|row| row.ask.yields) else { return };
@@ -217,17 +226,22 @@ impl Turn<'_> {
     }
 
     /// A program could not do what it was told.
-    fn refused(&mut self, lease: LeaseId, rung: Rung, why: &str) {
+    fn refused(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: &str) {
         let Some(row) = self.state.lease(lease) else { return };
         let deep = row.away().is_some_and(|away| away.deep && rung == Rung::Driver);
         if !deep && row.away().is_none_or(|away| away.rung != rung) {
             return;
         }
-        let has_left = |hold: &Hold| all_parked(self.state, row, hold, rung) && !self.state.planted(Mutant::StayGone);
+        let its = self.state.live(lease).and_then(|live| live.voices(rung).get(&process));
+        let is_away = its.is_some_and(|voice| voice.parked.is_some());
+        let has_left = |hold: &Hold| {
+            let has_left = is_away || all_parked(self.state, row, hold, rung);
+            has_left && !self.state.planted(Mutant::StayGone)
+        };
         match &row.phase {
             Phase::Parked(..) if deep => self.stay_shallow(lease, why),
             Phase::Parking(..) if deep => {}
-            // All of it has left: that was said of the way back, before it was sent away.
+            // It has left, or all of them: that was said of the way back, before they were sent away.
             Phase::Parking(hold, _) if has_left(hold) => {}
             Phase::Parking(..) => self.stay(lease, why),
             Phase::Resuming(_, Away { back: true, .. }) => {

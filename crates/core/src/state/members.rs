@@ -5,6 +5,7 @@ use crate::decide::enforce::STRANGERS_MAX;
 use crate::ids::{CardId, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::reading::{Reading, Resident};
+use crate::rows::Lease;
 use crate::units::Bytes;
 use std::collections::BTreeSet;
 
@@ -12,6 +13,13 @@ impl State {
     /// Whose a process is.
     pub fn owner(&self, process: &ProcKey) -> Option<LeaseId> {
         self.owners.get(process).copied()
+    }
+
+    /// For whom the driver speaks of a process: for whom it moves it, whoever has it by now, and else for whose it is.
+    pub(crate) fn driven_for(&self, process: &ProcKey) -> Option<LeaseId> {
+        let moves = |row: &&Lease| row.away().is_some_and(|away| away.moves(process));
+        let moved_for = self.rows.leases.values().find(moves).map(|row| row.id);
+        moved_for.or_else(|| self.owner(process))
     }
 
     /// Whose a process is, of those that were granted cards: who only waits for some has no right to any.
@@ -86,10 +94,24 @@ impl State {
             if let Some(other) = before.and_then(|before| self.lives.get_mut(&before)) {
                 other.members.retain(|member| *member != process);
             }
+            if let Some(before) = before {
+                self.hand_over(before, &process);
+            }
         }
         if let Some(live) = self.lives.get_mut(&lease).filter(|_| !kept.is_empty()) {
             live.members.retain(|member| !kept.contains(member));
         }
         self.set_movable(lease);
+    }
+
+    /// A lease has lost a process to another: the driver, which could move it, does not do so for this one any more;
+    /// unless it does already.
+    fn hand_over(&mut self, from: LeaseId, process: &ProcKey) {
+        let is_moved = self.lease(from).and_then(Lease::away).is_some_and(|away| away.moves(process));
+        let is_moved = is_moved || self.planted(Mutant::MoveOthers);
+        if let Some(live) = self.lives.get_mut(&from).filter(|_| !is_moved) {
+            live.driven.remove(process);
+            self.set_movable(from);
+        }
     }
 }

@@ -173,6 +173,12 @@ impl Holder {
         self.members.iter().find(|(_, member)| member.at == at).map(|(process, _)| *process)
     }
 
+    /// Who speaks for a holder that does not leave: one that has not, for who has cannot refuse to.
+    pub(super) fn who_stays(&self) -> Option<ProcKey> {
+        let here = self.members.iter().find(|(_, member)| member.at != At::Checkpointed);
+        here.or_else(|| self.members.iter().next()).map(|(process, _)| *process)
+    }
+
     /// What to do next; `may` says who may be touched now: who is there and not stopped.
     pub(super) fn next(&self, now: Instant, may: impl Fn(ProcKey) -> bool) -> Next {
         if let (Some(DrivenPlace::Away { .. }), Attempt::Back { why, by, .. }) = (&self.place, &self.attempt)
@@ -297,6 +303,13 @@ mod tests {
         assert_eq!(holder.next(by, |_| false), Next::Refuse("no".to_owned()));
         holder.members.get_mut(&TWO).unwrap().at = At::Running;
         assert_eq!(next(&holder), Next::Refuse("no".to_owned()));
+    }
+
+    #[test]
+    fn who_has_left_does_not_speak_for_who_could_not() {
+        assert_eq!(holder(away(), At::Checkpointed, At::Unknown).who_stays(), Some(TWO));
+        assert_eq!(holder(away(), At::Running, At::Checkpointed).who_stays(), Some(ONE));
+        assert_eq!(holder(away(), At::Checkpointed, At::Checkpointed).who_stays(), Some(ONE));
     }
 
     #[test]

@@ -477,7 +477,7 @@ impl Work {
         }
         self.tell_unknown(lease);
         let Some(holder) = self.holders.get_mut(&lease) else { return };
-        if let Some(process) = holder.members.keys().next().copied() {
+        if let Some(process) = holder.who_stays() {
             self.say(lease, process, Said::Refused(why));
         }
     }

@@ -633,10 +633,13 @@ impl Books {
         if self.waits(lease) && self.holder(&process).is_some() {
             return;
         }
-        if let Some(before) = self.owners.insert(process, lease)
-            && let Some(members) = self.members.get_mut(&before)
-        {
-            members.retain(|member| *member != process);
+        if let Some(before) = self.owners.insert(process, lease) {
+            if let Some(members) = self.members.get_mut(&before) {
+                members.retain(|member| *member != process);
+            }
+            if before != lease {
+                self.lose(before, process);
+            }
         }
         self.members.entry(lease).or_default().push(process);
     }

@@ -7,7 +7,7 @@ use super::park::{HOOK, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Caller, Event, Refusal};
-use sublet_core::ids::{Epoch, LeaseId};
+use sublet_core::ids::{Epoch, LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Renewal;
 use sublet_core::reading::Reading;
@@ -108,7 +108,10 @@ impl Books {
                 place: self.has_place(&by.tenant),
             },
             Event::Renewed { by, lease, epoch } => self.call(now, by, Word::Renew, *lease, Some(*epoch)),
-            Event::Bound { by, lease, epoch, .. } => self.call(now, by, Word::Bind, *lease, Some(*epoch)),
+            Event::Bound { by, lease, epoch, process } => match self.call(now, by, Word::Bind, *lease, Some(*epoch)) {
+                Cause::Call(word, lease, Expect::Yes(_)) => Cause::Call(word, lease, self.bindable(by, lease, process)),
+                refused => refused,
+            },
             Event::Released { by, lease, epoch } => {
                 let own = self.leases.get(lease).is_none_or(|book| self.tenants[book.tenant].name == by.tenant);
                 self.call(now, by, if own { Word::Release } else { Word::Revoke }, *lease, *epoch)
@@ -231,6 +234,27 @@ impl Books {
         Cause::Call(word, lease, expect)
     }
 
+    /// Whether a process may be bound to a lease: not while its own has left its cards, or is on its way.
+    fn bindable(&self, by: &Caller, lease: LeaseId, process: &ProcKey) -> Expect {
+        if self.leases.get(&lease).is_some_and(|book| book.roots.contains(process)) {
+            return Expect::Yes(false);
+        }
+        let owner = self.owners.get(process);
+        let mut trips = self.trips.iter().filter(|other| **other != lease).filter_map(|other| self.leases.get(other));
+        let has = |book: &&Book| match owner {
+            _ if self.moves(book, process) => true,
+            Some(owner) => *owner == book.id,
+            None => book.roots.contains(process),
+        };
+        match trips.find(has) {
+            None => Expect::Yes(false),
+            Some(book) => {
+                let visible = by.operator || self.tenants[book.tenant].name == by.tenant;
+                Expect::Refusal(Refusal::ProcessAway(visible.then_some(book.id)))
+            }
+        }
+    }
+
     /// The wrapper of a holder says how its hook went. What it says too late, or twice, changes nothing.
     fn hooked(&mut self, now: Time, by: &Caller, lease: LeaseId, epoch: Epoch, said: &Said) -> Cause {
         let call = self.call(now, by, Word::Tell, lease, Some(epoch));
@@ -313,7 +337,11 @@ impl Books {
         let idle = || nothing_but_room(actions);
         match cause {
             Cause::Call(word, lease, Expect::Refusal(refusal)) => {
-                let rule = if *refusal == Refusal::NoSuchLease { 18 } else { 7 };
+                let rule = match refusal {
+                    Refusal::NoSuchLease => 18,
+                    Refusal::ProcessAway(_) => 2,
+                    _ => 7,
+                };
                 let right = *answer == Answer::Refused(refusal.clone());
                 must(rule, right, || format!("{word:?} {lease} is answered {answer:?} instead of {refusal:?}"))?;
                 must(rule, idle(), || format!("{word:?} {lease} is refused, and yet {actions:?}"))

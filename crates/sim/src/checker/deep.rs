@@ -12,6 +12,7 @@ use super::calls::{Cause, Word};
 use super::park::{DISTRUST, Trip, Way};
 use super::{Checker, Verdict, must};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Time};
 
@@ -82,9 +83,38 @@ impl Books {
         Ok((processes, more))
     }
 
+    /// Whether a process that was a holder's has ended: nobody has it.
     fn is_gone(&self, lease: LeaseId, process: &ProcKey) -> bool {
         let counted = self.leases.get(&lease).is_some_and(|book| book.counted);
-        counted && !self.members.get(&lease).is_some_and(|members| members.contains(process))
+        counted && !self.owners.contains_key(process)
+    }
+
+    /// Whether the driver moves a process for a lease.
+    pub(super) fn moves(&self, book: &Book, process: &ProcKey) -> bool {
+        let At::Away(_, trip) = &book.at else { return false };
+        trip.deep.as_ref().map_or(&trip.driven, |deep| &deep.processes).contains(process)
+    }
+
+    /// A lease lost a process to another: unless the driver moves it already, it does not for this one.
+    pub(super) fn lose(&mut self, from: LeaseId, process: ProcKey) {
+        let moved = self.leases.get(&from).is_some_and(|book| self.moves(book, &process));
+        if let Some(voices) = self.voices.get_mut(&(from, Rung::Driver)).filter(|_| !moved) {
+            voices.remove(&process);
+        }
+    }
+
+    /// Whether the driver says for a lease that it could move a process which it moves for another, or is another's.
+    pub(super) fn is_others(&self, lease: LeaseId, rung: Rung, process: &ProcKey, said: &Said) -> bool {
+        if rung != Rung::Driver
+            || !matches!(said, Said::Here { parked: None } | Said::Cannot(_) | Said::Resumed | Said::Unknown)
+        {
+            return false;
+        }
+        let known = self.voices(lease, Rung::Driver).contains_key(process);
+        let trips = self.trips.iter().filter_map(|trip| self.leases.get(trip));
+        let mut movers = trips.filter(|book| self.moves(book, process)).map(|book| book.id);
+        let of = movers.next().or_else(|| self.owners.get(process).copied());
+        !known && of.is_some_and(|of| of != lease)
     }
 
     /// Whether nothing of a holder calls the driver any more.

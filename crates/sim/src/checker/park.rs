@@ -253,6 +253,9 @@ impl Books {
         if let (Rung::Driver, Said::Refused(_), true) = (rung, said, self.is_deep(lease)) {
             return self.driver_refused(now, lease);
         }
+        if self.is_others(lease, rung, &process, said) || self.is_outdated(lease, rung, &process, said) {
+            return Word::Tell;
+        }
         let shims = self.voices.entry((lease, rung)).or_default();
         let before = shims.get(&process).copied();
         let cannot = before.is_some_and(|shim| shim.cannot);

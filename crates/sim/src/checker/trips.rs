@@ -5,7 +5,8 @@ use super::calls::{Cause, Word};
 use super::park::{LOOKS, Trip, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::parking::Said;
 use sublet_core::rows::Reason;
 use sublet_core::rung::Rung;
 use sublet_core::units::{Span, Time};
@@ -17,6 +18,14 @@ impl Books {
             At::Away(_, trip) => Some(trip.rung),
             _ => None,
         }
+    }
+
+    /// Whether a program of a holder that leaves refuses something, and is in host memory: that was about coming back.
+    pub(super) fn is_outdated(&self, lease: LeaseId, rung: Rung, process: &ProcKey, said: &Said) -> bool {
+        let at = self.leases.get(&lease).map(|book| &book.at);
+        let leaves = matches!(at, Some(At::Away(_, trip)) if trip.way == Way::Out);
+        let parked = self.voices(lease, rung).get(process).is_some_and(|voice| voice.parked.is_some());
+        leaves && parked && matches!(said, Said::Refused(_))
     }
 
     /// Since when a holder is on its way off its cards, or back to them.

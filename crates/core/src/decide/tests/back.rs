@@ -427,3 +427,36 @@ fn a_restart_in_the_middle_goes_on() {
         "#]],
     );
 }
+
+#[test]
+fn a_holder_that_is_partly_back_and_is_sent_away_again_does_not_take_want_of_room_for_a_refusal_to_leave() {
+    check(
+        "3s   alive L1 L1 L1/x
+         3s   shim L1/x here
+         3s   card 0 L1=8G L1/x=4G
+         5s   park L1 ann
+         5.1s shim L1 parked 7G
+         5.1s shim L1/x parked 3G
+         5.2s card 0 L1=300M L1/x=300M
+         5.3s card 0 L1=300M L1/x=300M
+         6s   resume L1 ann
+         6.1s shim L1 resumed
+         6.2s shim L1/x refused out of memory
+         6.3s shim L1/x refused out of memory
+         7s   shim L1 parked 7G
+         7.1s card 0 L1=300M L1/x=300M
+         7.2s card 0 L1=300M L1/x=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (12.1 GiB booked)
+            5.3s parked L1
+            6s L1 wants 15.4 GiB as of 6s
+            6s resume L1 16 GiB until 66s
+            6.2s retreat L1
+            7.2s parked L1
+            7.2s L1 wants 15.4 GiB as of 6s
+        "#]],
+    );
+}

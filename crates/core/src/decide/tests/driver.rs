@@ -1,10 +1,10 @@
 //! Stories of holders that the driver moves: only where a restore is sure to have room.
 
 use super::preempt::{check, house};
-use super::{check_with, told};
+use super::{check_with, process, told};
 use crate::ids::{CardId, LeaseId};
 use crate::parking::{self, InTheWay};
-use crate::rows::Phase;
+use crate::rows::{Lease, Phase};
 use expect_test::expect;
 
 #[test]
@@ -566,4 +566,121 @@ fn whom_the_driver_could_not_take_waits_for_the_stranger_on_its_card_and_it_is_k
     assert_eq!(held_back("6s  card 0 0M"), None);
     // What the driver has not need not be brought back.
     assert_eq!(held_back("6s  driver L1 resumed"), None);
+}
+
+/// ann has 8 GiB of card 0, and 4 of card 1, of which bob has 4 too.
+const TWO_CARDS: &str = "0s  cards 24G 24G
+         0s  ram 100G
+         0s  card 0 0M
+         0s  card 1 0M
+         0s  ask ann 8G ttl=300s on=0
+         0s  ask ann 4G ttl=300s on=1
+         0s  ask bob 4G ttl=300s on=1
+         1s  bind L1
+         1s  driver L1 here
+         2s  card 0 L1=7G
+         ";
+
+#[test]
+fn a_process_that_is_off_its_card_or_on_its_way_is_bound_to_no_other_lease() {
+    check_with(
+        house(),
+        &format!(
+            "{TWO_CARDS}
+             3s  park L1 ann
+             4s  bind L2 L1
+             4s  bind L3 L1
+             5s  driver L1 parked 7000M
+             5.1s  card 0 0M
+             6s  card 0 0M
+             7s  bind L2 L1
+             7s  bind L1 L1
+             8s  restart
+             8s  bind L2 L1
+             9s  alive L1
+             9s  driver L1 here parked 7000M
+             9s  card 0 0M
+             9s  card 1 0M
+             10s  resume L1 ann
+             11s  bind L2 L1
+             12s  driver L1 resumed
+             13s  card 0 L1=7G
+             14s  bind L2 L1"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 4 GiB on 1 epoch 2 until 300s
+            0s queue L3
+            0s grant L3 4 GiB on 1 epoch 3 until 300s
+            1s bind L1
+            3s park L1 by driver (7.1 GiB booked)
+            4s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            4s refuse: the process belongs to another lease, whose bytes are off its cards or on their way
+            6s parked L1
+            7s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            8s grace until 68s
+            8s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            10s L1 wants 8 GiB as of 10s
+            10s resume L1 8 GiB until 310s
+            11s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            13s resumed L1
+            14s bind L2
+        "#]],
+    );
+}
+
+#[test]
+fn whom_the_driver_has_for_a_lease_it_brings_back_for_that_one_whoever_has_the_process_by_now() {
+    check_with(
+        house(),
+        &format!(
+            "{TWO_CARDS}
+             3s  park L1 ann
+             5s  driver L1 parked 7000M
+             5.1s  card 0 0M
+             6s  card 0 0M
+             7s  alive L2 L1
+             7s  alive L1 L1/shell
+             10s  resume L1 ann
+             11s  card 0 stray=1G
+             15s  card 0 0M
+             80s  driver L1 resumed
+             81s  card 0 L1=7G"
+        ),
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 4 GiB on 1 epoch 2 until 300s
+            0s queue L3
+            0s grant L3 4 GiB on 1 epoch 3 until 300s
+            1s bind L1
+            3s park L1 by driver (7.1 GiB booked)
+            6s parked L1
+            10s L1 wants 8 GiB as of 10s
+            10s resume L1 8 GiB until 310s
+            11s retreat L1
+            13s parked L1
+            13s L1 wants 8 GiB as of 10s
+            71s resume L1 8 GiB until 371s
+            81s resumed L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_process_that_another_lease_has_is_not_taken_off_its_cards_with_the_one_that_lost_it() {
+    let story = format!(
+        "{TWO_CARDS}
+         2s  alive L1 L1 L1/x
+         2s  driver L1/x here
+         3s  bind L2 L1/x
+         3.5s  driver L1/x can
+         4s  park L1 ann"
+    );
+    let teller = told(&story, house());
+    let away = teller.state.lease(LeaseId(1)).and_then(Lease::away).expect("it leaves");
+    assert_eq!(away.processes, [process("L1")]);
 }

@@ -166,11 +166,13 @@ impl Teller {
             ["card", index, "lost"] => self.look(now, index, Reading::Unreadable(Unreadable::Lost)),
             ["card", index, rest @ ..] => self.look(now, index, self.used(index, rest)),
             ["ask", who, vram, rest @ ..] => ask(by(who), vram, rest),
-            ["bind", id] => {
+            // `bind L2 L1` binds the process of L1's to L2.
+            ["bind", id, rest @ ..] => {
+                let name = rest.first().unwrap_or(id);
                 let row = self.state.lease(lease(id)).expect("a lease to bind");
                 let owner = self.state.tenant_name(row.tenant);
                 let epoch = row.hold().expect("a held lease").epoch;
-                Event::Bound { by: by(owner), lease: row.id, epoch, process: process(id) }
+                Event::Bound { by: by(owner), lease: row.id, epoch, process: process(name) }
             }
             ["alive", id] => Event::Members { lease: lease(id), processes: vec![process(id)] },
             ["alive", id, more @ ..] => {
