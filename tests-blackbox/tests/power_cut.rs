@@ -110,7 +110,11 @@ fn work(client: &Client, log: &Path) -> Vec<Told> {
     let mut told: Vec<Told> = Vec::new();
     for number in 0..ASKS {
         let body = ask(384 * MIB, json!({"ttl_s": 1800, "name": format!("ask {number}")}));
-        let answer = client.post_once("/v1/leases", &format!("key {number}"), &body);
+        // Plain asks are read by another piece of the service, and their answers are not stored.
+        let answer = match number % 2 {
+            0 => client.post("/v1/leases", &body),
+            _ => client.post_once("/v1/leases", &format!("key {number}"), &body),
+        };
         assert!(answer.status < 300, "{}", answer.text());
         told.push(Told { lease: answer.read(), granted_at: recorded(), release_sent_at: None, released_at: None });
         if number % 3 == 2 {

@@ -13,6 +13,7 @@ use crate::checkpoint::Checkpointer;
 use crate::codec::{self, signed};
 use crate::connect;
 use crate::error::{Cause, CommitError, OpenError};
+use crate::gather;
 use crate::place::{self, Ballast, Lock};
 use crate::read::{self, Loaded, Marks, Reader};
 use rusqlite::{Connection, Error, Result, Statement};
@@ -236,6 +237,7 @@ impl Journal {
             // What cannot be taken back is as unknown as what cannot be confirmed.
             sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
         }
+        gather::forget(&self.conn);
         if let CommitError::Sync(cause) = &sorted {
             self.health = Health::Lost(cause.clone());
         }

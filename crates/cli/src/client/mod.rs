@@ -139,7 +139,11 @@ impl Client {
         while found.more
             && let Some(last) = found.leases.last()
         {
-            let next: Leases = self.get(&format!("/v1/leases?all={all}&after={}", last.id))?;
+            let next: Leases = match self.get(&format!("/v1/leases?all={all}&after={}", last.id)) {
+                // A daemon from before there were pages.
+                Err(failure) if failure.code() == Some(Code::BadRequest) => break,
+                next => next?,
+            };
             found.more = next.more && !next.leases.is_empty();
             found.leases.extend(next.leases);
         }

@@ -38,6 +38,9 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
             eprintln!("{} is not brought back yet: {why}", lease.id);
         }
     }
+    if leases.more {
+        eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
+    }
     Ok(exit::OK)
 }
 

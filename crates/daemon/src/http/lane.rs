@@ -12,6 +12,9 @@
 //! another kind, a part of it, more than one, an error) is not judged here: hyper gets all that was read, and
 //! the rest of the connection. So there is nothing to be learned here about HTTP that could be got wrong twice.
 //!
+//! One difference: whoever sends a request and nothing more (it shuts its half of the connection) still gets its answer
+//! here.
+//!
 //! Absent on purpose: TCP and tokens, Idempotency-Keys, chunks, upgrades, half requests.
 
 use super::body::{self, Heard};
@@ -41,13 +44,13 @@ const HEADERS: usize = 8;
 /// `None`: it is over.
 pub async fn drive(
     stream: UnixStream,
-    app: &App,
-    session: &Session,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
+    by: &impl Answers,
 ) -> Option<Begun> {
     let mut stream = Progress::new(stream, limits.write_time);
     let (mut heard, mut answer, mut clock) = (Vec::new(), Vec::new(), Clock::default());
+    let stopping = stop.clone();
     let mut stopped = pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
     let mut since = Instant::now();
     let mut idle = pin!(sleep_until(since + limits.header_time));
@@ -69,15 +72,36 @@ pub async fn drive(
             () = stopped.as_mut() => return None,
         }
         let Some(request) = Plain::read(&heard) else { return Some(Begun { stream, read: heard, given: 0 }) };
-        let reply = match session.peer().await {
-            Ok(peer) => plain(request.answer(app, peer).await),
-            Err(problem) => Reply::problem(&problem),
-        };
+        let reply = by.answer(request).await;
         heard.clear();
         answer.clear();
-        write_answer(&mut answer, &reply, After::KeepAlive, clock.date());
+        let after = if *stopping.borrow() { After::Close } else { After::KeepAlive };
+        write_answer(&mut answer, &reply, after, clock.date());
         stream.write_all(&answer).await.ok()?;
+        if after == After::Close {
+            return None;
+        }
         since = Instant::now();
+    }
+}
+
+/// Who answers.
+pub trait Answers: Sync {
+    /// The answer to a request.
+    fn answer(&self, request: Plain<'_>) -> impl Future<Output = Reply> + Send;
+}
+
+/// The service, for whoever is at the other end of a connection.
+pub struct Caller<'a> {
+    /// The service.
+    pub app: &'a App,
+    /// Who it is.
+    pub session: &'a Session,
+}
+
+impl Answers for Caller<'_> {
+    async fn answer(&self, request: Plain<'_>) -> Reply {
+        plain(request.answer(self.app, self.session).await)
     }
 }
 
@@ -95,7 +119,7 @@ async fn read(stream: &UnixStream, into: &mut Vec<u8>) -> io::Result<usize> {
 
 /// A request that is answered here.
 #[derive(Debug, PartialEq, Eq)]
-struct Plain<'a> {
+pub struct Plain<'a> {
     what: Short,
     body: &'a [u8],
 }
@@ -129,7 +153,8 @@ impl Plain<'_> {
         (body.len() == length.unwrap_or(0)).then_some(Plain { what, body })
     }
 
-    async fn answer(self, app: &App, peer: std::sync::Arc<crate::peer::Peer>) -> Result<Reply, Refused> {
+    async fn answer(self, app: &App, session: &Session) -> Result<Reply, Refused> {
+        let peer = session.peer().await?;
         match self.what {
             Short::Ask => leases::asked(app, Heard { peer, body: body::parsed(self.body)?, key: None }).await,
             Short::Release(name) => {
@@ -245,7 +270,10 @@ impl AsyncWrite for Begun {
 mod tests {
     use super::super::body::Name;
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::io::AsyncReadExt;
+    use tokio::sync::Semaphore;
 
     fn release(id: &str) -> Short {
         Short::Release(Name(id.to_owned()))
@@ -284,6 +312,82 @@ mod tests {
         for bytes in others {
             assert_eq!(Plain::read(bytes), None, "{}", String::from_utf8_lossy(bytes));
         }
+    }
+
+    /// A connection in the lane, and the word to stop.
+    fn lane(by: Arc<Counts>) -> (UnixStream, tokio::task::JoinHandle<Option<Begun>>, watch::Sender<bool>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        (theirs, tokio::spawn(async move { drive(ours, Limits::default(), stopped, &*by).await }), stop)
+    }
+
+    /// Answers requests with their number, each when it is let.
+    struct Counts {
+        count: AtomicUsize,
+        let_through: Semaphore,
+    }
+
+    impl Counts {
+        fn letting_through(many: usize) -> Arc<Counts> {
+            Arc::new(Counts { count: AtomicUsize::new(0), let_through: Semaphore::new(many) })
+        }
+    }
+
+    impl Answers for Counts {
+        async fn answer(&self, _: Plain<'_>) -> Reply {
+            let number = self.count.fetch_add(1, Ordering::Relaxed);
+            self.let_through.acquire().await.unwrap().forget();
+            Reply::new(201, &number)
+        }
+    }
+
+    const RELEASE: &[u8] = b"DELETE /v1/leases/L7 HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    async fn answer(theirs: &mut UnixStream) -> String {
+        let mut bytes = vec![0; 4096];
+        let count = theirs.read(&mut bytes).await.unwrap();
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn plain_requests_are_answered_in_the_lane_until_another_comes() {
+        let (mut theirs, driven, _stop) = lane(Counts::letting_through(3));
+        for number in 0..3 {
+            theirs.write_all(RELEASE).await.unwrap();
+            let answer = answer(&mut theirs).await;
+            assert!(answer.starts_with("HTTP/1.1 201 Created\r\ncontent-type: application/json\r\n"), "{answer}");
+            assert!(answer.ends_with(&format!("\r\n\r\n{number}")), "{answer}");
+        }
+        theirs.write_all(b"GET /v1/cards HTTP/1.1\r\n").await.unwrap();
+        let begun = driven.await.unwrap().expect("it goes on elsewhere");
+        assert_eq!(begun.read, b"GET /v1/cards HTTP/1.1\r\n");
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_lane_after_the_answer_that_is_under_way() {
+        let counts = Counts::letting_through(0);
+        let (mut theirs, driven, stop) = lane(Arc::clone(&counts));
+        theirs.write_all(RELEASE).await.unwrap();
+        while counts.count.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        stop.send(true).unwrap();
+        counts.let_through.add_permits(1);
+        let answer = answer(&mut theirs).await;
+        assert!(answer.contains("\r\nconnection: close\r\n") && answer.ends_with("\r\n\r\n0"), "{answer}");
+        assert!(driven.await.unwrap().is_none());
+        let (_theirs, driven, stop) = lane(Counts::letting_through(0));
+        stop.send(true).unwrap();
+        assert!(driven.await.unwrap().is_none(), "who asks nothing is not waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_is_hung_up_on() {
+        let (theirs, driven, _stop) = lane(Counts::letting_through(0));
+        let start = Instant::now();
+        assert!(driven.await.unwrap().is_none());
+        assert_eq!(start.elapsed().as_secs(), Limits::default().header_time.as_secs());
+        drop(theirs);
     }
 
     #[tokio::test]

@@ -32,7 +32,8 @@ pub struct Limits {
     pub connections: usize,
     /// Of one user, or one address, so that one cannot shut out the others.
     pub per_user: usize,
-    /// A header that takes longer, or a connection idle for longer, is closed.
+    /// A header that takes longer, or a connection idle for longer, is closed. (Whoever begins its first header in the
+    /// last moment has as long again for the rest.)
     pub header_time: Duration,
     /// A client that takes nothing of its answer for so long is hung up on.
     pub write_time: Duration,
@@ -77,7 +78,8 @@ pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Lim
             // Whoever cannot be told from others is not served.
             let Ok(credentials) = Credentials::of(&stream) else { return };
             let session = Arc::new(Session::new(access, credentials));
-            let Some(stream) = lane::drive(stream, ways.app(), &session, limits, stop.clone()).await else { return };
+            let caller = lane::Caller { app: ways.app(), session: &session };
+            let Some(stream) = lane::drive(stream, limits, stop.clone(), &caller).await else { return };
             let service = service_fn(move |request| answer(request, Arc::clone(&session), ways.clone()));
             converse(stream, service, limits, stop).await;
             drop(seat);

@@ -45,8 +45,11 @@ impl<T: AsyncWrite + Unpin> Worded<T> {
 }
 
 fn is_mute(bytes: &[u8]) -> bool {
+    if !bytes.starts_with(b"HTTP/1.1 4") {
+        return false;
+    }
     let status = bytes.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    status.starts_with(b"HTTP/1.1 4") && bytes[status.len()..].starts_with(MUTE) && bytes.ends_with(b"\r\n\r\n")
+    bytes[status.len()..].starts_with(MUTE) && bytes.ends_with(b"\r\n\r\n")
 }
 
 fn words(mute: &[u8]) -> Vec<u8> {
