@@ -315,6 +315,8 @@ impl State {
                     }
                 }
                 self.slots.insert(facts.uuid.clone(), *card);
+                // What a whole card is may be another size now, and more than its tenant may ever have.
+                self.call_all_back();
             }
             Action::Queue { lease, .. } => {
                 let row = self.rows.leases[lease].clone();

@@ -108,6 +108,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(150_173_563, Options::default());
     // A stranger that was ending one lease got another, for the one card on which it was to be ended.
     check(150_165_967, Options::default());
+    // A card grew, and somebody who now waited for more than it might ever have held up its tenant's others.
+    check(400_088_704, Options::default());
 }
 
 #[test]

@@ -433,3 +433,26 @@ fn a_gang_let_past_one_claim_by_its_end_and_another_by_its_size_uses_up_what_was
         "#]],
     );
 }
+
+#[test]
+fn who_waits_for_more_than_it_may_ever_have_since_a_card_has_grown_holds_up_nobody_of_its_own() {
+    let mut policy = Policy::default();
+    policy.caps_of.insert("ann".into(), Caps { vram: Some(Bytes::gib(18)), ..Caps::default() });
+    check_with(
+        policy,
+        "0s  cards 16G
+         0s  card 0 0M
+         0s  ask ann 4G time=300s
+         1s  ask ann whole time=60s
+         2s  ask ann 2G time=60s
+         3s  cards 24G
+         3s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 4 GiB on 0 epoch 1 until 300s
+            1s queue L2
+            2s queue L3
+            3s grant L3 2 GiB on 0 epoch 2 until 63s
+        "#]],
+    );
+}
