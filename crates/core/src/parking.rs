@@ -531,7 +531,18 @@ pub(crate) fn is_kept_free(
 fn is_capped(state: &State, lease: LeaseId, card: CardId, parked: bool) -> bool {
     let Some(live) = state.live(lease) else { return false };
     let is_there = parked || !live.shims.is_empty();
-    is_there && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+    is_there && !had_more(state, lease) && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+}
+
+/// Whether a holder that is on its way had more than its lease is for (it was another's that had more): it may come back
+/// with all of that.
+fn had_more(state: &State, lease: LeaseId) -> bool {
+    match state.lease(lease).map(|row| &row.phase) {
+        Some(Phase::Parking(hold, away) | Phase::Resuming(hold, away)) => {
+            away.had.0 > hold.vram.0.saturating_mul(hold.cards.len() as u64)
+        }
+        _ => false,
+    }
 }
 
 /// A lease's processes on a card, as of the last look.

@@ -110,6 +110,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(150_165_967, Options::default());
     // A card grew, and somebody who now waited for more than it might ever have held up its tenant's others.
     check(400_088_704, Options::default());
+    // A program that was parked for a smaller lease than it had bytes came back, to room that was another's by then.
+    check(500_008_956, Options::default());
 }
 
 #[test]

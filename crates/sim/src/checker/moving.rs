@@ -65,12 +65,19 @@ impl Books {
     }
 
     /// Whether somebody who has a lease on a card could take more of it than that: one of its programs there has no
-    /// library, or nobody speaks for it at all and it is not parked.
+    /// library, or nobody speaks for it at all and it is not parked; or it had more when it began to leave, and may be
+    /// back with that.
     pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
         let capped = self.voices(lease, Rung::Park);
         let all = self.own_on(lease, number).all(|process| capped.contains_key(process));
         let is_there = |book: &Book| !book.is_parked() && capped.is_empty();
-        self.leases.get(&lease).is_some_and(|book| !all || is_there(book))
+        let had_more = |book: &Book| match &book.at {
+            At::Away(held, trip) if trip.way != Way::Gone => {
+                trip.had.0 > held.cards.iter().map(|_| held.vram.0).sum::<u64>()
+            }
+            _ => false,
+        };
+        self.leases.get(&lease).is_some_and(|book| !all || is_there(book) || had_more(book))
     }
 
     // ---- actions -------------------------------------------------------------------

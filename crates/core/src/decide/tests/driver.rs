@@ -684,3 +684,46 @@ fn a_process_that_another_lease_has_is_not_taken_off_its_cards_with_the_one_that
     let away = teller.state.lease(LeaseId(1)).and_then(Lease::away).expect("it leaves");
     assert_eq!(away.processes, [process("L1")]);
 }
+
+#[test]
+fn nobody_is_brought_back_beside_one_that_had_more_than_its_lease_and_is_not_surely_gone() {
+    check_with(
+        house(),
+        "0s  cards 24G
+         0s  ram 100G
+         0s  card 0 0M
+         0s  ask ann 12G ttl=300s
+         1s  bind L1
+         1s  driver L1 here
+         2s  card 0 L1=11G
+         3s  park L1 ann
+         4s  driver L1 parked 11000M
+         4.1s  card 0 0M
+         5s  card 0 0M
+         6s  ask ben 4G ttl=300s
+         6s  bind L2
+         6s  shim L2 here
+         7s  card 0 L2=14G
+         8s  park L2 ben
+         9s  shim L2 parked 13000M
+         9.5s  resume L1 ann
+         10s  card 0 L2=300M
+         11s  card 0 L2=300M
+         12s  card 0 L2=300M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 12 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s park L1 by driver (11.1 GiB booked)
+            5s parked L1
+            6s queue L2
+            6s grant L2 4 GiB on 0 epoch 2 until 306s
+            6s bind L2
+            8s over L2: 14 GiB
+            8s park L2 (14.1 GiB booked)
+            9.5s L1 wants 12 GiB as of 9.5s
+            11s parked L2
+            11s resume L1 12 GiB until 311s
+        "#]],
+    );
+}
