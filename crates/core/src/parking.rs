@@ -531,7 +531,9 @@ pub(crate) fn is_kept_free(
 fn is_capped(state: &State, lease: LeaseId, card: CardId, parked: bool) -> bool {
     let Some(live) = state.live(lease) else { return false };
     let is_there = parked || !live.shims.is_empty();
-    is_there && !had_more(state, lease) && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+    is_there
+        && !had_more(state, lease)
+        && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
 
 /// Whether a holder that is on its way had more than its lease is for (it was another's that had more): it may come back

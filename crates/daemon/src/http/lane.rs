@@ -7,7 +7,7 @@
 //!        │  └──anything else──► hyper, from its first byte, for good          │
 //!        └────────────────────────────────────────────────────────────────────┘
 //! ```
-//! A busy day is asks and releases, and a third of what they cost was the general server's way to a request: maps of
+//! A busy day is asks and releases, and a good part of what they cost was the general server's way to a request: maps of
 //! headers, a body that could be endless, an answer that could be. Whatever is not quite such a request (a header of
 //! another kind, a part of it, more than one, an error) is not judged here: hyper gets all that was read, and
 //! the rest of the connection. So there is nothing to be learned here about HTTP that could be got wrong twice.
