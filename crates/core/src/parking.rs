@@ -455,7 +455,15 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
     if hold.cards.iter().any(has_more) && !state.planted(Mutant::RestoreUnsure) {
         return Err(NotParkable::NotSure("it has more there than its lease".to_owned()));
     }
-    Ok(others_keep_off(state, lease, hold)?)
+    others_keep_off(state, lease, hold)?;
+    // Whose restore is under way already was given its room beside all of that.
+    for card in &hold.cards {
+        let mut others = state.room(*card).claims().keys().filter(|other| **other != lease.id);
+        if let Some(other) = others.find(|other| had_more(state, **other)) {
+            return Err(InTheWay::Uncapped(*card, *other).into());
+        }
+    }
+    Ok(())
 }
 
 /// Whether a holder has nothing on cards that are not its own: the driver would take it off there too, and nobody
@@ -531,9 +539,7 @@ pub(crate) fn is_kept_free(
 fn is_capped(state: &State, lease: LeaseId, card: CardId, parked: bool) -> bool {
     let Some(live) = state.live(lease) else { return false };
     let is_there = parked || !live.shims.is_empty();
-    is_there
-        && !had_more(state, lease)
-        && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+    is_there && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
 
 /// Whether a holder that is on its way had more than its lease is for (it was another's that had more): it may come back

@@ -164,7 +164,12 @@ impl Books {
         if held.cards.iter().any(has_more) {
             return Err("it has more there than its lease");
         }
-        self.others_keep_off(lease, held)
+        self.others_keep_off(lease, held)?;
+        let mut others = held.cards.iter().flat_map(|number| self.cards[*number].claims.keys());
+        match others.any(|other| *other != lease && self.had_more(*other)) {
+            true => Err("somebody may be back there with more than its lease"),
+            false => Ok(()),
+        }
     }
 
     /// Whether nothing of a holder is on cards that are not its own, from which the driver would take it too.

@@ -65,19 +65,22 @@ impl Books {
     }
 
     /// Whether somebody who has a lease on a card could take more of it than that: one of its programs there has no
-    /// library, or nobody speaks for it at all and it is not parked; or it had more when it began to leave, and may be
-    /// back with that.
+    /// library, or nobody speaks for it at all and it is not parked.
     pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
         let capped = self.voices(lease, Rung::Park);
         let all = self.own_on(lease, number).all(|process| capped.contains_key(process));
         let is_there = |book: &Book| !book.is_parked() && capped.is_empty();
-        let had_more = |book: &Book| match &book.at {
-            At::Away(held, trip) if trip.way != Way::Gone => {
+        self.leases.get(&lease).is_some_and(|book| !all || is_there(book))
+    }
+
+    /// Whether somebody is on its way that had more than its lease when it began to leave, and may be back with that.
+    pub(super) fn had_more(&self, lease: LeaseId) -> bool {
+        match self.leases.get(&lease).map(|book| &book.at) {
+            Some(At::Away(held, trip)) if trip.way != Way::Gone => {
                 trip.had.0 > held.cards.iter().map(|_| held.vram.0).sum::<u64>()
             }
             _ => false,
-        };
-        self.leases.get(&lease).is_some_and(|book| !all || is_there(book) || had_more(book))
+        }
     }
 
     // ---- actions -------------------------------------------------------------------
