@@ -164,8 +164,9 @@ pub enum Action {
         /// For whom.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         room_for: Option<LeaseId>,
-        /// It was not at work, and nobody would hear it ask: it comes back when there is room, and makes
-        /// nobody leave for it.
+        /// It was idle, and its next use cannot be noticed: once parked it is a passive waiter ([`Lease::is_passive`]).
+        ///
+        /// [`Lease::is_passive`]: crate::rows::Lease::is_passive
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         quiet: bool,
         /// The processes that the driver moves, where it does.
@@ -205,6 +206,9 @@ pub enum Action {
         /// Less will do, down to so much.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at_least: Option<Bytes>,
+        /// What woke it; `None` if it was preempted while it worked and has waited since.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wake: Option<Wake>,
     },
     /// A parked holder has its cards again: its bytes shall come back.
     Resume {
@@ -468,6 +472,26 @@ pub enum Action {
         /// Which.
         rule: RuleId,
     },
+}
+
+/// What turned a parked lease that did not wait into an ordinary waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wake {
+    /// One of its programs submitted GPU work.
+    Use,
+    /// A user, or a request at its proxy, asked for it to be resumed.
+    Resume,
+    /// Something seen from outside suggests that it is used.
+    Hint(Hint),
+}
+
+/// A sign, seen from outside, that a parked program is used. It may be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hint {
+    /// A user typed at its terminal while it was in the foreground there.
+    Terminal,
 }
 
 /// Why a holder's bytes stayed on its cards, or came back to them.

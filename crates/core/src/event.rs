@@ -1,5 +1,6 @@
 //! What happened in the world, in the past tense, and what is answered to it.
 
+use crate::action::Hint;
 use crate::ask::{Ask, BadAsk, Tier};
 use crate::audit::Audit;
 use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
@@ -124,6 +125,13 @@ pub enum Event {
         process: ProcKey,
         /// What.
         said: Said,
+    },
+    /// Something seen from outside suggests that a parked lease is used.
+    Hinted {
+        /// The lease.
+        lease: LeaseId,
+        /// What was seen.
+        hint: Hint,
     },
     /// The wrapper of a holder says how its hook went.
     Hooked {

@@ -1,11 +1,12 @@
 //! What was seen of a lease, and gone with the process: never journaled.
 
+use crate::action::Wake;
 use crate::decide::HOOK;
 use crate::ids::{CardId, ProcKey};
 use crate::parking::{Before, Rest, Voice, Watch};
 use crate::rows::{Lease, Phase};
 use crate::rung::Rung;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A signal that is on the record.
@@ -15,6 +16,33 @@ pub(crate) enum Sent {
     Soon,
     /// It left then.
     Gone(Time),
+}
+
+/// Keeps a wrong hint from bringing a parked lease back again and again.
+///
+/// Each hint that counts doubles the time until the next one may, from 1 min to 1 h, unless the lease worked on its GPUs in
+/// between.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HintBackoff {
+    not_before: Time,
+    /// Hints that counted since the lease last worked.
+    in_a_row: u32,
+}
+
+impl HintBackoff {
+    const SHORTEST: Span = Span::secs(60);
+    const LONGEST: Span = Span::secs(3600);
+
+    /// Returns true if a hint counts now, and from then on waits longer for the next one.
+    pub(crate) fn accepts(&mut self, now: Time) -> bool {
+        if now < self.not_before {
+            return false;
+        }
+        let wait = Self::SHORTEST.0.checked_shl(self.in_a_row).map_or(Self::LONGEST, Span);
+        self.not_before = now + wait.min(Self::LONGEST);
+        self.in_a_row = (self.in_a_row + 1).min(16);
+        true
+    }
 }
 
 /// What was seen of one lease.
@@ -49,8 +77,10 @@ pub struct Live {
     pub(crate) watch: Watch,
     /// Its cards as they were when it began to leave, if one of them does not tell whose bytes are whose.
     pub(crate) before: BTreeMap<CardId, Before>,
-    /// It submitted work while its bytes were leaving.
-    pub(crate) wants: bool,
+    /// What called for it while its bytes were leaving: it waits as soon as it is parked.
+    pub(crate) wake: Option<Wake>,
+    /// Hints that it is used count again from this time on.
+    pub(crate) hints: HintBackoff,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.
     pub(crate) rests: BTreeMap<Rung, Rest>,
     /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.

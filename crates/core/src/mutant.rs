@@ -68,6 +68,10 @@ pub enum Mutant {
     LosePlace,
     /// Rule 9: a parked holder that submits work is not heard.
     ForgetWant,
+    /// Rule 9: a passive lease comes back into room that waiters claim.
+    PassiveFirst,
+    /// Rule 9: hints count however often they were wrong.
+    HintsForEver,
     /// Rule 9: an offer is made of what those ahead wait for.
     GreedyOffer,
     /// Rule 2: others are let onto a card to which the driver brings somebody back.
@@ -174,7 +178,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 83] = [
+    pub const ALL: [Mutant; 85] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -207,6 +211,8 @@ impl Mutant {
         Mutant::RestartParks,
         Mutant::LosePlace,
         Mutant::ForgetWant,
+        Mutant::PassiveFirst,
+        Mutant::HintsForEver,
         Mutant::GreedyOffer,
         Mutant::GrantDuringRestore,
         Mutant::RestoreUnsure,

@@ -493,6 +493,24 @@ pub(crate) fn others_keep_off(state: &State, lease: &Lease, hold: &Hold) -> Resu
     hold.cards.iter().try_for_each(|card| is_kept_free(state, *card, Some(lease.id), state.unowned_on(*card)))
 }
 
+/// Whether only other holders keep the driver from restoring a parked lease: it is safe once they have left, and they
+/// can be made to leave. False where it is safe already, and where an unleased process or an unreadable GPU is in the way.
+pub(crate) fn is_blocked_by_holders(state: &State, lease: &Lease, hold: &Hold) -> bool {
+    let blocks = |card: &CardId| holders_in_the_way(state, lease.id, *card).next().is_some();
+    let is_open = |card: &CardId| {
+        let readable = matches!(state.room(*card).observed().reading, Reading::Used(_));
+        readable && state.unowned_on(*card) == 0 && state.room(*card).seen_of(lease.id) <= hold.vram
+    };
+    hold.cards.iter().any(blocks) && hold.cards.iter().all(is_open)
+}
+
+/// Leases on a GPU that could take the room a restore of `lease` needs: no library limits their programs. Leases that
+/// are parked are not among them.
+pub(crate) fn holders_in_the_way(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
+    let others = state.room(card).claims().iter().filter(move |(id, claim)| **id != lease && !claim.parked);
+    others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, card, false) || had_more(state, *id))
+}
+
 /// Whether the driver may bring back now what it has of a holder that comes back. Of one that was given its cards anew
 /// that was asked, and is with every look; who should have stayed has its room promised, and waits where somebody
 /// could take it all the same.

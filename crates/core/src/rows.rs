@@ -8,7 +8,7 @@ mod over;
 mod park;
 
 use crate::action::Action;
-use crate::ask::{Ask, Term};
+use crate::ask::{Ask, On, Term, Vram};
 use crate::cost::Costs;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::reading::CardFacts;
@@ -328,7 +328,7 @@ pub struct Away {
     /// The library took its bytes, and the driver shall have the rest: not even contexts stay on its cards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deep: bool,
-    /// It comes back when there is room, and makes nobody leave for it.
+    /// It was parked while idle, and its next use cannot be noticed: see [`Lease::is_passive`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
     /// The processes that the driver moves, where it does.
@@ -579,9 +579,26 @@ impl Lease {
     pub fn queued(&self) -> Option<Time> {
         match &self.phase {
             Phase::Waiting { .. } => Some(self.asked),
-            Phase::Parked(_, away) => away.wants,
+            Phase::Parked(_, away) => away.wants.filter(|_| !self.is_passive()),
             _ => None,
         }
+    }
+
+    /// True for a parked lease that was idle and whose next use cannot be noticed. It is not in the queue: it preempts
+    /// no lease, and comes back only into room that no waiter claims, or once [`Action::Want`] wakes it.
+    pub fn is_passive(&self) -> bool {
+        matches!(&self.phase, Phase::Parked(_, away) if away.quiet)
+    }
+
+    /// The request of a parked lease for its GPUs: what it had, on the GPUs it had, for what is left of a fixed term.
+    pub(crate) fn returning(&self, vram: Bytes, at_least: Option<Bytes>) -> Ask {
+        let mut ask = self.first_ask().clone();
+        if let Phase::Parked(hold, away) = &self.phase {
+            (ask.vram, ask.at_least, ask.gpus) = (Vram::Bytes(vram), at_least, hold.cards.len() as u16);
+            ask.on = Some(On::These(hold.cards.clone()));
+            ask.term = away.left.map_or(ask.term, Term::Fixed);
+        }
+        ask
     }
 
     /// Whether its cards are promised to it.
@@ -701,7 +718,7 @@ impl Rows {
             Action::Park { lease, .. } => self.park(*lease, action),
             Action::Unpark { lease, at, why } => self.unpark(*lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(*lease, *at, *mark),
-            Action::Want { lease, at, vram, at_least } => self.want(*lease, *at, *vram, *at_least),
+            Action::Want { lease, .. } => self.want(*lease, action),
             Action::Resume { lease, .. } => self.resume(*lease, action),
             Action::Retreat { lease, at } => self.retreat(*lease, *at),
             Action::Deepen { lease, processes, booked, .. } => self.deepen(*lease, Some(processes), *booked),

@@ -14,7 +14,7 @@ use crate::action::Action;
 use crate::ask::{Ask, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
-use crate::live::{Live, Sent, hook};
+use crate::live::{HintBackoff, Live, Sent, hook};
 use crate::mutant::Mutant;
 use crate::parking::{LIED, Rest, Watch};
 use crate::policy::{Policy, Renewal};
@@ -58,6 +58,8 @@ pub struct State {
     restoring: BTreeSet<LeaseId>,
     /// Holders that were told that they have more than their leases.
     over: BTreeSet<LeaseId>,
+    /// Parked leases that come back only into room that no waiter claims.
+    passive: BTreeSet<LeaseId>,
     // Seen, and gone with the process.
     lives: BTreeMap<LeaseId, Live>,
     owners: BTreeMap<ProcKey, LeaseId>,
@@ -94,6 +96,7 @@ impl State {
             movable: BTreeSet::new(),
             restoring: BTreeSet::new(),
             over: BTreeSet::new(),
+            passive: BTreeSet::new(),
             lives: BTreeMap::new(),
             owners: BTreeMap::new(),
             listed: BTreeSet::new(),
@@ -622,6 +625,9 @@ impl State {
     pub(crate) fn set_worked(&mut self, lease: LeaseId, now: Time) {
         if let Some(live) = self.lives.get_mut(&lease) {
             (live.worked, live.worked_at) = (true, Some(now));
+            if self.rows.leases.get(&lease).is_some_and(|row| matches!(row.phase, Phase::Active(_))) {
+                live.hints = HintBackoff::default();
+            }
         }
     }
 

@@ -727,7 +727,13 @@ fn fill_hold(shown: &mut wire::Lease, hold: &Hold, rows: &Rows) {
 
 /// Where a parked holder's bytes are, and what brings them back: only the library in a program notices its use.
 fn parked(lease: &Lease) -> String {
-    let by_hand = format!("`sublet resume {}` brings it back", lease.id);
+    let by_hand = match lease.is_passive() {
+        true => format!(
+            "it comes back when there is room that no waiter needs; `sublet resume {}` puts it into the queue",
+            lease.id
+        ),
+        false => format!("`sublet resume {}` brings it back", lease.id),
+    };
     match lease.away().map(|away| away.rung) {
         Some(Rung::Driver) => {
             format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")

@@ -1,7 +1,7 @@
 //! Sentences: what people read where machines read codes.
 
 use crate::signals;
-use sublet_core::action::{Action, Unparked};
+use sublet_core::action::{Action, Hint, Unparked, Wake};
 use sublet_core::ask::{BadAsk, Vram};
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
@@ -303,8 +303,7 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
             format!("those who would have to leave have one owner, who may have {} parked at a time", show(cap.0))
         }
         Some(Making::Pauses) => {
-            "nobody is made to leave for it now: it was parked a moment ago, or was idle and comes back when there is room"
-                .to_owned()
+            "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
         }
         Some(Making::Nothing) => "nobody who is in the way can be made to leave now".to_owned(),
     }
@@ -516,7 +515,13 @@ pub fn action(action: &Action) -> String {
             format!("{lease} stays on its cards: {why}")
         }
         Action::Parked { lease, .. } => format!("{lease} is parked: its cards were seen without its bytes, twice"),
-        Action::Want { lease, .. } => format!("{lease} needs its cards and waits for them"),
+        Action::Want { lease, wake, .. } => match wake {
+            Some(Wake::Use) | None => format!("{lease} needs its cards and waits for them"),
+            Some(Wake::Resume) => format!("{lease} was asked to resume, and waits for its GPUs"),
+            Some(Wake::Hint(Hint::Terminal)) => {
+                format!("{lease} got input at its terminal, and waits for its GPUs")
+            }
+        },
         Action::Resume { lease, vram, .. } => {
             format!("{lease} has {} of its cards again; its bytes are told to come back", show(vram.0))
         }

@@ -324,8 +324,12 @@ impl Eyes {
         self.strangers.clear();
         let leases = self.roster.leases();
         for &lease in &leases {
-            if self.roster.refresh(lease) {
+            let activity = self.roster.refresh(lease);
+            if activity.worked {
                 (self.sink)(Sight::Worked { lease });
+            }
+            if activity.got_input {
+                (self.sink)(Sight::Input { lease });
             }
         }
         self.settle(leases);

@@ -260,6 +260,8 @@ pub(crate) struct Stat {
     pub(crate) session: u32,
     /// The number of its terminal; 0 if it has none.
     pub(crate) terminal: u64,
+    /// The leader of the group in the foreground of that terminal; 0 if it has none.
+    pub(crate) foreground: u32,
     /// The kernel's own, with no program.
     pub(crate) is_kernel: bool,
     pub(crate) threads: u64,
@@ -309,6 +311,7 @@ impl Stat {
             group: u32::try_from(signed(5)?).ok()?,
             session: u32::try_from(signed(6)?).ok()?,
             terminal: signed(7)?,
+            foreground: u32::try_from(signed(8)?).ok()?,
             is_kernel: number(9)? & PF_KTHREAD != 0,
             cpu_ticks: number(14)?.saturating_add(number(15)?).saturating_add(signed(16)?).saturating_add(signed(17)?),
             threads: number(20)?,

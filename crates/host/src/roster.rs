@@ -10,10 +10,11 @@ use crate::audit::{self, Forebears};
 use crate::exits::Exits;
 use crate::mark::{self, Grant, Mark};
 use crate::process::{self, Cgroup, Environment, ProcessError};
+use crate::terminal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
 
 /// Names the lease in the environment of whatever was started under it.
@@ -36,10 +37,20 @@ pub(crate) struct Holder {
     meter: Meter,
     /// It used a card since the last sample.
     used_card: bool,
+    /// When its programs last read input from a terminal, as of the last sample.
+    last_input: Option<SystemTime>,
     /// Its programs say when they use a card.
     by_shim: bool,
     /// The members as they were last told.
     told: Option<Vec<ProcKey>>,
+}
+
+/// What the processes of a lease did between two samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Activity {
+    pub(crate) worked: bool,
+    /// One of them read input from the terminal in whose foreground it is.
+    pub(crate) got_input: bool,
 }
 
 pub(crate) struct Roster {
@@ -94,6 +105,7 @@ impl Roster {
             cgroups: Vec::new(),
             meter,
             used_card: false,
+            last_input: None,
             by_shim: false,
             told: None,
         });
@@ -183,22 +195,27 @@ impl Roster {
         }
     }
 
-    /// Takes out the members that ended and adds those that came. True if the holder worked
-    /// since the last time.
-    pub(crate) fn refresh(&mut self, lease: LeaseId) -> bool {
-        let Some(holder) = self.holders.get(&lease) else { return false };
+    /// Takes out the members that ended and adds those that came. Returns what the holder did since the last time.
+    pub(crate) fn refresh(&mut self, lease: LeaseId) -> Activity {
+        let Some(holder) = self.holders.get(&lease) else { return Activity::default() };
         let mut counters = BTreeMap::new();
+        let mut input = None;
         for member in holder.members.clone() {
             match count(member) {
-                Some(counted) => drop(counters.insert(member, counted)),
+                Some((counted, read)) => {
+                    counters.insert(member, counted);
+                    input = input.max(read);
+                }
                 None => drop(self.leave(member)),
             }
         }
         self.grow(lease);
-        let Some(holder) = self.holders.get_mut(&lease) else { return false };
+        let Some(holder) = self.holders.get_mut(&lease) else { return Activity::default() };
         let used_card = std::mem::take(&mut holder.used_card);
         let worked = holder.meter.sample(Instant::now(), &counters);
-        (worked && !holder.by_shim) || used_card
+        let before = std::mem::replace(&mut holder.last_input, input);
+        let got_input = before.zip(input).is_some_and(|(before, input)| before < input);
+        Activity { worked: (worked && !holder.by_shim) || used_card, got_input }
     }
 
     /// What else its programs do counts only while nobody says when they use a card.
@@ -351,13 +368,16 @@ impl Roster {
     }
 }
 
-/// What a living process has done so far; nothing if it has ended.
-fn count(process: ProcKey) -> Option<Counters> {
+/// What a living process has done so far, and when it last read from its terminal; `None` if it has ended.
+fn count(process: ProcKey) -> Option<(Counters, Option<SystemTime>)> {
     match process::stat(process.pid) {
         Ok(stat) if stat.start != process.start || stat.has_ended() => None,
-        Ok(stat) => Some(Counters { cpu_ticks: Some(stat.cpu_ticks), io_bytes: process::io_bytes(process.pid).ok() }),
+        Ok(stat) => {
+            let (cpu_ticks, io_bytes) = (Some(stat.cpu_ticks), process::io_bytes(process.pid).ok());
+            Some((Counters { cpu_ticks, io_bytes }, terminal::last_input(process.pid, &stat)))
+        }
         Err(error) if error.is_gone() => None,
-        Err(_) => Some(Counters { cpu_ticks: None, io_bytes: None }),
+        Err(_) => Some((Counters { cpu_ticks: None, io_bytes: None }, None)),
     }
 }
 

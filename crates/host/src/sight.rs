@@ -41,6 +41,11 @@ pub enum Sight {
         /// Whose.
         lease: LeaseId,
     },
+    /// A program of the holder read input from its terminal since the last report; at most once a period.
+    Input {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// For so long a holder has not worked, by the word of the library in its programs; told while
     /// somebody waits.
     Idle {

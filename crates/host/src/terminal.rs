@@ -6,10 +6,12 @@
 //! Absent: whoever has no terminal, as a service; and whoever has one in a container, where the same number is
 //! another terminal.
 
-use crate::process;
+use crate::process::{self, Stat};
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, makedev, minor, open};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::SystemTime;
 use sublet_core::ids::ProcKey;
 
 /// Numbers that the kernel gives to terminals of windows and connections, and to consoles.
@@ -42,6 +44,18 @@ pub fn tell(to: ProcKey, line: &str) -> Result<(), &'static str> {
     }
     let line: String = line.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     rustix::io::write(&file, format!("\r\n{line}\r\n").as_bytes()).map(drop).map_err(|_| "its terminal takes nothing")
+}
+
+/// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the foreground
+/// there, or has no terminal that can be found.
+pub(crate) fn last_input(pid: u32, stat: &Stat) -> Option<SystemTime> {
+    let (path, device) = terminal(stat.terminal).filter(|_| stat.group == stat.foreground)?;
+    let here = fs::read_link("/proc/self/ns/mnt").ok()?;
+    if fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()? != here {
+        return None;
+    }
+    let found = fs::metadata(path).ok()?;
+    found.accessed().ok().filter(|_| found.rdev() == device)
 }
 
 /// The file of a terminal, from field 7 of `/proc/PID/stat`, and its number.

@@ -18,6 +18,7 @@ use crate::sim::Sim;
 use crate::timers::Timer;
 use crate::world::World;
 use std::collections::BTreeMap;
+use sublet_core::action::Hint;
 use sublet_core::event::Event;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::{Said, is_kept_off};
@@ -791,7 +792,19 @@ impl Sim<'_> {
             false => Event::ResumeAsked { by: caller, lease },
         };
         self.call(Call { by, event, job: None })?;
+        self.hint()?;
         self.grab()
+    }
+
+    /// A hint, right or wrong, that a lease is used.
+    fn hint(&mut self) -> Result<(), Violation> {
+        let (rng, often) = &mut self.rng_hints;
+        if !rng.chance(*often) || self.daemon.is_none() || self.disk.rows.leases.is_empty() {
+            return Ok(());
+        }
+        let some = rng.below(self.disk.rows.leases.len() as u64) as usize;
+        let Some(lease) = self.disk.rows.leases.keys().nth(some).copied() else { return Ok(()) };
+        self.report(Event::Hinted { lease, hint: Hint::Terminal })
     }
 
     /// A lease that exists, or now and then one that does not, any more or yet.

@@ -49,6 +49,9 @@ const GRABS: u64 = 0x6772_6162;
 /// And that of whose contexts leave cards, too.
 const DEPTH: u64 = 0x6465_7074;
 
+/// The random stream of hints that parked leases are used.
+const RNG_HINTS: u64 = 0x6869_6E74;
+
 /// Everything there is, for one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
@@ -67,6 +70,8 @@ pub struct Sim<'a> {
     pub(crate) astray: (Rng, u64),
     /// Of who binds processes that other leases have, and how often somebody does, in thousandths.
     pub(crate) grabs: (Rng, u64),
+    /// Hints that parked leases are used, and how often one comes with a call by hand, in thousandths.
+    pub(crate) rng_hints: (Rng, u64),
     /// Of who takes more than its lease.
     pub(crate) greed: Rng,
     /// Of whose contexts leave cards, too.
@@ -135,6 +140,8 @@ impl<'a> Sim<'a> {
         let often = astray.pick(&[0, 0, 40, 200]);
         let mut grabs = Rng::new(seed ^ GRABS);
         let grasping = grabs.pick(&[0, 0, 30, 200]);
+        let mut rng_hints = Rng::new(seed ^ RNG_HINTS);
+        let hints = rng_hints.pick(&[0, 0, 200, 900]);
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
@@ -186,6 +193,7 @@ impl<'a> Sim<'a> {
             depth,
             astray: (astray, often),
             grabs: (grabs, grasping),
+            rng_hints: (rng_hints, hints),
             shape,
         }
     }

@@ -8,11 +8,12 @@
 //! starved by small ones, and no card is idle for it that could do something useful meanwhile.
 
 use super::admit::would_do;
-use super::park::{as_of_now, rests};
+use super::park::{as_of_now, needs_others_gone, rests};
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
 use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
+use crate::parking;
 use crate::quota;
 use crate::room;
 use crate::rows::Lease;
@@ -34,6 +35,8 @@ pub(crate) struct Board {
     now: Time,
     slots: Vec<Slot>,
     claimants: Vec<TenantId>,
+    /// Waiters that do not fit and have no claim.
+    unclaimed: Vec<LeaseId>,
 }
 
 /// One card.
@@ -137,15 +140,24 @@ impl Board {
             empty: state.room(card).is_empty(),
             claims: Vec::new(),
         };
-        Board { now, slots: state.cards().map(slot).collect(), claimants: Vec::new() }
+        Board { now, slots: state.cards().map(slot).collect(), claimants: Vec::new(), unclaimed: Vec::new() }
     }
 
     /// The cards as they are for a waiter, after all those ahead of it; `None` if there are more of
     /// those than are looked at.
     pub fn behind(state: &State, now: Time, lease: LeaseId) -> Option<Board> {
+        Board::after(state, now, Some(lease))
+    }
+
+    /// The GPUs as they are behind every waiter; `None` if there are more waiters than are looked at.
+    pub fn after_all(state: &State, now: Time) -> Option<Board> {
+        Board::after(state, now, None)
+    }
+
+    fn after(state: &State, now: Time, lease: Option<LeaseId>) -> Option<Board> {
         let mut board = Board::new(state, now);
         let mut looked = 0;
-        for (ahead, held) in in_turn(state).take_while(|(ahead, _)| ahead.id != lease) {
+        for (ahead, held) in in_turn(state).take_while(|(ahead, _)| Some(ahead.id) != lease) {
             // Who could not come back a moment ago keeps nobody from anything meanwhile.
             if held.is_some() || rests(state, ahead, now) {
                 continue;
@@ -169,6 +181,9 @@ impl Board {
 
     /// Where a waiter could start now, on the tightest cards that fit, so that large rooms stay whole.
     pub fn fit(&self, state: &State, lease: &Lease) -> Option<Fit> {
+        if needs_others_gone(state, lease) {
+            return None;
+        }
         let wanted = usize::from(lease.ask.gpus);
         let mut seen: Vec<Seen> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
         if let Vram::Bytes(vram) = lease.ask.vram {
@@ -183,8 +198,20 @@ impl Board {
         self.place(state, lease, lease.ask.vram, wanted, seen)
     }
 
+    /// Where a passive lease could come back: in room that no waiter claims, nor could use without having claimed it.
+    pub fn fit_unclaimed(&self, state: &State, lease: &Lease) -> Option<Fit> {
+        let less = || self.less(state, lease, lease.ask.gpus, lease.ask.at_least?);
+        let fit = self.fit(state, lease).or_else(less)?;
+        let waiters = || self.unclaimed.iter().filter_map(|waiter| state.lease(*waiter));
+        let is_sought = |card: &CardId| waiters().any(|waiter| could_hold(state, waiter, *card));
+        (fit.before.is_none() && !fit.cards.iter().any(is_sought)).then_some(fit)
+    }
+
     /// The most that could start now on so many cards, if it is less than what was asked for.
     pub fn less(&self, state: &State, lease: &Lease, gpus: u16, least: Bytes) -> Option<Fit> {
+        if needs_others_gone(state, lease) {
+            return None;
+        }
         let mut seen: Vec<Seen> = self.slots.iter().filter_map(|slot| self.see(state, lease, slot)).collect();
         seen.sort_by_key(|seen| (Reverse(seen.most), seen.card));
         let most = seen.get(usize::from(gpus).checked_sub(1)?)?.most;
@@ -290,22 +317,28 @@ impl Board {
     /// A waiter that does not fit claims the cards that leases give back first; none if whatever ends would
     /// not do: cards are not kept for what strangers, a drain or a fault prevent.
     pub fn claim(&mut self, state: &State, lease: &Lease) {
+        if !self.claims(state, lease) {
+            self.unclaimed.push(lease.id);
+        }
+    }
+
+    fn claims(&mut self, state: &State, lease: &Lease) -> bool {
         if self.claimants.len() == CLAIMANTS || self.claimants.contains(&lease.tenant) {
-            return;
+            return false;
         }
         let wanted = usize::from(lease.ask.gpus);
         let able: Vec<&Slot> = self.slots.iter().filter(|slot| could_hold(state, lease, slot.card)).collect();
         if able.len() < wanted {
-            return;
+            return false;
         }
         let open = able.into_iter().filter(|slot| slot.claims.len() < CLAIMS_OF_CARD);
         let mut open: Vec<(Reverse<Bytes>, CardId)> = open.map(|slot| (Reverse(slot.room), slot.card)).collect();
         open.sort();
         open.truncate(wanted + CANDIDATES);
-        if let Some((at, cards)) = self.soonest(state, lease, wanted, &open) {
-            self.claimants.push(lease.tenant);
-            cards.into_iter().for_each(|card| self.put_claim(state, lease, card, at));
-        }
+        let Some((at, cards)) = self.soonest(state, lease, wanted, &open) else { return false };
+        self.claimants.push(lease.tenant);
+        cards.into_iter().for_each(|card| self.put_claim(state, lease, card, at));
+        true
     }
 
     /// When a waiter has as many of these cards as it wants, all at once, and which.
@@ -383,17 +416,34 @@ impl Board {
 
     /// When nobody's exclusivity keeps the waiter off a card any more, nor its own wish for it.
     fn opens_at(&self, state: &State, lease: &Lease, card: CardId) -> Time {
-        if !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
+        let alone = needs_others_gone(state, lease);
+        if !alone && !state.excludes(card, lease.tenant, lease.ask.exclusivity) {
             return self.now;
         }
-        let claims = state.room(card).claims().values();
-        let in_the_way = claims.filter(|claim| !claim.parked && is_in_the_way(lease, claim));
+        let in_the_way = in_the_way_on(state, lease, card).filter_map(|id| state.room(card).claims().get(&id));
         in_the_way.map(|claim| state.over_by(claim.ends, self.now)).max().unwrap_or(self.now)
     }
 }
 
+/// Leases that must leave a GPU before a waiter can have it, however much room there is.
+pub(super) fn in_the_way_on<'a>(
+    state: &'a State,
+    waiter: &'a Lease,
+    card: CardId,
+) -> impl Iterator<Item = LeaseId> + 'a {
+    let whole = waiter.ask.vram == Vram::Whole;
+    let unsafe_beside: Vec<LeaseId> = match needs_others_gone(state, waiter) {
+        true => parking::holders_in_the_way(state, waiter.id, card).collect(),
+        false => Vec::new(),
+    };
+    let claims = state.room(card).claims().iter().filter(|(_, claim)| !claim.parked);
+    let in_the_way =
+        move |(id, claim): &(&LeaseId, &room::Claim)| whole || excludes(waiter, claim) || unsafe_beside.contains(id);
+    claims.filter(in_the_way).map(|(id, _)| *id)
+}
+
 /// Whether somebody's exclusivity keeps a waiter from being beside a holder.
-pub(super) fn is_in_the_way(waiter: &Lease, holder: &room::Claim) -> bool {
+fn excludes(waiter: &Lease, holder: &room::Claim) -> bool {
     match (waiter.ask.exclusivity, holder.exclusivity) {
         (Exclusivity::Device, _) | (_, Exclusivity::Device) => true,
         (Exclusivity::Session, _) | (_, Exclusivity::Session) => holder.tenant != waiter.tenant,
@@ -410,7 +460,9 @@ fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
         (Term::Renewed(_), Preempt::Usual | Preempt::End) => state.policy().hold_cap,
     };
     let need = if whole { state.room(card).largest_ever() } else { need(state, &lease.ask, card) };
-    Wish { need, alone: whole || lease.ask.exclusivity != Exclusivity::Shared, term }
+    // A program without the library that starts beside it would put its restore off again.
+    let alone = whole || lease.ask.exclusivity != Exclusivity::Shared || needs_others_gone(state, lease);
+    Wish { need, alone, term }
 }
 
 /// What a CUDA context alone takes; who was there before has its own.

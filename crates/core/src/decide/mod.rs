@@ -98,6 +98,7 @@ impl Turn<'_> {
                 self.heard(lease, rung, process, said);
                 self.note_still(lease);
             }
+            Event::Hinted { lease, hint } => self.hinted(lease, hint),
             Event::Hooked { by, lease, epoch, said } => return self.hooked(&by, lease, epoch, said),
             Event::Runs { lease, program } => self.state.set_program(lease, program),
             Event::Ram { available } => self.state.ram = available,

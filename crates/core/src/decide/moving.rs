@@ -12,7 +12,7 @@
 
 use super::Turn;
 use super::enforce::{is_allowed, rule, standing, tenant_of};
-use crate::action::Action;
+use crate::action::{Action, Wake};
 use crate::ask::Tier;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, LeaseId, ProcKey};
@@ -63,7 +63,7 @@ impl Turn<'_> {
             // An operator thought better of it: it keeps its lease, and has its cards again.
             Some(_) if is_over => {
                 self.close(id, Closed::Adopted(lease));
-                self.wants(lease);
+                self.wake(lease, Wake::Resume);
             }
             Some(Phase::Parked(..) | Phase::Resuming(_, Away { back: true, .. })) => {
                 self.close(id, Closed::Parked(lease));
@@ -115,7 +115,7 @@ impl Turn<'_> {
         };
         if let Some(lease) = own.filter(|lease| self.state.lease(*lease).is_some_and(Lease::is_held)) {
             self.close(stranger.id, Closed::Adopted(lease));
-            self.wants(lease);
+            self.wake(lease, Wake::Resume);
             return Some(Answer::Lease(lease));
         }
         let last = self.state.holder(&stranger.audit.process).filter(|_| self.state.lease_of(stranger).is_none())?;

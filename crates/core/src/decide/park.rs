@@ -12,15 +12,16 @@
 //! itself: a holder is parked when its cards were seen without its bytes, twice.
 
 use super::Turn;
-use super::board::Fit;
+use super::board::{Board, Fit};
 use super::serve::charged;
-use crate::action::{Action, Unparked};
+use crate::action::{Action, Hint, Unparked, Wake};
 use crate::ask::{Ask, Vram};
 use crate::cost::Way;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::mutant::Mutant;
 use crate::parking::{self, NotParkable, Rest, Said, Watch, all_back, all_parked, is_seen_gone, none_parked};
+use crate::quota;
 use crate::rows::{Away, Hold, Lease, Phase, Reason};
 use crate::rung::Rung;
 use crate::state::State;
@@ -91,10 +92,24 @@ impl Turn<'_> {
             Phase::Active(_) | Phase::Resuming(..) => {}
             Phase::Parking(..) | Phase::Parked(..) => {
                 self.try_again(lease);
-                self.wants(lease);
+                self.wake(lease, Wake::Resume);
             }
         }
         Answer::Lease(lease)
+    }
+
+    /// Something seen from outside suggests that a parked lease is used.
+    pub(super) fn hinted(&mut self, lease: LeaseId, hint: Hint) {
+        let Some(row) = self.state.lease(lease) else { return };
+        let (Phase::Parking(_, away) | Phase::Parked(_, away)) = &row.phase else { return };
+        let waits = row.queued().is_some() || (!away.quiet && away.again.is_some());
+        if waits || use_is_noticed(self.state, lease, away.rung) {
+            return;
+        }
+        let (now, always) = (self.now, self.state.planted(Mutant::HintsForEver));
+        if always || self.state.live_mut(lease).is_some_and(|live| live.hints.accepts(now)) {
+            self.wake(lease, Wake::Hint(hint));
+        }
     }
 
     /// A hand that asks may try again at once; but nobody gains time on its cards by that.
@@ -136,19 +151,13 @@ impl Turn<'_> {
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
         let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
         let processes = moved.unwrap_or_default();
-        // Only the library in a program says when it is used; the driver stops that too.
-        let is_heard = match rung {
-            Rung::Park => true,
-            Rung::Yield => live.is_some_and(|live| !live.shims.is_empty()),
-            Rung::Driver | Rung::End => false,
-        };
-        let quiet = !again && !is_heard && !by_hand;
+        let quiet = !again && !by_hand && !use_is_noticed(self.state, lease, rung);
         // Behind whoever it leaves for, who may have asked at this very moment.
-        let again = (again || quiet).then_some(self.now + Span(1));
+        let again = again.then_some(self.now + Span(1));
         self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for, processes, quiet });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
-            live.wants = false;
+            live.wake = None;
             live.before = before;
         }
         self.settle(lease);
@@ -182,7 +191,7 @@ impl Turn<'_> {
                 return self.end_because(lease, Reason::RestoreFailed, Some(why));
             }
             Said::Lost(_) => return,
-            Said::Wants => return self.wants(lease),
+            Said::Wants => return self.wake(lease, Wake::Use),
         }
         self.state.set_movable(lease);
         let voices = self.state.live(lease).map(|live| live.voices(rung));
@@ -356,39 +365,66 @@ impl Turn<'_> {
         }
     }
 
-    /// A holder needs its cards: a parked one queues for them, one on its way there will.
-    pub(super) fn wants(&mut self, lease: LeaseId) {
+    /// Makes a parked lease an ordinary waiter that arrives now; one that is being parked becomes one when it is.
+    pub(super) fn wake(&mut self, lease: LeaseId, wake: Wake) {
         let Some(row) = self.state.lease(lease) else { return };
         match &row.phase {
             Phase::Parking(..) => {
                 if let Some(live) = self.state.live_mut(lease) {
-                    live.wants = true;
+                    live.wake = Some(wake);
                 }
             }
-            Phase::Parked(_, Away { wants: None, .. }) if !self.state.planted(Mutant::ForgetWant) => {
-                self.want(lease, self.now);
+            Phase::Parked(..) if row.queued().is_none() && !self.state.planted(Mutant::ForgetWant) => {
+                self.want(lease, self.now, Some(wake));
                 self.serve();
             }
             _ => {}
         }
     }
 
-    fn want(&mut self, lease: LeaseId, at: Time) {
+    fn want(&mut self, lease: LeaseId, at: Time, wake: Option<Wake>) {
         let Some(row) = self.state.lease(lease) else { return };
         let Phase::Parked(hold, _) = &row.phase else { return };
-        // What it still has on a card it need not be given again.
-        let vram = hold.vram.less(still_has(self.state, lease, hold)).max(Bytes(1));
-        // A whole card is what is left of it; its bytes must fit.
-        let at_least = (row.ask.vram == Vram::Whole).then(|| hold.booked().min(vram.less(Bytes(1))));
+        let (vram, at_least) = needs_again(self.state, row, hold);
         if let Some(live) = self.state.live_mut(lease) {
-            live.wants = false;
+            live.wake = None;
         }
-        self.emit(Action::Want { lease, at, vram, at_least: at_least.filter(|least| *least > Bytes::ZERO) });
+        self.emit(Action::Want { lease, at, vram, at_least, wake });
+    }
+
+    /// Brings passive leases back into room that no waiter claims.
+    pub(super) fn resume_passive(&mut self) {
+        let passive = self.state.passive();
+        if passive.is_empty() {
+            return;
+        }
+        let board = match self.state.planted(Mutant::PassiveFirst) {
+            true => Some(Board::new(self.state, self.now)),
+            false => Board::after_all(self.state, self.now),
+        };
+        let Some(mut board) = board else { return };
+        for lease in passive {
+            let Some(row) = self.state.lease(lease) else { continue };
+            let Phase::Parked(hold, away) = &row.phase else { continue };
+            let pauses = away.since + self.state.policy().parking.pause > self.now;
+            if pauses || rests(self.state, row, self.now) {
+                continue;
+            }
+            let (vram, at_least) = needs_again(self.state, row, hold);
+            let row = Lease { ask: row.returning(vram, at_least), ..row.clone() };
+            if quota::held(self.state, &row).is_some() {
+                continue;
+            }
+            if let Some(fit) = board.fit_unclaimed(self.state, &row) {
+                self.resume(&row, &fit);
+                board.taken(self.state, &fit);
+            }
+        }
     }
 
     /// A parked holder's turn has come.
-    pub(super) fn resume(&mut self, lease: LeaseId, fit: &Fit) {
-        let Some(row) = self.state.lease(lease) else { return };
+    pub(super) fn resume(&mut self, row: &Lease, fit: &Fit) {
+        let lease = row.id;
         let Phase::Parked(hold, _) = &row.phase else { return };
         let vram = self.vram_again(row, hold, fit);
         let span = row.ask.term.span();
@@ -498,11 +534,14 @@ impl Turn<'_> {
             // Who leaves for the same waiter goes next there, before this one could come back.
             self.plan_now();
         }
-        let wants = self.state.live(lease).is_some_and(|live| live.wants);
-        let again = row.away().and_then(|away| away.again).or(wants.then_some(self.now));
+        let wake = self.state.live(lease).and_then(|live| live.wake);
+        // A passive lease of an earlier version has a time here too.
+        let again = row.away().filter(|away| !away.quiet).and_then(|away| away.again);
         let again = if self.state.planted(Mutant::LosePlace) { again.map(|_| self.now) } else { again };
-        if let Some(at) = again {
-            self.want(lease, at);
+        match (again, wake) {
+            (Some(at), wake) => self.want(lease, at, wake),
+            (None, Some(wake)) => self.want(lease, self.now, Some(wake)),
+            (None, None) => {}
         }
         self.serve();
     }
@@ -590,14 +629,25 @@ impl Turn<'_> {
     }
 }
 
-/// Whether a waiter is not tried now: it could not come back a moment ago, somebody else moves on a card that does
-/// not tell whose bytes are whose, or the driver would bring it back to cards on which somebody could take its
-/// room meanwhile.
+/// Whether a program that is parked in this way reports its next use of a GPU: only the library does, and not while the
+/// driver has the process.
+fn use_is_noticed(state: &State, lease: LeaseId, rung: Rung) -> bool {
+    match rung {
+        Rung::Park => true,
+        Rung::Yield => state.live(lease).is_some_and(|live| !live.shims.is_empty()),
+        Rung::Driver | Rung::End => false,
+    }
+}
+
+/// Whether a waiter is not tried now, and claims nothing: it could not come back a moment ago, another lease moves on a
+/// GPU that does not tell whose bytes are whose, or a restore by the driver is not safe there and making other leases
+/// leave would not change that.
 pub(super) fn rests(state: &State, lease: &Lease, now: Time) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
     let rest = state.live(lease.id).and_then(|live| live.rests.get(&away.rung));
     let waits = parking::waits_for_others(state, lease.id, hold).is_some();
-    rest.is_some_and(|rest| rest.until > now) || waits || is_unsure(state, lease)
+    let is_stuck = || is_unsure(state, lease) && !needs_others_gone(state, lease);
+    rest.is_some_and(|rest| rest.until > now) || waits || is_stuck()
 }
 
 /// Whether the driver would have to bring a parked holder back to cards on which somebody could take its room.
@@ -605,6 +655,13 @@ pub(crate) fn is_unsure(state: &State, lease: &Lease) -> bool {
     let Phase::Parked(hold, away) = &lease.phase else { return false };
     let is_safe = !away.needs_driver() || lease.first_ask().may_lose;
     !is_safe && parking::sure_of_room(state, lease, hold).is_err()
+}
+
+/// Whether a parked lease comes back by the driver, and first other leases must leave its GPUs, however much room there
+/// is: no library limits their programs.
+pub(crate) fn needs_others_gone(state: &State, lease: &Lease) -> bool {
+    let Phase::Parked(hold, _) = &lease.phase else { return false };
+    is_unsure(state, lease) && parking::is_blocked_by_holders(state, lease, hold)
 }
 
 /// Why the driver must not bring a holder back after all, though it was told to: since then somebody came who could
@@ -645,6 +702,16 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span 
     });
     let program = state.live(lease.id).map_or("", |live| live.program.as_str());
     state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, rung, way, had)
+}
+
+/// What a parked lease needs on each of its GPUs to come back, and the least that would do, if less would.
+fn needs_again(state: &State, lease: &Lease, hold: &Hold) -> (Bytes, Option<Bytes>) {
+    // What it still has on a GPU it need not be given again.
+    let vram = hold.vram.less(still_has(state, lease.id, hold)).max(Bytes(1));
+    // A whole GPU is what is left of it; the bytes of the lease must fit.
+    let is_whole = lease.first_ask().vram == Vram::Whole;
+    let at_least = is_whole.then(|| hold.booked().min(vram.less(Bytes(1))));
+    (vram, at_least.filter(|least| *least > Bytes::ZERO))
 }
 
 /// What a parked holder still has on each of its cards at least.

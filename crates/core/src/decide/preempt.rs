@@ -5,7 +5,7 @@
 //! time to come back, from what was measured of it ([`crate::cost`]). The cheapest set that makes the
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
-use super::board::{could_hold, is_in_the_way};
+use super::board::{could_hold, in_the_way_on};
 use super::over;
 use super::park::{as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
@@ -389,12 +389,11 @@ impl Outlook {
     /// What a waiter lacks on a card, and who is in its way there whatever the bytes; `None` if somebody
     /// is who cannot be made to leave.
     fn site(&self, state: &State, waiter: &Lease, card: CardId, victims: &[Victim]) -> Option<Site> {
-        let alone = waiter.ask.vram == Vram::Whole;
         let mut must = Vec::new();
-        for (id, claim) in state.room(card).claims() {
-            let stays = !claim.parked && claim.ends != Time::ZERO;
-            if stays && (alone || is_in_the_way(waiter, claim)) {
-                must.push(victims.iter().position(|victim| victim.lease == *id)?);
+        for id in in_the_way_on(state, waiter, card) {
+            let leaves = state.room(card).claims().get(&id).is_some_and(|claim| claim.ends == Time::ZERO);
+            if !leaves {
+                must.push(victims.iter().position(|victim| victim.lease == id)?);
             }
         }
         let lack = need(state, &waiter.ask, card).less(self.rooms[card.0 as usize]);
@@ -403,8 +402,9 @@ impl Outlook {
 
     /// When enough leases end by themselves.
     fn comes_by_itself(&self, state: &State, waiter: &Lease, sites: &[Site], wanted: usize, now: Time) -> Option<Time> {
-        let alone = waiter.ask.vram == Vram::Whole || waiter.ask.exclusivity != Exclusivity::Shared;
+        let exclusive = waiter.ask.vram == Vram::Whole || waiter.ask.exclusivity != Exclusivity::Shared;
         let of = |site: &Site| {
+            let alone = exclusive || !site.must.is_empty();
             let ends = state.room(site.card).ends().iter().filter(|(at, _, _)| *at != Time::ZERO);
             let mut lack = site.lack;
             let mut last = now;
@@ -452,7 +452,7 @@ fn may_ask(state: &State, waiter: &Lease, now: Time) -> bool {
     match &waiter.phase {
         Phase::Parked(_, away) => {
             let pauses = away.since + state.policy().parking.pause > now;
-            !pauses && !away.quiet && !rests(state, waiter, now)
+            !pauses && !rests(state, waiter, now)
         }
         _ => true,
     }
@@ -514,8 +514,9 @@ fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
         let room = state.room(card);
         let mut leave: Vec<(Time, Bytes)> = Vec::new();
         let mut must = now;
+        let all_in_the_way: BTreeSet<LeaseId> = in_the_way_on(state, waiter, card).collect();
         for (id, claim) in room.claims().iter().filter(|(_, claim)| !claim.parked && claim.ends != Time::ZERO) {
-            let in_the_way = waiter.ask.vram == Vram::Whole || is_in_the_way(waiter, claim);
+            let in_the_way = all_in_the_way.contains(id);
             let at = match state.lease(*id).map(|row| prospect(state, waiter, row, now)) {
                 Some(Ok(prospect)) => now + prospect.out,
                 Some(Err(Spared::Turn { until })) => until + state.policy().period,

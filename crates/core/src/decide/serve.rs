@@ -30,8 +30,17 @@ const LOOKS: usize = 8 * LOOK_AHEAD;
 const WHOLE_PERCENT: u64 = 75;
 
 impl Turn<'_> {
+    /// Grants what can be granted: first to waiters, in their order, then to passive leases.
     pub(super) fn serve(&mut self) {
-        if self.state.queue().is_empty() || self.state.disk_full {
+        if self.state.disk_full {
+            return;
+        }
+        self.serve_waiters();
+        self.resume_passive();
+    }
+
+    fn serve_waiters(&mut self) {
+        if self.state.queue().is_empty() {
             return;
         }
         let mut round = Round::new(self.state, self.now);
@@ -80,7 +89,7 @@ impl Turn<'_> {
     pub(super) fn grant(&mut self, lease: LeaseId, fit: &Fit) {
         let Some(row) = self.state.lease(lease) else { return };
         if matches!(row.phase, Phase::Parked(..)) {
-            return self.resume(lease, fit);
+            return self.resume(&row.clone(), fit);
         }
         let span = row.ask.term.span();
         let epoch = match self.state.rows().meta.next_epoch {

@@ -2,7 +2,6 @@
 
 use super::{Away, Hold, Lease, Phase, Rows, Told, gpu_time};
 use crate::action::{Action, Unparked};
-use crate::ask::{On, Term, Vram};
 use crate::cost::Way;
 use crate::ids::{LeaseId, ProcKey};
 use crate::rung::Rung;
@@ -113,18 +112,15 @@ impl Rows {
         row.phase = Phase::Parked(hold, away);
     }
 
-    pub(super) fn want(&mut self, lease: LeaseId, at: Time, vram: Bytes, at_least: Option<Bytes>) {
+    pub(super) fn want(&mut self, lease: LeaseId, action: &Action) {
+        let Action::Want { at, vram, at_least, wake, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
-        if let Phase::Parked(hold, away) = &mut row.phase {
-            let first = row.ask.clone();
-            row.ask.vram = Vram::Bytes(vram);
-            row.ask.at_least = at_least;
-            row.ask.gpus = hold.cards.len() as u16;
-            row.ask.on = Some(On::These(hold.cards.clone()));
-            if let Some(left) = away.left {
-                row.ask.term = Term::Fixed(left);
-            }
-            (away.wants, away.again, away.ask) = (Some(at), None, Some(first));
+        let (first, ask) = (row.first_ask().clone(), row.returning(*vram, *at_least));
+        if let Phase::Parked(_, away) = &mut row.phase {
+            (away.wants, away.again, away.ask) = (Some(*at), None, Some(first));
+            // Earlier versions put passive leases into the queue, and named nothing that woke them.
+            away.quiet &= wake.is_none();
+            row.ask = ask;
         }
     }
 
@@ -143,8 +139,9 @@ impl Rows {
         (turns.began, turns.stopped) = (*at, None);
         let (rung, had, program, processes) = (away.rung, away.had, away.program.clone(), away.processes.clone());
         row.ask = row.first_ask().clone();
-        let deep = away.deep;
-        let away = Away { again: wanted, back: true, rung, had, program, deep, processes, ..Away::new(*at) };
+        // A passive lease that finds no room after all is passive again. In earlier versions it waited in the queue.
+        let (deep, quiet) = (away.deep, away.quiet && wanted.is_none());
+        let away = Away { again: wanted, back: true, rung, had, program, deep, quiet, processes, ..Away::new(*at) };
         row.phase = Phase::Resuming(hold, away);
     }
 }

@@ -1,4 +1,4 @@
-//! Who could be made to leave its cards, and when it is reckoned next.
+//! Leases that could be made to leave their GPUs, those that come back, and when room is planned next.
 
 use super::State;
 use crate::ids::LeaseId;
@@ -22,7 +22,13 @@ impl State {
         let movable = row.filter(|row| matches!(row.phase, Phase::Active(_))).filter(could).is_some();
         let restored = |row: &Lease| matches!(&row.phase, Phase::Resuming(_, away) if away.is_restored());
         let restoring = row.is_some_and(restored);
-        for (is, set) in [(movable, &mut self.movable), (restoring, &mut self.restoring), (over, &mut self.over)] {
+        let passive = row.is_some_and(Lease::is_passive);
+        for (is, set) in [
+            (movable, &mut self.movable),
+            (restoring, &mut self.restoring),
+            (over, &mut self.over),
+            (passive, &mut self.passive),
+        ] {
             if is {
                 set.insert(lease);
             } else if !set.is_empty() {
@@ -46,6 +52,14 @@ impl State {
 
     pub(crate) fn set_planned(&mut self, now: Time) {
         self.planned = (false, now);
+    }
+
+    /// Passive leases ([`Lease::is_passive`]), the one that was parked first first.
+    pub(crate) fn passive(&self) -> Vec<LeaseId> {
+        let since = |lease: &LeaseId| self.rows.leases.get(lease).and_then(Lease::away).map(|away| away.since);
+        let mut all: Vec<LeaseId> = self.passive.iter().copied().collect();
+        all.sort_by_key(|lease| (since(lease), *lease));
+        all
     }
 
     /// Holders that could be made to leave their cards, as far as somebody speaks for them.

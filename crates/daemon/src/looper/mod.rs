@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
-use sublet_core::action::Action;
+use sublet_core::action::{Action, Hint};
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::{LeaseId, ProcKey};
@@ -607,6 +607,7 @@ impl Loop {
             }
             Sight::Counted { lease, counts } => self.note_counts(lease, counts),
             Sight::Worked { lease } => self.take(Event::Worked { lease }),
+            Sight::Input { lease } => self.take(Event::Hinted { lease, hint: Hint::Terminal }),
             Sight::Idle { lease, idle } => {
                 let idle = Span(u64::try_from(idle.as_micros()).unwrap_or(u64::MAX));
                 self.take(Event::Rested { lease, idle });

@@ -240,7 +240,7 @@ impl World {
             (3..=7, Some(lease), Some(Phase::Parked(hold, away))) => {
                 let at = self.now;
                 self.act(match away.wants {
-                    None => Action::Want { lease, at, vram: hold.vram, at_least: Some(Bytes(1)) },
+                    None => Action::Want { lease, at, vram: hold.vram, at_least: Some(Bytes(1)), wake: None },
                     Some(_) => Action::Resume {
                         lease,
                         at,

@@ -36,6 +36,8 @@ pub struct Book {
     pub worked_at: Time,
     /// After something went wrong it is not parked, nor brought back, in that way before then.
     pub rests: Rests,
+    /// From when on a hint that it is used counts, and how many counted since it last worked.
+    pub hints: (Time, u32),
     /// The processes that were bound to it, in order.
     pub roots: Vec<ProcKey>,
     /// It was heard which its processes are.
@@ -431,8 +433,9 @@ impl Books {
                 }
                 _ => None,
             };
-            let (id, roots, counted) = (row.id, row.roots.clone(), false);
-            let book = Book { id, tenant, ask, asked, bound, worked, worked_at, rests, roots, counted, doom, at };
+            let (id, roots, counted, hints) = (row.id, row.roots.clone(), false, (Time::ZERO, 0));
+            let book =
+                Book { id, tenant, ask, asked, bound, worked, worked_at, rests, hints, roots, counted, doom, at };
             if book.held().is_some_and(|held| held.for_others().is_some()) {
                 books.noticed.insert(id);
             }

@@ -46,6 +46,8 @@ pub enum Cause {
     Park(LeaseId, Expect),
     /// A parked holder shall have its cards again.
     Resume(LeaseId, Expect),
+    /// A hint that a parked lease is used, and whether it may count.
+    Hinted(LeaseId, bool),
     /// A program of a lease's said something.
     Said(LeaseId, Word),
     /// The wrapper of a lease did.
@@ -118,6 +120,7 @@ impl Books {
             }
             Event::ParkAsked { by, lease } => Cause::Park(*lease, self.park_asked(now, by, *lease)),
             Event::ResumeAsked { by, lease } => Cause::Resume(*lease, self.resume_asked(by, *lease)),
+            Event::Hinted { lease, .. } => Cause::Hinted(*lease, self.hinted(now, *lease)),
             Event::Said { lease, rung, process, said } => {
                 Cause::Said(*lease, self.heard(now, *lease, *rung, *process, said))
             }
@@ -305,6 +308,9 @@ impl Books {
         let (_, surely) = self.renewal_window(lease);
         let Some(book) = self.leases.get_mut(&lease) else { return Cause::Worked(lease, false) };
         (book.worked, book.worked_at) = (true, now);
+        if matches!(book.at, At::Held(_)) {
+            book.hints = (Time::ZERO, 0);
+        }
         let due = match &book.at {
             At::Held(held) => now >= held.renewed + surely && now + book.ask.term.span() > held.until,
             _ => false,

@@ -9,7 +9,8 @@ use sublet_core::action::Action;
 use sublet_core::event::{Answer, Caller, Refusal};
 use sublet_core::ids::LeaseId;
 use sublet_core::parking::NotParkable;
-use sublet_core::units::Time;
+use sublet_core::rung::Rung;
+use sublet_core::units::{Span, Time};
 
 impl Books {
     fn visible(&self, by: &Caller, lease: LeaseId) -> Option<&Book> {
@@ -36,6 +37,23 @@ impl Books {
         }
         let can = self.leases.get(&lease).is_some_and(|book| self.could_leave(now, lease, book).is_some());
         if can { Expect::Yes(true) } else { cannot }
+    }
+
+    /// Whether a hint that a lease is used counts: its use cannot be noticed, it does not wait, and the last hint that
+    /// counted and was not followed by work is at least a minute ago, twice as long each time, an hour at most.
+    pub fn hinted(&mut self, now: Time, lease: LeaseId) -> bool {
+        let has_library = !self.voices(lease, Rung::Park).is_empty();
+        let Some(book) = self.leases.get_mut(&lease) else { return false };
+        let At::Away(_, trip) = &mut book.at else { return false };
+        let waits = trip.way == Way::Back || trip.wants.is_some() || trip.again.is_some();
+        let is_noticed = trip.rung == Rung::Park || (trip.rung == Rung::Yield && has_library);
+        if waits || is_noticed || now < book.hints.0 {
+            return false;
+        }
+        let minutes = (1 << book.hints.1.min(6)).min(60);
+        book.hints = (now + Span::secs(60 * minutes), book.hints.1 + 1);
+        trip.asked_for |= trip.way == Way::Out;
+        true
     }
 
     /// What must be answered to whoever wants a parked holder to have its cards again.

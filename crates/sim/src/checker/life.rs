@@ -61,7 +61,7 @@ impl Books {
             }
             Action::Unpark { lease, at, why } => self.unpark(now, cause, *lease, *at, why),
             Action::Parked { lease, at, mark } => self.parked(now, *lease, *at, *mark),
-            Action::Want { lease, at, vram, at_least } => self.want(now, cause, *lease, *at, *vram, *at_least),
+            Action::Want { lease, .. } => self.want(now, cause, *lease, action),
             Action::Resume { lease, at, .. } => {
                 must(14, *at == now, || format!("{lease} has its cards again at {at}, and it is {now}"))?;
                 self.resume(now, *lease, action)
@@ -107,6 +107,7 @@ impl Books {
                     worked,
                     worked_at,
                     rests,
+                    hints: (Time::ZERO, 0),
                     roots: Vec::new(),
                     counted,
                     doom,

@@ -41,10 +41,10 @@ impl Books {
         now: Time,
         cause: &Cause,
         book: &Book,
-        (again, quiet): (Option<Time>, bool),
+        again: Option<Time>,
         waiter: Option<LeaseId>,
     ) -> Verdict {
-        let idle = again.is_none() || quiet;
+        let idle = again.is_none();
         must(9, again.is_none() || again == Some(now + Span(1)), || {
             format!("{} asks again as of {again:?}, and it is {now}", book.id)
         })?;
@@ -138,12 +138,21 @@ impl Books {
             match &other.at {
                 At::Ending(..) => {}
                 At::Away(_, trip) if trip.way == Way::Out => {}
-                _ if stays_in_the_way(waiter, other) => return false,
+                _ if stays_in_the_way(waiter, other) || self.is_unsafe_beside(waiter, *lease) => return false,
                 _ => continue,
             }
             room = room + seen.max(*reserved).less(keeps(other, card));
         }
         !self.restores_on(card) && room >= self.need(waiter, card)
+    }
+
+    /// Whether the driver must not restore a waiter on its cards while another lease is there.
+    fn is_unsafe_beside(&self, waiter: &Book, other: LeaseId) -> bool {
+        let At::Away(held, trip) = &waiter.at else { return false };
+        let on = |number: &&usize| self.cards[**number].claims.contains_key(&other);
+        let mut shared = held.cards.iter().filter(on);
+        let is_restored = trip.needs_driver() && !waiter.ask.may_lose;
+        is_restored && shared.any(|number| self.is_uncapped(other, *number) || self.had_more(other))
     }
 
     // ---- rule 2 on the driver's rung ------------------------------------------

@@ -8,6 +8,8 @@
 //! its programs had said so before, and no other process of its is on the card; one such look at each
 //! card is enough, for its room is its own anyway. A word that comes later makes all looks begin anew.
 
+mod back;
+
 use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Expect, Word};
 use super::coarse::Beside;
@@ -59,6 +61,8 @@ pub struct Trip {
     pub back: bool,
     /// While it is gone: since when it waits for its cards.
     pub wants: Option<Time>,
+    /// It was idle when it left, and its next use cannot be noticed: it comes back into unclaimed room only.
+    pub passive: bool,
     /// What it asked for at first, while its ask is for the cards it had.
     pub first: Option<Ask>,
     /// What was left of a fixed term.
@@ -150,6 +154,7 @@ impl Trip {
             again: None,
             back: false,
             wants: None,
+            passive: false,
             first: None,
             left: None,
             asked_for: false,
@@ -173,8 +178,9 @@ impl Trip {
         // An earlier daemon may have told the driver.
         let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
         let driven = if rung == Rung::Driver { away.processes.clone() } else { Vec::new() };
-        let trip =
-            Trip { again, back, wants, first, left, rung, had, deep, driven, ..Trip::new(way, away.since, Span::ZERO) };
+        let passive = away.quiet;
+        let trip = Trip::new(way, away.since, Span::ZERO);
+        let trip = Trip { again, back, wants, passive, first, left, rung, had, deep, driven, ..trip };
         Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
@@ -186,7 +192,7 @@ impl Trip {
             Some(deep) => away.deep && away.processes == deep.processes,
             None => !away.deep && away.processes == self.driven,
         };
-        moving && same && deep && (away.rung, away.had) == (self.rung, self.had)
+        moving && same && deep && (away.rung, away.had, away.quiet) == (self.rung, self.had, self.passive)
     }
 
     /// How long this part of it may take, by these rules: the driver has a second more for each half GiB,
@@ -520,19 +526,19 @@ impl Books {
             return must(5, false, || format!("{lease} is told to leave its cards, and it is {:?}", book.at));
         };
         must(14, at == now, || format!("{lease} is parked at {at}, and it is {now}"))?;
-        // Only the library says when it is used: whoever leaves in another way comes back unasked.
+        // Only the library reports the next use: a lease that leaves in another way while idle is passive.
         let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
         let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
         let by_hand = by_hand && room_for.is_none();
         let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
-        let unasked = is_heard || again.is_some() || by_hand;
-        must(9, unasked && !(quiet && is_heard), || {
-            format!("{lease} leaves ({rung}), asks again as of {again:?}, and that quietly: {quiet}")
+        let passive = !is_heard && again.is_none() && !by_hand;
+        must(9, quiet == passive, || {
+            format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
         })?;
         let had_then = self.has_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
-            _ if room_for.is_some() => self.check_room_for(now, cause, book, (again, quiet), *room_for)?,
+            _ if room_for.is_some() => self.check_room_for(now, cause, book, again, *room_for)?,
             _ if moved => must(17, again.is_none() && !quiet, || {
                 format!("{lease} is parked as a stranger, and asks again as of {again:?}")
             })?,
@@ -545,7 +551,7 @@ impl Books {
                 let wanted = self.wanted(book.tenant, &held.cards).at_all;
                 must(8, wanted, || format!("{lease} is parked, and nobody wants its cards"))?;
                 let silent = !book.worked && !is_heard;
-                must(9, again == (book.worked || silent).then_some(now + Span(1)) && quiet == silent, || {
+                must(9, again == book.worked.then_some(now + Span(1)) && quiet == silent, || {
                     format!("{lease} (at work: {}) is parked and asks again as of {again:?}", book.worked)
                 })?;
             }
@@ -563,7 +569,7 @@ impl Books {
         let driven: Vec<ProcKey> = driven.copied().collect();
         must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
         let before = self.beside(lease, held);
-        let trip = Trip { again, rung, had: *had, before, driven, ..Trip::new(Way::Out, now, Span::ZERO) };
+        let trip = Trip { again, passive, rung, had: *had, before, driven, ..Trip::new(Way::Out, now, Span::ZERO) };
         let trip = trip.turned(Way::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |held| {
             (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);
@@ -701,21 +707,17 @@ impl Books {
     }
 
     /// A parked holder waits for its cards, as of when it asked for them.
-    pub fn want(
-        &mut self,
-        now: Time,
-        cause: &Cause,
-        lease: LeaseId,
-        at: Time,
-        vram: Bytes,
-        at_least: Option<Bytes>,
-    ) -> Verdict {
+    pub fn want(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
+        let Action::Want { at, vram, at_least, wake, .. } = action else { return Ok(()) };
+        let (at, vram, at_least) = (*at, *vram, *at_least);
         let (book, held, trip) = self.trip(lease, Way::Gone)?;
+        must(9, !trip.passive || wake.is_some(), || format!("{lease} is passive, and nothing woke it"))?;
         must(9, trip.wants.is_none(), || format!("{lease} waits for its cards twice"))?;
         let asked = match cause {
             Cause::Said(of, Word::Resume) | Cause::Hooked(of, Word::Resume) | Cause::Resume(of, Expect::Yes(_)) => {
                 *of == lease
             }
+            Cause::Hinted(of, counts) => *of == lease && *counts,
             _ => false,
         };
         let fits = asked || trip.again.is_some() || trip.asked_for;
@@ -739,161 +741,10 @@ impl Books {
             ..book.ask.clone()
         };
         let first = Some(book.ask.clone());
-        let trip = Trip { wants: Some(at), again: None, asked_for: false, first, ..trip.clone() };
+        let trip = Trip { wants: Some(at), again: None, asked_for: false, passive: false, first, ..trip.clone() };
         let Some(book) = self.remove(lease) else { return Ok(()) };
         let At::Away(held, _) = book.at else { return Ok(()) };
         self.insert(lease, Book { ask, at: At::Away(held, Box::new(trip)), ..book });
-        Ok(())
-    }
-
-    // ---- rule 2 ------------------------------------------------------------
-
-    /// What a card has for a parked holder: what it can promise, and what the holder has there already.
-    fn room_for(&self, lease: LeaseId, number: usize, now: Time) -> Bytes {
-        let card: &CardBook = &self.cards[number];
-        self.promisable_but(card, now, Some(lease))
-    }
-
-    /// What of each of its cards a parked holder need not be given: of what the driver may take at any moment nothing.
-    pub(super) fn has_still(&self, lease: LeaseId, held: &Held, trip: &Trip) -> Bytes {
-        let least = held.cards.iter().map(|card| self.left_of(lease, *card)).min();
-        least.filter(|_| trip.deep.is_none()).unwrap_or_default()
-    }
-
-    /// A parked holder has its cards again.
-    pub fn resume(&mut self, now: Time, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Resume { vram, until, mark, before, turn, .. } = action else { return Ok(()) };
-        let (book, held, trip) = self.trip(lease, Way::Gone)?;
-        let Some(wants) = trip.wants else {
-            return must(9, false, || format!("{lease} has its cards again and did not wait for them"));
-        };
-        must(11, !self.disk_full, || format!("{lease} has its cards again on a full disk"))?;
-        let rests = book.rests.on(trip.rung);
-        must(2, rests <= now, || format!("{lease} comes back at {now}, and rests until {rests}"))?;
-        must(4, !self.is_taken_up(lease, held), || {
-            format!("{lease} comes back where somebody else moves, and nobody tells whose bytes are whose")
-        })?;
-        let sure = self.sure_of_room(lease, held);
-        must(2, !trip.needs_driver() || book.ask.may_lose || sure.is_ok(), || {
-            format!("the driver brings {lease} back, and it may lack room: {sure:?}")
-        })?;
-        let term = now + book.ask.term.span();
-        must(8, *until == term, || format!("{lease} has its cards again until {until}, not {term}"))?;
-        let first = trip.first.as_ref().unwrap_or(&book.ask);
-        let enough = if first.vram == Vram::Whole { *vram <= held.vram } else { *vram == held.vram };
-        must(2, enough, || format!("{lease} had {} of each card, and has {vram} again", held.vram))?;
-        for number in &held.cards {
-            let (card, room) = (&self.cards[*number], self.room_for(lease, *number, now));
-            must(2, !self.restores_on(card), || {
-                format!("{lease} comes back to card {number} while another is brought back")
-            })?;
-            must(2, *vram <= room && self.open(card), || {
-                format!(
-                    "{lease} comes back to {vram} of card {number}, which has {room} for it (look of {}: {:?}, {} reserved, seen {:?})",
-                    card.begun, card.look, card.reserved, card.seen
-                )
-            })?;
-            must(1, !self.excluded(book, card), || {
-                format!("{lease} comes back to card {number}, and others are alone there")
-            })?;
-        }
-        self.check_caps(lease, book, held.cards.len(), *vram)?;
-        let mut back = Held {
-            renewed: now,
-            until: *until,
-            before: *before,
-            began: now,
-            sized: now,
-            stopped: None,
-            // What it has there already it does not take from anybody.
-            vram: vram.less(self.has_still(lease, held, trip)),
-            ..held.clone()
-        };
-        self.check_order(now, lease, &back, book)?;
-        let due = self.charged(now, book.tenant, *vram, held.cards.len(), until.since(now));
-        let tenant = book.tenant;
-        let (rung, had, before) = (trip.rung, trip.had, trip.before.clone());
-        let (deep, driven) = (trip.deep.clone(), trip.driven.clone());
-        let trip = Trip::new(Way::Back, now, Span::ZERO);
-        let trip = Trip { again: Some(wants), back: true, rung, had, before, deep, driven, ..trip };
-        let (ask, trip) = (first.clone(), trip.turned(Way::Back, now, &self.policy.parking));
-        back.vram = *vram;
-        back.paid = self.charge(now, lease, *mark, due)?;
-        self.take_turn(now, lease, *turn)?;
-        let Some(book) = self.remove(lease) else { return Ok(()) };
-        self.insert(lease, Book { ask, worked: true, at: At::Away(back, Box::new(trip)), ..book });
-        self.tenants[tenant].served = self.tenants[tenant].served.max(now);
-        Ok(())
-    }
-
-    /// A holder's bytes find no room after all.
-    pub fn retreat(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, _, trip) = self.trip(lease, Way::Back)?;
-        let refused = matches!(cause, Cause::Said(of, Word::Refuse) | Cause::Hooked(of, Word::Refuse) if *of == lease);
-        let silent = matches!(cause, Cause::Ticked) && self.is_overdue(now, trip);
-        let unsure = matches!(cause, Cause::Observed(..)) && self.is_unsure(lease).is_some();
-        must(8, at == now && trip.back && (refused || silent || unsure), || {
-            format!("{lease} leaves again after {cause:?}: {trip:?}")
-        })?;
-        let rung = trip.rung;
-        let trip = trip.turned(Way::Out, now, &self.policy.parking);
-        self.set_trip(lease, trip, |_| {});
-        self.rest(now, lease, rung, 1);
-        Ok(())
-    }
-
-    /// Why a holder that the driver is to bring back may lack room by now.
-    fn is_unsure(&self, lease: LeaseId) -> Option<&'static str> {
-        let book = self.leases.get(&lease)?;
-        let At::Away(held, trip) = &book.at else { return None };
-        let restores = trip.restores() && !book.ask.may_lose;
-        if restores && self.may_have(lease, trip) { self.others_keep_off(lease, held).err() } else { None }
-    }
-
-    /// A card was seen: nobody is brought back there to a room that others could take.
-    pub fn check_restores(&self, cause: &Cause) -> Verdict {
-        let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
-        let card = &self.cards[*number];
-        if !matches!(card.look, Look::Free(_) | Look::Coarse(_)) {
-            return Ok(());
-        }
-        let mut unsure = self.trips.iter().filter(|lease| card.claims.contains_key(lease));
-        let unsure = unsure.find_map(|lease| Some((lease, self.is_unsure(*lease)?)));
-        must(2, unsure.is_none(), || format!("{unsure:?} is brought back all the same"))
-    }
-
-    /// A holder's bytes are back, and its host memory is free.
-    pub fn resumed(&mut self, now: Time, cause: &Cause, lease: LeaseId, at: Time) -> Verdict {
-        let (_, held, trip) = self.trip(lease, Way::Back)?;
-        must(14, at == now, || format!("{lease} is back at {at}, and it is {now}"))?;
-        // Nobody is there that could bring anything back, or say so.
-        let (none_parked, rung) = (self.none_parked(lease, trip.rung), trip.rung);
-        let unwrapped = rung == Rung::Yield && matches!(cause, Cause::Unwrapped(of) if *of == lease);
-        must(2, !self.may_have(lease, trip), || {
-            format!("{lease} is back, and the driver may have something of it: {trip:?}")
-        })?;
-        let given_up = none_parked && (unwrapped || self.is_overdue(now, trip));
-        must(3, none_parked, || {
-            format!("{lease} is back, and not all of its programs: {:?}", self.voices(lease, rung))
-        })?;
-        // Of bytes that came from cards of others' nobody knows anything.
-        let on_its_cards = |process: &ProcKey| held.cards.iter().any(|card| self.cards[*card].all.contains(process));
-        let stowed = self.stowed.iter().filter(|_| !given_up);
-        let stowed = stowed.filter(|((_, on), of)| *on == rung && **of == lease);
-        let stowed = stowed.map(|((process, _), _)| process).find(|process| on_its_cards(process));
-        must(3, stowed.is_none(), || format!("{lease} is back, and {stowed:?} has its bytes in host memory"))?;
-        must(4, given_up || trip.seen_on(held, 1), || {
-            format!("{lease} is back, and the looks at cards {:?} are {:?}", held.cards, trip.looks)
-        })?;
-        let Some(book) = self.remove(lease) else { return Ok(()) };
-        let At::Away(held, trip) = book.at else { return Ok(()) };
-        let until = held.until.max(now);
-        // Who could not be parked is left alone from when that is over.
-        let (rested, mut rests) = (now + self.policy.parking.rest, book.rests);
-        if !trip.back && rests.on(rung) != Time::ZERO {
-            rests.0[rung as usize] = rests.on(rung).max(rested);
-        }
-        self.insert(lease, Book { rests, at: At::Held(Held { booked: Bytes::ZERO, until, ..held }), ..book });
         Ok(())
     }
 }

@@ -124,7 +124,9 @@ impl Books {
             }
             Cause::Said(lease, said) | Cause::Hooked(lease, said) => self.check_heard(*lease, *said)?,
             Cause::Unwrapped(lease) => self.check_unwrapped(*lease)?,
-            Cause::Resume(lease, Expect::Yes(_)) => self.check_heard(*lease, Word::Resume)?,
+            Cause::Resume(lease, Expect::Yes(_)) | Cause::Hinted(lease, true) => {
+                self.check_heard(*lease, Word::Resume)?;
+            }
             Cause::Started(rebooted, floor) => {
                 must(7, self.next_epoch >= *floor, || format!("epoch {} is below the floor {floor}", self.next_epoch))?;
                 let held = |book: &&Book| matches!(book.at, At::Held(_) | At::Away(..));

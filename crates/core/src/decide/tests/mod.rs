@@ -20,11 +20,13 @@ mod moving;
 mod order;
 mod over;
 mod park;
+mod passive;
 mod preempt;
 mod room;
 mod term;
 mod tokens;
 
+use crate::action::Hint;
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use crate::audit::{Audit, FileKey, Through};
 use crate::event::{Answer, Caller, Event};
@@ -199,6 +201,7 @@ impl Teller {
             }
             ["park", id, who] => Event::ParkAsked { by: by(who), lease: lease(id) },
             ["resume", id, who] => Event::ResumeAsked { by: by(who), lease: lease(id) },
+            ["typed", id] => Event::Hinted { lease: lease(id), hint: Hint::Terminal },
             ["ram", "unknown"] => Event::Ram { available: None },
             ["ram", size] => Event::Ram { available: Some(bytes(size)) },
             ["runs", id, program] => Event::Runs { lease: lease(id), program: program.to_string() },

@@ -260,7 +260,7 @@ fn the_right_to_stay_is_for_what_the_lease_is_for() {
             0s bind L1
             3s over L1: 10 GiB
             4s queue L2
-            63s park L1 by yield for L2 (0 B booked, and asks again)
+            63s park L1 by yield for L2 (0 B booked)
         "#]],
     );
 }

@@ -222,7 +222,7 @@ fn who_fails_to_leave_when_its_time_is_over_tries_every_way_once_and_gains_no_ti
             100s park L1 (14.1 GiB booked)
             100.1s unpark L1 (Refused("a capture is open"))
             101.1s resumed L1
-            101.1s park L1 by driver (14.1 GiB booked, and asks again)
+            101.1s park L1 by driver (14.1 GiB booked)
             102.2s unpark L1 (Refused("a call of its did not end"))
             103.3s resumed L1
             103.3s end L1 (Expired)
