@@ -138,3 +138,24 @@ fn while_a_stranger_is_on_the_card_contexts_stay() {
     await_nothing(&client);
     job.finish("after the stranger had gone");
 }
+
+/// Six contexts are 768 MiB: with them on the GPU a request for 3,500 MiB of 4 GiB would wait for the jobs to end.
+#[test]
+fn contexts_of_parked_programs_leave_for_a_request_that_needs_their_room() {
+    let config = CONFIG.replace("deep = \"1s\"", "deep = \"10m\"") + "[preemption]\nidle = \"1s\"\nturn = \"1s\"\n";
+    let config = config.replacen("[preemption]\nrest = \"1s\"\n", "", 1);
+    let gpu = Gpu::Named("soft:1x4GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config), ..Setup::default() });
+    let client = service.client();
+    let jobs: Vec<Job> = (0..6).map(|_| Job::holds(&service, "500M", "256MiB", &["--idle"])).collect();
+    let mut large = Job::start(&service, &["--vram", "3500M", "--", &example("hold"), "2GiB", "--seconds", "1"]);
+    assert!(large.line().starts_with("holds "), "{}", large.said());
+    for number in 1..=6 {
+        let lease = client.lease(&format!("L{number}"));
+        assert_eq!((lease.state, lease.seen_bytes), (LeaseState::Parked, Some(0)), "L{number}");
+    }
+    assert_eq!(large.end().0, Some(0));
+    for job in jobs {
+        job.finish("its context left the GPU too, and came back");
+    }
+}

@@ -169,6 +169,9 @@ pub enum Action {
         /// [`Lease::is_passive`]: crate::rows::Lease::is_passive
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         quiet: bool,
+        /// Once it is parked the driver takes its contexts too, at once: the waiter needs their room.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        with_context: bool,
         /// The processes that the driver moves, where it does.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         processes: Vec<ProcKey>,
@@ -521,6 +524,7 @@ impl Action {
             program: String::new(),
             room_for: None,
             quiet: false,
+            with_context: false,
             processes: Vec::new(),
         }
     }

@@ -11,6 +11,7 @@
 pub mod action;
 pub mod ask;
 pub mod audit;
+pub mod contexts;
 pub mod cost;
 pub mod decide;
 pub mod event;

@@ -262,7 +262,7 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
 }
 
 /// Whether so much more host memory can be booked for a tenant.
-fn can_book(state: &State, tenant: TenantId, more: Bytes) -> Result<(), NotParkable> {
+pub(crate) fn can_book(state: &State, tenant: TenantId, more: Bytes) -> Result<(), NotParkable> {
     let room = room(state).ok_or(NotParkable::RamUnknown)?;
     if more > room {
         return Err(NotParkable::Ram { need: more, room });
@@ -358,54 +358,6 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
     }
 }
 
-/// The processes of a parked holder that the driver could take off their cards altogether, so that not even
-/// their contexts stay: the library in each of them keeps it from calling the driver meanwhile. And how much host memory
-/// must be booked for it then, if that is more than is.
-pub fn deepenable(state: &State, lease: &Lease, now: Time) -> Result<(Vec<ProcKey>, Option<Bytes>), NotParkable> {
-    let Phase::Parked(hold, away) = &lease.phase else { return Err(NotParkable::NotActive) };
-    let Some(live) = state.live(lease.id) else { return Err(NotParkable::NoShim) };
-    let waits = away.wants.is_some() && !state.planted(Mutant::DeepenWanted);
-    if away.rung != Rung::Park || away.deep || waits {
-        return Err(NotParkable::NotActive);
-    }
-    if let Some(rest) = live.rests.get(&Rung::Driver).filter(|rest| rest.until > now) {
-        return Err(NotParkable::Lately(rest.why.clone()));
-    }
-    let mut processes = Vec::new();
-    for card in &hold.cards {
-        let room = state.room(*card);
-        room.open(now, state.policy().period).map_err(|_| NotParkable::Unreadable)?;
-        if room.is_coarse() {
-            return Err(NotParkable::Coarse);
-        }
-        processes.extend(residents(state, lease.id, *card));
-    }
-    processes.sort();
-    processes.dedup();
-    let is_still =
-        |process: &ProcKey| live.shims.get(process).is_some_and(|it| it.parked.is_some() && it.deep.is_some());
-    if processes.is_empty() || !processes.iter().all(is_still) {
-        return Err(NotParkable::NoShim);
-    }
-    for process in &processes {
-        let voice = live.driven.get(process).ok_or(NotParkable::NotInspected)?;
-        if let Some(why) = &voice.cannot {
-            return Err(NotParkable::Says(why.clone()));
-        }
-    }
-    // What was booked is what it had; who took more until it left, or has started programs since then, has more.
-    let left: Bytes = hold.cards.iter().map(|card| state.room(*card).seen_of(lease.id)).sum();
-    let need = live.shims.values().filter_map(|voice| voice.parked).sum::<Bytes>() + left;
-    let more = need.less(hold.booked());
-    if more > Bytes::ZERO {
-        can_book(state, lease.tenant, more)?;
-    }
-    sure_of_room(state, lease, hold)?;
-    keeps_to_its_cards(state, lease.id, hold, now)?;
-    let is_booked = more == Bytes::ZERO || state.planted(Mutant::DeepUnbooked);
-    Ok((processes, (!is_booked).then_some(need)))
-}
-
 /// Whether none of the programs that the driver shall have calls it any more. One that is gone does not.
 pub fn are_still(state: &State, lease: &Lease) -> bool {
     let (Some(away), Some(live)) = (lease.away(), state.live(lease.id)) else { return false };
@@ -468,7 +420,7 @@ pub(crate) fn sure_of_room(state: &State, lease: &Lease, hold: &Hold) -> Result<
 
 /// Whether a holder has nothing on cards that are not its own: the driver would take it off there too, and nobody
 /// would keep its room.
-fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> Result<(), NotParkable> {
+pub(crate) fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now: Time) -> Result<(), NotParkable> {
     if state.planted(Mutant::RestoreUnsure) {
         return Ok(());
     }

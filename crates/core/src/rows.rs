@@ -331,6 +331,9 @@ pub struct Away {
     /// It was parked while idle, and its next use cannot be noticed: see [`Lease::is_passive`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiet: bool,
+    /// A waiter needs the room of its contexts too: they leave as soon as it is parked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_context: bool,
     /// The processes that the driver moves, where it does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcKey>,
@@ -378,6 +381,7 @@ impl Away {
             processes,
             deep: false,
             quiet: false,
+            with_context: false,
             again: None,
             back: false,
             wants: None,

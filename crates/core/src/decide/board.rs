@@ -11,6 +11,7 @@ use super::admit::would_do;
 use super::park::{as_of_now, needs_others_gone, rests};
 use super::serve::{LOOK_AHEAD, eligible, in_turn, need, whole_is_allowed, whole_least};
 use crate::ask::{Exclusivity, On, Preempt, Term, Vram};
+use crate::contexts;
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::parking;
@@ -409,9 +410,26 @@ impl Board {
                 room = room + *bytes;
                 room >= need
             });
-            enough.map_or(last, |(at, _, _)| state.over_by(*at, self.now))
+            match enough {
+                Some((at, _, _)) => state.over_by(*at, self.now),
+                None => self.frees_with_contexts_at(state, lease, card, need).unwrap_or(last),
+            }
         };
         enough.max(self.opens_at(state, lease, card))
+    }
+
+    /// When leases will have given back enough of a GPU, if the contexts of parked programs leave it too; `None` if even
+    /// that is not enough.
+    fn frees_with_contexts_at(&self, state: &State, lease: &Lease, card: CardId, need: Bytes) -> Option<Time> {
+        let mut room = self.slots[card.0 as usize].room + removable(state, lease.id, card);
+        if room >= need {
+            return Some(self.now);
+        }
+        let enough = state.room(card).ends().iter().find(|(_, _, bytes)| {
+            room = room + *bytes;
+            room >= need
+        });
+        enough.map(|(at, _, _)| state.over_by(*at, self.now))
     }
 
     /// When nobody's exclusivity keeps the waiter off a card any more, nor its own wish for it.
@@ -501,12 +519,22 @@ fn near_one_another(state: &State, wanted: usize, seen: Vec<Seen>) -> Vec<Seen> 
 
 /// Whether the waiter could start on this card if every lease there ended.
 pub(crate) fn could_hold(state: &State, lease: &Lease, card: CardId) -> bool {
-    let room = state.room(card);
     let lease = &*as_of_now(state, lease);
     let allowed = lease.ask.vram != Vram::Whole || whole_is_allowed(state, lease, card);
     let alone = lease.ask.exclusivity == Exclusivity::Shared || state.strangers(card) == 0;
-    eligible(state, &lease.ask, card)
-        && allowed
-        && alone
-        && need(state, &lease.ask, card) <= room.largest_ever().less(room.stays())
+    eligible(state, &lease.ask, card) && allowed && alone && could_fit(state, lease, card)
+}
+
+/// Whether a waiter would fit on a GPU if every lease there ended, and every context left that can.
+fn could_fit(state: &State, lease: &Lease, card: CardId) -> bool {
+    let (need, room) = (need(state, &lease.ask, card), state.room(card));
+    let most = room.largest_ever().less(room.stays());
+    need <= most || need <= most + removable(state, lease.id, card)
+}
+
+/// What the contexts of parked leases other than this one would give back on a GPU.
+fn removable(state: &State, waiter: LeaseId, card: CardId) -> Bytes {
+    let now = state.heard.unwrap_or(Time::ZERO);
+    let others = contexts::removable_on(state, card, now).into_iter().filter(|(lease, _)| *lease != waiter);
+    others.map(|(_, bytes)| bytes).sum::<Bytes>() + contexts::told_to_leave(state, card)
 }

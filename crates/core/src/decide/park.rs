@@ -16,6 +16,7 @@ use super::board::{Board, Fit};
 use super::serve::charged;
 use crate::action::{Action, Hint, Unparked, Wake};
 use crate::ask::{Ask, Vram};
+use crate::contexts;
 use crate::cost::Way;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
@@ -32,6 +33,18 @@ use std::borrow::Cow;
 pub(crate) const HOOK: ProcKey = ProcKey { pid: 0, start: 0 };
 /// Looks in a row that must show a card without a holder's bytes.
 const LOOKS: u32 = 2;
+
+/// How a lease is parked, and what for.
+pub(super) struct ParkOrder {
+    pub rung: Rung,
+    /// It was at work: once parked it waits for its GPUs again.
+    pub again: bool,
+    /// A user asked for it.
+    pub by_hand: bool,
+    pub room_for: Option<LeaseId>,
+    /// The waiter needs the room of its contexts too.
+    pub with_context: bool,
+}
 
 impl Turn<'_> {
     /// Somebody wants a holder off its cards.
@@ -128,18 +141,12 @@ impl Turn<'_> {
     pub(super) fn park(&mut self, lease: LeaseId, again: bool, by_hand: bool) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         let rung = way_out(self.state, row, self.now)?;
-        self.park_by(lease, rung, again, None, by_hand)
+        self.park_by(lease, ParkOrder { rung, again, by_hand, room_for: None, with_context: false })
     }
 
     /// Puts a holder on its way off its cards in this way.
-    pub(super) fn park_by(
-        &mut self,
-        lease: LeaseId,
-        rung: Rung,
-        again: bool,
-        room_for: Option<LeaseId>,
-        by_hand: bool,
-    ) -> Result<(), NotParkable> {
+    pub(super) fn park_by(&mut self, lease: LeaseId, order: ParkOrder) -> Result<(), NotParkable> {
+        let ParkOrder { rung, again, by_hand, room_for, with_context } = order;
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         if self.state.disk_full {
             return Err(NotParkable::Lately("the disk is full".to_owned()));
@@ -154,7 +161,20 @@ impl Turn<'_> {
         let quiet = !again && !by_hand && !use_is_noticed(self.state, lease, rung);
         // Behind whoever it leaves for, who may have asked at this very moment.
         let again = again.then_some(self.now + Span(1));
-        self.emit(Action::Park { lease, at: self.now, booked, again, rung, had, program, room_for, processes, quiet });
+        let at = self.now;
+        self.emit(Action::Park {
+            lease,
+            at,
+            booked,
+            again,
+            rung,
+            had,
+            program,
+            room_for,
+            processes,
+            quiet,
+            with_context,
+        });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
             live.wake = None;
@@ -280,17 +300,23 @@ impl Turn<'_> {
                 {
                     self.emit(Action::Shallow { lease, at: self.now, why });
                 }
-            } else if away.since + after <= self.now
-                && !self.state.disk_full
-                && let Ok((processes, booked)) = parking::deepenable(self.state, row, self.now)
-            {
-                self.emit(Action::Deepen { lease, at: self.now, processes, booked });
-                if let Some(live) = self.state.live_mut(lease) {
-                    live.untold = true;
-                }
-                self.note_still(lease);
+            } else if away.with_context {
+                self.take_contexts(lease);
+            } else if away.since + after <= self.now && contexts::deepenable(self.state, row, self.now).is_ok() {
+                self.take_contexts(lease);
             }
         }
+    }
+
+    /// The driver shall take the contexts of a parked lease, if it can.
+    pub(super) fn take_contexts(&mut self, lease: LeaseId) {
+        let Some(row) = self.state.lease(lease).filter(|_| !self.state.disk_full) else { return };
+        let Ok((processes, booked)) = contexts::removable(self.state, row, self.now) else { return };
+        self.emit(Action::Deepen { lease, at: self.now, processes, booked });
+        if let Some(live) = self.state.live_mut(lease) {
+            live.untold = true;
+        }
+        self.note_still(lease);
     }
 
     /// Something was heard of a holder: if none of its programs calls the driver, that may be told by now.

@@ -7,11 +7,12 @@
 
 use super::board::{could_hold, in_the_way_on};
 use super::over;
-use super::park::{as_of_now, rests, takes};
+use super::park::{ParkOrder, as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
 use super::{KILL, TERM, Turn};
 use crate::action::Action;
 use crate::ask::{Exclusivity, Preempt, Tier, Vram};
+use crate::contexts;
 use crate::cost::Way;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId};
 use crate::live::Sent;
@@ -51,6 +52,8 @@ pub struct Prospect {
     pub back: Span,
     /// It was not at work.
     pub idle: bool,
+    /// Its contexts leave too; of a lease that is parked already, only they do.
+    pub with_context: bool,
 }
 
 impl Prospect {
@@ -223,7 +226,7 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
         _ if idle => Span::ZERO,
         _ => out + back,
     };
-    Ok(Prospect { rank, rung, out, loss, back, idle })
+    Ok(Prospect { rank, rung, out, loss, back, idle, with_context: false })
 }
 
 /// Whether a holder stays for its turn, whatever it does and could: [`prospect`] would refuse it in the end.
@@ -238,6 +241,14 @@ fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
     let worked = state.live(holder.id).and_then(|live| live.worked_at).unwrap_or(Time::ZERO);
     // A daemon that was away has seen nothing.
     worked.max(hold.began()).max(state.rows().meta.grace_from)
+}
+
+/// Whether the contexts of programs that the library parks stay on their GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contexts {
+    Stay,
+    /// They leave too, where they can.
+    Leave,
 }
 
 /// Whom a waiter could be let in for, on which cards.
@@ -269,7 +280,7 @@ impl Outlook {
                 return Bytes::ZERO;
             }
             let leaving = state.room(card).ends().iter().take_while(|(at, ..)| *at == Time::ZERO);
-            leaving.map(|(.., gives)| *gives).sum()
+            leaving.map(|(.., gives)| *gives).sum::<Bytes>() + contexts::leaving(state, card, now)
         };
         let room = |card: CardId| match state.room(card).open(now, state.policy().period) {
             Ok(()) if state.in_service(card) => state.promisable(card, now) + coming(card),
@@ -286,7 +297,14 @@ impl Outlook {
     }
 
     /// Whom a waiter could be let in for, on which cards, but for those who shall stay.
-    fn question<'a>(&self, state: &'a State, waiter: &Lease, stay: &BTreeSet<LeaseId>, now: Time) -> Question<'a> {
+    fn question<'a>(
+        &self,
+        state: &'a State,
+        waiter: &Lease,
+        stay: &BTreeSet<LeaseId>,
+        contexts: Contexts,
+        now: Time,
+    ) -> Question<'a> {
         let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
         let open = |card: &CardId| !self.closed[card.0 as usize] && !state.is_restoring_on(*card);
         let readable = |card: &CardId| state.room(*card).open(now, state.policy().period).is_ok();
@@ -296,15 +314,51 @@ impl Outlook {
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
         let holders = holders.filter(on_able).filter(|row| !has_its_turn(state, waiter, row, now));
         let found = holders.filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
-        let found: Vec<(&Lease, Prospect)> = found.collect();
+        let mut found: Vec<(&Lease, Prospect)> = found.collect();
+        if contexts == Contexts::Leave {
+            for (row, prospect) in &mut found {
+                let can_leave = row.hold().is_some_and(|hold| contexts::can_leave(state, row, hold, now).is_ok());
+                prospect.with_context = prospect.rung == Rung::Park && can_leave;
+            }
+            found.extend(self.parked_contexts(state, waiter, &able, now));
+        }
         let victims: Vec<Victim> = found.iter().map(|(row, prospect)| victim(state, row, prospect)).collect();
         let sites: Vec<Site> = able.iter().filter_map(|card| self.site(state, waiter, *card, &victims)).collect();
         Question { cards, found, victims, sites }
     }
 
+    /// Parked leases whose contexts could leave these GPUs for a waiter. Those that wait ahead of it keep theirs.
+    fn parked_contexts<'a>(
+        &self,
+        state: &'a State,
+        waiter: &Lease,
+        cards: &[CardId],
+        now: Time,
+    ) -> Vec<(&'a Lease, Prospect)> {
+        let ahead: BTreeSet<LeaseId> =
+            free_to_start(state).map(|ahead| ahead.id).take_while(|id| *id != waiter.id).collect();
+        let mut ids: Vec<LeaseId> =
+            cards.iter().flat_map(|card| contexts::removable_on(state, *card, now)).map(|(lease, _)| lease).collect();
+        ids.sort();
+        ids.dedup();
+        let is_free = |id: &LeaseId| !ahead.contains(id) && !self.asked.contains(id) && *id != waiter.id;
+        // The contexts of some leave anyway.
+        let stays = |row: &&Lease| row.away().is_some_and(|away| !away.with_context);
+        let free = ids.into_iter().filter(is_free);
+        let prospect = |row: &Lease| {
+            let left: Bytes = row
+                .hold()
+                .map_or(Bytes::ZERO, |hold| hold.cards.iter().map(|card| state.room(*card).seen_of(row.id)).sum());
+            let (out, back) = contexts::costs(state, row, left);
+            Prospect { rank: 0, rung: Rung::Driver, out, loss: Span::ZERO, back, idle: true, with_context: true }
+        };
+        free.filter_map(|id| state.lease(id)).filter(stays).map(|row| (row, prospect(row))).collect()
+    }
+
     /// What it would cost to make a waiter's room on each card by itself, where it can be.
     fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(CardId, Span)> {
-        let Question { victims, sites, .. } = self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), now);
+        let Question { victims, sites, .. } =
+            self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), Contexts::Stay, now);
         let price = |site: &Site| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
         sites.iter().filter_map(price).collect()
     }
@@ -315,9 +369,15 @@ impl Outlook {
         let wanted = usize::from(waiter.ask.gpus);
         let mut stay = BTreeSet::new();
         let mut lacking = Making::Nothing;
+        let mut contexts = Contexts::Stay;
         let (question, choice, takes) = loop {
-            let question = self.question(state, waiter, &stay, now);
+            let question = self.question(state, waiter, &stay, contexts, now);
             let Some(choice) = plan::cheapest(&question.sites, wanted, &question.victims) else {
+                // Without the contexts of parked programs there may be room.
+                if contexts == Contexts::Stay && state.policy().parking.deep.is_some() {
+                    contexts = Contexts::Leave;
+                    continue;
+                }
                 question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
                 return lacking;
             };
@@ -427,6 +487,8 @@ fn host_memory(state: &State, question: &Question<'_>, chosen: &[usize], now: Ti
     let of = |at: &usize| {
         let (row, prospect) = &question.found[*at];
         let bytes = match prospect.rung {
+            // Contexts are booked when the driver is told to take them.
+            Rung::Driver if prospect.with_context => return None,
             Rung::Park | Rung::Driver => parking::parkable(state, row, prospect.rung, now).ok()?,
             Rung::Yield | Rung::End => return None,
         };
@@ -436,7 +498,8 @@ fn host_memory(state: &State, question: &Question<'_>, chosen: &[usize], now: Ti
 }
 
 fn victim(state: &State, row: &Lease, prospect: &Prospect) -> Victim {
-    let keeps = |room: &Room| if prospect.rung.keeps_context() { room.left() } else { Bytes::ZERO };
+    let keeps_context = prospect.rung.keeps_context() && !prospect.with_context;
+    let keeps = |room: &Room| if keeps_context { room.left() } else { Bytes::ZERO };
     let gain = |card: CardId| {
         let room = state.room(card);
         let counted = room.claims().get(&row.id).map_or(Bytes::ZERO, |claim| claim.counted());
@@ -563,6 +626,9 @@ impl Turn<'_> {
     }
 
     fn make_leave(&mut self, lease: LeaseId, prospect: &Prospect, waiter: LeaseId) {
+        if self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Parked(..))) {
+            return self.take_contexts(lease);
+        }
         if prospect.rung == Rung::End {
             let hold = self.state.lease(lease).and_then(Lease::hold);
             if hold.is_some_and(|hold| parking::waits_for_others(self.state, lease, hold).is_some()) {
@@ -578,7 +644,9 @@ impl Turn<'_> {
             return;
         }
         // What stood in the way meanwhile is seen with the next plan.
-        let _ = self.park_by(lease, prospect.rung, !prospect.idle, Some(waiter), false);
+        let (again, with_context) = (!prospect.idle, prospect.with_context);
+        let order = ParkOrder { rung: prospect.rung, again, by_hand: false, room_for: Some(waiter), with_context };
+        let _ = self.park_by(lease, order);
     }
 
     /// The notice of a holder is over: it ends, unless nobody needs its cards any more.

@@ -15,7 +15,8 @@ impl Rows {
     }
 
     pub(super) fn park(&mut self, lease: LeaseId, action: &Action) {
-        let Action::Park { at, booked, again, rung, had, program, processes, quiet, .. } = action else { return };
+        let Action::Park { at, booked, again, rung, had, program, processes, .. } = action else { return };
+        let Action::Park { quiet, with_context, .. } = action else { return };
         let Some(row) = self.leases.get_mut(&lease) else { return };
         if let Phase::Active(hold) = &row.phase {
             // Who leaves in another way need not end.
@@ -24,8 +25,9 @@ impl Rows {
             let turns = hold.turns();
             (turns.booked, turns.unmoved) = (*booked, false);
             let (program, processes) = (program.clone(), processes.clone());
-            let away =
-                Away { again: *again, rung: *rung, had: *had, program, processes, quiet: *quiet, ..Away::new(*at) };
+            let (quiet, with_context) = (*quiet, *with_context);
+            let away = Away { again: *again, rung: *rung, had: *had, ..Away::new(*at) };
+            let away = Away { program, processes, quiet, with_context, ..away };
             row.phase = Phase::Parking(hold, away);
         }
     }

@@ -7,6 +7,7 @@ use crate::words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use sublet_core::action::Action;
+use sublet_core::contexts;
 use sublet_core::decide::preempt;
 use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::{self, NotParkable};
@@ -179,10 +180,15 @@ impl Loop {
         let (state, now) = (self.engine.state(), self.clock.now());
         let stuck = |row: &&Lease| {
             let stuck = |rung: &Rung| parking::parkable(state, row, *rung, now).is_err();
-            let deepens = |row: &Lease| parking::deepenable(state, row, now) == Err(NotParkable::NotInspected);
+            let deepens = |row: &Lease| contexts::removable(state, row, now) == Err(NotParkable::NotInspected);
             let deep = state.policy().parking.deep.is_some();
-            match row.phase {
-                Phase::Active(_) => [Rung::Yield, Rung::Park].iter().all(stuck),
+            // A waiter may need the room of its contexts.
+            let may_deepen = |hold| contexts::can_leave(state, row, hold, now) == Err(NotParkable::NotInspected);
+            match &row.phase {
+                Phase::Active(hold) => {
+                    let is_sought = deep && !state.queue().is_empty() && may_deepen(hold);
+                    is_sought || [Rung::Yield, Rung::Park].iter().all(stuck)
+                }
                 Phase::Parked(..) => deep && deepens(row),
                 _ => false,
             }

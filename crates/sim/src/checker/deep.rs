@@ -7,7 +7,7 @@
 //! on it may have what it was told to take, until it says that it has not; of whom nothing was heard it may. A holder
 //! of which it may have something comes back by it, before the library copies anything.
 
-use super::books::{At, Book, Books, Look};
+use super::books::{At, Book, Books, CardBook, Held, Look};
 use super::calls::{Cause, Word};
 use super::park::{DISTRUST, Trip, Way};
 use super::{Checker, Verdict, must};
@@ -30,16 +30,27 @@ impl Books {
     /// beyond what is; or why none.
     fn deepens(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
         let after = self.policy.parking.deep.ok_or("contexts stay in this house")?;
-        let book = self.leases.get(&lease).ok_or("it is not there")?;
-        let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
-        if trip.way != Way::Gone || trip.rung != Rung::Park || trip.deep.is_some() {
-            return Err("it is not in host memory by the library alone");
-        }
-        if trip.wants.is_some() {
+        let At::Away(_, trip) = &self.leases.get(&lease).ok_or("it is not there")?.at else {
+            return Err("it is not parked");
+        };
+        if trip.wants.is_some() && !trip.with_context {
             return Err("it waits for its cards");
         }
-        if now < trip.since + after {
+        if now < trip.since + after && !trip.with_context {
             return Err("it was not parked for long");
+        }
+        self.could_deepen(now, lease)
+    }
+
+    /// The same whether it waits or not, and however long it was parked.
+    pub(super) fn could_deepen(&self, now: Time, lease: LeaseId) -> Result<(Vec<ProcKey>, Bytes), &'static str> {
+        let book = self.leases.get(&lease).ok_or("it is not there")?;
+        let At::Away(held, trip) = &book.at else { return Err("it is not parked") };
+        if self.policy.parking.deep.is_none() {
+            return Err("contexts stay in this house");
+        }
+        if trip.way != Way::Gone || trip.rung != Rung::Park || trip.deep.is_some() {
+            return Err("it is not in host memory by the library alone");
         }
         if self.disk_full {
             return Err("the disk is full");
@@ -181,10 +192,11 @@ impl Books {
         }
         let (_, held, trip) = self.trip(lease, Way::Gone)?;
         must(5, trip.deep.is_none(), || format!("{lease} is told twice to leave altogether: {trip:?}"))?;
-        must(17, matches!(cause, Cause::Observed(Some(_), _)), || {
-            format!("{lease} leaves altogether after {cause:?}")
+        let in_time = matches!(cause, Cause::Observed(Some(_), _)) && self.deepens(now, lease).is_ok();
+        must(17, in_time || self.is_context_sought(now, lease, held), || {
+            format!("{lease} leaves altogether after {cause:?}, and no waiter needs that: {trip:?}")
         })?;
-        let can = self.deepens(now, lease);
+        let can = self.could_deepen(now, lease);
         must(2, matches!(&can, Ok((processes, _)) if processes == of), || {
             format!("{lease} leaves altogether with {of:?}, and by the books {can:?}: {trip:?}")
         })?;
@@ -200,6 +212,28 @@ impl Books {
         }
         self.note_quiet(lease);
         Ok(())
+    }
+
+    /// Whether a waiter, ahead of this lease if that waits too, could be on one of its cards and does not fit there now.
+    fn is_context_sought(&self, now: Time, lease: LeaseId, held: &Held) -> bool {
+        let could_use = |book: &Book, number: &usize| {
+            let card = &self.cards[*number];
+            self.could_hold(book, card) && !self.fits(book, card, now)
+        };
+        let mut ahead = self.in_order().take_while(|waiter| *waiter != lease).take(64);
+        let seeks = |book: &Book| !self.is_held_back(book) && held.cards.iter().any(|card| could_use(book, card));
+        self.policy.parking.preempt && ahead.any(|waiter| self.leases.get(&waiter).is_some_and(seeks))
+    }
+
+    /// What parked leases have on a card that leaves it should a waiter need the room: the driver has been told to take it,
+    /// or could be.
+    pub(super) fn removable(&self, waiter: LeaseId, card: &CardBook) -> Bytes {
+        let now = self.heard.unwrap_or(Time::ZERO);
+        let leaves =
+            |lease: &LeaseId| self.is_deep(*lease) || (*lease != waiter && self.could_deepen(now, *lease).is_ok());
+        let parked = |lease: &LeaseId| self.leases.get(lease).is_some_and(Book::is_parked);
+        let residues = card.seen.iter().filter(|(lease, _)| card.claims.contains_key(lease) && parked(lease));
+        residues.filter(|(lease, _)| leaves(lease)).map(|(_, bytes)| *bytes).sum()
     }
 
     /// The driver said that it has a process of a holder's that left by the library, unasked.

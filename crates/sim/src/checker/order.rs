@@ -147,7 +147,8 @@ impl Books {
         // Where nobody tells whose bytes are whose, those of who is parked are among the loose ones.
         let away = card.claims.keys().filter(|lease| parked(lease)).count() as u64;
         let stays = if card.is_coarse() { loose.max(Bytes(card.left().0 * away)) } else { loose + residue };
-        let roomy = self.need(book, card) <= self.largest(card).less(stays);
+        let (need, most) = (self.need(book, card), self.largest(card).less(stays));
+        let roomy = need <= most || need <= most + self.removable(book.id, card);
         self.eligible(&self.ask_now(book), card) && alone && allowed && roomy
     }
 

@@ -63,6 +63,8 @@ pub struct Trip {
     pub wants: Option<Time>,
     /// It was idle when it left, and its next use cannot be noticed: it comes back into unclaimed room only.
     pub passive: bool,
+    /// Its contexts leave too, as soon as it is gone.
+    pub(super) with_context: bool,
     /// What it asked for at first, while its ask is for the cards it had.
     pub first: Option<Ask>,
     /// What was left of a fixed term.
@@ -155,6 +157,7 @@ impl Trip {
             back: false,
             wants: None,
             passive: false,
+            with_context: false,
             first: None,
             left: None,
             asked_for: false,
@@ -178,9 +181,9 @@ impl Trip {
         // An earlier daemon may have told the driver.
         let deep = away.deep.then(|| Deep { processes: away.processes.clone(), told: true });
         let driven = if rung == Rung::Driver { away.processes.clone() } else { Vec::new() };
-        let passive = away.quiet;
+        let (passive, with_context) = (away.quiet, away.with_context);
         let trip = Trip::new(way, away.since, Span::ZERO);
-        let trip = Trip { again, back, wants, passive, first, left, rung, had, deep, driven, ..trip };
+        let trip = Trip { again, back, wants, passive, with_context, first, left, rung, had, deep, driven, ..trip };
         Trip { span: trip.allowed(parking), sight: parking.limit, ..trip }
     }
 
@@ -517,7 +520,7 @@ impl Books {
 
     /// A holder's bytes shall leave its cards.
     pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, quiet, processes, .. } = action else {
+        let Action::Park { at, booked, again, rung, had, room_for, quiet, with_context, processes, .. } = action else {
             return Ok(());
         };
         let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
@@ -535,6 +538,8 @@ impl Books {
         must(9, quiet == passive, || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
         })?;
+        let takes_contexts = rung == Rung::Park && room_for.is_some() && self.policy.parking.deep.is_some();
+        must(9, !with_context || takes_contexts, || format!("{lease} is parked ({rung}) with its contexts"))?;
         let had_then = self.has_in_all(lease, held);
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
@@ -569,7 +574,17 @@ impl Books {
         let driven: Vec<ProcKey> = driven.copied().collect();
         must(2, *processes == driven, || format!("{lease} is parked ({rung}) with {processes:?}, not {driven:?}"))?;
         let before = self.beside(lease, held);
-        let trip = Trip { again, passive, rung, had: *had, before, driven, ..Trip::new(Way::Out, now, Span::ZERO) };
+        let with_context = *with_context;
+        let trip = Trip {
+            again,
+            passive,
+            with_context,
+            rung,
+            had: *had,
+            before,
+            driven,
+            ..Trip::new(Way::Out, now, Span::ZERO)
+        };
         let trip = trip.turned(Way::Out, now, &self.policy.parking);
         self.set_trip(lease, trip, |held| {
             (held.booked, held.moved, held.notice, held.over) = (booked, true, None, None);

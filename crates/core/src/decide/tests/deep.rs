@@ -582,3 +582,94 @@ fn contexts_of_which_the_driver_finds_that_it_has_none_stay() {
         "#]],
     );
 }
+
+/// Two parkable jobs of 8 GiB on a GPU of 24, the first of which is parked by hand at 20 s.
+fn check_two(story: &str, expect: Expect) {
+    let parking = Parking { deep: Some(Span::secs(600)), ..super::preempt::house().parking };
+    let begin = "0s  cards 24G
+                 0s  ram 100G
+                 0s  card 0 0M
+                 0s  ask ann 8G ttl=300s
+                 0s  ask ben 8G ttl=300s
+                 1s  bind L1
+                 1s  bind L2
+                 1s  shim L1 here
+                 1s  shim L1 shallow
+                 1s  shim L2 here
+                 1s  shim L2 shallow
+                 2s  card 0 L1=7G L2=7G
+                 3s  driver L1 here
+                 3s  driver L2 here
+                 20s  park L1 ann
+                 20.1s shim L1 parked 6900M
+                 20.2s card 0 L1=300M L2=7G
+                 20.3s card 0 L1=300M L2=7G
+                 ";
+    check_with(Policy { parking, ..super::preempt::house() }, &format!("{begin}{story}"), expect);
+}
+
+#[test]
+fn contexts_of_parked_leases_leave_at_once_when_a_waiter_needs_their_room() {
+    // 23.6 GiB fit only if neither job keeps its context.
+    check_two(
+        "30s  worked L2
+         31s  ask cat 24200M interactive
+         31.5s  shim L1 deep
+         32s  driver L1 parked 300M
+         32.1s  shim L2 parked 6900M
+         32.2s  card 0 L2=300M
+         32.3s  card 0 L2=300M
+         33s  shim L2 deep
+         34s  driver L2 parked 300M
+         34.1s  card 0 0M
+         60s  release L3 cat
+         61s  card 0 0M
+         62s  driver L2 resumed
+         63s  card 0 L2=300M
+         64s  shim L2 resumed
+         65s  card 0 L2=7G",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 8 GiB on 0 epoch 2 until 300s
+            1s bind L1
+            1s bind L2
+            20s park L1 (7.1 GiB booked)
+            20.3s parked L1
+            31s queue L3
+            31s park L2 for L3 (7.1 GiB booked, and asks again)
+            31s deepen L1, 1 processes
+            32.299999s parked L2
+            32.299999s L2 wants 7.7 GiB as of 31.000001s
+            32.299999s deepen L2, 1 processes
+            34.1s grant L3 23.6 GiB on 0 epoch 3 until 94.1s
+            60s end L3 (Released)
+            61s retire L3
+            61s resume L2 8 GiB until 361s
+            65s resumed L2
+        "#]],
+    );
+}
+
+#[test]
+fn contexts_that_cannot_leave_keep_a_large_request_waiting() {
+    check_two(
+        "30s  worked L2
+         30s  driver L1 cannot it uses managed memory
+         31s  ask cat 24200M interactive
+         35s  worked L2
+         40s  worked L2",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 8 GiB on 0 epoch 1 until 300s
+            0s queue L2
+            0s grant L2 8 GiB on 0 epoch 2 until 300s
+            1s bind L1
+            1s bind L2
+            20s park L1 (7.1 GiB booked)
+            20.3s parked L1
+            31s queue L3
+        "#]],
+    );
+}
