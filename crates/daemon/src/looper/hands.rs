@@ -117,13 +117,13 @@ impl Loop {
         }
     }
 
-    /// Whoever is to be ended for others gets the signal that it asked for.
+    /// A lease that ends soon: its processes get the signal that was asked for.
     fn send_notice(&mut self, lease: LeaseId) {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         if let Some(notice) = row.ask.notice {
             let (processes, signal) = (preempt::targets(state, row), notice.signal);
-            self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+            self.engine.hold(Held::Errand(Errand::Announce { lease, processes, signal }));
         }
     }
 
