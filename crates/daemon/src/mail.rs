@@ -15,7 +15,6 @@ use sublet_host::driver::Driven;
 use sublet_host::hands::{self, Delivery};
 use sublet_host::mark::Grant;
 use sublet_host::shims::Wish;
-use sublet_host::terminal;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
 use sublet_wire::{Lease, LeaseState, Problem};
@@ -343,13 +342,6 @@ pub enum Errand {
         /// The signal's number.
         signal: u8,
     },
-    /// Whoever started this process finds a line on the terminal, if that can be.
-    Tell {
-        /// Which.
-        process: ProcKey,
-        /// The line.
-        line: String,
-    },
     /// It is tried whether strangers could be ended.
     SelfTest {
         /// On this card.
@@ -410,11 +402,6 @@ impl Errand {
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
             Errand::Abroad { processes } => host.abroad(processes),
-            Errand::Tell { process, line } => {
-                if let Err(why) = terminal::tell(process, &line) {
-                    tracing::debug!(pid = process.pid, "nobody is told on a terminal: {why}");
-                }
-            }
             Errand::Announce { lease, processes, signal } => announce(lease, &processes, signal),
             Errand::Signal { processes, signal } => {
                 for process in processes {
