@@ -1,17 +1,20 @@
 //! Notices to the person concerned: lines on the terminals of real programs on soft GPUs, and what a command and a
 //! webhook get.
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::thread;
-use sublet_blackbox::job::{Alone, await_bytes, await_state, succeeds};
+use sublet_blackbox::binary::{example, sublet};
+use sublet_blackbox::job::{Alone, Job, await_bytes, await_state, succeeds};
 use sublet_blackbox::screen::Screen;
+use sublet_blackbox::service::bare_command;
 use sublet_blackbox::strangers::{CONFIG, PARKS, await_stranger, found, mode, serve_with};
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{LONG, Service, until};
+use sublet_blackbox::{Gpu, LONG, Service, Setup, until};
 use sublet_wire::{LeaseState, Step};
 
 /// Users that need not exist.
@@ -200,4 +203,59 @@ fn a_command_and_a_webhook_get_each_notice_as_json() {
     }
     assert!(got[0]["expected_s"].as_f64().is_some_and(|s| s > 0.0 && s <= 2.0), "{}", got[0]);
     assert_eq!(got[1]["signal"], "SIGTERM");
+}
+
+/// The wrapper tells on its own stderr; the terminal is not written to beside that.
+#[test]
+fn sublet_run_says_why_its_program_is_parked_and_that_it_is_back_and_nothing_twice() {
+    let config = "ttl = \"5m\"\n[preemption]\nturn = \"1s\"\nidle = \"2s\"\n[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
+    let gpu = Gpu::Named("soft:1x4GiB");
+    let service = Service::start_with(Setup { gpu, config: Some(config.to_owned()), ..Setup::default() });
+    let screen = Screen::open();
+    let train = example("mlp");
+    let words = ["--vram", "3G", "--", &train, "--steps", "100000", "--pace", "10"];
+    let job = Job::start_with(&service, &words, |command| screen.control(command));
+    await_bytes(&service.client(), "L1", 10);
+    let guest = ["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "64MiB", "--seconds", "8"];
+    let guest = Job::start(&service, &guest);
+    job.await_said("L1 is parked: your L2 (interactive) needs GPU 0; ");
+    assert_eq!(guest.end().0, Some(0));
+    job.await_said("L1 is back on GPU 0 after ");
+    let said = job.said();
+    assert_eq!(said.matches("parked").count(), 1, "{said}");
+    assert!(said.contains("hint: `sublet resume L1` asks for it back now, `sublet stop L1` ends it"), "{said}");
+    assert_eq!(screen.shown(), "");
+}
+
+/// A wrapper that was killed tells nothing any more: then the daemon does.
+#[test]
+fn a_program_whose_wrapper_was_killed_is_told_on_its_terminal() {
+    let service = serve_with(PARKS);
+    let client = service.client();
+    let screen = Screen::open();
+    let mut shell = bare_command(Path::new("/bin/sh"), service.dir());
+    // The shell leads the session, and the terminal stays its own when the wrapper is gone.
+    let line = "\"$0\" run --vram 1G -- \"$1\" 256MiB --idle >/dev/null & echo $!; wait; sleep 600";
+    shell.args(["-c", line]).arg(sublet()).arg(example("hold"));
+    shell.env("SUBLET_SOCKET", service.dir().join("s")).stdin(Stdio::null()).stdout(Stdio::piped());
+    screen.control(&mut shell);
+    let mut shell = Process(shell.spawn().expect("a shell"));
+    let mut wrapper = String::new();
+    BufReader::new(shell.0.stdout.take().expect("a pipe")).read_line(&mut wrapper).expect("a pid");
+    await_bytes(&client, "L1", 256);
+    let wrapper = wrapper.trim().parse().ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(wrapper, Signal::KILL).expect("a process of this user");
+    client.await_lease("the wrapper is gone", "L1", |lease| lease.pids.len() == 1);
+    succeeds(&service, &["park", "L1"]);
+    screen.await_line("is parked: `sublet park L1` was called; it comes back when it uses the GPU again; ");
+}
+
+/// A session that is killed when this is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
 }
