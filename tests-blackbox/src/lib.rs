@@ -11,6 +11,7 @@ pub mod image;
 pub mod job;
 pub mod log;
 pub mod process;
+pub mod screen;
 pub mod service;
 pub mod strangers;
 pub mod token;

@@ -21,6 +21,7 @@ mod looper;
 mod mail;
 mod marks;
 mod names;
+mod notices;
 mod peer;
 mod plans;
 mod reload;

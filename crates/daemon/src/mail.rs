@@ -12,10 +12,9 @@ use sublet_core::policy::Policy;
 use sublet_core::stranger::StrangerId;
 use sublet_core::units::Time;
 use sublet_host::driver::Driven;
-use sublet_host::hands;
+use sublet_host::hands::{self, Delivery};
 use sublet_host::mark::Grant;
 use sublet_host::shims::Wish;
-use sublet_host::terminal;
 use sublet_host::{Host, Sight};
 use sublet_journal::{CommitError, Loaded};
 use sublet_wire::{Lease, LeaseState, Problem};
@@ -333,12 +332,15 @@ pub enum Errand {
         /// The signal's number.
         signal: u8,
     },
-    /// Whoever started this process finds a line on the terminal, if that can be.
-    Tell {
-        /// Which.
-        process: ProcKey,
-        /// The line.
-        line: String,
+    /// The processes of a lease that catch this signal get it, because the lease ends soon; without one, the top process
+    /// gets SIGTERM.
+    Announce {
+        /// The lease.
+        lease: LeaseId,
+        /// Its processes.
+        processes: Vec<ProcKey>,
+        /// The signal's number.
+        signal: u8,
     },
     /// It is tried whether strangers could be ended.
     SelfTest {
@@ -400,11 +402,7 @@ impl Errand {
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
             Errand::Abroad { processes } => host.abroad(processes),
-            Errand::Tell { process, line } => {
-                if let Err(why) = terminal::tell(process, &line) {
-                    tracing::debug!(pid = process.pid, "nobody is told on a terminal: {why}");
-                }
-            }
+            Errand::Announce { lease, processes, signal } => announce(lease, &processes, signal),
             Errand::Signal { processes, signal } => {
                 for process in processes {
                     match hands::signal(process, signal) {
@@ -414,6 +412,27 @@ impl Errand {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Sends the signal that announces the end of a lease, and logs which process got which.
+fn announce(lease: LeaseId, processes: &[ProcKey], signal: u8) {
+    let deliveries = hands::notify(processes, signal);
+    if deliveries.is_empty() {
+        let signal = signals::name(signal);
+        tracing::info!(%lease, signal, "no process was signalled: its processes ignore the signal, or are gone");
+    }
+    for Delivery { process, signal: sent, outcome } in deliveries {
+        let (pid, name) = (process.pid, signals::name(sent));
+        match outcome {
+            Ok(()) if sent == signal => tracing::info!(%lease, pid, signal = name, "signalled: the lease ends soon"),
+            Ok(()) => {
+                let asked = signals::name(signal);
+                tracing::info!(%lease, pid, signal = name, "signalled: the lease ends soon, and no process catches {asked}");
+            }
+            Err(error) if error.is_gone() => {}
+            Err(error) => tracing::error!(%lease, pid, signal = name, "cannot be signalled: {error}"),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::http::gate::Gate;
 use crate::http::tcp::Tls;
 use crate::http::{self, House};
 use crate::mail::{Letters, Mail};
+use crate::notices;
 use crate::writer;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -39,6 +40,8 @@ pub struct Reload {
     pub access: Access,
     /// The face.
     pub house: Arc<RwLock<House>>,
+    /// Where notices go.
+    pub notices: Arc<RwLock<notices::Settings>>,
     /// The service over TCP, if there is one.
     pub remote: Option<(Tcp, Tls, Arc<Gate>)>,
 }
@@ -127,6 +130,9 @@ impl Reload {
         self.access.set(settled.operators_gid, settled.groups.clone());
         if let Ok(mut house) = self.house.write() {
             *house = settled.house();
+        }
+        if let Ok(mut notices) = self.notices.write() {
+            notices.clone_from(&settled.notices);
         }
         drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
     }

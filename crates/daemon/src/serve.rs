@@ -9,10 +9,11 @@ use crate::history::History;
 use crate::http::gate::Gate;
 use crate::http::tls::TlsError;
 use crate::http::{self, App, Limits, Reach};
-use crate::looper::{Desk, Loop, Parts, Post};
+use crate::looper::{self, Desk, Loop, Parts, Post};
 use crate::mail::{Letters, Mail};
 use crate::marks::Marks;
 use crate::names::Names;
+use crate::notices::Notices;
 use crate::peer::Operators;
 use crate::reload::{Reload, Standing};
 use crate::turns::Turns;
@@ -296,6 +297,8 @@ fn run(
 
     let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx, settled.history)));
     let marks = Marks::begin(&options.state_dir).map_err(ServeError::Marks)?;
+    let house = Arc::new(RwLock::new(settled.house()));
+    let notices = Arc::new(RwLock::new(settled.notices.clone()));
     let parts = Parts {
         loaded,
         policy: settled.policy.clone(),
@@ -312,6 +315,9 @@ fn run(
         epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
+        notices: Notices::start(Arc::clone(&notices), mail.clone(), looper::look, runtime.handle())
+            .map_err(ServeError::System)?,
+        house: Arc::clone(&house),
     };
     let back = mail.clone();
     let mut the_loop = Loop::new(parts);
@@ -319,7 +325,7 @@ fn run(
     let desk = Arc::new(Desk::new(the_loop, mail.clone(), orders, Arc::clone(&pen)));
     let writer = spawn("sublet-writer", move || writer::run(pen, order_inbox, back))?;
     let at = Arc::clone(&desk);
-    let looper = spawn("sublet-loop", move || at.run(&inbox))?;
+    let loop_thread = spawn("sublet-loop", move || at.run(&inbox))?;
 
     let post = Post::new(desk, history.clone());
     name_known_tenants(&post, &names, runtime);
@@ -329,7 +335,6 @@ fn run(
         groups: settled.groups.clone(),
     };
     let access = Access::new(operators, names.clone());
-    let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
         host: Arc::clone(&host),
@@ -361,6 +366,7 @@ fn run(
             mail: mail.clone(),
             access: access.clone(),
             house: Arc::clone(&house),
+            notices: Arc::clone(&notices),
             remote: remote
                 .as_ref()
                 .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),
@@ -388,7 +394,7 @@ fn run(
     let _ = std::fs::remove_file(&options.socket);
     // The loop writes what is open, then goes; its orders end, and so does the writer.
     drop(mail.send(Mail::Stop));
-    let _ = looper.join();
+    let _ = loop_thread.join();
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())

@@ -2,6 +2,7 @@
 //! core's `find`, nowhere else.
 
 use crate::names::{Names, tenant_of};
+use crate::notices::{self, ParkReason};
 use crate::plans::Plans;
 use crate::strangers;
 use crate::words;
@@ -43,6 +44,8 @@ pub struct View<'a> {
     plans: &'a Plans,
     /// What the programs of leases did.
     counts: Option<&'a BTreeMap<LeaseId, Counts>>,
+    /// Why leases were parked.
+    park_reasons: Option<&'a BTreeMap<LeaseId, ParkReason>>,
 }
 
 /// What is shown instead of a name where each sees only itself.
@@ -58,12 +61,17 @@ impl<'a> View<'a> {
         names: &'a Names,
         plans: &'a Plans,
     ) -> View<'a> {
-        View { state, now, wall_us, names, version, plans, counts: None }
+        View { state, now, wall_us, names, version, plans, counts: None, park_reasons: None }
     }
 
     /// The same, with what the programs of leases did.
     pub fn with_counts(self, counts: &'a BTreeMap<LeaseId, Counts>) -> View<'a> {
         View { counts: Some(counts), ..self }
+    }
+
+    /// The same, with why leases were parked.
+    pub fn with_park_reasons(self, park_reasons: &'a BTreeMap<LeaseId, ParkReason>) -> View<'a> {
+        View { park_reasons: Some(park_reasons), ..self }
     }
 }
 
@@ -152,12 +160,31 @@ impl View<'_> {
             since_unix_s: self.unix_s(away.since),
             booked_bytes: hold.booked().0,
             ends_unix_s: parked.then(|| self.unix_s(over)),
+            why: String::new(),
         });
         // Whose processes they are is told by `explain`, which knows who asks.
         shown.held_back = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
         if lease.queued().is_some() {
             shown.waiting = Some(self.waiting(lease));
         }
+        let why = self.why_parked(lease, shown);
+        shown.parked.iter_mut().for_each(|parked| parked.why.clone_from(&why));
+    }
+
+    /// Why a lease was parked, if that was since the daemon started.
+    pub fn park_reason(&self, lease: LeaseId) -> Option<&ParkReason> {
+        self.park_reasons?.get(&lease)
+    }
+
+    /// Why a lease is parked, and when it is expected back.
+    fn why_parked(&self, lease: &Lease, shown: &wire::Lease) -> String {
+        let why = self.park_reason(lease.id).map(|reason| reason.why.clone());
+        let expected = match lease.is_passive() {
+            true => Some("it comes back when there is room that no waiter needs".to_owned()),
+            false => notices::text::expected_back(shown),
+        };
+        let known = [why, expected];
+        known.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     /// Why a holder cannot be parked; nothing is said of one that has nothing on a card.
@@ -284,6 +311,9 @@ impl View<'_> {
             shown.pids = Vec::new();
             if let Some(waiting) = &mut shown.waiting {
                 waiting.why = String::new();
+            }
+            if let Some(parked) = &mut shown.parked {
+                parked.why = String::new();
             }
         }
         shown

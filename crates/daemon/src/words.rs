@@ -14,29 +14,11 @@ use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::stranger::{self, Stranger, Treat};
-use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::stranger::{self, Treat};
+use sublet_core::units::{Bytes, Time};
 use sublet_wire::size::show;
 use sublet_wire::span;
 use sublet_wire::{Code, Problem};
-
-/// The line on the terminal of whoever started a process that is warned, which may be a process of a lease for other
-/// cards; `left` until it must leave, if it must.
-pub fn warning(state: &State, stranger: &Stranger, left: Option<Span>) -> String {
-    let (audit, of) = (&stranger.audit, state.lease_of(stranger));
-    let index = |card: &CardId| state.rows().cards[usize::from(card.0)].facts.index.to_string();
-    let cards: Vec<String> = stranger.cards.iter().map(index).collect();
-    let (card, pid) = (if cards.len() == 1 { "card" } else { "cards" }, audit.process.pid);
-    let or = left.map_or_else(String::new, |left| format!(", or it must leave in {} s", left.secs_ceil()));
-    let (cards, name) = (cards.join(", "), &audit.name);
-    let process = format!("sublet: your process {pid} ({name}) uses {card} {cards}");
-    match of {
-        None => format!("{process} without a lease; `sublet adopt {pid}` gets it one{or}"),
-        Some(lease) => format!(
-            "{process} and is of {lease}, which is for others; keep to what CUDA_VISIBLE_DEVICES says, or ask for all of them in one lease{or}"
-        ),
-    }
-}
 
 /// How a lease ended, and what to do next.
 pub fn ended(id: &str, reason: Reason) -> String {

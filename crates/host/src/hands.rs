@@ -1,8 +1,9 @@
 //! Signals to processes, each to the one that was meant or to nobody.
 //!
-//! Who gets one is decided elsewhere, and on the record before this is called.
+//! The processes are chosen elsewhere, and on the record before this is called. [`notify`] alone chooses among the
+//! processes it is given, by what each of them does with the signal.
 
-use crate::process::{self, ProcessError};
+use crate::process::{self, ProcessError, status_field};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
 use sublet_core::ids::ProcKey;
@@ -26,10 +27,82 @@ pub fn signal(process: ProcKey, number: u8) -> Result<(), ProcessError> {
     pidfd_send_signal(descriptor, signal).map_err(|error| refused(error.into()))
 }
 
+/// SIGTERM.
+const TERM: u8 = 15;
+
+/// One signal of [`notify`], and what came of it.
+#[derive(Debug)]
+pub struct Delivery {
+    /// The process that was to get it.
+    pub process: ProcKey,
+    /// The signal's number: the one that was asked for, or SIGTERM.
+    pub signal: u8,
+    /// Why the process did not get it.
+    pub outcome: Result<(), ProcessError>,
+}
+
+/// Gives the processes of a lease the signal that announces its end.
+///
+/// ```text
+///   a process catches it     that process gets it (and each other that does)
+///   no process catches it    the top process gets SIGTERM, unless it ignores the signal
+/// ```
+/// A process without a handler would die of most signals, and one that ignores the signal chose not to hear it: neither
+/// gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`, its
+/// command.
+pub fn notify(processes: &[ProcKey], signal: u8) -> Vec<Delivery> {
+    let send =
+        |process: ProcKey, number: u8| Delivery { process, signal: number, outcome: self::signal(process, number) };
+    let catches = |process: &&ProcKey| disposition(**process, signal) == Some(Disposition::Caught);
+    let caught: Vec<Delivery> = processes.iter().filter(catches).map(|process| send(*process, signal)).collect();
+    if !caught.is_empty() {
+        return caught;
+    }
+    let top = top_process(processes).filter(|top| disposition(*top, signal) == Some(Disposition::Default));
+    top.map(|top| send(top, TERM)).into_iter().collect()
+}
+
+/// What a process does with a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disposition {
+    Caught,
+    Ignored,
+    Default,
+}
+
+/// What exactly this process does with a signal; `None` if it is gone or cannot be read.
+fn disposition(process: ProcKey, signal: u8) -> Option<Disposition> {
+    let before = process::stat(process.pid).ok()?;
+    let status = process::read(process.pid, "status").ok()?;
+    let has = |field| Some(mask(&status, field)? >> signal.checked_sub(1)? & 1 == 1);
+    match (before.start == process.start, has("SigCgt:")?, has("SigIgn:")?) {
+        (false, ..) => None,
+        (true, true, _) => Some(Disposition::Caught),
+        (true, false, true) => Some(Disposition::Ignored),
+        (true, false, false) => Some(Disposition::Default),
+    }
+}
+
+/// `SigCgt:  0000000000010002`: one bit for each signal, the lowest for signal 1.
+fn mask(status: &[u8], field: &str) -> Option<u64> {
+    u64::from_str_radix(&status_field::<String>(status, field)?, 16).ok()
+}
+
+/// The earliest of the processes with a parent outside of them.
+fn top_process(processes: &[ProcKey]) -> Option<ProcKey> {
+    let is_among = |pid: u32| processes.iter().any(|process| process.pid == pid);
+    let is_top = |process: &ProcKey| {
+        process::stat(process.pid).is_ok_and(|stat| stat.start == process.start && !is_among(stat.parent))
+    };
+    processes.iter().copied().filter(is_top).min_by_key(|process| (process.start, process.pid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::os::unix::process::ExitStatusExt;
+    use std::process::Stdio;
     use std::process::{Child, Command};
 
     fn sleeper() -> (Child, ProcKey) {
@@ -62,5 +135,62 @@ mod tests {
             let start = process::stat(pid).map_or(0, |stat| stat.key(pid).start);
             assert!(!signal(ProcKey { pid, start }, 15).unwrap_err().is_gone(), "{pid}");
         }
+    }
+
+    /// A shell that runs `script`, once it said that it is ready.
+    fn shell(script: &str) -> (Child, BufReader<std::process::ChildStdout>, ProcKey) {
+        let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        assert_eq!(line(&mut out), "ready");
+        let key = process::identify(child.id()).unwrap().key;
+        (child, out, key)
+    }
+
+    fn line(out: &mut impl BufRead) -> String {
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn sent(deliveries: &[Delivery]) -> Vec<(u32, u8)> {
+        deliveries.iter().map(|it| (it.process.pid, it.signal)).collect()
+    }
+
+    const USR1: u8 = 10;
+
+    #[test]
+    fn only_processes_that_catch_the_signal_get_it() {
+        let (mut plain, one) = sleeper();
+        let (mut catches, mut out, two) =
+            shell("trap 'echo told; exit 3' USR1; echo ready; while :; do sleep 0.05; done");
+        let (mut ignores, _out, three) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
+        assert_eq!(sent(&notify(&[one, two, three], USR1)), [(two.pid, USR1)]);
+        assert_eq!((line(&mut out).as_str(), catches.wait().unwrap().code()), ("told", Some(3)));
+        assert_eq!((plain.try_wait().unwrap(), ignores.try_wait().unwrap()), (None, None));
+        signal(one, 9).unwrap();
+        signal(three, 9).unwrap();
+        plain.wait().unwrap();
+        ignores.wait().unwrap();
+    }
+
+    #[test]
+    fn without_a_handler_the_top_process_gets_sigterm() {
+        let (mut parent, mut out, top) = shell("sleep 60 & echo ready; echo $!; wait");
+        let below = process::identify(line(&mut out).parse().unwrap()).unwrap().key;
+        assert_eq!(sent(&notify(&[below, top], USR1)), [(top.pid, TERM)]);
+        assert_eq!(parent.wait().unwrap().signal(), Some(15));
+        assert!(process::is_running(below), "only the top process gets it");
+        signal(below, 9).unwrap();
+    }
+
+    #[test]
+    fn a_top_process_that_ignores_the_signal_is_left_alone() {
+        let (mut child, _out, top) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
+        assert_eq!(sent(&notify(&[top], USR1)), []);
+        let gone = ProcKey { start: top.start + 1, ..top };
+        assert_eq!(sent(&notify(&[gone], USR1)), []);
+        assert_eq!(child.try_wait().unwrap(), None);
+        signal(top, 9).unwrap();
+        child.wait().unwrap();
     }
 }

@@ -1,13 +1,15 @@
-//! A line on the terminal of whoever started a process, as `write` would put it there.
+//! Lines on the terminal of a process, as `write` puts them there; and when input was last read from it.
 //!
-//! Only where its owner lets others write (`mesg y`), only on a terminal that is its own, and never for longer than
-//! the terminal takes it at once. Who cannot be told so is told by `sublet` and the trail all the same.
+//! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others write
+//! to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses the line.
+//! Of the line only printable ASCII is written, so that no name of a program moves a cursor.
 //!
-//! Absent: whoever has no terminal, as a service; and whoever has one in a container, where the same number is
-//! another terminal.
+//! Absent: terminals of containers that have their own `/dev/pts`, where the same number is another terminal; how often
+//! a terminal gets a line (the daemon's).
 
-use crate::process::{self, Stat};
-use rustix::fs::{FileType, Mode, OFlags, fstat, major, makedev, minor, open};
+use crate::process;
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, major, makedev, minor, open};
+use rustix::process::geteuid;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -19,36 +21,82 @@ const PTS: std::ops::RangeInclusive<u32> = 136..=143;
 const CONSOLES: u32 = 4;
 /// Consoles come first there, and serial lines behind them.
 const CONSOLES_MAX: u32 = 64;
+/// A line is cut to this many characters: a handful of rows.
+const LINE_MAX: usize = 480;
 
-/// Writes a line to the terminal of a process. Says why it did not, for who wants to know.
-pub fn tell(to: ProcKey, line: &str) -> Result<(), &'static str> {
-    let stat = process::stat(to.pid).map_err(|_| "it is gone")?;
-    if stat.start != to.start {
-        return Err("it is gone");
+/// The controlling terminal of a process, which may have ended since.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Terminal {
+    path: PathBuf,
+    device: u64,
+    uid: u32,
+}
+
+impl Terminal {
+    /// The controlling terminal of a process, or why there is none that could be written to.
+    pub fn of(process: ProcKey) -> Result<Terminal, &'static str> {
+        let stat = process::stat(process.pid).map_err(|_| "the process is gone")?;
+        if stat.start != process.start {
+            return Err("the process is gone");
+        }
+        let uid = process::uid(process.pid).map_err(|_| "the process is gone")?;
+        let (path, device) = terminal(stat.terminal).ok_or("it has no terminal")?;
+        if path.starts_with("/dev/pts") && !has_our_terminals(process.pid) {
+            return Err("its terminal is in a container");
+        }
+        Ok(Terminal { path, device, uid })
     }
-    let uid = process::uid(to.pid).map_err(|_| "it is gone")?;
-    let here = fs::read_link("/proc/self/ns/mnt").map_err(|_| "nobody knows where its terminal is")?;
-    if fs::read_link(format!("/proc/{}/ns/mnt", to.pid)).ok() != Some(here) {
-        return Err("its terminal is elsewhere");
+
+    /// Writes a line, or says why it was not written.
+    pub fn write_line(&self, line: &str) -> Result<(), &'static str> {
+        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = open(&self.path, flags, Mode::empty()).map_err(|_| "the terminal cannot be opened")?;
+        let found = fstat(&file).map_err(|_| "the terminal cannot be opened")?;
+        self.may_write(&found, geteuid().as_raw())?;
+        let line = format!("\r\n{}\r\n", printable(line));
+        rustix::io::write(&file, line.as_bytes()).map(drop).map_err(|_| "the terminal takes nothing now")
     }
-    let (path, device) = terminal(stat.terminal).ok_or("it has no terminal")?;
-    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::empty()).map_err(|_| "its terminal cannot be opened")?;
-    let found = fstat(&file).map_err(|_| "its terminal cannot be opened")?;
-    let is_it = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice && found.st_rdev == device;
-    if !is_it || found.st_uid != uid {
-        return Err("its terminal is somebody else's");
+
+    fn may_write(&self, found: &Stat, writer: u32) -> Result<(), &'static str> {
+        let is_it = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice && found.st_rdev == self.device;
+        if !is_it || found.st_uid != self.uid {
+            return Err("the terminal belongs to another user");
+        }
+        // What `mesg n` takes away.
+        if self.uid != writer && !Mode::from_raw_mode(found.st_mode).contains(Mode::WGRP) {
+            return Err("its user lets no other user write there");
+        }
+        Ok(())
     }
-    if !Mode::from_raw_mode(found.st_mode).contains(Mode::WGRP) {
-        return Err("its owner lets nobody write there");
-    }
-    let line: String = line.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    rustix::io::write(&file, format!("\r\n{line}\r\n").as_bytes()).map(drop).map_err(|_| "its terminal takes nothing")
+}
+
+/// Only what a terminal shows as it is: a byte beyond ASCII may be a control character to one that expects Latin-1.
+fn printable(line: &str) -> String {
+    line.chars().take(LINE_MAX).map(|c| if (' '..='~').contains(&c) { c } else { '?' }).collect()
+}
+
+/// True if `/dev/pts` of a process is the one of this program: only then a number means the same terminal.
+fn has_our_terminals(pid: u32) -> bool {
+    let mounted = |path: String| fs::read_to_string(path).ok().and_then(|mounts| terminals_in(&mounts));
+    let ours = mounted("/proc/self/mountinfo".to_owned());
+    ours.is_some() && mounted(format!("/proc/{pid}/mountinfo")) == ours
+}
+
+/// The device number (`0:25`) of the file system that a `mountinfo` shows at `/dev/pts`.
+fn terminals_in(mounts: &str) -> Option<String> {
+    // `36 25 0:31 / /dev/pts rw,relatime shared:4 - devpts devpts rw`; of several, the last covers the others.
+    let at = |line: &str| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(2);
+        let (device, point) = (place.next()?, place.nth(1)?);
+        (point == "/dev/pts" && kind.starts_with("devpts ")).then(|| device.to_owned())
+    };
+    mounts.lines().rev().find_map(at)
 }
 
 /// When input was last read from the terminal of a process, to within 8 s; `None` if the process is not in the foreground
 /// there, or has no terminal that can be found.
-pub(crate) fn last_input(pid: u32, stat: &Stat) -> Option<SystemTime> {
+pub(crate) fn last_input(pid: u32, stat: &process::Stat) -> Option<SystemTime> {
     let (path, device) = terminal(stat.terminal).filter(|_| stat.group == stat.foreground)?;
     let here = fs::read_link("/proc/self/ns/mnt").ok()?;
     if fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()? != here {
@@ -126,18 +174,38 @@ mod tests {
     #[test]
     fn a_line_reaches_the_terminal_of_a_process_and_moves_no_cursor() {
         let (screen, process) = Screen::with("g+w", "sublet-terminal-open");
-        tell(process, "process 7 uses card 0\x1b[2J without a lease").unwrap();
+        let terminal = Terminal::of(process).unwrap();
+        terminal.write_line("process 7 uses GPU 0\x1b[2J\u{9b}2J without a lease").unwrap();
         let seen = until(|| fs::read_to_string(&screen.log).ok().filter(|text| text.contains("without a lease")));
-        assert!(seen.contains("process 7 uses card 0?[2J without a lease") && !seen.contains('\x1b'), "{seen:?}");
+        assert!(seen.contains("process 7 uses GPU 0?[2J?2J without a lease") && !seen.contains('\x1b'), "{seen:?}");
     }
 
     #[test]
-    fn who_lets_nobody_write_is_left_alone() {
-        let (screen, process) = Screen::with("g-w", "sublet-terminal-closed");
-        assert_eq!(tell(process, "a line"), Err("its owner lets nobody write there"));
+    fn a_terminal_of_another_user_or_closed_by_its_user_gets_nothing() {
+        let (_screen, process) = Screen::with("g-w", "sublet-terminal-closed");
+        let terminal = Terminal::of(process).unwrap();
+        let found = rustix::fs::stat(&terminal.path).unwrap();
+        let own = terminal.uid;
+        assert_eq!(terminal.may_write(&found, own), Ok(()), "its own user");
+        assert_eq!(terminal.may_write(&found, own + 1), Err("its user lets no other user write there"));
+        let mut open = found;
+        open.st_mode |= Mode::WGRP.bits();
+        assert_eq!(terminal.may_write(&open, own + 1), Ok(()));
+        let another = Terminal { uid: own + 1, ..terminal.clone() };
+        assert_eq!(another.may_write(&open, own + 1), Err("the terminal belongs to another user"));
         let other = ProcKey { start: process.start + 1, ..process };
-        assert_eq!(tell(other, "a line"), Err("it is gone"));
-        assert!(!fs::read_to_string(&screen.log).unwrap_or_default().contains("a line"));
+        assert_eq!(Terminal::of(other), Err("the process is gone"));
+    }
+
+    #[test]
+    fn the_terminals_of_a_mount_namespace_are_those_mounted_last() {
+        let mounts = "22 1 0:5 / /dev rw - devtmpfs udev rw\n\
+                      36 22 0:25 / /dev/pts rw,relatime shared:4 - devpts devpts rw,gid=5\n\
+                      40 22 0:31 / /dev/pts rw - devpts devpts rw\n\
+                      41 22 0:32 / /srv/dev/pts rw - devpts devpts rw\n";
+        assert_eq!(terminals_in(mounts).as_deref(), Some("0:31"));
+        assert_eq!(terminals_in("22 1 0:5 / /dev rw - devtmpfs udev rw\n"), None);
+        assert!(has_our_terminals(std::process::id()));
     }
 
     #[test]

@@ -380,11 +380,11 @@ fn wait_while(call: &str, is_closed: impl Fn(u32) -> bool) -> Result<(), u32> {
 }
 
 fn log_wait(state: u32) {
-    if state == PARKED {
-        log::once("the memory of this program is parked; it waits for its turn on the card");
-        if !control::is_connected() {
-            log::once("the service that parked it is not there: it goes on when the service is back");
-        }
+    // That it is parked is told by the wrapper, or by the service on its terminal.
+    if state == PARKED && !control::is_connected() {
+        log::once(
+            "this program is parked, and the service that parked it is not there: it goes on when the service is back",
+        );
     }
 }
 

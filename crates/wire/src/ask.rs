@@ -43,7 +43,8 @@ pub struct Ask {
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_lose: bool,
     /// Which signal its programs get before the lease ends, and how long before: when it is to end for others, and
-    /// when its fixed term (`time_s`) is over.
+    /// when its fixed term (`time_s`) is over. Only processes that catch the signal get it; if none does, the first
+    /// process of the lease gets SIGTERM instead, unless it ignores the signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
     /// Less will do, down to so many bytes of each card, if that can start at once: then it does.

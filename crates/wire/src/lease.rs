@@ -167,6 +167,10 @@ pub struct Parked {
     pub booked_bytes: u64,
     /// While it is parked: when its lease ends for being parked too long, in Unix seconds.
     pub ends_unix_s: Option<f64>,
+    /// For people: why it was parked, as far as the service knows since it started, and when it is expected back;
+    /// empty in lists of the queue, for the leases of other users.
+    #[serde(default)]
+    pub why: String,
 }
 
 /// How a holder's cards are made free while it keeps its lease: the cheapest that works is taken.

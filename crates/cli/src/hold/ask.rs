@@ -58,7 +58,8 @@ pub struct AskArgs {
     pub hook_timeout: Option<u64>,
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
     /// such as USR1@120: when it is to end for others (then SIGTERM, then SIGKILL), and when its --time
-    /// is over (then nothing: the programs go on without a lease)
+    /// is over (then nothing: the programs go on without a lease). Only processes that catch the signal get
+    /// it; if none does, the command gets SIGTERM instead, unless it ignores the signal
     #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM)]
     pub signal: Option<Notice>,
     /// Ask and start the command again when it was ended for others: each time, or at most N times

@@ -2,12 +2,13 @@
 //!
 //! On a thread of its own: gives the command a cgroup, makes it a holder in its own
 //! right (so that it stays one if the wrapper is killed), then waits to hear of the lease: that its cards
-//! are needed (then a hook runs, on a thread of its own too), that it has more than its lease, that it ends soon,
-//! that it ended. A daemon
+//! are needed (then a hook runs, on a thread of its own too), that it is parked or back (`parked.rs`), that it has more
+//! than its lease, that it ends soon, that it ended. A daemon
 //! that is away is waited for; nothing here disturbs the command.
 
 use super::events::Event;
 use super::hook::{self, Hook, Moment};
+use super::parked::{ParkLines, Said};
 use super::scope::Scope;
 use crate::client::{Client, RESTART, Until};
 use std::sync::Arc;
@@ -90,9 +91,12 @@ impl Watch {
 impl Watched {
     fn follow(&self, moments: Option<&Sender<Moment>>, sender: &Sender<Event>) {
         let (mut known, mut told, mut over, mut due) = (LeaseState::Active, false, false, None);
+        let mut lines = ParkLines::default();
         while !self.over.load(SeqCst) {
             let begun = Instant::now();
-            match self.client.poll(&self.id, POLL, Until::Changed { known, told, over }) {
+            // The daemon counts whole seconds.
+            let patience = lines.due(begun).map_or(POLL, |due| Duration::from_secs(due.as_secs() + 1));
+            match self.client.poll(&self.id, patience, Until::Changed { known, told, over }) {
                 Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
                     // Nobody listens any more: the command is over too.
                     let _ = sender.send(Event::Told(Box::new(lease)));
@@ -102,6 +106,7 @@ impl Watched {
                     let (soon, more, moment) = (lease.ends_soon.is_some(), lease.over.is_some(), due_hook(&lease));
                     let news = lease.state != known || soon != told || more != over;
                     let notice = (soon && !told) || (more && !over);
+                    lines.see(&lease, Instant::now()).iter().for_each(Said::print);
                     if let (Some(moment), Some(moments), true) = (moment, moments, moment != due) {
                         // The other end lives as long as this.
                         let _ = moments.send(moment);

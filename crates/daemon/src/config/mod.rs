@@ -3,6 +3,7 @@
 mod caps;
 mod enforcement;
 mod error;
+mod notices;
 mod parking;
 mod preemption;
 mod tcp;
@@ -13,6 +14,7 @@ pub use tcp::{Tcp, TcpConfig};
 
 use self::caps::{CapsConfig, WindowConfig, gid, lay_over};
 use self::enforcement::EnforcementConfig;
+use self::notices::NoticesConfig;
 use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::values::{
@@ -21,6 +23,7 @@ use self::values::{
 };
 use crate::day::{Hours, Moment};
 use crate::http::House;
+use crate::notices::Settings;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,6 +88,8 @@ pub struct Config {
     preemption: PreemptionConfig,
     /// Processes on cards without a lease.
     enforcement: EnforcementConfig,
+    /// Where notices go besides the terminals of those concerned.
+    notices: NoticesConfig,
     /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
     shim: Option<String>,
 }
@@ -129,6 +134,8 @@ pub struct Settled {
     pub shim: bool,
     /// The driver's own way of parking may be used.
     pub driver: bool,
+    /// Where notices go.
+    pub notices: Settings,
 }
 
 impl Settled {
@@ -239,6 +246,7 @@ impl Config {
             stock,
             shim: on("shim", self.shim.as_deref())?,
             driver,
+            notices: self.notices.settle()?,
         })
     }
 }
@@ -347,6 +355,27 @@ mod tests {
             "shim = \"maybe\"",
         ] {
             settle(wrong).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn notices_are_read_and_a_command_or_an_address_that_cannot_work_is_refused() {
+        assert_eq!(settle("").unwrap().notices, Settings::default());
+        let text = "[notices]\ncommand = [\"/bin/tell\", \"-j\"]\nwebhook = \"http://[::1]:9/x\"\nterminals = \"off\"";
+        let notices = settle(text).unwrap().notices;
+        assert!(notices.no_terminals);
+        assert_eq!(notices.hooks.command, Some(vec!["/bin/tell".to_owned(), "-j".to_owned()]));
+        assert_eq!(notices.hooks.webhook, "http://[::1]:9/x".parse().ok());
+        for (wrong, hint) in [
+            ("command = []", "the whole path of a program"),
+            ("command = [\"tell\"]", "the whole path of a program"),
+            ("webhook = \"https://localhost/\"", "without TLS"),
+            ("webhook = \"localhost:9000\"", "http://localhost:9000/sublet"),
+            ("webhook = \"http:///x\"", "http://localhost:9000/sublet"),
+            ("terminals = \"maybe\"", "on"),
+        ] {
+            let said = settle(&format!("[notices]\n{wrong}")).unwrap_err();
+            assert!(said.contains(hint), "{wrong}: {said}");
         }
     }
 

@@ -14,8 +14,8 @@ use sublet_core::parking::{self, NotParkable};
 use sublet_core::rows::{Away, Card, Hold, Lease, Phase};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::stranger::{Mode, StrangerId};
-use sublet_core::units::{Bytes, Span};
+use sublet_core::stranger::Mode;
+use sublet_core::units::Bytes;
 use sublet_host::driver::{Driven, DrivenPlace};
 use sublet_host::shims::{CardCap, Place, Wish, uuid_bytes};
 
@@ -88,7 +88,6 @@ impl Loop {
                 self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
             }
             Action::Notice { lease, .. } => self.send_notice(*lease),
-            Action::Warn { stranger, at, until } => self.tell_owner(*stranger, until.since(*at)),
             // Somebody waits for what the driver says of it.
             Action::Take { .. } => self.inspect_at = Instant::now(),
             // Once it is durable it comes back here: meanwhile somebody may have thought better of it.
@@ -118,24 +117,14 @@ impl Loop {
         }
     }
 
-    /// Whoever is to be ended for others gets the signal that it asked for.
+    /// A lease that ends soon: its processes get the signal that was asked for.
     fn send_notice(&mut self, lease: LeaseId) {
         let state = self.engine.state();
         let Some(row) = state.lease(lease) else { return };
         if let Some(notice) = row.ask.notice {
             let (processes, signal) = (preempt::targets(state, row), notice.signal);
-            self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+            self.engine.hold(Held::Errand(Errand::Announce { lease, processes, signal }));
         }
-    }
-
-    /// Whoever started a process that is warned finds that on the terminal.
-    fn tell_owner(&mut self, stranger: StrangerId, left: Span) {
-        let state = self.engine.state();
-        let rows = state.rows();
-        let Some(row) = rows.strangers.get(&stranger) else { return };
-        let enforced = row.cards.iter().any(|card| rows.cards[usize::from(card.0)].mode == Mode::Enforce);
-        let (process, line) = (row.audit.process, words::warning(state, row, enforced.then_some(left)));
-        self.engine.hold(Held::Errand(Errand::Tell { process, line }));
     }
 
     fn was_parked(&self, lease: LeaseId) -> bool {

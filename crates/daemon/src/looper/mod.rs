@@ -12,19 +12,23 @@
 mod desk;
 mod full;
 mod hands;
+mod notices;
 mod post;
 
 use desk::Rush;
 pub use desk::{Desk, Work};
 use full::{Full, refuse};
+pub use notices::look;
 pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
 use crate::epochs::{Epochs, Floor};
+use crate::http::House;
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Until, Watch};
 use crate::marks::Marks;
 use crate::names::Names;
+use crate::notices::{Notices, ParkReason};
 use crate::plans::Plans;
 use crate::strangers;
 use crate::tokens::Tokens;
@@ -98,6 +102,10 @@ pub struct Parts {
     pub marks: Marks,
     /// Cards that are not for leases.
     pub unmanaged: Vec<String>,
+    /// Notices to the person concerned.
+    pub notices: Notices,
+    /// What the configuration says to the face: here, whether users see each other.
+    pub house: Arc<RwLock<House>>,
 }
 
 /// The loop.
@@ -137,6 +145,10 @@ pub struct Loop {
     floor: Floor,
     marks: Marks,
     unmanaged: Vec<String>,
+    notices: Notices,
+    house: Arc<RwLock<House>>,
+    /// Why leases that left their GPUs were parked, for their users.
+    park_reasons: BTreeMap<LeaseId, ParkReason>,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
     /// When it is looked again whom the driver could move.
@@ -178,6 +190,9 @@ impl Loop {
             floor: parts.epochs.1,
             marks: parts.marks,
             unmanaged: parts.unmanaged,
+            notices: parts.notices,
+            house: parts.house,
+            park_reasons: BTreeMap::new(),
             listed: Vec::new(),
             inspect_at: Instant::now(),
         };
@@ -388,7 +403,9 @@ impl Loop {
 
     fn view(&self) -> View<'_> {
         let state = (self.engine.state(), self.engine.version());
-        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans).with_counts(&self.counts)
+        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans)
+            .with_counts(&self.counts)
+            .with_park_reasons(&self.park_reasons)
     }
 
     // ---- requests ----------------------------------------------------------
@@ -539,6 +556,7 @@ impl Loop {
         let taken = self.engine.take(self.clock.now(), wall_us(), actor, event);
         for action in &taken.actions {
             self.send_hands(action);
+            self.send_notices(actor, action);
         }
         self.send_booked();
         // Before anybody hears of what was decided.

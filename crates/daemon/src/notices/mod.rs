@@ -1,0 +1,299 @@
+//! Notices to the person concerned: a line on the terminal of a program that is warned, parked, back or ended, and the
+//! same as JSON to a command and a webhook that the configuration names.
+//!
+//! ```text
+//!   Loop ──action──► held until synced ──► bounded queue ──► thread ──► terminals
+//!    ▲                                                        │  └────► hooks.rs: bounded queue ──► command, webhook
+//!    └───────── is it still parked, and until when? ◄─────────┘ 2 s later
+//! ```
+//! Nothing here waits for a terminal, and nothing waits for this: a full queue loses a notice, with a line in the log.
+//! What is told is derived from actions (`looper/notices.rs`); nothing is decided here.
+//!
+//! A park is told when it has lasted for 2 s, with the estimate of then; shorter ones are not worth a line. A
+//! program with a wrapper (`sublet run`) is told by the wrapper, not on its terminal.
+//!
+//! Absent: notices that are kept over a restart. A program that was told that it is parked is not told that it is back
+//! by another daemon.
+
+mod hooks;
+mod limit;
+mod notice;
+pub mod text;
+
+pub use hooks::Hooks;
+pub use notice::{Kind, Notice};
+
+use crate::mail::{Letters, Mail, Release};
+use crate::view::View;
+use hooks::HookQueue;
+use limit::Limit;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::stranger::StrangerId;
+use sublet_host::process;
+use sublet_host::terminal::Terminal;
+
+/// A park that is over sooner is not told.
+const MOMENT: Duration = Duration::from_secs(2);
+/// A lease that is still being parked is looked at again after this: it has an estimate only once it is parked.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A park that takes longer than this is told without an estimate.
+const LEAVES_LONG: Duration = Duration::from_secs(10);
+/// Messages that may wait for the thread; beyond this they are lost.
+const QUEUE_MAX: usize = 256;
+/// Terminals that one notice is written to.
+const TERMINALS_MAX: usize = 4;
+/// Unleased processes of which the terminal is remembered.
+const REMEMBERED_MAX: usize = 1024;
+
+/// What `[notices]` in the configuration says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// True if no line is written to a terminal.
+    pub no_terminals: bool,
+    /// The command and the webhook.
+    pub hooks: Hooks,
+}
+
+/// Why a lease was parked.
+#[derive(Clone, Debug)]
+pub struct ParkReason {
+    /// For its user: `bob's L7 (interactive) needs GPU 0`.
+    pub why: String,
+    /// The process that got the lease only to be parked by it: it had none.
+    pub unleased_pid: Option<u32>,
+    /// What is known of the program: its lease may be history when there is more to tell.
+    pub about: Notice,
+}
+
+/// The programs that a notice is for.
+#[derive(Clone, Debug)]
+pub enum Audience {
+    /// A process without a lease.
+    Unleased(StrangerId, ProcKey),
+    /// The processes of a lease, and its wrapper, which tells by itself while it runs.
+    Lease {
+        /// The processes of its program.
+        processes: Vec<ProcKey>,
+        /// `sublet run`.
+        wrapper: Option<ProcKey>,
+    },
+}
+
+/// A lease that has left its GPUs, as it was seen when its park had lasted for a while.
+pub struct Seen {
+    /// True while its bytes are still on their way off the GPUs.
+    pub leaves: bool,
+    /// The notice, as of then.
+    pub notice: Notice,
+    /// Its programs.
+    pub to: Audience,
+}
+
+/// Something for the thread.
+pub enum Message {
+    /// A notice about an unleased process.
+    Tell(Box<Notice>, Audience),
+    /// An unleased process is about to be signalled, and its terminal can be found for the last time.
+    Locate(StrangerId, ProcKey),
+    /// An unleased process is none any more.
+    Forget(StrangerId),
+    /// A lease begins to leave its GPUs.
+    Leaves(LeaseId),
+    /// How such a lease is now; `None` if it is back or has ended.
+    Seen(LeaseId, Option<Box<Seen>>),
+    /// A lease that left is back, or has ended: told to programs that were told that it left.
+    Over(LeaseId, Box<Notice>),
+    /// A lease that left has ended, and its program knows.
+    Gone(LeaseId),
+}
+
+/// The way to the thread.
+#[derive(Clone)]
+pub struct Notices(SyncSender<Message>);
+
+impl Notices {
+    /// Starts the thread. `mail` leads to the loop, which is asked how a lease is.
+    pub fn start(
+        settings: Arc<RwLock<Settings>>,
+        mail: Letters,
+        look: fn(&View<'_>, LeaseId) -> Option<Seen>,
+        runtime: &tokio::runtime::Handle,
+    ) -> io::Result<Notices> {
+        let (to, inbox) = sync_channel(QUEUE_MAX);
+        let notices = Notices(to);
+        let hooks = HookQueue::start(runtime)?;
+        let thread = Thread {
+            settings,
+            mail,
+            look,
+            hooks,
+            notices: notices.clone(),
+            limit: Limit::default(),
+            away: BTreeMap::new(),
+            remembered: BTreeMap::new(),
+        };
+        thread::Builder::new().name("sublet-notices".to_owned()).spawn(move || thread.run(&inbox))?;
+        Ok(notices)
+    }
+
+    /// Sends a message; never waits.
+    pub fn send(&self, message: Message) {
+        if let Err(TrySendError::Full(_)) = self.0.try_send(message) {
+            tracing::warn!("a notice is lost: {QUEUE_MAX} others wait to be written");
+        }
+    }
+}
+
+struct Thread {
+    settings: Arc<RwLock<Settings>>,
+    mail: Letters,
+    look: fn(&View<'_>, LeaseId) -> Option<Seen>,
+    hooks: HookQueue,
+    notices: Notices,
+    limit: Limit,
+    away: BTreeMap<LeaseId, Away>,
+    remembered: BTreeMap<StrangerId, Terminal>,
+}
+
+/// A lease that has left its GPUs.
+struct Away {
+    since: Instant,
+    /// When it is looked at; `None`: it was told, or the loop was asked.
+    look_at: Option<Instant>,
+    /// It was told, on these terminals.
+    told: Option<Vec<Terminal>>,
+}
+
+impl Thread {
+    fn run(mut self, inbox: &Receiver<Message>) {
+        loop {
+            self.look_at_those_due();
+            let due = self.away.values().filter_map(|away| away.look_at).min();
+            let message = match due {
+                Some(due) => inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match message {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Tell(notice, to) => {
+                let terminals = self.terminals(&to);
+                self.tell(&notice, terminals, 1);
+            }
+            Message::Locate(unleased, process) => drop(self.locate(unleased, process)),
+            Message::Forget(unleased) => drop(self.remembered.remove(&unleased)),
+            Message::Leaves(lease) => {
+                let now = Instant::now();
+                self.away.insert(lease, Away { since: now, look_at: Some(now + MOMENT), told: None });
+            }
+            Message::Seen(lease, seen) => self.seen(lease, seen),
+            Message::Over(lease, notice) => self.over(lease, *notice),
+            Message::Gone(lease) => drop(self.away.remove(&lease)),
+        }
+    }
+
+    fn look_at_those_due(&mut self) {
+        let now = Instant::now();
+        for (lease, away) in &mut self.away {
+            if away.look_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            away.look_at = None;
+            let (look, notices, lease) = (self.look, self.notices.clone(), *lease);
+            let read = move |view: &View<'_>| {
+                let seen = look(view, lease).map(Box::new);
+                Box::new(move || notices.send(Message::Seen(lease, seen))) as Release
+            };
+            // Without a loop the daemon is on its way out.
+            drop(self.mail.send(Mail::Read(Box::new(read))));
+        }
+    }
+
+    fn seen(&mut self, lease: LeaseId, seen: Option<Box<Seen>>) {
+        let Some(away) = self.away.get_mut(&lease) else { return };
+        let Some(seen) = seen else {
+            self.away.remove(&lease);
+            return;
+        };
+        if seen.leaves && away.since.elapsed() < LEAVES_LONG {
+            away.look_at = Some(Instant::now() + LOOK_AGAIN);
+            return;
+        }
+        let terminals = self.terminals(&seen.to);
+        // The line that it is back is paid for with this one: a program that was told the one is told the other.
+        let told = self.tell(&seen.notice, terminals, 2);
+        if let Some(away) = self.away.get_mut(&lease) {
+            away.told = Some(told);
+        }
+    }
+
+    fn over(&mut self, lease: LeaseId, mut notice: Notice) {
+        let Some(Away { since, told: Some(terminals), .. }) = self.away.remove(&lease) else { return };
+        if notice.kind == Kind::Back {
+            notice.text = text::after(&notice.text, since.elapsed());
+        }
+        self.tell(&notice, terminals, 0);
+    }
+
+    /// The terminals that a notice is written to; none if a wrapper tells its program.
+    fn terminals(&mut self, to: &Audience) -> Vec<Terminal> {
+        match to {
+            Audience::Unleased(id, process) => self.locate(*id, *process).into_iter().collect(),
+            Audience::Lease { wrapper: Some(wrapper), .. } if process::is_running(*wrapper) => Vec::new(),
+            Audience::Lease { processes, .. } => {
+                let mut found: Vec<Terminal> = processes.iter().filter_map(|it| Terminal::of(*it).ok()).collect();
+                found.sort();
+                found.dedup();
+                found.truncate(TERMINALS_MAX);
+                found
+            }
+        }
+    }
+
+    /// The terminal of an unleased process; the one that was found before if the process has ended since.
+    fn locate(&mut self, unleased: StrangerId, process: ProcKey) -> Option<Terminal> {
+        match Terminal::of(process) {
+            Ok(terminal) if self.remembered.len() < REMEMBERED_MAX => {
+                self.remembered.insert(unleased, terminal.clone());
+                Some(terminal)
+            }
+            Ok(terminal) => Some(terminal),
+            Err(why) => {
+                tracing::debug!(%unleased, pid = process.pid, "no line on its terminal: {why}");
+                self.remembered.get(&unleased).cloned()
+            }
+        }
+    }
+
+    /// Hands a notice to the hooks and writes its line to terminals. Returns those that got it.
+    fn tell(&mut self, notice: &Notice, terminals: Vec<Terminal>, cost: u32) -> Vec<Terminal> {
+        let settings = self.settings.read().map(|settings| settings.clone()).unwrap_or_default();
+        self.hooks.run(&settings.hooks, notice);
+        let line = format!("sublet: {}", notice.text);
+        let mut told = terminals;
+        told.retain(|terminal| {
+            if settings.no_terminals || !self.limit.allows(terminal, cost, Instant::now()) {
+                return false;
+            }
+            let written = terminal.write_line(&line);
+            if let Err(why) = written {
+                tracing::debug!(?terminal, "no line on a terminal: {why}");
+            }
+            written.is_ok()
+        });
+        told
+    }
+}
