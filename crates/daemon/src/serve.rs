@@ -296,6 +296,7 @@ fn run(
 
     let pen = Arc::new(Mutex::new(Pen::new(journal, Arc::clone(&host), synced_tx, settled.history)));
     let marks = Marks::begin(&options.state_dir).map_err(ServeError::Marks)?;
+    let house = Arc::new(RwLock::new(settled.house()));
     let parts = Parts {
         loaded,
         policy: settled.policy.clone(),
@@ -312,6 +313,7 @@ fn run(
         epochs: Epochs::begin(&options.state_dir, crate::looper::wall_us()).map_err(ServeError::Epochs)?,
         marks: marks.clone(),
         unmanaged: settled.unmanaged.clone(),
+        house: Arc::clone(&house),
     };
     let back = mail.clone();
     let mut the_loop = Loop::new(parts);
@@ -329,7 +331,6 @@ fn run(
         groups: settled.groups.clone(),
     };
     let access = Access::new(operators, names.clone());
-    let house = Arc::new(RwLock::new(settled.house()));
     let app = App::new(Reach {
         post,
         host: Arc::clone(&host),

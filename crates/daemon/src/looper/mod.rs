@@ -21,6 +21,7 @@ pub use post::{LoopGone, Post};
 
 use crate::engine::{Engine, Taken};
 use crate::epochs::{Epochs, Floor};
+use crate::http::House;
 use crate::keys::{Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Until, Watch};
 use crate::marks::Marks;
@@ -28,7 +29,7 @@ use crate::names::Names;
 use crate::plans::Plans;
 use crate::strangers;
 use crate::tokens::Tokens;
-use crate::view::{self, View};
+use crate::view::{self, View, Visibility};
 use crate::words;
 use crate::writer::{Order, Pen};
 use hands::Known;
@@ -98,6 +99,8 @@ pub struct Parts {
     pub marks: Marks,
     /// Cards that are not for leases.
     pub unmanaged: Vec<String>,
+    /// What the configuration says of what callers see; read anew on reload.
+    pub house: Arc<RwLock<House>>,
 }
 
 /// The loop.
@@ -137,6 +140,7 @@ pub struct Loop {
     floor: Floor,
     marks: Marks,
     unmanaged: Vec<String>,
+    house: Arc<RwLock<House>>,
     /// What the driver listed before the state was rebuilt.
     listed: Vec<CardFacts>,
     /// When it is looked again whom the driver could move.
@@ -178,6 +182,7 @@ impl Loop {
             floor: parts.epochs.1,
             marks: parts.marks,
             unmanaged: parts.unmanaged,
+            house: parts.house,
             listed: Vec::new(),
             inspect_at: Instant::now(),
         };
@@ -388,7 +393,9 @@ impl Loop {
 
     fn view(&self) -> View<'_> {
         let state = (self.engine.state(), self.engine.version());
-        View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans).with_counts(&self.counts)
+        let view = View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans);
+        let visibility = self.house.read().map_or(Visibility::Own, |house| house.visibility);
+        view.with_counts(&self.counts).with_visibility(visibility)
     }
 
     // ---- requests ----------------------------------------------------------
@@ -435,7 +442,7 @@ impl Loop {
         let view = self.view();
         match &taken.answer {
             Answer::Refused(refusal) => Reply::problem(&words::problem(refusal)),
-            Answer::Done => match view.cards(by, true).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
+            Answer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
@@ -450,7 +457,7 @@ impl Loop {
                     };
                     let is_own = view.state.tenant(&by.tenant) == Some(lease.tenant);
                     let granted = lease.hold().filter(|_| is_own && lease.is_held()).map(|hold| (lease.id, hold.epoch));
-                    Reply { granted, ..Reply::new(status, &view.lease_in_full(lease)) }
+                    Reply { granted, ..Reply::new(status, &view.lease_in_full(by, lease)) }
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
@@ -480,12 +487,12 @@ impl Loop {
         let found = find(self.engine.state(), &watch.by, watch.lease).ok();
         let reached = found.is_none_or(|lease| match (&lease.phase, watch.until) {
             (Phase::Ending(..), _) => true,
-            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(lease)),
+            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(&watch.by, lease)),
             (Phase::Waiting { .. }, _) | (_, Until::Ended) => false,
             (_, Until::Granted) => true,
         });
         if reached {
-            let shown = found.map(|lease| self.view().lease(lease));
+            let shown = found.map(|lease| self.view().lease(&watch.by, lease));
             return self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
         }
         let waiting = self.watches.entry(watch.lease).or_default();
@@ -507,22 +514,26 @@ impl Loop {
                 self.watches.insert(id, watches);
                 continue;
             }
+            let (mut reached, mut still) = (Vec::new(), Vec::new());
             let view = self.view();
-            let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
-                (Some(lease), _) => Some(view.lease(lease)),
-                (None, Some(ended)) => Some(view::past(ended, &view)),
-                (None, None) => None,
-            };
-            let (reached, still): (Vec<Watch>, Vec<Watch>) = watches.into_iter().partition(|watch| match watch.until {
-                Until::Granted => starts,
-                Until::Ended => ends,
-                Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
-            });
+            for watch in watches {
+                // Each caller is told what it may know.
+                let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
+                    (Some(lease), _) => Some(view.lease(&watch.by, lease)),
+                    (None, Some(ended)) => Some(view::past(ended, &view)),
+                    (None, None) => None,
+                };
+                let is_reached = match watch.until {
+                    Until::Granted => starts,
+                    Until::Ended => ends,
+                    Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
+                };
+                if is_reached { reached.push((watch, shown)) } else { still.push(watch) }
+            }
             if !still.is_empty() {
                 self.watches.insert(id, still);
             }
-            for watch in reached {
-                let shown = shown.clone();
+            for (watch, shown) in reached {
                 self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
             }
         }
