@@ -206,7 +206,12 @@ impl Connection {
         bytes.extend(body);
         // A refusal may come, and the connection close, before a large body was taken.
         let sent = self.raw(&bytes);
-        self.answer().map_err(|error| sent.err().unwrap_or(error))
+        // An answer to HEAD says how long a body would be, and has none (RFC 9112, 6.3).
+        let answer = match method {
+            "HEAD" => self.head().map(|(status, headers)| Answer { status, headers, body: Vec::new() }),
+            _ => self.answer(),
+        };
+        answer.map_err(|error| sent.err().unwrap_or(error))
     }
     /// Sends these bytes, whatever they mean.
     pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -5,153 +5,21 @@
 //! memory of soft cards; the door is the real one, between real connections.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::net::TcpListener;
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 use sublet_blackbox::binary::example;
+use sublet_blackbox::door::{
+    CONTEXT, Door, MODEL, PROMPT, park, prompt, refused, serve, server, somebody_else, worked,
+};
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds, tell, text};
 use sublet_blackbox::service::port;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Answer, Client, Gpu, LONG, MIB, Service, Setup, until};
-use sublet_wire::{Lease, LeaseState, exit};
-
-/// What a model takes.
-const MODEL: u64 = 768;
-/// What a context takes on a soft card.
-const CONTEXT: u64 = 128 * MIB;
-
-/// Nobody leaves unless a test says so.
-const CONFIG: &str = r#"
-ttl = "5m"
-grace = "1s"
-[preemption]
-make_room = false
-[parking]
-ram = "4G"
-leave = "256M"
-stock = "off"
-"#;
-
-fn serve() -> Service {
-    let gpu = Gpu::Named("soft:1x4GiB");
-    Service::start_with(Setup { gpu, config: Some(CONFIG.to_owned()), ..Setup::default() })
-}
-
-/// A server on L1 that yields by a hook and loads by itself for the next request; without Sublet's library,
-/// so that nothing but the door holds it back.
-fn server(service: &Service) -> (Job, u16) {
-    let port = port();
-    let hook = |more: &str| format!("POST http://127.0.0.1:{port}/api/generate {{\"model\": \"m\"{more}}}");
-    let (on_yield, on_resume) = (hook(", \"keep_alive\": 0"), hook(""));
-    let (program, number, size) = (example("serve"), port.to_string(), format!("{MODEL}MiB"));
-    let flags = ["--vram", "3G", "--name", "llm", "--no-shim", "--on-yield", &on_yield, "--on-resume", &on_resume];
-    let words = ["--", &program, &size, "--like", "ollama", "--port", &number];
-    let mut job = Job::start(service, &[&flags[..], &words].concat());
-    let line = job.line();
-    assert!(line.starts_with("serves "), "{line:?}; {}", job.said());
-    await_bytes(&service.client(), "L1", MODEL);
-    (job, port)
-}
-
-/// `sublet door`, killed when this is dropped.
-struct Door {
-    child: Child,
-    place: SocketAddr,
-    said: PathBuf,
-}
-
-impl Door {
-    fn open(service: &Service, to: u16, words: &[&str]) -> Door {
-        let said = service.dir().join(format!("door-{to}-{}", words.concat().replace([':', '/', ' '], "-")));
-        let to = format!("127.0.0.1:{to}");
-        let flags = ["door", "--listen", "127.0.0.1:0", "--to", &to];
-        let mut command = service.command(&[&flags[..], words].concat());
-        command.stdout(Stdio::piped()).stderr(fs::File::create(&said).expect("a file"));
-        let mut child = command.spawn().expect("a program");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        let place = line.split(' ').next().and_then(|place| place.parse().ok());
-        let place = place.unwrap_or_else(|| panic!("{line:?}; {}", fs::read_to_string(&said).unwrap_or_default()));
-        Door { child, place, said }
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(&self.said).unwrap_or_default()
-    }
-
-    fn client(&self) -> Client {
-        Client::over_tcp(self.place, None)
-    }
-
-    /// Work for the model.
-    fn prompt(&self) -> Answer {
-        prompt(&self.client())
-    }
-
-    /// The same, while the test goes on.
-    fn prompted(&self) -> Receiver<Answer> {
-        let (client, (sender, receiver)) = (self.client(), channel());
-        thread::spawn(move || sender.send(prompt(&client)));
-        receiver
-    }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if thread::panicking() {
-            eprintln!("the door said:\n{}", self.said());
-        }
-    }
-}
-
-const PROMPT: &[u8] = br#"{"model": "m", "prompt": "6 times 7"}"#;
-
-fn prompt(client: &Client) -> Answer {
-    client.send("POST", "/api/generate", &[sublet_blackbox::http::JSON], PROMPT)
-}
-
-fn worked(answer: &Answer) {
-    assert_eq!((answer.status, answer.text().as_str()), (200, "{\"response\":\"42\"}"));
-}
-
-/// A refusal of the door: its code and when to come again. The header and the body agree.
-fn refused(answer: &Answer) -> (String, Option<u64>) {
-    assert_eq!((answer.status, answer.header("content-type")), (503, Some("application/problem+json")), "{answer:?}");
-    let body: serde_json::Value = answer.read();
-    let retry = body["retry_after_s"].as_u64();
-    assert_eq!(answer.header("retry-after").map(str::to_owned), retry.map(|s| s.to_string()), "{body}");
-    assert_eq!(body["status"], 503);
-    assert!(body["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{body}");
-    (body["code"].as_str().unwrap_or_default().to_owned(), retry)
-}
-
-fn park(service: &Service, id: &str) -> Lease {
-    let words = until("it is parked", LONG, || {
-        let output = service.cli(&["park", id]);
-        if output.status.success() { Ok(text(&output)) } else { Err(text(&output)) }
-    });
-    let lease = service.client().lease(id);
-    assert_eq!(lease.state, LeaseState::Parked, "{words}");
-    // Those that answer first may be at it still when enough of it was seen to be gone.
-    service.client().await_lease("all of it left", id, |lease| lease.seen_bytes <= Some(CONTEXT))
-}
-
-/// Somebody who has the card, so that a parked lease cannot come back: its lease is L2.
-fn somebody_else(service: &Service, more: &[&str]) -> Job {
-    let hold = example("hold");
-    let mut job = Job::start(service, &[&["--vram", "3G"], more, &["--", &hold, "256MiB", "--idle"]].concat());
-    assert!(job.line().starts_with("holds "), "{}", job.said());
-    await_bytes(&service.client(), "L2", 256);
-    job
-}
+use sublet_blackbox::{Answer, Client, LONG, MIB, until};
+use sublet_wire::{LeaseState, exit};
 
 #[test]
 fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back() {
@@ -316,9 +184,11 @@ fn a_service_that_waits_for_its_first_turn_is_waited_for_and_whoever_stops_the_d
     await_state(&client, "L2", LeaseState::Waiting);
     let mut door = Door::open(&service, port, &["--of", "name:llm", "--wait", "3m"]);
     let answer = door.prompted();
-    until("it waits", LONG, || match door.said().contains("requests wait: L2 of name:llm is waiting") {
-        true => Ok(()),
-        false => Err(door.said()),
+    until("it waits", LONG, || {
+        match door.said().contains("requests that need the GPU wait: L2 of name:llm is waiting") {
+            true => Ok(()),
+            false => Err(door.said()),
+        }
     });
     thread::sleep(Duration::from_millis(500));
     assert!(answer.try_recv().is_err());

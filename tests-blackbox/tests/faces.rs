@@ -1,13 +1,12 @@
 //! What people and scripts are told by the command line: refusals with a next step, JSON, and lists that end.
 
 use serde_json::{Value, json};
-use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Output;
 use sublet_blackbox::job::text;
 use sublet_blackbox::user::is_root;
-use sublet_blackbox::{GIB, Gpu, MIB, Process, Service, Setup, ask};
-use sublet_wire::{Lease, Leases};
+use sublet_blackbox::{GIB, Gpu, Service, Setup, ask};
+use sublet_wire::Leases;
 
 const LOCAL: u32 = 12_345;
 
@@ -105,32 +104,6 @@ fn with_json_everything_that_is_said_is_json() {
     let made: Value = serde_json::from_slice(&made.stdout).unwrap_or_else(|_| panic!("JSON: {}", text(&made)));
     assert_eq!(made["to"], json!(copy));
     assert_eq!(made["bytes"].as_u64(), copy.metadata().ok().map(|found| found.len()));
-}
-
-/// What the scripted card shows from the next look on.
-fn shows(service: &Service, processes: &Value, other_bytes: u64) {
-    let card = json!({"index": 0, "processes": processes, "other_bytes": other_bytes, "fault": null});
-    let (new, script) = (service.state_dir().join("scripted.json.new"), service.state_dir().join("scripted.json"));
-    // A look must never meet half a script.
-    fs::write(&new, json!({"cards": [card]}).to_string()).expect("a script is written");
-    fs::rename(&new, &script).expect("a script is put in place");
-}
-
-#[test]
-fn processes_are_blamed_only_where_some_are_seen() {
-    let service = Service::start();
-    let client = service.client();
-    client.grant(&ask(20 * GIB, json!({"time_s": 3600})));
-    let waiter = client.queue(&ask(8 * GIB, json!({})));
-    let why = |lease: &Lease| lease.waiting.as_ref().map_or_else(String::new, |waiting| waiting.why.clone());
-    shows(&service, &json!([]), 64 * MIB);
-    let told = client.await_lease("the driver's own bytes are told", &waiter.id, |lease| why(lease).contains("64 MiB"));
-    assert!(why(&told).ends_with(", 64 MiB used by no process that is seen (driver, display)"), "{}", why(&told));
-    let stranger = Process::idle();
-    shows(&service, &json!([{"pid": stranger.pid(), "bytes": GIB, "busy": true}]), 0);
-    client.await_lease("the process is told", &waiter.id, |lease| {
-        why(lease).ends_with(", 1 GiB used by processes without a lease")
-    });
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
     client.queue(&ask(20 * GIB, json!({})));
     let named = client.queue(&ask(GIB, json!({"on": "1"})));
     let why = named.waiting.expect("it waits").why;
-    assert!(why.contains("card 1 cannot be leased (the configuration leaves it unmanaged)"), "{why}");
+    assert!(why.contains("GPU 1 cannot be leased (the configuration leaves it unmanaged)"), "{why}");
     assert!(service.log().contains("`unmanaged` names a card `7`, and there is none"), "{}", service.log());
 }
 

@@ -111,7 +111,7 @@ fn whoever_sees_one_card_waits_for_that_one_though_another_is_free() {
     for (visible, id) in [("1", "L2"), (second.as_str(), "L3")] {
         jobs.push(seen_from(&service, visible, &["--vram", "8G"]));
         let waiting = await_state(&client, id, LeaseState::Waiting);
-        assert!(waiting.waiting.expect("it waits").why.contains("card 1"), "it says which card it waits for");
+        assert!(waiting.waiting.expect("it waits").why.contains("GPU 1"), "it says which GPU it waits for");
     }
     throughout(Duration::from_secs(1), || {
         assert_eq!(client.lease("L2").state, LeaseState::Waiting, "card 0 is free, and not for it");

@@ -31,6 +31,7 @@ mod strangers;
 mod tokens;
 mod turns;
 mod view;
+mod wait_reason;
 mod words;
 mod writer;
 

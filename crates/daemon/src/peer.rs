@@ -73,12 +73,6 @@ impl Peer {
         }
     }
 
-    /// Whether it may see who is on a card. What local users show each other is not shown beyond
-    /// the host.
-    pub fn sees_all(&self, local_users_do: bool) -> bool {
-        self.caller.operator || (local_users_do && self.uid().is_some())
-    }
-
     /// Whether it still is who it was: a token may be revoked, or expire, under a long call, and
     /// an operator may have become somebody else.
     pub fn still_good(&self, wall_us: u64) -> bool {

@@ -46,10 +46,21 @@ pub struct View<'a> {
     counts: Option<&'a BTreeMap<LeaseId, Counts>>,
     /// Why leases were parked.
     park_reasons: Option<&'a BTreeMap<LeaseId, ParkReason>>,
+    /// Which users local users see.
+    visibility: Visibility,
 }
 
-/// What is shown instead of a name where each sees only itself.
-const SOMEBODY: &str = "somebody";
+/// Which users a local user sees on a GPU and in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// All.
+    All,
+    /// Itself.
+    Own,
+}
+
+/// What is shown instead of a name where each user sees only itself.
+const ANOTHER: &str = "another user";
 /// Processes of a lease that are listed.
 const PIDS_MAX: usize = 64;
 
@@ -61,7 +72,22 @@ impl<'a> View<'a> {
         names: &'a Names,
         plans: &'a Plans,
     ) -> View<'a> {
-        View { state, now, wall_us, names, version, plans, counts: None, park_reasons: None }
+        View {
+            state,
+            now,
+            wall_us,
+            names,
+            version,
+            plans,
+            counts: None,
+            park_reasons: None,
+            visibility: Visibility::Own,
+        }
+    }
+
+    /// The same where local users see so much of each other.
+    pub fn with_visibility(self, visibility: Visibility) -> View<'a> {
+        View { visibility, ..self }
     }
 
     /// The same, with what the programs of leases did.
@@ -89,12 +115,12 @@ impl View<'_> {
         Some(wire::Did { launches, copies, copied_bytes, errors: errors.collect() })
     }
 
-    fn user(&self, tenant: TenantId) -> String {
+    pub(crate) fn user(&self, tenant: TenantId) -> String {
         self.names.of(self.state.tenant_name(tenant))
     }
 
-    /// One lease, for whoever may see it.
-    pub fn lease(&self, lease: &Lease) -> wire::Lease {
+    /// One lease, for a caller that may see it.
+    pub fn lease(&self, by: &Caller, lease: &Lease) -> wire::Lease {
         let live = self.state.live(lease.id);
         let tenant = self.state.tenant_name(lease.tenant).to_owned();
         let mut shown = plain(lease.first_ask(), lease.id.to_string(), tenant, self.names);
@@ -104,7 +130,7 @@ impl View<'_> {
         shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
         shown.did = self.did(lease.id);
         match &lease.phase {
-            Phase::Waiting { .. } => shown.waiting = Some(self.waiting(lease)),
+            Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
                 shown.state = wire::LeaseState::Active;
                 self.show_hold(&mut shown, hold);
@@ -124,9 +150,11 @@ impl View<'_> {
                     in_s: told.at().since(self.now).as_secs_f64(),
                 });
             }
-            Phase::Parking(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parking, lease, hold, away),
-            Phase::Parked(hold, away) => self.show_away(&mut shown, wire::LeaseState::Parked, lease, hold, away),
-            Phase::Resuming(hold, away) => self.show_away(&mut shown, wire::LeaseState::Resuming, lease, hold, away),
+            Phase::Parking(hold, away) => self.show_away(by, &mut shown, wire::LeaseState::Parking, lease, hold, away),
+            Phase::Parked(hold, away) => self.show_away(by, &mut shown, wire::LeaseState::Parked, lease, hold, away),
+            Phase::Resuming(hold, away) => {
+                self.show_away(by, &mut shown, wire::LeaseState::Resuming, lease, hold, away)
+            }
             Phase::Ending(hold, finish) => {
                 shown.state = wire::LeaseState::Ending;
                 self.show_hold(&mut shown, hold);
@@ -139,6 +167,7 @@ impl View<'_> {
 
     fn show_away(
         &self,
+        by: &Caller,
         shown: &mut wire::Lease,
         state: wire::LeaseState,
         lease: &Lease,
@@ -165,7 +194,7 @@ impl View<'_> {
         // Whose processes they are is told by `explain`, which knows who asks.
         shown.held_back = parking::held_back(self.state, lease).map(|who| words::held_back(self.state, who, None));
         if lease.queued().is_some() {
-            shown.waiting = Some(self.waiting(lease));
+            shown.waiting = Some(self.waiting(by, lease));
         }
         let why = self.why_parked(lease, shown);
         shown.parked.iter_mut().for_each(|parked| parked.why.clone_from(&why));
@@ -229,14 +258,14 @@ impl View<'_> {
         Some(sum)
     }
 
-    fn waiting(&self, lease: &Lease) -> wire::Waiting {
+    fn waiting(&self, by: &Caller, lease: &Lease) -> wire::Waiting {
         let known = self.plans.places(self.state, self.version, self.now).get(&lease.id).copied();
         let starts = self.plans.starts(self.state, self.version, self.now);
         let place = known.unwrap_or(explain::PLACE_MAX + 1);
         wire::Waiting {
             place: place as u64,
             place_exact: known.is_some(),
-            why: words::why_waiting(self.state, lease, place, self.now),
+            why: self.why_waiting(by, lease, place),
             estimate_s: starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
             offers: Vec::new(),
             bound: None,
@@ -244,8 +273,8 @@ impl View<'_> {
     }
 
     /// One lease with all there is to say: offers and a bound take some reckoning, too much for lists.
-    pub fn lease_in_full(&self, lease: &Lease) -> wire::Lease {
-        let mut shown = self.lease(lease);
+    pub fn lease_in_full(&self, by: &Caller, lease: &Lease) -> wire::Lease {
+        let mut shown = self.lease(by, lease);
         if let Some(waiting) = &mut shown.waiting {
             let outlook = self.plans.outlook(self.state, self.version, self.now, lease);
             waiting.offers = outlook.offers.iter().map(|offer| self.offer(offer)).collect();
@@ -276,12 +305,18 @@ impl View<'_> {
         }
     }
 
+    /// True if a caller sees other users: an operator, and a local user where local users do. Nothing of one user is
+    /// shown to another beyond the host.
+    pub(crate) fn sees_all(&self, by: &Caller) -> bool {
+        by.operator || (self.visibility == Visibility::All && by.token.is_none())
+    }
+
     /// Whether this caller may see whose lease it is by id.
-    fn mine(&self, by: &Caller, tenant: TenantId) -> bool {
+    pub(crate) fn mine(&self, by: &Caller, tenant: TenantId) -> bool {
         by.operator || self.state.tenant_name(tenant) == by.tenant
     }
 
-    fn id_for(&self, by: &Caller, lease: &Lease) -> Option<String> {
+    pub(crate) fn id_for(&self, by: &Caller, lease: &Lease) -> Option<String> {
         self.mine(by, lease.tenant).then(|| lease.id.to_string())
     }
 
@@ -292,19 +327,20 @@ impl View<'_> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let rest = self.state.rows().leases.range((from, Bound::Unbounded)).map(|(_, lease)| lease);
         let mut found = rest.filter(visible);
-        let leases = found.by_ref().take(limit).map(|lease| self.lease(lease)).collect();
+        let leases = found.by_ref().take(limit).map(|lease| self.lease(by, lease)).collect();
         wire::Leases { leases, more: found.next().is_some() }
     }
 
-    /// Everybody who waits, in order of service; others' without their ids and names.
+    /// The waiters that a caller may know of, in order of service; others' without their ids and names.
     pub fn queue(&self, by: &Caller, limit: usize) -> wire::Leases {
         let waiters = self.state.queue().everybody().take(limit).filter_map(|(id, _)| self.state.lease(id));
-        let leases = waiters.map(|lease| self.waiter(by, lease)).collect();
+        let known = waiters.filter(|lease| self.sees_all(by) || self.mine(by, lease.tenant));
+        let leases = known.map(|lease| self.waiter(by, lease)).collect();
         wire::Leases { leases, more: self.state.queue().len() > limit }
     }
 
     fn waiter(&self, by: &Caller, lease: &Lease) -> wire::Lease {
-        let mut shown = self.lease(lease);
+        let mut shown = self.lease(by, lease);
         if !self.mine(by, lease.tenant) {
             shown.id = "-".to_owned();
             shown.name = None;
@@ -320,14 +356,14 @@ impl View<'_> {
     }
 
     /// Why a lease is where it is.
-    pub fn explain(&self, by: &Caller, lease: &Lease, see_all: bool) -> wire::Explanation {
-        let shown = self.lease_in_full(lease);
+    pub fn explain(&self, by: &Caller, lease: &Lease) -> wire::Explanation {
+        let shown = self.lease_in_full(by, lease);
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
             (_, Some(ended)) => ended.sentence.clone(),
             _ if shown.state == wire::LeaseState::Parked => parked(lease),
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
-            _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease, see_all),
+            _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease),
             _ if shown.over.is_some() => {
                 "it is active and has more on a card than its lease is for; if somebody waits it may be made to leave"
                     .into()
@@ -343,23 +379,23 @@ impl View<'_> {
             summary,
             room: waits.then(|| {
                 let making = making.as_ref().map(|(making, _)| making);
-                words::room_made(self.state, making, self.now, |id| self.name_for(by, id, see_all))
+                words::room_made(self.state, making, self.now, |id| self.name_for(by, id))
             }),
-            ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other, see_all)).collect(),
-            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, see_all, making.as_ref())).collect(),
+            ahead: ahead.into_iter().map(|other| self.ahead(by, lease, other)).collect(),
+            cards: cards.into_iter().map(|card| self.card_why(by, lease, card, making.as_ref())).collect(),
             lease: shown,
         }
     }
 
     /// Why a lease that comes back is not back yet.
-    fn resuming(&self, by: &Caller, lease: &Lease, see_all: bool) -> String {
+    fn resuming(&self, by: &Caller, lease: &Lease) -> String {
         let Some(who) = parking::held_back(self.state, lease) else {
             return "its bytes are coming back to its cards".to_owned();
         };
         let name = match who {
             InTheWay::Unreadable(_) => None,
             InTheWay::Strangers(card, _) => self.stranger_on(by, card),
-            InTheWay::Uncapped(_, other) => Some(self.name_for(by, other, see_all)),
+            InTheWay::Uncapped(_, other) => Some(self.name_for(by, other)),
         };
         format!("it is not brought back yet: {}", words::held_back(self.state, who, name))
     }
@@ -406,19 +442,19 @@ impl View<'_> {
     }
 
     /// A lease by its id for whoever may know it, or else by its user.
-    fn name_for(&self, by: &Caller, lease: LeaseId, see_all: bool) -> String {
+    fn name_for(&self, by: &Caller, lease: LeaseId) -> String {
         let row = self.state.lease(lease);
-        row.map_or_else(String::new, |row| self.id_for(by, row).unwrap_or_else(|| self.user_for(by, row, see_all)))
+        row.map_or_else(String::new, |row| self.id_for(by, row).unwrap_or_else(|| self.user_for(by, row)))
     }
 
-    fn user_for(&self, by: &Caller, lease: &Lease, see_all: bool) -> String {
-        if see_all || self.mine(by, lease.tenant) { self.user(lease.tenant) } else { SOMEBODY.to_owned() }
+    fn user_for(&self, by: &Caller, lease: &Lease) -> String {
+        if self.sees_all(by) || self.mine(by, lease.tenant) { self.user(lease.tenant) } else { ANOTHER.to_owned() }
     }
 
-    fn ahead(&self, by: &Caller, behind: &Lease, lease: &Lease, see_all: bool) -> wire::Ahead {
+    fn ahead(&self, by: &Caller, behind: &Lease, lease: &Lease) -> wire::Ahead {
         wire::Ahead {
             id: self.id_for(by, lease),
-            user: self.user_for(by, lease, see_all),
+            user: self.user_for(by, lease),
             tier: tier(lease.ask.tier),
             vram_bytes: vram(lease.ask.vram),
             gpus: lease.ask.gpus.into(),
@@ -432,7 +468,6 @@ impl View<'_> {
         by: &Caller,
         lease: &Lease,
         card: CardId,
-        see_all: bool,
         making: Option<&(Making, Vec<(CardId, Span)>)>,
     ) -> wire::CardWhy {
         let facts = &self.state.rows().cards[card.0 as usize].facts;
@@ -443,7 +478,7 @@ impl View<'_> {
             uuid: facts.uuid.clone(),
             promisable_bytes: self.state.promisable(card, self.now).0,
             loose_bytes: self.state.room(card).loose().map(|b| b.0),
-            obstacle: words::obstacle(self.state, facts.index, card, &obstacle),
+            obstacle: self.obstacle(by, lease, card, &obstacle),
             price_s: making.and_then(|(_, prices)| {
                 let (_, price) = prices.iter().find(|(on, _)| *on == card)?;
                 Some(price.as_secs_f64())
@@ -455,7 +490,7 @@ impl View<'_> {
                     let (leaves, stays) = self.could_leave(lease, other, making);
                     wire::Blocker {
                         id: self.id_for(by, other),
-                        user: self.user_for(by, other, see_all),
+                        user: self.user_for(by, other),
                         counted_bytes: counted.0,
                         ends_by_s: at.since(self.now).as_secs_f64(),
                         leaves,
@@ -467,13 +502,13 @@ impl View<'_> {
     }
 
     /// All cards, by index.
-    pub fn cards(&self, by: &Caller, see_all: bool) -> Vec<wire::Card> {
-        let mut cards: Vec<wire::Card> = self.state.cards().map(|card| self.card(by, card, see_all)).collect();
+    pub fn cards(&self, by: &Caller) -> Vec<wire::Card> {
+        let mut cards: Vec<wire::Card> = self.state.cards().map(|card| self.card(by, card)).collect();
         cards.sort_by_key(|card| card.index);
         cards
     }
 
-    fn card(&self, by: &Caller, card: CardId, see_all: bool) -> wire::Card {
+    fn card(&self, by: &Caller, card: CardId) -> wire::Card {
         let row = &self.state.rows().cards[card.0 as usize];
         let room = self.state.room(card);
         let (used, coarse, unreadable) = match &room.observed().reading {
@@ -501,14 +536,14 @@ impl View<'_> {
             promisable_bytes: self.state.promisable(card, self.now).0,
             context_bytes: row.facts.context.map(|b| b.0),
             coarse,
-            occupants: self.occupants(by, card, see_all),
+            occupants: self.occupants(by, card),
         }
     }
 
-    fn occupants(&self, by: &Caller, card: CardId, see_all: bool) -> Vec<wire::Occupant> {
+    fn occupants(&self, by: &Caller, card: CardId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
-        let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card, see_all) };
-        let mut found = self.leases_on(by, card, see_all);
+        let Reading::Used(used) = &room.observed().reading else { return self.leases_on(by, card) };
+        let mut found = self.leases_on(by, card);
         // Who has a lease for other cards, or only waits for one, is a stranger here.
         let is_ours = |lease: LeaseId| room.claims().contains_key(&lease);
         let strangers = used.processes.iter().filter(|r| !self.state.owner(&r.process).is_some_and(is_ours));
@@ -534,12 +569,12 @@ impl View<'_> {
         resident.graphics && (!resident.is_of_interest() || draws_screen())
     }
 
-    fn leases_on(&self, by: &Caller, card: CardId, see_all: bool) -> Vec<wire::Occupant> {
+    fn leases_on(&self, by: &Caller, card: CardId) -> Vec<wire::Occupant> {
         let room = self.state.room(card);
         let coarse = !matches!(&room.observed().reading, Reading::Used(used) if !used.coarse);
         let leases = room.claims().iter().filter_map(|(id, claim)| self.state.lease(*id).map(|l| (l, claim)));
         leases
-            .filter(|(lease, _)| see_all || self.mine(by, lease.tenant))
+            .filter(|(lease, _)| self.sees_all(by) || self.mine(by, lease.tenant))
             .take(256)
             .map(|(lease, claim)| wire::Occupant {
                 lease: self.id_for(by, lease),

@@ -5,12 +5,12 @@ use sublet_core::action::{Action, Hint, Unparked, Wake};
 use sublet_core::ask::{BadAsk, Vram};
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
-use sublet_core::explain::{self, NoBound, Obstacle};
+use sublet_core::explain::NoBound;
 use sublet_core::ids::{CardId, LeaseId};
 use sublet_core::parking::{InTheWay, NotParkable};
-use sublet_core::quota::{self, Capped, Held};
+use sublet_core::queue::Place;
+use sublet_core::quota::{Capped, Held};
 use sublet_core::reading::Unreadable;
-use sublet_core::room::Closed;
 use sublet_core::rows::{Lease, Reason, Service};
 use sublet_core::rung::Rung;
 use sublet_core::state::State;
@@ -80,98 +80,35 @@ pub fn service(service: &Service) -> Option<String> {
     }
 }
 
-/// What keeps a waiter off a card; `None` if only others ahead do.
-pub fn obstacle(state: &State, index: u32, card: sublet_core::ids::CardId, obstacle: &Obstacle) -> Option<String> {
-    Some(match obstacle {
-        Obstacle::NotEligible => format!("card {index} is not one this ask fits"),
-        Obstacle::Draining => format!("card {index} is draining"),
-        Obstacle::Out(why) => format!("card {index} is out of service ({why})"),
-        Obstacle::Unusable(why) => format!("card {index} cannot be leased ({why})"),
-        Obstacle::Missing => format!("the driver does not list card {index} now"),
-        Obstacle::Closed(Closed::Stale) => format!("card {index} has not answered for two periods"),
-        Obstacle::Closed(Closed::Unreadable(why)) => unreadable(index, why),
-        Obstacle::Exclusive if state.strangers(card) > 0 => {
-            format!("card {index} must be had alone, and strangers are on it")
-        }
-        Obstacle::Exclusive => format!("card {index} is held exclusively, or would have to be"),
-        Obstacle::NotEmpty => format!("card {index} has leases on it, and this ask is for a whole card"),
-        Obstacle::TooFull { need, room } => {
-            let loose = state.room(card).loose().unwrap_or_default();
-            let by = match (loose.0, state.strangers(card)) {
-                (0, _) => String::new(),
-                // The driver keeps some for itself and for a display, and no process is there to be blamed.
-                (bytes, 0) => format!(", {} used by no process that is seen (driver, display)", show(bytes)),
-                (bytes, _) => format!(", {} used by processes without a lease", show(bytes)),
-            };
-            format!("card {index} has {} free to lease of the {} needed{by}", show(room.0), show(need.0))
-        }
-        Obstacle::Claimed => return None,
-    })
-}
-
-/// Why a lease waits, in one sentence.
-pub fn why_waiting(state: &State, lease: &Lease, place: usize, now: Time) -> String {
-    if let Some(held) = quota::held(state, lease) {
-        return format!("{held}; {}", when_quota_returns(&held));
-    }
-    if state.disk_full() {
-        return "the disk is full, so no lease can be granted; tell the operator".to_owned();
-    }
-    let found = state.cards().map(|card| (card, explain::obstacle(state, lease, card, now)));
-    let mut told: Vec<(u8, String)> = found
-        .filter_map(|(card, found)| {
-            let index = state.rows().cards[card.0 as usize].facts.index;
-            obstacle(state, index, card, &found).map(|text| (weight(&found), text))
-        })
-        .collect();
-    // What could change soonest says most.
-    told.sort();
-    let behind = match place {
-        0 | 1 => String::new(),
-        2 => "1 ask is ahead".to_owned(),
-        _ => format!("{} asks are ahead", place - 1),
-    };
-    match (told.into_iter().next(), behind.as_str()) {
-        (Some((_, text)), "") => text,
-        (Some((_, text)), behind) => format!("{behind}; {text}"),
-        (None, "") => "it is next, and starts with the next look at the cards".to_owned(),
-        (None, behind) => format!("{behind}, and its card is kept for them"),
-    }
-}
-
-fn weight(obstacle: &Obstacle) -> u8 {
-    match obstacle {
-        Obstacle::Claimed | Obstacle::TooFull { .. } | Obstacle::NotEmpty | Obstacle::Exclusive => 0,
-        Obstacle::Closed(_) => 1,
-        Obstacle::Draining | Obstacle::Missing => 2,
-        Obstacle::Out(_) | Obstacle::Unusable(_) => 3,
-        Obstacle::NotEligible => 4,
-    }
-}
-
-/// Why somebody is served before somebody else, in a few words.
+/// Why one waiter is served before another, in a few words.
 pub fn why_ahead(state: &State, first: &Lease, second: &Lease, now: Time) -> String {
     let policy = state.policy();
-    let owes = |lease: &Lease| {
+    let (ahead, behind) = (state.place_of(first), state.place_of(second));
+    let owes = |lease: &Lease, arrival: Time| {
         let mark = state.rows().tenants[lease.tenant.0 as usize].mark;
-        mark.since(lease.asked.max(now)).0.min(policy.debt_max.0)
+        mark.since(arrival.max(now)).0.min(policy.debt_max.0)
     };
-    let start = |lease: &Lease| lease.asked.0 as i64 - state.place_of(lease).rank;
+    let (owed_ahead, owed_behind) = (owes(first, ahead.arrival), owes(second, behind.arrival));
+    let head_start = |place: &Place| place.arrival.0 as i64 - place.rank;
+    let more_urgent = head_start(&ahead) - head_start(&behind);
+    let is_equal = (first.ask.tier, first.ask.priority) == (second.ask.tier, second.ask.priority);
     let minutes = |us: u64| span::show((us as f64 / 6e7).ceil() * 60.0);
-    if first.asked <= second.asked {
+    if ahead.arrival <= behind.arrival {
         "came earlier".to_owned()
-    } else if first.tenant != second.tenant && owes(first) < owes(second) {
-        let more = owes(second) - owes(first);
+    } else if first.tenant != second.tenant && owed_ahead < owed_behind {
+        let more = owed_behind - owed_ahead;
         format!("used less of its share lately: {} of yours count as a later arrival", minutes(more))
-    } else if start(first) > start(second) {
-        format!("its tier and priority come {} earlier", minutes((start(first) - start(second)) as u64))
+    } else if more_urgent > 0 && !is_equal {
+        format!("its tier and priority come {} earlier", minutes(more_urgent as u64))
+    } else if first.tenant != second.tenant {
+        "its user was served less recently".to_owned()
     } else {
         "is served first".to_owned()
     }
 }
 
 /// What must happen before a quota has room.
-fn when_quota_returns(held: &Held) -> &'static str {
+pub(crate) fn when_quota_returns(held: &Held) -> &'static str {
     match (held.what, &held.group) {
         (Capped::Never { cap: Bytes::ZERO, .. }, _) => "ask without `--preempt never`, or ask the operator for a quota",
         _ if held.always => "ask for less, or ask the operator for more",

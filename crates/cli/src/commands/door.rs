@@ -1,12 +1,13 @@
-//! `sublet door`: a small proxy before a service, that lets requests in only while the service has its cards.
+//! `sublet door`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
 //!
-//! It runs as its user and knows no more than any client of the daemon. [`standing`] is the rule, [`desk`]
-//! where requests wait, [`watch`] who follows the leases, [`proxy`] the way through. The runtime that it
-//! needs is started here, and for no other command.
+//! It runs as its user and knows no more than any client of the daemon. [`wake`] says which requests need the GPU,
+//! [`standing`] is the rule for those, [`desk`] where they wait, [`watch`] follows the leases, [`proxy`] passes
+//! requests on. The runtime that it needs is started here, and for no other command.
 
 mod desk;
 mod proxy;
 mod standing;
+mod wake;
 mod watch;
 
 use crate::args::{Globals, LeaseName};
@@ -28,12 +29,13 @@ use std::time::Duration;
 use sublet_wire::{Code, Lease, exit, span};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use wake::{Pattern, WakeList};
 use watch::Watch;
 
 /// Nobody holds a connection for longer.
 const WAIT_MAX_S: u64 = 3_600;
 
-/// Stand before a service, and let requests in only while its lease has its cards
+/// Hold HTTP requests that need the GPU while the lease of a service is parked
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct DoorArgs {
@@ -50,10 +52,15 @@ pub struct DoorArgs {
     /// Only this lease counts
     #[arg(long, value_name = "LEASE", conflicts_with = "of")]
     lease: Option<LeaseName>,
-    /// How long a request waits for the lease; then it is answered 503. 0: it never waits
+    /// A request that needs the GPU: a method and a path, in which `*` stands for any characters, such as
+    /// "POST /v1/*"; may be repeated. No other request brings a parked service back [default: every request
+    /// but GET, HEAD and OPTIONS]
+    #[arg(long, value_name = "METHOD PATH", conflicts_with = "tcp")]
+    wake: Vec<Pattern>,
+    /// How long a request that needs the GPU waits for the lease; then it is answered 503. 0: it never waits
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_wait)]
     wait: u64,
-    /// Pass whole connections on, whatever they say: each is checked once, when it comes
+    /// Pass whole connections on, whatever they say: each needs the GPU when it begins
     #[arg(long)]
     tcp: bool,
     /// Let everything pass while no daemon answers
@@ -65,18 +72,23 @@ pub struct DoorArgs {
 }
 
 const AFTER_HELP: &str = "\
-A request that comes while the lease is parked (or leaves, or comes back, or waits for its first turn)
-is an ask for it, as `sublet resume` is. It is passed on when the lease has its cards again; until then
-no byte of it reaches the service, so that a service that would load its model for it loads nothing.
-What is not passed in time is answered 503 with Retry-After.
+A request that needs the GPU (--wake) and comes while the lease is parked, or waits for its first turn, brings
+it back, as `sublet resume` does. It is passed on when the lease has its GPUs again; until then no byte of it
+reaches the service, so that a service that would load its model for it loads nothing. After --wait it is
+answered 503, with the expected time in Retry-After.
 
-A service without a lease is not held back: its first use of a card is an ask (`sublet attach`). Without
-a daemon nothing passes. Let hooks (--on-resume) speak to the service itself, and not to its door.
+All other requests are passed on at once and never bring a lease back: an open browser tab, a health check or a
+WebSocket leaves a parked service parked. If the driver parked the service and it does not answer within 2 s,
+the answer is 503 with Retry-After.
+
+A service without a lease is not held back: its first use of a GPU is a request for one (`sublet attach`).
+Without a daemon nothing passes. Hooks (--on-resume) must speak to the service itself, not to this proxy.
 
 Examples:
   OLLAMA_HOST=127.0.0.1:11435 sublet run --vram 12G --name llm -- ollama serve
   sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of name:llm
-  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of unit:ollama.service --wait 5m";
+  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of unit:ollama.service --wait 5m
+  sublet door --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy --wake 'POST /prompt' --wake 'POST /api/prompt'";
 
 /// Whose leases count.
 #[derive(Clone, Debug)]
@@ -133,6 +145,8 @@ struct Opened<'a> {
     listen: String,
     to: &'a str,
     of: String,
+    /// The patterns of `--wake`; none: every request but GET, HEAD and OPTIONS.
+    wake: Vec<String>,
     wait_s: u64,
 }
 
@@ -181,13 +195,16 @@ async fn open(globals: &Globals, args: &DoorArgs, meant: Meant) -> Result<u8, Fa
     let desk = Arc::new(Desk::new(Standing::of(&of), args.open_without_daemon));
     Watch { desk: Arc::clone(&desk), globals: globals.clone(), meant }.begin();
     if globals.json {
-        output::json_line(&Opened { listen, to: &args.to, of, wait_s: args.wait })?;
+        let wake = args.wake.iter().map(Pattern::to_string).collect();
+        output::json_line(&Opened { listen, to: &args.to, of, wake, wait_s: args.wait })?;
     } else {
-        output::print(&format!("{listen} leads to {} while {of} has its cards\n", plain(&args.to)))?;
+        let to = plain(&args.to);
+        output::print(&format!("{listen} passes requests to {to}; those that need the GPU wait for {of}\n"))?;
     }
     let way = Way {
         desk,
         to: args.to.as_str().into(),
+        wake: Arc::new(WakeList::new(args.wake.clone())),
         wait: Duration::from_secs(args.wait),
         tcp: args.tcp,
         connections: args.connections.into(),

@@ -123,14 +123,14 @@ fn ahead(ahead: &[Ahead]) -> String {
 }
 
 fn card(card: &CardWhy) -> String {
-    let would_do = || format!("card {} would do; others are served first", card.index);
+    let would_do = || format!("GPU {} would do; other requests are served first", card.index);
     let obstacle = card.obstacle.clone().unwrap_or_else(would_do);
     let mut text = format!("{obstacle}\n  {} free to lease", size::show(card.promisable_bytes));
     match card.loose_bytes {
         Some(0) => text.push('\n'),
         // Writing to a string cannot fail.
-        Some(loose) => _ = writeln!(text, ", {} used without a lease", size::show(loose)),
-        None => text.push_str("; what is used without a lease is unknown\n"),
+        Some(loose) => _ = writeln!(text, ", {} used outside leases", size::show(loose)),
+        None => text.push_str("; what is used outside leases is unknown\n"),
     }
     if let Some(price) = card.price_s {
         _ = writeln!(text, "  making room here costs {}", short(price));
@@ -196,7 +196,7 @@ mod tests {
             uuid: "GPU-0a".into(),
             promisable_bytes: 26 << 30,
             loose_bytes: Some(3 << 30),
-            obstacle: Some("card 0 has leases on it, and this ask is for a whole card".into()),
+            obstacle: Some("the request is for all of GPU 0; ana holds 10 GiB (L7)".into()),
             blockers: vec![Blocker {
                 id: Some("L7".into()),
                 user: "ana".into(),
@@ -239,14 +239,14 @@ mod tests {
               LEASE  USER    VRAM  CARDS  TIER   WAITED  WHY
               -      ana   16 GiB      2  batch   5 min  came earlier
 
-            card 0 has leases on it, and this ask is for a whole card
-              26 GiB free to lease, 3 GiB used without a lease
+            the request is for all of GPU 0; ana holds 10 GiB (L7)
+              26 GiB free to lease, 3 GiB used outside leases
               making room here costs 2.6 s
               LEASE  USER   HOLDS  ENDS WITHIN  COULD LEAVE
               L7     ana   10 GiB       25 min  park: 0.7 s out + 1.3 s lost + 0.6 s back = 2.6 s, and should
 
-            card 1 would do; others are served first
-              26 GiB free to lease; what is used without a lease is unknown
+            GPU 1 would do; other requests are served first
+              26 GiB free to lease; what is used outside leases is unknown
         "#]]
         .assert_eq(&render(&sample()));
     }

@@ -136,7 +136,7 @@ mod tests {
         }
         let second = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
-            waiting.why = "card 0 has 7.7 GiB free to lease of the 16 GiB needed".into();
+            waiting.why = "GPU 0 has 7.7 GiB free, 16 GiB are needed".into();
         }
         [first, second, waiting(&lease)]
     }
@@ -145,7 +145,7 @@ mod tests {
     fn a_log_gets_a_line_for_each_news() {
         expect![[r#"
             L8 waits, place 2, starts within 25 min: card 0 is not empty
-            L8 waits, at least place 2, nobody can say when it starts: card 0 has 7.7 GiB free to lease of the 16 GiB needed
+            L8 waits, at least place 2, nobody can say when it starts: GPU 0 has 7.7 GiB free, 16 GiB are needed
         "#]]
         .assert_eq(&drawn(false, 80, &story()));
     }
@@ -154,7 +154,7 @@ mod tests {
     fn a_terminal_shows_every_reason_whole_and_rewrites_what_changes_all_the_time() {
         expect![[r#"
             CRESC[Kcard 0 is not empty
-            L8 waits, place 2, starts within 25 minCRESC[KL8 waits, at least place 2, nobody can s…CRESC[Kcard 0 has 7.7 GiB free to lease of the 16 GiB needed
+            L8 waits, place 2, starts within 25 minCRESC[KL8 waits, at least place 2, nobody can s…CRESC[KGPU 0 has 7.7 GiB free, 16 GiB are needed
             L8 waits, at least place 2, nobody can s…"#]]
         .assert_eq(&drawn(true, 42, &story()));
         let silent = Said::plainly("L8 waits; no daemon answers now, still trying".into());

@@ -300,9 +300,10 @@ impl Turn<'_> {
                 {
                     self.emit(Action::Shallow { lease, at: self.now, why });
                 }
-            } else if away.with_context {
-                self.take_contexts(lease);
-            } else if away.since + after <= self.now && contexts::deepenable(self.state, row, self.now).is_ok() {
+                continue;
+            }
+            let is_long = away.since + after <= self.now;
+            if away.with_context || (is_long && contexts::deepenable(self.state, row, self.now).is_ok()) {
                 self.take_contexts(lease);
             }
         }

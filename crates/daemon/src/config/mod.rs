@@ -24,6 +24,7 @@ use self::values::{
 use crate::day::{Hours, Moment};
 use crate::http::House;
 use crate::notices::Settings;
+use crate::view::Visibility;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -114,8 +115,8 @@ pub struct Settled {
     pub groups: Vec<(u32, String)>,
     /// Hours at which something is different.
     pub hours: Vec<Hours>,
-    /// Local users see who is on a card.
-    pub see_all: bool,
+    /// Which users local users see.
+    pub visibility: Visibility,
     /// The longest that a call may wait for a change.
     pub poll_max: Span,
     /// Measure contexts.
@@ -142,7 +143,7 @@ impl Settled {
     /// What it says to the face.
     pub fn house(&self) -> House {
         let poll_max = Duration::from_micros(self.poll_max.0);
-        House { ttl: self.policy.ttl, see_all: self.see_all, poll_max }
+        House { ttl: self.policy.ttl, visibility: self.visibility, poll_max }
     }
 }
 
@@ -237,7 +238,7 @@ impl Config {
                 set(&mut poll_max, "poll_max", &self.poll_max, read_span)?;
                 poll_max
             },
-            see_all: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
+            visibility: read_visibility(self.visibility.as_deref().unwrap_or("all"))?,
             measure_context: self.measure_context.unwrap_or(true),
             history: read_history(self.history.unwrap_or(HISTORY))?,
             unmanaged: self.unmanaged.iter().map(|name| read_card(name)).collect::<Result<_, _>>()?,
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(settled.policy.parking.deep.take(), Some(Span::secs(600)));
         assert_eq!(settled.policy, Policy::default());
         assert!(settled.shim);
-        assert!(settled.see_all);
+        assert_eq!(settled.visibility, Visibility::All);
     }
 
     #[test]
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(settled.policy.renewal, Renewal::Below { percent: 25 });
         assert_eq!(settled.policy.hold_cap, Span::secs(3600));
         assert_eq!(settled.policy.margin, Bytes::mib(512));
-        assert!(!settled.see_all);
+        assert_eq!(settled.visibility, Visibility::Own);
         assert_eq!(settled.gpu, "soft:1x80GiB".parse().ok());
         let root = settled.policy.caps_for("uid:0", &[]);
         assert_eq!((root.vram, root.leases), (Some(Bytes::gib(24)), Some(3)));

@@ -1,6 +1,7 @@
 //! How single values are read: each refuses what makes no sense, and says what would do.
 
 use super::ConfigError;
+use crate::view::Visibility;
 use sublet_core::policy::Renewal;
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
@@ -98,10 +99,10 @@ pub(super) fn read_renewal(text: &str) -> Result<Renewal, String> {
     read.ok_or_else(|| "write \"70%\", \"below 25%\" or \"every 1m\"".to_owned())
 }
 
-pub(super) fn read_visibility(text: &str) -> Result<bool, ConfigError> {
+pub(super) fn read_visibility(text: &str) -> Result<Visibility, ConfigError> {
     match text {
-        "all" => Ok(true),
-        "own" => Ok(false),
+        "all" => Ok(Visibility::All),
+        "own" => Ok(Visibility::Own),
         _ => Err(ConfigError::Value {
             key: "visibility",
             value: text.to_owned(),

@@ -19,10 +19,10 @@ use sublet_wire as wire;
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
     let peer = body::peer(&request)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
-    let see_all = peer.sees_all(app.house().see_all);
     let (by_driver, kind, stock) = (app.by_driver, app.kind, app.host.stock());
-    let look = move |view: &View<'_>| (view.cards(&caller, see_all), view.parking(by_driver, kind, stock));
-    let (mut cards, parking) = app.post.read(look).await?;
+    let look =
+        move |view: &View<'_>| (view.cards(&caller), view.parking(by_driver, kind, stock), view.sees_all(&caller));
+    let (mut cards, parking, see_all) = app.post.read(look).await?;
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());

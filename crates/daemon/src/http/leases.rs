@@ -5,7 +5,7 @@ use super::shared::{OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Reply, Until, Watch};
 use crate::signals;
-use crate::view;
+use crate::view::{self, View};
 use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -168,16 +168,8 @@ fn no_id(text: &str) -> Problem {
     OnRead,
 ))]
 pub async fn queue(State(app): State<App>, request: Request) -> Result<Json<wire::Leases>, Refused> {
-    let peer = body::peer(&request)?;
-    let (by, see_all) = (peer.caller.clone(), peer.sees_all(app.house().see_all));
-    let queue = app.post.read(move |view| {
-        let mut queue = view.queue(&by, 256);
-        if !see_all {
-            queue.leases.retain(|lease| lease.id != "-");
-        }
-        queue
-    });
-    Ok(Json(queue.await?))
+    let by = body::peer(&request)?.caller.clone();
+    Ok(Json(app.post.read(move |view| view.queue(&by, 256)).await?))
 }
 
 #[derive(Deserialize)]
@@ -257,8 +249,9 @@ async fn await_change(
 /// A lease that is live, or else history, if the caller may see it.
 async fn live_or_past(app: &App, by: Caller, id: LeaseId) -> Result<wire::Lease, Refused> {
     let caller = by.clone();
-    let live =
-        app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.lease_in_full(lease))).await?;
+    let look =
+        move |view: &View<'_>| find(view.state, &caller, id).ok().map(|lease| view.lease_in_full(&caller, lease));
+    let live = app.post.read(look).await?;
     if let Some(lease) = live {
         return Ok(lease);
     }
@@ -289,10 +282,7 @@ pub async fn explain(
     let peer = body::peer(&request)?;
     let id = lease_id(&id)?;
     let (by, caller) = (peer.caller.clone(), peer.caller.clone());
-    let see_all = peer.sees_all(app.house().see_all);
-    let found = app
-        .post
-        .read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease, see_all)));
+    let found = app.post.read(move |view| find(view.state, &caller, id).ok().map(|lease| view.explain(&caller, lease)));
     if let Some(explanation) = found.await? {
         return Ok(Json(explanation));
     }

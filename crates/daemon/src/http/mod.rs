@@ -34,6 +34,7 @@ use crate::marks::Marks;
 use crate::names::Names;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
+use crate::view::Visibility;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -105,8 +106,8 @@ pub struct Reach {
 pub struct House {
     /// The term of a lease whose ask names none.
     pub ttl: Span,
-    /// Local users see who is on a card.
-    pub see_all: bool,
+    /// Which users local users see.
+    pub visibility: Visibility,
     /// The longest that a call may wait for a change.
     pub poll_max: Duration,
 }

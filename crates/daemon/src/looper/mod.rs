@@ -32,7 +32,7 @@ use crate::notices::{Notices, ParkReason};
 use crate::plans::Plans;
 use crate::strangers;
 use crate::tokens::Tokens;
-use crate::view::{self, View};
+use crate::view::{self, View, Visibility};
 use crate::words;
 use crate::writer::{Order, Pen};
 use hands::Known;
@@ -104,7 +104,7 @@ pub struct Parts {
     pub unmanaged: Vec<String>,
     /// Notices to the person concerned.
     pub notices: Notices,
-    /// What the configuration says to the face: here, whether users see each other.
+    /// What the configuration says of what callers see; read anew on reload.
     pub house: Arc<RwLock<House>>,
 }
 
@@ -403,9 +403,11 @@ impl Loop {
 
     fn view(&self) -> View<'_> {
         let state = (self.engine.state(), self.engine.version());
+        let visibility = self.house.read().map_or(Visibility::Own, |house| house.visibility);
         View::new(state, (self.clock.now(), wall_us()), &self.names, &self.plans)
             .with_counts(&self.counts)
             .with_park_reasons(&self.park_reasons)
+            .with_visibility(visibility)
     }
 
     // ---- requests ----------------------------------------------------------
@@ -452,7 +454,7 @@ impl Loop {
         let view = self.view();
         match &taken.answer {
             Answer::Refused(refusal) => Reply::problem(&words::problem(refusal)),
-            Answer::Done => match view.cards(by, true).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
+            Answer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
@@ -467,7 +469,7 @@ impl Loop {
                     };
                     let is_own = view.state.tenant(&by.tenant) == Some(lease.tenant);
                     let granted = lease.hold().filter(|_| is_own && lease.is_held()).map(|hold| (lease.id, hold.epoch));
-                    Reply { granted, ..Reply::new(status, &view.lease_in_full(lease)) }
+                    Reply { granted, ..Reply::new(status, &view.lease_in_full(by, lease)) }
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
@@ -497,12 +499,12 @@ impl Loop {
         let found = find(self.engine.state(), &watch.by, watch.lease).ok();
         let reached = found.is_none_or(|lease| match (&lease.phase, watch.until) {
             (Phase::Ending(..), _) => true,
-            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(lease)),
+            (_, Until::Changed { .. }) => watch.until.is_changed(&self.view().lease(&watch.by, lease)),
             (Phase::Waiting { .. }, _) | (_, Until::Ended) => false,
             (_, Until::Granted) => true,
         });
         if reached {
-            let shown = found.map(|lease| self.view().lease(lease));
+            let shown = found.map(|lease| self.view().lease(&watch.by, lease));
             return self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
         }
         let waiting = self.watches.entry(watch.lease).or_default();
@@ -524,22 +526,26 @@ impl Loop {
                 self.watches.insert(id, watches);
                 continue;
             }
+            let (mut reached, mut still) = (Vec::new(), Vec::new());
             let view = self.view();
-            let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
-                (Some(lease), _) => Some(view.lease(lease)),
-                (None, Some(ended)) => Some(view::past(ended, &view)),
-                (None, None) => None,
-            };
-            let (reached, still): (Vec<Watch>, Vec<Watch>) = watches.into_iter().partition(|watch| match watch.until {
-                Until::Granted => starts,
-                Until::Ended => ends,
-                Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
-            });
+            for watch in watches {
+                // Each caller is told what it may know.
+                let shown = match (view.state.lease(id), past.iter().find(|ended| ended.id == id)) {
+                    (Some(lease), _) => Some(view.lease(&watch.by, lease)),
+                    (None, Some(ended)) => Some(view::past(ended, &view)),
+                    (None, None) => None,
+                };
+                let is_reached = match watch.until {
+                    Until::Granted => starts,
+                    Until::Ended => ends,
+                    Until::Changed { .. } => ends || shown.as_ref().is_none_or(|shown| watch.until.is_changed(shown)),
+                };
+                if is_reached { reached.push((watch, shown)) } else { still.push(watch) }
+            }
             if !still.is_empty() {
                 self.watches.insert(id, still);
             }
-            for watch in reached {
-                let shown = shown.clone();
+            for (watch, shown) in reached {
                 self.engine.hold(Held::Run(Box::new(move || drop(watch.reply.send(shown)))));
             }
         }

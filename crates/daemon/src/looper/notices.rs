@@ -5,10 +5,11 @@ use crate::mail::Held;
 use crate::names::{tenant_of, uid_of};
 use crate::notices::{Audience, Kind, Message, Notice, ParkReason, Seen, text};
 use crate::signals;
-use crate::view::View;
+use crate::view::{View, Visibility};
 use crate::words;
 use std::sync::Arc;
 use sublet_core::action::Action;
+use sublet_core::event::Caller;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rows::{Lease, Reason};
 use sublet_core::state::State;
@@ -128,7 +129,7 @@ impl Loop {
     }
 
     fn shows_others(&self) -> bool {
-        self.house.read().is_ok_and(|house| house.see_all)
+        self.house.read().is_ok_and(|house| house.visibility == Visibility::All)
     }
 
     fn tell_back(&mut self, lease: LeaseId) {
@@ -156,7 +157,7 @@ impl Loop {
 /// How a lease is that left its GPUs some seconds ago; `None` if it is back or has ended.
 pub fn look(view: &View<'_>, lease: LeaseId) -> Option<Seen> {
     let row = view.state.lease(lease)?;
-    let shown = view.lease(row);
+    let shown = view.lease(&Caller::user(view.state.tenant_name(row.tenant)), row);
     let parked = shown.parked.as_ref()?;
     let notice = about_lease(view, Kind::Parked, row);
     let unleased_pid = view.park_reason(lease).and_then(|reason| reason.unleased_pid);

@@ -20,6 +20,8 @@ pub struct Request {
     pub query: String,
     /// The body without spaces and line ends, for whoever looks for a word in it.
     pub body: String,
+    /// True if the client asks for a WebSocket.
+    pub is_upgrade: bool,
 }
 
 /// What is answered.
@@ -72,11 +74,17 @@ fn whole(bytes: &[u8]) -> Option<Request> {
     let (method, target) = (words.next()?, words.next()?);
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let body = body.chars().filter(|c| !c.is_whitespace()).collect();
-    Some(Request { method: method.into(), path: path.into(), query: query.into(), body })
+    let is_upgrade = head.lines().any(|line| line.eq_ignore_ascii_case("upgrade: websocket"));
+    Some(Request { method: method.into(), path: path.into(), query: query.into(), body, is_upgrade })
 }
 
 /// Writes an answer.
 pub fn answer(stream: &mut TcpStream, answer: &Answer) -> io::Result<()> {
     let head = format!("HTTP/1.1 {} x\r\ncontent-type: application/json\r\nconnection: close", answer.status);
     stream.write_all(format!("{head}\r\ncontent-length: {}\r\n\r\n{}", answer.body.len(), answer.body).as_bytes())
+}
+
+/// Accepts a WebSocket, as far as the head goes: no message is read or sent.
+pub fn switch(stream: &mut TcpStream) -> io::Result<()> {
+    stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
 }

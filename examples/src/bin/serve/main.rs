@@ -4,6 +4,8 @@
 //! it is told to by that server's own request, and takes it again. Like them it also misbehaves: with
 //! `--fault` it says that it gave all back and did not, gives back half or almost all, or never answers.
 //!
+//! It keeps the WebSockets that clients open, and says nothing on them.
+//!
 //! Absent: models. One request is served at a time.
 
 mod http;
@@ -77,12 +79,19 @@ fn run(options: &Options) -> Result<()> {
     std::io::stdout().flush()?;
     // Who is never answered must not be hung up on.
     let mut unanswered = Vec::new();
+    let mut open_sockets = Vec::new();
     while !end.load(SeqCst) || options.fault == Some(Fault::Stays) {
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(LOOK);
             continue;
         };
         let Ok((mut stream, request)) = http::receive(stream) else { continue };
+        if request.is_upgrade {
+            // The client may be gone.
+            let _ = http::switch(&mut stream);
+            open_sockets.push(stream);
+            continue;
+        }
         let wants = options.like.wants(&request);
         if wants == like::Wants::Leave && options.fault == Some(Fault::Hangs) {
             unanswered.push(stream);

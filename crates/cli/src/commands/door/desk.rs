@@ -8,6 +8,7 @@
 //! However many wait, each lease is followed by one long poll and asked back once.
 
 use super::standing::{NOT_ACTIVE, NOT_KNOWN, Refusal, Standing};
+use super::wake::Need;
 use crate::table::plain;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -111,8 +112,8 @@ impl Desk {
         drop(inside);
         match verdict {
             _ if !is_news => {}
-            Ok(()) => eprintln!("requests pass"),
-            Err(refusal) => eprintln!("requests wait: {}", plain(&refusal.detail)),
+            Ok(()) => eprintln!("all requests pass"),
+            Err(refusal) => eprintln!("requests that need the GPU wait: {}", plain(&refusal.detail)),
         }
         self.bell.notify_all();
         self.version.send_modify(|version| *version += 1);
@@ -140,17 +141,67 @@ impl Desk {
         let (begun, mut for_lease) = (Instant::now(), false);
         loop {
             version.borrow_and_update();
+            // Before the refusal is made: it has the estimate that came with the answer then.
+            let is_asked = self.is_asked();
             let refusal = match self.pass() {
                 Ok(under_way) => return Ok((under_way, for_lease)),
                 Err(refusal) => refusal,
             };
             for_lease |= refusal.code == NOT_ACTIVE;
-            let is_settled = refusal.code != NOT_KNOWN && self.is_asked();
+            let is_settled = refusal.code != NOT_KNOWN && is_asked;
             let until = if is_settled { until } else { until.max(begun + ASKED_WITHIN) };
             if Instant::now() >= until {
                 return Err(refusal);
             }
             // Out of time, or told something: either way it is looked again. The sender lives as long as this.
+            let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
+        }
+    }
+
+    /// Says whether a request that does not need the GPU is passed on now. It asks for no lease, and is not counted as use
+    /// of the service.
+    pub async fn admit_poll(&self, need: Need) -> Result<(), Refusal> {
+        let mut version = self.version.subscribe();
+        let until = Instant::now() + ASKED_WITHIN;
+        loop {
+            version.borrow_and_update();
+            let (verdict, is_driven) = {
+                let inside = self.lock();
+                let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
+                (verdict, inside.standing.has_driven())
+            };
+            match verdict {
+                Err(refusal) if refusal.code == NOT_KNOWN && Instant::now() < until => {
+                    // Out of time, or something was told: the next round looks again.
+                    let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
+                }
+                // A program that the driver parked may read the request now and act on it when it is back, long after
+                // its client was told that nothing happened.
+                Err(refusal) if refusal.code == NOT_ACTIVE && is_driven && need != Need::Read => return Err(refusal),
+                Err(refusal) if refusal.code != NOT_ACTIVE => return Err(refusal),
+                Ok(()) | Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Returns when the service has had no GPU for as long as it is given to answer a request that does not need one.
+    pub async fn give_up(&self) -> Refusal {
+        let mut version = self.version.subscribe();
+        let mut since = None;
+        loop {
+            version.borrow_and_update();
+            let now = Instant::now();
+            let unanswered = self.lock().standing.unanswered(now);
+            let Some((within, refusal)) = unanswered else {
+                since = None;
+                // The sender lives as long as this.
+                let _ = version.changed().await;
+                continue;
+            };
+            let until = *since.get_or_insert(now) + within;
+            if now >= until {
+                return refusal;
+            }
             let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
         }
     }

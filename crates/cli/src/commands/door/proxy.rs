@@ -1,6 +1,7 @@
 //! The way through the door: HTTP/1.1 requests, each of them checked, or whole connections.
 //!
-//! A request is read as far as its head; its body stays with the client until it may pass. What passes is
+//! A request that needs the GPU is read as far as its head; its body stays with the client until it may pass. All others
+//! pass at once, and count as no use of the service. What passes is
 //! not changed, but for headers that are meant for one connection only (RFC 9110, 7.6.1). Each request has
 //! a connection of its own to the service, so none is ever sent on one that the service has given up.
 //!
@@ -8,6 +9,7 @@
 
 use super::desk::{Desk, UnderWay};
 use super::standing::Refusal;
+use super::wake::{Need, WakeList};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
@@ -50,6 +52,8 @@ const OUTSIDE_MAX: usize = 64;
 const OUTSIDE_WITHIN: Duration = Duration::from_secs(1);
 /// What is under way when the door closes has so long.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
+/// The code of a refusal where the service could not be reached.
+const NO_SERVICE: &str = "no_service";
 /// Headers that are between two ends of one connection.
 const OF_ONE_CONNECTION: [HeaderName; 3] =
     [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), UPGRADE];
@@ -61,7 +65,9 @@ pub struct Way {
     pub desk: Arc<Desk>,
     /// Where to.
     pub to: Arc<str>,
-    /// How long a request may wait.
+    /// Which requests need the GPU.
+    pub wake: Arc<WakeList>,
+    /// How long a request that needs the GPU may wait.
     pub wait: Duration,
     /// Connections are passed on as they are, whatever they say.
     pub tcp: bool,
@@ -73,10 +79,10 @@ pub struct Way {
 
 type Answer = Response<Either<Counted, Full<Bytes>>>;
 
-/// An answer's body; the request is under way until all of it is told.
+/// An answer's body; a request that needs the GPU is under way until all of it is told.
 pub struct Counted {
     body: Incoming,
-    _under_way: UnderWay,
+    _under_way: Option<UnderWay>,
 }
 
 impl Body for Counted {
@@ -245,14 +251,59 @@ impl Way {
     }
 
     fn no_service(&self, why: &str) -> Refusal {
-        Refusal::new(502, "no_service", format!("the service at {} did not answer: {why}", self.to))
+        Refusal::new(502, NO_SERVICE, format!("the service at {} did not answer: {why}", self.to))
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, seat: Arc<OwnedSemaphorePermit>) -> Result<Answer, Refusal> {
+    async fn answer(&self, request: Request<Incoming>, seat: Arc<OwnedSemaphorePermit>) -> Result<Answer, Refusal> {
         if request.method() == Method::CONNECT {
             return Err(Refusal::new(405, "bad_method", "this door leads to one service, and not elsewhere"));
         }
-        let (stream, under_way) = self.open().await?;
+        match self.wake.need(request.method(), request.uri().path()) {
+            Need::Gpu => {
+                let (stream, under_way) = self.open().await?;
+                self.exchange(request, stream, seat, Some(under_way)).await
+            }
+            need => self.answer_poll(request, need, seat).await,
+        }
+    }
+
+    /// Passes a request on that does not need the GPU. While the service has none, it may not answer, or not be there.
+    async fn answer_poll(
+        &self,
+        request: Request<Incoming>,
+        need: Need,
+        seat: Arc<OwnedSemaphorePermit>,
+    ) -> Result<Answer, Refusal> {
+        self.desk.admit_poll(need).await?;
+        let answer = async {
+            let stream = self.connect(Instant::now()).await?;
+            self.exchange(request, stream, seat, None).await
+        };
+        let given_up = async {
+            match need {
+                Need::Read => self.desk.give_up().await,
+                // The service may have begun to do what it was told: its client learns what came of it.
+                Need::Gpu | Need::Change => std::future::pending().await,
+            }
+        };
+        let answer = tokio::select! {
+            answer = answer => answer,
+            refusal = given_up => Err(refusal),
+        };
+        answer.map_err(|refusal| match self.desk.verdict() {
+            Err(not_active) if refusal.code == NO_SERVICE => not_active,
+            _ => refusal,
+        })
+    }
+
+    /// Sends a request on this connection to the service, and passes its answer back.
+    async fn exchange(
+        &self,
+        mut request: Request<Incoming>,
+        stream: TcpStream,
+        seat: Arc<OwnedSemaphorePermit>,
+        under_way: Option<UnderWay>,
+    ) -> Result<Answer, Refusal> {
         let broken = |error: hyper::Error| self.no_service(&error.to_string());
         let (mut sender, connection) = client::conn::http1::Builder::new()
             .preserve_header_case(true)

@@ -6,16 +6,23 @@ use crate::text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use sublet_wire::{Lease, LeaseState, span};
+use sublet_wire::{Lease, LeaseState, Rung, span};
 
 /// The code of a refusal while a lease has not its cards.
 pub const NOT_ACTIVE: &str = "lease_not_active";
 /// The code of a refusal before everything was told, or told again.
 pub const NOT_KNOWN: &str = "not_known_yet";
-/// When to come again, where nobody can say how long it takes.
+/// Retry-After where no estimate is known.
 const RETRY_S: u64 = 5;
-/// Nobody is sent away for longer.
+/// Retry-After where no request waits for the lease: nothing is expected to change soon.
+const RETRY_UNWANTED_S: u64 = 30;
+/// The longest Retry-After.
 const RETRY_MAX_S: u64 = 3_600;
+/// How long a service is given for a request that does not need the GPU while it has none. A program that the driver
+/// parked can answer from threads that do not call CUDA; if it does not answer soon, it will not before it is back.
+const UNANSWERED_BY_DRIVER: Duration = Duration::from_secs(2);
+/// The same for a program that was parked by Sublet's library or by its hook, and can answer like any other.
+const UNANSWERED: Duration = Duration::from_secs(60);
 
 /// What is known of the leases of a service.
 #[derive(Debug)]
@@ -48,6 +55,8 @@ struct Known {
     is_fresh: bool,
     /// Why it waits, and when it is expected on its cards.
     waits: Option<(String, Option<Instant>)>,
+    /// The driver has its bytes, or moves them: its threads stop where they call CUDA.
+    is_driven: bool,
 }
 
 /// Why a request does not pass. Not one of the daemon's own problems: this is said in the service's place.
@@ -107,7 +116,8 @@ impl Standing {
     /// A lease is so.
     pub fn told(&mut self, lease: &Lease, now: Instant) {
         self.away = None;
-        let known = Known { state: lease.state, is_fresh: true, waits: waits(lease, now) };
+        let is_driven = lease.rung == Some(Rung::Driver);
+        let known = Known { state: lease.state, is_fresh: true, waits: waits(lease, now), is_driven };
         self.leases.insert(lease.id.clone(), known);
     }
 
@@ -151,43 +161,77 @@ impl Standing {
         match &self.away {
             Some(_) if open_without_daemon => return Ok(()),
             Some(Away { why, hint }) => {
-                let detail = format!("whether {} has its cards is not known: {why}", self.what);
+                let detail = format!("whether {} has its GPUs is not known: {why}", self.what);
                 return Err(Refusal::new(503, "no_daemon", detail).hint(hint.clone()).retry(RETRY_S));
             }
             None => {}
         }
         let stale = self.leases.values().any(|known| !known.is_fresh);
         if !self.listed || stale {
-            let detail = format!("whether {} has its cards is not known yet", self.what);
+            let detail = format!("whether {} has its GPUs is not known yet", self.what);
             return Err(Refusal::new(503, NOT_KNOWN, detail).retry(1));
         }
+        self.expected_last(now).map_or(Ok(()), |(id, known)| Err(self.without(id, known, now)))
+    }
+
+    /// How long the service is given to answer a request that does not need the GPU, and what is answered in its place
+    /// after that; `None` while every lease is active, or no daemon says how they are.
+    pub fn unanswered(&self, now: Instant) -> Option<(Duration, Refusal)> {
+        let (id, known) = self.expected_last(now).filter(|_| self.away.is_none())?;
+        let within = if self.has_driven() { UNANSWERED_BY_DRIVER } else { UNANSWERED };
+        let (what, after) = (self.situation(id, known), known.retry_s(now));
+        let refusal = Refusal::new(503, NOT_ACTIVE, format!("the service did not answer: {what}")).retry(after);
+        let hint = match known.is_unwanted() {
+            true => "this request does not bring it back; one that needs the GPU does (`--wake`)".to_owned(),
+            false => retry_hint(id, after),
+        };
+        Some((within, refusal.hint(Some(hint))))
+    }
+
+    /// True if the driver parked one of the leases.
+    pub fn has_driven(&self) -> bool {
+        self.leases.values().any(|known| known.is_driven)
+    }
+
+    /// Of the leases that do not have their GPUs, the one that is expected last.
+    fn expected_last(&self, now: Instant) -> Option<(&str, &Known)> {
         let without = self.leases.iter().filter(|(_, known)| known.state != LeaseState::Active);
-        // Whoever is expected last is waited for.
-        let last = without.max_by_key(|(_, known)| known.retry_s(now));
-        last.map_or(Ok(()), |(id, known)| Err(self.without(id, known, now)))
+        without.max_by_key(|(_, known)| known.retry_s(now)).map(|(id, known)| (id.as_str(), known))
     }
 
     fn without(&self, id: &str, known: &Known, now: Instant) -> Refusal {
+        let after = known.retry_s(now);
+        Refusal::new(503, NOT_ACTIVE, self.situation(id, known)).hint(Some(retry_hint(id, after))).retry(after)
+    }
+
+    /// A lease, its state, and why it waits.
+    fn situation(&self, id: &str, known: &Known) -> String {
         let state = text::lease_state(known.state);
         let whose = if self.what == id { String::new() } else { format!(" of {}", self.what) };
-        let why = match &known.waits {
-            Some((why, _)) if !why.is_empty() => format!(": {why}"),
-            _ => String::new(),
-        };
-        let after = known.retry_s(now);
-        let hint = format!("come again in {}; `sublet explain {id}` says why it waits", span::show(after as f64));
-        Refusal::new(503, NOT_ACTIVE, format!("{id}{whose} is {state}, and nothing is passed on meanwhile{why}"))
-            .hint(Some(hint))
-            .retry(after)
+        match &known.waits {
+            Some((why, _)) if !why.is_empty() => format!("{id}{whose} is {state}: {why}"),
+            _ => format!("{id}{whose} is {state}"),
+        }
     }
 }
 
+fn retry_hint(id: &str, after_s: u64) -> String {
+    format!("try again in {}; `sublet explain {id}` says why it waits", span::show(after_s as f64))
+}
+
 impl Known {
+    /// True if it is off its GPUs and no request for them was made.
+    fn is_unwanted(&self) -> bool {
+        self.waits.is_none() && matches!(self.state, LeaseState::Parking | LeaseState::Parked)
+    }
+
+    /// The expected time until it is back, in whole seconds.
     fn retry_s(&self, now: Instant) -> u64 {
         let at = self.waits.as_ref().and_then(|(_, at)| *at);
         // Half a second left is a second; a moment that has passed tells nothing.
         let left = at.map(|at| at.saturating_duration_since(now)).filter(|left| !left.is_zero());
-        left.map_or(RETRY_S, |left| left.as_secs_f64().ceil() as u64).clamp(1, RETRY_MAX_S)
+        let unknown = if self.is_unwanted() { RETRY_UNWANTED_S } else { RETRY_S };
+        left.map_or(unknown, |left| left.as_secs_f64().ceil() as u64).clamp(1, RETRY_MAX_S)
     }
 }
 
@@ -228,20 +272,14 @@ mod tests {
         check(
             &standing,
             now,
-            &expect!["503 not_known_yet (Some(1)): whether unit:ollama.service has its cards is not known yet"],
+            &expect!["503 not_known_yet (Some(1)): whether unit:ollama.service has its GPUs is not known yet"],
         );
         standing.listed();
         check(&standing, now, &expect!["passes"]);
         standing.told(&lease("L1", LeaseState::Active), now);
         check(&standing, now, &expect!["passes"]);
         standing.told(&lease("L2", LeaseState::Waiting), now);
-        check(
-            &standing,
-            now,
-            &expect![
-                "503 lease_not_active (Some(5)): L2 of unit:ollama.service is waiting, and nothing is passed on meanwhile"
-            ],
-        );
+        check(&standing, now, &expect!["503 lease_not_active (Some(5)): L2 of unit:ollama.service is waiting"]);
         standing.told(&lease("L2", LeaseState::Active), now);
         for state in [LeaseState::Parking, LeaseState::Parked, LeaseState::Resuming] {
             standing.told(&lease("L1", state), now);
@@ -259,31 +297,40 @@ mod tests {
         for (id, estimate) in [("L1", Some(3.2)), ("L2", Some(11.4)), ("L3", Some(0.2))] {
             standing.told(&Lease { waiting: waiting(estimate), ..lease(id, LeaseState::Parked) }, now);
         }
-        check(
-            &standing,
-            now,
-            &expect![
-                "503 lease_not_active (Some(12)): L2 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
-            ],
-        );
+        check(&standing, now, &expect!["503 lease_not_active (Some(12)): L2 of name:llm is parked: card 0 is full"]);
         check(
             &standing,
             now + Duration::from_secs(10),
-            &expect![
-                "503 lease_not_active (Some(5)): L3 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
-            ],
+            &expect!["503 lease_not_active (Some(5)): L3 of name:llm is parked: card 0 is full"],
         );
         standing.ended("L1", None);
         standing.ended("L3", None);
         let shorter = Lease { waiting: waiting(Some(1e9)), ..lease("L2", LeaseState::Active) };
         standing.expected(&shorter, now);
-        check(
-            &standing,
-            now,
-            &expect![
-                "503 lease_not_active (Some(3600)): L2 of name:llm is parked, and nothing is passed on meanwhile: card 0 is full"
-            ],
-        );
+        check(&standing, now, &expect!["503 lease_not_active (Some(3600)): L2 of name:llm is parked: card 0 is full"]);
+    }
+
+    #[test]
+    fn a_request_that_brings_nothing_back_is_told_so_and_is_given_less_time_where_the_driver_parked() {
+        let now = Instant::now();
+        let mut standing = Standing::of("name:llm");
+        standing.listed();
+        standing.told(&lease("L1", LeaseState::Active), now);
+        assert_eq!(standing.unanswered(now), None);
+        let mut parked = lease("L1", LeaseState::Parked);
+        standing.told(&parked, now);
+        let (within, refusal) = standing.unanswered(now).unwrap();
+        assert_eq!((within, refusal.retry_after_s), (UNANSWERED, Some(RETRY_UNWANTED_S)));
+        assert_eq!(refusal.detail, "the service did not answer: L1 of name:llm is parked");
+        assert!(refusal.hint.unwrap().contains("does not bring it back"));
+        parked.rung = Some(Rung::Driver);
+        parked.waiting = waiting(Some(11.4));
+        standing.told(&parked, now);
+        let (within, refusal) = standing.unanswered(now).unwrap();
+        assert_eq!((within, refusal.retry_after_s), (UNANSWERED_BY_DRIVER, Some(12)), "the expected time");
+        assert!(refusal.hint.unwrap().starts_with("try again in 12 s"));
+        standing.gone(Away { why: "no daemon answers at /s".into(), hint: None }, false);
+        assert_eq!(standing.unanswered(now), None);
     }
 
     #[test]
@@ -296,11 +343,11 @@ mod tests {
         check(
             &standing,
             now,
-            &expect!["503 no_daemon (Some(5)): whether L1 has its cards is not known: no daemon answers at /s"],
+            &expect!["503 no_daemon (Some(5)): whether L1 has its GPUs is not known: no daemon answers at /s"],
         );
         assert_eq!(standing.verdict(true, now), Ok(()));
         standing.listed();
-        check(&standing, now, &expect!["503 not_known_yet (Some(1)): whether L1 has its cards is not known yet"]);
+        check(&standing, now, &expect!["503 not_known_yet (Some(1)): whether L1 has its GPUs is not known yet"]);
         assert_eq!(standing.off_cards().count(), 0);
         standing.told(&lease("L1", LeaseState::Parked), now);
         assert_eq!(standing.off_cards().collect::<Vec<_>>(), [("L1", LeaseState::Parked)]);

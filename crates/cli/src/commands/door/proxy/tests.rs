@@ -18,7 +18,8 @@ fn desk(state: LeaseState) -> Arc<Desk> {
 /// A door that stands there until the tests are over.
 fn open(desk: &Arc<Desk>, to: SocketAddr, change: impl FnOnce(&mut Way)) -> SocketAddr {
     let to = to.to_string().as_str().into();
-    let mut way = Way { desk: Arc::clone(desk), to, wait: LONG, tcp: false, connections: 8, patience: LONG };
+    let wake = Arc::default();
+    let mut way = Way { desk: Arc::clone(desk), to, wake, wait: LONG, tcp: false, connections: 8, patience: LONG };
     change(&mut way);
     let (sender, receiver) = channel();
     thread::spawn(move || {
@@ -154,16 +155,16 @@ fn every_request_of_a_kept_connection_is_checked() {
     let (to, requests) = plain_service();
     let desk = desk(LeaseState::Active);
     let mut client = Client::at(open(&desk, to, |way| way.wait = Duration::ZERO));
-    assert!(client.ask("GET /1 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+    assert!(client.ask("POST /1 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
     tell(&desk, LeaseState::Parked);
-    let (head, body) = client.ask("GET /2 HTTP/1.1\r\nhost: x\r\n\r\n");
-    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 5\r\n"), "{head}");
+    let (head, body) = client.ask("POST /2 HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 30\r\n"), "{head}");
     assert!(head.contains("content-type: application/problem+json\r\n"), "{head}");
-    assert!(body.contains("L1 of name:llm is parked, and nothing is passed on meanwhile"), "{body}");
+    assert!(body.contains("L1 of name:llm is parked"), "{body}");
     tell(&desk, LeaseState::Active);
-    assert!(client.ask("GET /3 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
-    let paths = [requests.recv().unwrap(), requests.recv().unwrap()].map(|request| request[..6].to_owned());
-    assert_eq!(paths, ["GET /1", "GET /3"], "the service never heard of the second");
+    assert!(client.ask("POST /3 HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+    let paths = [requests.recv().unwrap(), requests.recv().unwrap()].map(|request| request[..7].to_owned());
+    assert_eq!(paths, ["POST /1", "POST /3"], "the service never heard of the second");
 }
 
 #[test]
@@ -195,7 +196,8 @@ fn another_protocol_goes_both_ways_after_the_check() {
         stream.write_all(&heard).unwrap();
     });
     let desk = desk(LeaseState::Parked);
-    let mut client = Client::at(open(&desk, to, |_| {}));
+    let wake = WakeList::new(vec!["GET /chat".parse().unwrap()]);
+    let mut client = Client::at(open(&desk, to, |way| way.wake = Arc::new(wake)));
     client.send("GET /chat HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "it waits");
     tell(&desk, LeaseState::Active);
@@ -224,7 +226,7 @@ fn a_service_that_starts_when_it_gets_its_lease_is_waited_for() {
     let place = Listener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let desk = desk(LeaseState::Waiting);
     let mut client = Client::at(open(&desk, place, |_| {}));
-    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    client.send("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
     until("it waits", || !desk.is_asleep());
     tell(&desk, LeaseState::Active);
     thread::sleep(Duration::from_millis(300));
@@ -241,9 +243,9 @@ fn who_goes_away_waits_no_more_and_who_is_one_too_many_is_told() {
     let desk = desk(LeaseState::Parked);
     let place = open(&desk, to, |way| way.connections = 1);
     let mut client = Client::at(place);
-    client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    client.send("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
     until("it waits", || !desk.is_asleep());
-    let (head, body) = Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    let (head, body) = Client::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && body.contains("too_busy"), "{head}{body}");
     // It is gone at once, as one is that was killed with something unread.
     rustix::net::sockopt::set_socket_linger(client.0.get_ref(), Some(Duration::ZERO)).unwrap();
@@ -251,7 +253,7 @@ fn who_goes_away_waits_no_more_and_who_is_one_too_many_is_told() {
     until("nobody waits", || desk.is_asleep());
     tell(&desk, LeaseState::Active);
     assert!(requests.recv_timeout(Duration::from_millis(300)).is_err(), "nothing of it was passed on");
-    assert!(Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+    assert!(Client::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
 }
 
 #[test]
@@ -310,4 +312,40 @@ fn whole_connections_pass_once_the_lease_is_there_or_are_closed() {
     let mut refused = Client::at(place);
     // What was sent and is not read makes it a reset.
     assert!(!matches!(refused.0.read(&mut [0; 1]), Ok(n) if n > 0));
+}
+
+#[test]
+fn a_request_that_needs_no_gpu_passes_while_the_lease_is_parked_and_is_no_use_of_the_service() {
+    let (to, requests) = service(|request, stream| {
+        match request.starts_with("GET /ws ") {
+            true => stream.write_all(b"HTTP/1.1 101 x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n").unwrap(),
+            false => stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap(),
+        };
+    });
+    let desk = desk(LeaseState::Parked);
+    let place = open(&desk, to, |_| {});
+    let mut client = Client::at(place);
+    for request in ["GET /x", "OPTIONS /x"] {
+        assert!(client.ask(&format!("{request} HTTP/1.1\r\nhost: x\r\n\r\n")).0.starts_with("HTTP/1.1 200 "));
+        assert!(requests.recv().unwrap().starts_with(request));
+        assert!(desk.is_asleep(), "{request}");
+    }
+    let mut socket = Client::at(place);
+    socket.send("GET /ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
+    assert!(head(&mut socket.0).starts_with("HTTP/1.1 101 "));
+    assert!(desk.is_asleep(), "an open socket");
+    tell(&desk, LeaseState::Active);
+    assert!(client.ask("GET /y HTTP/1.1\r\nhost: x\r\n\r\n").0.starts_with("HTTP/1.1 200 "));
+    tell(&desk, LeaseState::Parked);
+    assert!(desk.is_asleep(), "nothing asks for the GPU that the service had when it answered");
+}
+
+#[test]
+fn a_poll_of_a_parked_service_that_is_not_there_is_told_when_to_come_again() {
+    let unused = Listener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let desk = desk(LeaseState::Parked);
+    let place = open(&desk, unused, |_| {});
+    let (head, body) = Client::at(place).ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 30\r\n"), "{head}{body}");
+    assert!(desk.is_asleep());
 }
