@@ -206,6 +206,7 @@ impl World {
                     room_for: None,
                     processes: vec![],
                     quiet: false,
+                    with_context: false,
                 });
             }
             (9, Some(lease), Some(Phase::Active(hold))) if self.dice.below(2) == 0 => {

@@ -92,6 +92,7 @@ fn extreme_away() -> Away {
         program: "é'\"".to_owned(),
         deep: true,
         quiet: true,
+        with_context: true,
         processes: vec![ProcKey { pid: u32::MAX, start: u64::MAX }],
         again: Some(Time(1 << 63)),
         back: true,
