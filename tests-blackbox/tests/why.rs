@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
+use sublet_blackbox::binary::example;
 use sublet_blackbox::door;
 use sublet_blackbox::job::{Alone, Job, await_state, succeeds, tell, text};
 use sublet_blackbox::user::{as_user, is_root};
@@ -262,4 +263,30 @@ fn a_tier_is_a_reason_for_an_earlier_place_only_between_different_tiers() {
     client.queue(&ask(2 * GIB, json!({"tier": "interactive"})));
     let why = why_ahead("L1");
     assert!(why.iter().any(|why| why.starts_with("its tier and priority come ")), "{why:?}");
+}
+
+/// L1's 700 MiB fit into the parking space and L2's 2 GiB do not: L1 waits for parking space once it wants its GPU back.
+#[test]
+fn a_lease_that_waits_for_parking_space_says_so_with_the_key_that_raises_it() {
+    let config = "ttl = \"5m\"\n[preemption]\nidle = \"1s\"\nturn = \"1s\"\n[parking]\nram = \"1G\"\nleave = \"256M\"\nstock = \"off\"\n";
+    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let service = Service::start_with(setup);
+    let client = service.client();
+    let flags = ["--vram", "3G", "--tier", "interactive", "--", &example("hold"), "700MiB", "--idle"];
+    let mut notebook = Job::start(&service, &flags);
+    assert!(notebook.line().starts_with("holds "), "{}", notebook.said());
+    let job = Job::holds(&service, "3G", "2GiB", &[]);
+    await_state(&client, "L1", LeaseState::Parked);
+    tell(&client, "L1", "resume");
+    let missing = "2.2 GiB would have to be parked for it, and the parking space has";
+    for words in [&["explain", "L1"][..], &["queue"], &["ps"]] {
+        until(&format!("{words:?} says what is missing"), LONG, || {
+            let said = succeeds(&service, words);
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            let is_said = said.contains(missing) && said.contains("`[parking] ram`");
+            if is_said { Ok(()) } else { Err(said) }
+        });
+    }
+    notebook.await_said("`[parking] ram`");
+    drop(job);
 }

@@ -242,6 +242,20 @@ pub(crate) fn is_over(state: &State, hold: &Hold, now: Time) -> bool {
 
 /// How much host memory leaving in this way takes, if the holder can leave so now.
 pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<Bytes, NotParkable> {
+    let need = parkable_but_for_memory(state, lease, rung, now)?;
+    if need > Bytes::ZERO {
+        can_book(state, lease.tenant, need)?;
+    }
+    Ok(need)
+}
+
+/// The same if parking space were unlimited.
+pub(crate) fn parkable_but_for_memory(
+    state: &State,
+    lease: &Lease,
+    rung: Rung,
+    now: Time,
+) -> Result<Bytes, NotParkable> {
     let Phase::Active(hold) = &lease.phase else { return Err(NotParkable::NotActive) };
     // A hook takes no memory of ours.
     if state.policy().parking.ram == Bytes::ZERO && rung != Rung::Yield {
@@ -257,8 +271,7 @@ pub fn parkable(state: &State, lease: &Lease, rung: Rung, now: Time) -> Result<B
     if rung == Rung::Yield {
         return Ok(Bytes::ZERO);
     }
-    let need = had(state, lease.id, hold) + SMALL;
-    can_book(state, lease.tenant, need).map(|()| need)
+    Ok(had(state, lease.id, hold) + SMALL)
 }
 
 /// Whether so much more host memory can be booked for a tenant.

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::ask::Exclusivity;
 use sublet_core::audit::Audit;
 use sublet_core::decide::enforce;
+use sublet_core::decide::preempt::{self, Making};
 use sublet_core::event::Caller;
 use sublet_core::explain::{self, Obstacle};
 use sublet_core::ids::{CardId, LeaseId, TenantId};
@@ -31,6 +32,8 @@ use sublet_wire::span;
 
 /// So many blockers are named; the others are counted.
 const NAMED_MAX: usize = 3;
+/// Room is planned for the first waiters only.
+const PLANNED_MAX: usize = 4;
 /// So many ids of one user's leases are listed.
 const IDS_MAX: usize = 3;
 
@@ -101,6 +104,10 @@ impl View<'_> {
         // What could change soonest says most.
         let first = found.min_by_key(|(card, obstacle)| (weight(obstacle), missing(obstacle), self.index(*card)));
         let text = first.and_then(|(card, obstacle)| self.obstacle(by, lease, card, &obstacle));
+        let text = match self.lacking_space(lease, place) {
+            Some(lacking) => Some(text.map_or(lacking.clone(), |text| format!("{text}; {lacking}"))),
+            None => text,
+        };
         let ahead = match place {
             0 | 1 => None,
             2 => Some("1 request is ahead".to_owned()),
@@ -111,6 +118,18 @@ impl View<'_> {
             (Some(text), Some(ahead)) => format!("{ahead}; {text}"),
             (None, None) => "it is next, and starts with the next reading of the GPUs".to_owned(),
             (None, Some(ahead)) => format!("{ahead}, and the GPU is kept for that"),
+        }
+    }
+
+    /// That only parking space keeps other leases from leaving for this one; `None` if that is not so, or not known so far
+    /// back in the queue.
+    pub(crate) fn lacking_space(&self, lease: &Lease, place: usize) -> Option<String> {
+        if place > PLANNED_MAX {
+            return None;
+        }
+        match preempt::making(self.state, lease, self.now)?.0 {
+            Making::Ram { need, room } => Some(words::lacking_space(self.state, need, room)),
+            _ => None,
         }
     }
 

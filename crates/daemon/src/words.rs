@@ -215,9 +215,7 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
             seconds(until.since(now)),
             seconds(*price)
         ),
-        Some(Making::Ram { need }) => {
-            format!("the parking RAM has no room for the {} that would have to leave", show(need.0))
-        }
+        Some(Making::Ram { need, room }) => lacking_space(state, *need, *room),
         Some(Making::Cap { cap }) => {
             format!("those who would have to leave have one owner, who may have {} parked at a time", show(cap.0))
         }
@@ -226,6 +224,27 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
         }
         Some(Making::Nothing) => "nobody who is in the way can be made to leave now".to_owned(),
     }
+}
+
+/// That parking space keeps a request waiting, how much is missing, and what an operator can change.
+pub fn lacking_space(state: &State, need: Bytes, room: Option<Bytes>) -> String {
+    let parking = &state.policy().parking;
+    let Some(room) = room else {
+        return format!(
+            "{} would have to be parked for it, and the memory of the host cannot be read now",
+            show(need.0)
+        );
+    };
+    let budget = parking.ram.less(state.booked());
+    let remedy = match room < budget {
+        true => format!("the host must keep {} available (`[parking] leave`)", show(parking.leave.0)),
+        false => format!("an operator can raise `[parking] ram`, now {}", show(parking.ram.0)),
+    };
+    format!(
+        "{} would have to be parked for it, and the parking space has {} free; {remedy}",
+        show(need.0),
+        show(room.0)
+    )
 }
 
 /// A refusal as a problem.

@@ -37,12 +37,28 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.held_back.as_ref()?))) {
             eprintln!("{} is not brought back yet: {why}", lease.id);
         }
+        tell_waits(&leases.leases);
     }
     if leases.more {
         eprintln!("these are the first {}: there are more than are listed here", leases.leases.len());
     }
     Ok(exit::OK)
 }
+
+/// Says why the first few of these wait.
+fn tell_waits(leases: &[Lease]) {
+    let waiting = || leases.iter().filter_map(|lease| Some((lease, lease.waiting.as_ref()?)));
+    for (lease, waiting) in waiting().take(WAITS_MAX) {
+        eprintln!("{} waits: {}", lease.id, waiting.why);
+    }
+    let more = waiting().count().saturating_sub(WAITS_MAX);
+    if more > 0 {
+        eprintln!("{more} more wait: `sublet queue`");
+    }
+}
+
+/// Waiting leases of which `ps` says why.
+const WAITS_MAX: usize = 3;
 
 fn render(leases: &Leases, with_user: bool) -> String {
     let user: &[&'static str] = if with_user { &["USER"] } else { &[] };

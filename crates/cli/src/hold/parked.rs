@@ -34,6 +34,8 @@ pub struct ParkLines {
 struct Away {
     since: Instant,
     line: ParkLine,
+    /// Since when it waits for its GPUs, if it does, and whether that was told.
+    waits: Option<(Instant, bool)>,
 }
 
 /// What became of the line that a lease is parked.
@@ -64,8 +66,13 @@ impl Said {
 impl ParkLines {
     /// After how long the lease must be looked at again although it may not have changed.
     pub fn due(&self, now: Instant) -> Option<Duration> {
-        let away = self.away.as_ref().filter(|away| away.line == ParkLine::Pending)?;
-        let moment = (away.since + MOMENT).saturating_duration_since(now);
+        let away = self.away.as_ref()?;
+        let since = match (away.line, away.waits) {
+            (ParkLine::Pending, _) => away.since,
+            (ParkLine::Told, Some((since, false))) => since,
+            _ => return None,
+        };
+        let moment = (since + MOMENT).saturating_duration_since(now);
         let pause = if moment.is_zero() { Duration::from_secs(1) } else { moment };
         Some(pause)
     }
@@ -79,9 +86,15 @@ impl ParkLines {
             let after = span::show(now.duration_since(away.since).as_secs_f64());
             return Some(Said { line: format!("{} is back on {} after {after}", lease.id, gpus(lease)), hint: None });
         }
-        let away = self.away.get_or_insert(Away { since: now, line: ParkLine::Pending });
+        let away = self.away.get_or_insert(Away { since: now, line: ParkLine::Pending, waits: None });
+        if lease.waiting.is_some() {
+            away.waits.get_or_insert((now, false));
+        }
         let lasted = now.duration_since(away.since);
         let is_early = lasted < MOMENT || (lease.state == LeaseState::Parking && lasted < LEAVES_LONG);
+        if away.line == ParkLine::Told {
+            return away.wait_line(lease, now);
+        }
         if away.line != ParkLine::Pending || is_early {
             return None;
         }
@@ -90,6 +103,8 @@ impl ParkLines {
             return None;
         }
         away.line = ParkLine::Told;
+        // The line tells when it is expected back.
+        away.waits = away.waits.map(|(since, _)| (since, true));
         (self.told, self.last_told) = (self.told + 1, Some(now));
         let why = lease.parked.as_ref().map(|parked| plain(&parked.why)).filter(|why| !why.is_empty());
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
@@ -98,6 +113,19 @@ impl ParkLines {
             line: format!("{id} is parked{why}"),
             hint: Some(format!("`sublet resume {id}` asks for it back now, `sublet stop {id}` ends it")),
         })
+    }
+}
+
+impl Away {
+    /// A parked program that was idle is used again and has to wait for a moment.
+    fn wait_line(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
+        let waiting = lease.waiting.as_ref()?;
+        let (since, is_told) = self.waits?;
+        if is_told || now.duration_since(since) < MOMENT {
+            return None;
+        }
+        self.waits = Some((since, true));
+        Some(Said { line: format!("{} waits for {}: {}", lease.id, gpus(lease), plain(&waiting.why)), hint: None })
     }
 }
 

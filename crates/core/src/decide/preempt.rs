@@ -121,10 +121,12 @@ pub enum Making {
         /// What making it would cost.
         price: Span,
     },
-    /// The host memory is not enough for all who would have to leave.
+    /// The parking space is not enough for all who would have to leave.
     Ram {
         /// It takes so much.
         need: Bytes,
+        /// So much can be booked now; `None` if the host's memory cannot be read.
+        room: Option<Bytes>,
     },
     /// A tenant whose holders would have to leave may not have so much parked.
     Cap {
@@ -137,8 +139,19 @@ pub enum Making {
     Nothing,
 }
 
+/// Whether parking space limits which leases can leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    Limited,
+    Unlimited,
+}
+
 /// Whether, how and at what price a holder could be made to leave for a waiter.
 pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<Prospect, Spared> {
+    prospect_in(Space::Limited, state, waiter, holder, now)
+}
+
+fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Result<Prospect, Spared> {
     let Phase::Active(hold) = &holder.phase else { return Err(Spared::Leaving) };
     if hold.notice.is_some() {
         return Err(Spared::Leaving);
@@ -153,7 +166,11 @@ pub fn prospect(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> Res
     let mut ways = Vec::new();
     let mut stays = Vec::new();
     for rung in Rung::REVERSIBLE {
-        match parking::parkable(state, holder, rung, now) {
+        let parkable = match space {
+            Space::Limited => parking::parkable(state, holder, rung, now),
+            Space::Unlimited => parking::parkable_but_for_memory(state, holder, rung, now),
+        };
+        match parkable {
             Ok(_) => {
                 let (out, back) = (takes(state, holder, rung, Way::Out), takes(state, holder, rung, Way::Back));
                 ways.push((out + back, rung, out, Span(0), back));
@@ -302,7 +319,7 @@ impl Outlook {
         state: &'a State,
         waiter: &Lease,
         stay: &BTreeSet<LeaseId>,
-        contexts: Contexts,
+        (contexts, space): (Contexts, Space),
         now: Time,
     ) -> Question<'a> {
         let cards: Vec<CardId> = state.cards().filter(|card| could_hold(state, waiter, *card)).collect();
@@ -313,7 +330,7 @@ impl Outlook {
         let holders = state.movable().filter(|row| is_free(row));
         let on_able = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| able.contains(card)));
         let holders = holders.filter(on_able).filter(|row| !has_its_turn(state, waiter, row, now));
-        let found = holders.filter_map(|row| Some((row, prospect(state, waiter, row, now).ok()?)));
+        let found = holders.filter_map(|row| Some((row, prospect_in(space, state, waiter, row, now).ok()?)));
         let mut found: Vec<(&Lease, Prospect)> = found.collect();
         if contexts == Contexts::Leave {
             for (row, prospect) in &mut found {
@@ -358,7 +375,7 @@ impl Outlook {
     /// What it would cost to make a waiter's room on each card by itself, where it can be.
     fn prices(&self, state: &State, waiter: &Lease, now: Time) -> Vec<(CardId, Span)> {
         let Question { victims, sites, .. } =
-            self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), Contexts::Stay, now);
+            self.question(state, &as_of_now(state, waiter), &BTreeSet::new(), (Contexts::Stay, Space::Limited), now);
         let price = |site: &Site| Some((site.card, plan::cheapest(std::slice::from_ref(site), 1, &victims)?.price));
         sites.iter().filter_map(price).collect()
     }
@@ -371,12 +388,15 @@ impl Outlook {
         let mut lacking = Making::Nothing;
         let mut contexts = Contexts::Stay;
         let (question, choice, takes) = loop {
-            let question = self.question(state, waiter, &stay, contexts, now);
+            let question = self.question(state, waiter, &stay, (contexts, Space::Limited), now);
             let Some(choice) = plan::cheapest(&question.sites, wanted, &question.victims) else {
                 // Without the contexts of parked programs there may be room.
                 if contexts == Contexts::Stay && state.policy().parking.deep.is_some() {
                     contexts = Contexts::Leave;
                     continue;
+                }
+                if lacking == Making::Nothing {
+                    lacking = self.lacking_space(state, waiter, now);
                 }
                 question.cards.iter().for_each(|card| self.closed[card.0 as usize] = true);
                 return lacking;
@@ -421,6 +441,22 @@ impl Outlook {
         Making::Plan { cards: choice.cards, victims: chosen, price }
     }
 
+    /// [`Making::Ram`] if unlimited parking space would make the room, else [`Making::Nothing`].
+    fn lacking_space(&self, state: &State, waiter: &Lease, now: Time) -> Making {
+        let question = self.question(state, waiter, &BTreeSet::new(), (Contexts::Stay, Space::Unlimited), now);
+        let choice = plan::cheapest(&question.sites, usize::from(waiter.ask.gpus), &question.victims);
+        let takes = |at: &usize| {
+            let (row, prospect) = &question.found[*at];
+            parking::parkable_but_for_memory(state, row, prospect.rung, now).ok()
+        };
+        match choice {
+            Some(choice) if !choice.victims.is_empty() => {
+                Making::Ram { need: choice.victims.iter().filter_map(takes).sum(), room: self.ram }
+            }
+            _ => Making::Nothing,
+        }
+    }
+
     /// Who of those that would leave takes most of a host memory that is too small for all of them, and what is
     /// too small.
     fn beyond_memory(&self, state: &State, takes: &[(LeaseId, TenantId, Bytes)]) -> Option<(LeaseId, Making)> {
@@ -432,7 +468,7 @@ impl Outlook {
             state.books().caps(tenant).parked.filter(|cap| own > Bytes::ZERO && before + own > *cap)
         };
         let what = |tenant: TenantId| match over(tenant) {
-            _ if lacks_ram => Some(Making::Ram { need: all }),
+            _ if lacks_ram => Some(Making::Ram { need: all, room: self.ram }),
             cap => cap.map(|cap| Making::Cap { cap }),
         };
         let too_many = takes.iter().filter_map(|(lease, tenant, bytes)| Some((*bytes, *lease, what(*tenant)?)));

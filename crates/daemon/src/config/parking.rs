@@ -23,11 +23,12 @@ pub(super) struct ParkingConfig {
 }
 
 impl ParkingConfig {
-    /// Half of the host's memory, where nothing else is said. Returns what is kept ready.
+    /// Without `ram` the parking space is the host's memory less a quarter, and less 8 GiB at least. Returns how much of it
+    /// is kept ready.
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
         let all = Bytes(sublet_host::shims::total().unwrap_or(0));
         let parking = &mut policy.parking;
-        parking.ram = Bytes(all.0 / 2);
+        parking.ram = all.less(Bytes(all.0 / 4).max(Bytes::gib(8)));
         set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
             "off" => Ok(Bytes::ZERO),
             _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {

@@ -745,7 +745,10 @@ fn it_is_said_what_keeps_several_from_leaving_together() {
         making(&teller.state, waiter, teller.now).expect("it is the first").0
     };
     let lacks_ram = Parking { ram: Bytes::gib(10), ..house().parking };
-    assert_eq!(of(Policy { parking: lacks_ram, ..house() }), Making::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)) });
+    assert_eq!(
+        of(Policy { parking: lacks_ram, ..house() }),
+        Making::Ram { need: Bytes::mib(2 * (9 * 1024 + 64)), room: Some(Bytes::gib(10)) }
+    );
     let cap = Bytes::gib(10);
     let caps = Caps { parked: Some(cap), ..house().caps };
     assert_eq!(of(Policy { caps, ..house() }), Making::Cap { cap });
