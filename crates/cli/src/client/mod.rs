@@ -376,6 +376,11 @@ fn patiently<T>(patience: Duration, mut once: impl FnMut(Duration) -> Result<T, 
 }
 
 impl CallError {
+    /// No daemon answers, or not in time.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, CallError::Gone(_)) || self.may_pass()
+    }
+
     /// The same call may be answered if it is sent again soon.
     pub fn may_pass(&self) -> bool {
         match self {

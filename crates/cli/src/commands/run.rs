@@ -8,10 +8,12 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
+use crate::hold::stuck::Stuck;
 use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
 use crate::hold::{shim, soft};
+use crate::output::say;
 use clap::Args;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::ffi::OsString;
@@ -95,7 +97,7 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
             return Ok(code);
         }
         restarts += 1;
-        eprintln!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
+        say!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
     }
 }
 
@@ -115,7 +117,7 @@ impl Turn<'_> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let started = self.start().inspect_err(|_| drop(release(client, lease)))?;
         let mut watch = None;
-        let mut end = supervise(started, lease, receiver, || {
+        let mut end = supervise(client, started, lease, receiver, || {
             watch = Some(Watch::begin(client, lease, started.pid(), ask.hooks(), sender));
         });
         if let Some(watch) = &watch {
@@ -131,7 +133,7 @@ impl Turn<'_> {
             false => end.lost.or_else(|| release(client, lease)),
         };
         if let Some(advice) = last.as_ref().and_then(|lease| advice(lease, ask.vram)) {
-            eprintln!("{advice}");
+            say!("{advice}");
         }
         Ok((end.code, preempted))
     }
@@ -140,7 +142,7 @@ impl Turn<'_> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let mut variables = environment::variables(lease, ask.visible, &client.variable(), self.visible)?;
         if let Some(soft) = soft::of_lease(client, lease)? {
-            eprintln!("{NOTICE}");
+            say!("{NOTICE}");
             variables.extend(soft);
         }
         if !ask.no_shim {
@@ -185,11 +187,19 @@ struct End {
 }
 
 /// Handles events until the command ends; says once that it is not a matter of an instant.
-fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut settled: impl FnMut()) -> End {
+fn supervise(
+    client: &Client,
+    started: Started,
+    lease: &Lease,
+    receiver: &Receiver<Event>,
+    mut settled: impl FnMut(),
+) -> End {
     let (mut lost, mut stopped) = (None, false);
     let mut settles = Some(Instant::now() + SETTLE);
+    let mut stuck = Stuck::default();
     loop {
-        let patience = settles.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        let next = settles.into_iter().chain(stuck.look_at()).min();
+        let patience = next.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
         match receiver.recv_timeout(patience) {
             Ok(Event::Signal(Signal { number: SIGCHLD, .. })) => {
                 let reaped = started.reap();
@@ -199,6 +209,9 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
             }
             Ok(Event::Signal(signal)) => {
                 stopped |= matches!(signal.number, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
+                if signal.number == SIGTERM {
+                    stuck.told_to_end();
+                }
                 pass_on(started, signal);
             }
             Ok(Event::Told(told)) if told.id == lease.id && told.ended.is_some() => {
@@ -207,11 +220,14 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
             }
             Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
             Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
+            Ok(Event::Moved(state)) => stuck.moved(state),
             // Of a lease that this command had before it was started again.
             Ok(Event::Told(_) | Event::Silent | Event::Refused(_) | Event::Answered(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
-                settles = None;
-                settled();
+                if settles.take_if(|at| *at <= Instant::now()).is_some() {
+                    settled();
+                }
+                stuck.look(client, &lease.id, started);
             }
             // The sender's other end lives as long as this call; without it nothing is known.
             Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost, stopped },
@@ -219,9 +235,9 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
     }
 }
 
-/// Whatever comes from the terminal reached the command by itself.
+/// What the command did not get by itself.
 fn pass_on(started: Started, signal: Signal) {
-    if !signal.from_terminal {
+    if !signal.reached_command() {
         started.signal(signal.number);
     }
     if signal.number == SIGTSTP {
@@ -250,7 +266,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };
-    eprintln!("{} goes on: the command ended, but left {}{more} running", lease.id, named.join(", "));
+    say!("{} goes on: the command ended, but left {}{more} running", lease.id, named.join(", "));
     tell_hint(&format!("the lease ends with them; to end it now: `sublet end {}`", lease.id));
     None
 }

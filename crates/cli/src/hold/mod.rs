@@ -14,6 +14,7 @@ pub mod scope;
 pub mod shell;
 pub mod shim;
 pub mod soft;
+pub mod stuck;
 pub mod visible;
 pub mod wait;
 pub mod watch;
