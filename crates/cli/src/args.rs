@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
-    renew, replay, run, serve, soft, token, usage, wrap,
+    accept, attach, audit, cards, completions, doctor, door, enforce, explain, journal, lease, man, park, ps, release,
+    renew, replay, run, serve, soft, stop, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -108,8 +108,10 @@ pub enum Command {
     Resume(park::ResumeArgs),
     #[command(visible_alias = "gpus")]
     Cards(cards::CardsArgs),
-    #[command(visible_aliases = ["cancel", "release"])]
-    End(end::EndArgs),
+    #[command(visible_aliases = ["cancel", "kill"])]
+    Stop(stop::StopArgs),
+    #[command(alias = "end")]
+    Release(release::ReleaseArgs),
     Usage(usage::UsageArgs),
     Audit(audit::AuditArgs),
     Enforce(enforce::EnforceArgs),
@@ -133,24 +135,36 @@ pub enum Command {
     Reference,
 }
 
-/// A lease's id as people type it: `L7`, `l7` or `7`.
+/// A lease as people type it: its id (`L7`, `l7` or `7`), or the name that its owner gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseName(u64);
+pub enum LeaseName {
+    /// `L7`.
+    Id(u64),
+    /// The text of `--name`.
+    Name(String),
+}
 
 impl FromStr for LeaseName {
     type Err = String;
     fn from_str(text: &str) -> Result<LeaseName, String> {
         let digits = text.strip_prefix(['L', 'l']).unwrap_or(text);
         let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
-        number.map(LeaseName).ok_or_else(|| {
-            format!("`{text}` is not a lease\nhint: leases are called L1, L2, …; `sublet ps` lists yours")
-        })
+        match number {
+            Some(number) => Ok(LeaseName::Id(number)),
+            None if text.trim().is_empty() => {
+                Err("a lease is named by its id, such as L7, or by its `--name`\nhint: `sublet ps` lists yours".into())
+            }
+            None => Ok(LeaseName::Name(text.to_owned())),
+        }
     }
 }
 
 impl fmt::Display for LeaseName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "L{}", self.0)
+        match self {
+            LeaseName::Id(number) => write!(f, "L{number}"),
+            LeaseName::Name(name) => f.write_str(&plain(name)),
+        }
     }
 }
 
@@ -326,12 +340,12 @@ mod tests {
         "#]]
         .assert_eq(&error("sublet run --vram 16 -- true").to_string());
         expect![[r#"
-            error: invalid value 'x' for '<LEASE>...': `x` is not a lease
-            hint: leases are called L1, L2, …; `sublet ps` lists yours
+            error: invalid value '' for '[LEASE]...': a lease is named by its id, such as L7, or by its `--name`
+            hint: `sublet ps` lists yours
 
             For more information, try '--help'.
         "#]]
-        .assert_eq(&error("sublet end x").to_string());
+        .assert_eq(&Cli::try_parse_from(["sublet", "release", ""]).unwrap_err().to_string());
         expect![[r#"
             error: invalid value '0s' for '--time <TIME>': a fixed term is from 1s to 7d
             hint: without `--time` a lease lasts while it is used
@@ -362,8 +376,11 @@ mod tests {
             "sublet run --signal KILL@60 -- true",
             "sublet run --on-resume true -- true",
             "sublet run --requeue=x -- true",
-            "sublet end L+7",
-            "sublet end",
+            "sublet stop",
+            "sublet stop L7 --mine",
+            "sublet stop L7 --name train",
+            "sublet stop L7 --grace x",
+            "sublet explain",
         ] {
             assert_eq!(error(line).exit_code(), 2, "{line}");
         }
@@ -390,11 +407,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_may_be_typed_as_a_number() {
+    fn a_lease_is_typed_as_its_id_or_its_name() {
         for text in ["L7", "l7", "7"] {
-            assert_eq!(text.parse(), Ok(LeaseName(7)));
+            assert_eq!(text.parse(), Ok(LeaseName::Id(7)));
         }
-        assert_eq!(LeaseName(7).to_string(), "L7");
+        assert_eq!(LeaseName::Id(7).to_string(), "L7");
+        for text in ["train", "L7b", "L+7", "-"] {
+            assert_eq!(text.parse(), Ok(LeaseName::Name(text.to_owned())));
+        }
     }
 
     #[test]

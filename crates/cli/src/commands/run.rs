@@ -8,6 +8,7 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
+use crate::hold::outer::{self, EnvLease, NewLease, Start};
 use crate::hold::stuck::Stuck;
 use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
@@ -45,6 +46,9 @@ The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EP
 SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
 libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
 
+Inside a lease, such as in a script that `sublet run` started, the command runs on that lease: no second
+one is asked for, and options of one are ignored. `--new-lease` asks for a separate lease all the same.
+
 Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those cards are asked for;
 set to nothing it means no card, and nothing is asked for.
 
@@ -79,14 +83,18 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         "run it on that host, where `sublet run` finds the socket",
     )?;
     child::find(&args.command[0])?;
-    let client = Client::open(globals)?;
+    let (client, note) = match begin(globals, args)? {
+        RunPlace::Asks(client, note) => (client, note),
+        RunPlace::OnOuter => return Err(child::replace(&args.command, &environment::inherited())),
+    };
     let visible = Visible::here()?;
     let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
     let ask = Ask { on, ..args.ask.ask(Some(std::process::id())) };
     let (sender, receiver) = events::listen()?;
     let mut restarts = 0;
     loop {
-        let outcome = wait::obtain(&client, &ask, &sender, &receiver).map_err(|failure| visible.explain(failure))?;
+        let outcome = wait::obtain(&client, &ask, note.as_deref(), &sender, &receiver)
+            .map_err(|failure| visible.explain(failure))?;
         let lease = match outcome {
             Outcome::Granted(lease) => *lease,
             Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
@@ -99,6 +107,36 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         restarts += 1;
         say!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
     }
+}
+
+/// Where a command starts.
+enum RunPlace {
+    /// A lease is asked for there; what to say if it has to wait.
+    Asks(Client, Option<String>),
+    /// The lease that this process has already will do.
+    OnOuter,
+}
+
+fn begin(globals: &Globals, args: &RunArgs) -> Result<RunPlace, Failure> {
+    let wanted = args.ask.wanted();
+    let client = match (Client::open(globals), EnvLease::here(), wanted) {
+        (Err(failure), Some(outer), NewLease::IfNone) if failure.exit() == exit::NO_DAEMON => {
+            outer::say_unchecked(outer.id());
+            return Ok(RunPlace::OnOuter);
+        }
+        (client, ..) => client?,
+    };
+    Ok(match Start::find(&client, wanted) {
+        Start::New { note, .. } => RunPlace::Asks(client, note),
+        Start::OnOuter(lease) => {
+            outer::say_runs_on(&lease, &args.ask.words());
+            RunPlace::OnOuter
+        }
+        Start::Unchecked(id) => {
+            outer::say_unchecked(&id);
+            RunPlace::OnOuter
+        }
+    })
 }
 
 /// The command on one lease.
@@ -267,7 +305,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };
     say!("{} goes on: the command ended, but left {}{more} running", lease.id, named.join(", "));
-    tell_hint(&format!("the lease ends with them; to end it now: `sublet end {}`", lease.id));
+    tell_hint(&format!("the lease ends with them; to end them now: `sublet stop {}`", lease.id));
     None
 }
 

@@ -2,6 +2,7 @@
 
 use super::hook::{Hook, WITHIN_S};
 use super::notice;
+use super::outer::NewLease;
 use super::watch::Hooks;
 use clap::{Args, ValueEnum};
 use std::time::Duration;
@@ -81,6 +82,9 @@ pub struct AskArgs {
     /// How CUDA_VISIBLE_DEVICES names the cards; some programs do not take UUIDs
     #[arg(long, value_enum, value_name = "NAMES", default_value_t = VisibleArg::Index)]
     pub visible: VisibleArg,
+    /// Also where this shell has a lease already: ask for a separate one, instead of using that
+    #[arg(long)]
+    pub new_lease: bool,
     /// Start programs without Sublet's library: they are not capped, and cannot be parked
     #[arg(long)]
     pub no_shim: bool,
@@ -161,6 +165,7 @@ impl AskArgs {
             no_wait,
             exclusive,
             visible,
+            new_lease,
             no_shim,
         } = self;
         let mut words = Words::default();
@@ -191,6 +196,9 @@ impl AskArgs {
         }
         words.add("exclusive", exclusive.as_ref().map(choice));
         words.add("visible", (*visible != VisibleArg::Index).then(|| choice(visible)));
+        if *new_lease {
+            words.0.push("--new-lease".to_owned());
+        }
         if *no_shim {
             words.0.push("--no-shim".to_owned());
         }
@@ -236,6 +244,11 @@ impl AskArgs {
             on_resume: self.on_resume.clone(),
             within: Duration::from_secs(self.hook_timeout.unwrap_or(WITHIN_S)),
         })
+    }
+
+    /// Whether a lease that this process already has will do.
+    pub fn wanted(&self) -> NewLease {
+        if self.new_lease { NewLease::Always } else { NewLease::IfNone }
     }
 
     /// A flag that takes a wrapper which lives as long as the lease, if one was given.
@@ -368,7 +381,7 @@ mod tests {
         let room = "--preempt end --signal USR2@90 --requeue=3 --may-lose";
         assert_eq!(words(room), room);
         assert_eq!(words("--signal SIGUSR1@60 --requeue"), "--signal USR1 --requeue");
-        let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session";
+        let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session --new-lease";
         assert_eq!(words(others), others);
         assert_eq!(words("--wait 0s --time 36h --vram 1.5G"), "--vram 1536M --time 36h --wait 0s");
     }

@@ -9,6 +9,7 @@ pub mod hook;
 pub mod leftover;
 pub mod line;
 pub mod notice;
+pub mod outer;
 mod parked;
 pub mod scope;
 pub mod shell;

@@ -16,6 +16,11 @@ pub fn variables(file: &Path) -> Result<Variables, Failure> {
     Ok(vec![(state::ENV, file.display().to_string()), (place::LINKER_ENV, path.to_string_lossy().into_owned())])
 }
 
+/// Whether a folder has the libraries of soft GPUs.
+pub fn is_libraries(folder: &str) -> bool {
+    place::libraries().is_ok_and(|libraries| Path::new(folder) == libraries)
+}
+
 /// The variables of a holder, if its lease is on soft cards of this host.
 pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Failure> {
     let is_soft = lease.cards.iter().any(|uuid| uuid.starts_with(state::SOFT_UUID));

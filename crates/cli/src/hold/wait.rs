@@ -45,10 +45,11 @@ pub enum Outcome {
     GivenUp(Signal),
 }
 
-/// Asks, and waits until the lease is active.
+/// Asks, and waits until the lease is active. The note is said once if it has to wait.
 pub fn obtain(
     client: &Client,
     ask: &Ask,
+    note: Option<&str>,
     sender: &Sender<Event>,
     receiver: &Receiver<Event>,
 ) -> Result<Outcome, Failure> {
@@ -57,7 +58,14 @@ pub fn obtain(
         Answer::GivenUp(signal) => return Ok(Outcome::GivenUp(signal)),
     };
     if lease.state != LeaseState::Waiting {
-        return settled(lease);
+        let outcome = settled(lease)?;
+        if let Outcome::Granted(granted) = &outcome {
+            say_granted_at_once(granted);
+        }
+        return Ok(outcome);
+    }
+    if let Some(note) = note {
+        say!("{note}");
     }
     let mut line = Line::new();
     show(&mut line, &lease);
@@ -164,6 +172,11 @@ fn sentence(lease: &Lease) -> String {
 
 fn show(line: &mut Line, lease: &Lease) {
     line.set(line::waiting(lease));
+}
+
+/// Tells what was granted without a wait.
+pub fn say_granted_at_once(lease: &Lease) {
+    say!("{}: {}", lease.id, text::granted(lease));
 }
 
 fn say_granted(lease: &Lease) {
