@@ -64,12 +64,11 @@ impl Globals {
     }
 
     /// The address of a daemon elsewhere, if one is meant: what is typed goes before the environment.
-    pub fn url(&self) -> Option<String> {
-        let from_environment = || std::env::var("SUBLET_URL").ok().filter(|url| !url.is_empty());
+    pub fn url(&self) -> Result<Option<String>, Failure> {
         match (&self.url, &self.socket) {
-            (Some(url), _) => Some(url.clone()),
-            (None, Some(_)) => None,
-            (None, None) => from_environment(),
+            (Some(url), _) => Ok(Some(url.clone())),
+            (None, Some(_)) => Ok(None),
+            (None, None) => url_of_environment(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
         }
     }
 
@@ -80,7 +79,7 @@ impl Globals {
 
     /// Refuses what is done on the host itself.
     pub fn must_be_local(&self, what: &str, hint: &str) -> Result<(), Failure> {
-        match self.url() {
+        match self.url()? {
             Some(url) => Err(Failure::usage(format!("{what}, not through {}", plain(&url))).hint(hint)),
             None => Ok(()),
         }
@@ -89,6 +88,21 @@ impl Globals {
     #[cfg(test)]
     pub fn at(socket: &Path) -> Globals {
         Globals { socket: Some(socket.to_owned()), url: None, json: false }
+    }
+}
+
+/// Two daemons named at once are a mistake; but on a lease its own is meant, whatever a startup file sets.
+fn url_of_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>, Failure> {
+    match (variable("SUBLET_URL"), variable("SUBLET_SOCKET")) {
+        (Some(_), Some(_)) if variable("SUBLET_LEASE").is_some() => Ok(None),
+        (Some(url), Some(socket)) => {
+            let (url, socket) = (plain(&url), plain(&socket));
+            Err(Failure::usage(format!(
+                "SUBLET_URL ({url}) and SUBLET_SOCKET ({socket}) are both set, and each names a daemon"
+            ))
+            .hint("unset one of them, or choose with `--url` or `--socket`"))
+        }
+        (url, _) => Ok(url),
     }
 }
 
@@ -219,7 +233,7 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, u8> {
     }
     let json = wants_json(&args);
     Cli::try_parse_from(args).map_err(|error| {
-        if let Some(later) = not_yet(&error) {
+        if let Some(later) = not_yet(&error).or_else(|| meant(&error)) {
             later.tell(json);
             return later.exit();
         }
@@ -271,15 +285,30 @@ fn only<A: Args>(args: &[OsString]) -> Option<(Globals, A)> {
     Some((Globals::from_arg_matches_mut(&mut found).ok()?, A::from_arg_matches_mut(&mut found).ok()?))
 }
 
-/// Something that a later release will have.
-fn not_yet(error: &clap::Error) -> Option<Failure> {
+/// What other programs call `--vram`.
+const VRAM_ELSEWHERE: [&str; 6] = ["--mem", "--memory", "--gpu-mem", "--gpu-memory", "--vmem", "--size"];
+
+/// A flag that has another name here, though no similar one.
+fn meant(error: &clap::Error) -> Option<Failure> {
+    let name = unknown(error)?;
+    let name = VRAM_ELSEWHERE.into_iter().find(|elsewhere| *elsewhere == name)?;
+    Some(Failure::usage(format!("there is no `{name}`")).hint("did you mean `--vram`, the VRAM on each GPU?"))
+}
+
+/// The word of a line that could not be read.
+fn unknown(error: &clap::Error) -> Option<&str> {
     let kind = match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
         _ => return None,
     };
     let Some(ContextValue::String(what)) = error.get(kind) else { return None };
-    let name = what.split(['=', ' ']).next().unwrap_or(what);
+    Some(what.split(['=', ' ']).next().unwrap_or(what))
+}
+
+/// Something that a later release will have.
+fn not_yet(error: &clap::Error) -> Option<Failure> {
+    let name = unknown(error)?;
     let name = LATER.into_iter().find(|later| *later == name)?;
     Some(Failure::usage(format!("`{name}` is not in this release")).hint("`sublet help` lists what is"))
 }
@@ -384,6 +413,29 @@ mod tests {
         ] {
             assert_eq!(error(line).exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn a_flag_that_others_call_so_is_named() {
+        expect![[r#"
+            there is no `--mem`
+            hint: did you mean `--vram`, the VRAM on each GPU?"#]]
+        .assert_eq(&meant(&error("sublet run --mem 8G -- true")).unwrap().to_string());
+        assert!(meant(&error("sublet lease --memory=8G")).is_some());
+        assert!(meant(&error("sublet run --vrma 3G -- true")).is_none());
+        for line in ["sublet run --vram -5G -- true", "sublet lease --accept-smaller -5G"] {
+            let said = error(line).to_string();
+            assert!(said.contains("size `-5G` is negative, and sizes are positive\nhint: write a number"), "{said}");
+        }
+    }
+
+    #[test]
+    fn two_daemons_in_the_environment_are_refused_but_on_a_lease() {
+        let found = |set: &[&str]| url_of_environment(|name| set.contains(&name).then(|| format!("the {name}")));
+        assert_eq!(found(&["SUBLET_URL"]).unwrap().as_deref(), Some("the SUBLET_URL"));
+        assert_eq!(found(&["SUBLET_SOCKET"]).unwrap(), None);
+        assert_eq!(found(&["SUBLET_URL", "SUBLET_SOCKET", "SUBLET_LEASE"]).unwrap(), None);
+        assert_eq!(found(&["SUBLET_URL", "SUBLET_SOCKET"]).unwrap_err().exit(), exit::USAGE);
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub enum Until {
 impl Client {
     /// Finds the daemon: the one that is named, or the first place where somebody listens.
     pub fn open(globals: &Globals) -> Result<Client, Failure> {
-        if let Some(url) = globals.url() {
+        if let Some(url) = globals.url()? {
             return Remote::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
         }
         let candidates = place::sockets(globals.socket());

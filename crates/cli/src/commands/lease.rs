@@ -18,7 +18,6 @@ use clap::Args;
 use std::env;
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use sublet_softgpu::NOTICE;
 use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 
 /// Take a lease for this shell and print its environment for `eval`
@@ -57,6 +56,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
             "`--detach` asks for one that no process holds",
         )?;
     }
+    args.ask.check()?;
     if let Some(flag) = args.ask.needs_wrapper() {
         return Err(Failure::usage(format!("`{flag}` takes a program that stays, and `sublet lease` ends at once"))
             .hint(format!("`sublet run {flag} … -- COMMAND` stays as long as the command")));
@@ -114,7 +114,6 @@ fn environment(
 ) -> Result<environment::Variables, Failure> {
     let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), visible)?;
     if let Some(soft) = soft::of_lease(client, lease)? {
-        say!("{NOTICE}");
         variables.extend(soft);
     }
     if !args.ask.no_shim {

@@ -20,7 +20,6 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
-use sublet_softgpu::NOTICE;
 use sublet_wire::{Ask, Bind, Lease, Reason, exit, size};
 
 /// Longer than a pipeline takes to come down after its first process.
@@ -82,6 +81,7 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         "a command runs where its card is",
         "run it on that host, where `sublet run` finds the socket",
     )?;
+    args.ask.check()?;
     child::find(&args.command[0])?;
     let (client, note) = match begin(globals, args)? {
         RunPlace::Asks(client, note) => (client, note),
@@ -180,7 +180,6 @@ impl Turn<'_> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let mut variables = environment::variables(lease, ask.visible, &client.variable(), self.visible)?;
         if let Some(soft) = soft::of_lease(client, lease)? {
-            say!("{NOTICE}");
             variables.extend(soft);
         }
         if !ask.no_shim {
@@ -323,6 +322,10 @@ fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
         None if enough < had && peak > 0 => {
             Some(format!("peak {}: try --vram {}", size::show(peak), typed_size(enough)))
         }
+        // Less than half would have done: others could have had the rest.
+        Some(_) if enough <= had / 2 && peak > 0 => {
+            Some(format!("peak {} of {}: try --vram {}", size::show(peak), size::show(had), typed_size(enough)))
+        }
         Some(_) if peak > had => Some(format!(
             "peak {}, and {} were leased: ask for --vram {}, or it may not fit",
             size::show(peak),
@@ -358,6 +361,8 @@ mod tests {
         assert_eq!(advice(10, None), "", "there is no less to ask for");
         assert_eq!(advice(0, None), "");
         assert_eq!(advice(7, Some(10 << 30)), "", "it knew what it needs");
+        assert_eq!(advice(4, Some(10 << 30)), "peak 4 GiB of 10 GiB: try --vram 5G");
+        assert_eq!(advice(0, Some(10 << 30)), "");
         assert_eq!(
             advice(20, Some(10 << 30)),
             "peak 20 GiB, and 10 GiB were leased: ask for --vram 22G, or it may not fit"

@@ -106,6 +106,7 @@ pub fn run(globals: &Globals, args: &WrapArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("no lease is asked for here, and `{words}` would be lost"))
             .hint("options of a lease are said when a tool is wrapped"));
     }
+    args.ask.check()?;
     let folder = Folder::of(args.dir.as_deref())?;
     if args.list {
         return list(globals, &folder);
