@@ -1,10 +1,11 @@
 //! Ends that come from outside: a terminal that is closed, and SIGTERM where no daemon can help.
 
 use rustix::process::{Pid, Signal, kill_process};
+use sublet_blackbox::binary::example;
 use sublet_blackbox::job::{Job, await_bytes, await_state, succeeds};
 use sublet_blackbox::strangers::is_alive;
-use sublet_blackbox::{Gpu, Service, Setup, Terminal};
-use sublet_wire::LeaseState;
+use sublet_blackbox::{Gpu, MIB, Service, Setup, Terminal};
+use sublet_wire::{Lease, LeaseState};
 
 #[test]
 fn a_terminal_that_is_closed_ends_its_command_and_the_lease() {
@@ -63,4 +64,16 @@ fn a_parked_program_ends_on_sigterm_without_a_daemon() {
     let said = std::fs::read_to_string(stderr).expect("what it said");
     assert_eq!((code, printed.as_str()), (Some(137), ""), "{said}");
     assert!(said.contains("L1 is parked, and no daemon answers that could bring it back"), "{said}");
+}
+
+#[test]
+fn a_program_that_the_driver_parked_comes_back_to_end_in_order() {
+    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x4GiB"), ..Setup::default() });
+    let hold = example("hold");
+    let mut job = Job::start(&service, &["--vram", "3G", "--no-shim", "--", &hold, "512MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let can_be_parked = |lease: &Lease| lease.not_parkable.is_none() && lease.seen_bytes >= Some(512 * MIB);
+    service.client().await_lease("it can be parked", "L1", can_be_parked);
+    succeeds(&service, &["park", "L1"]);
+    job.finish("it was parked by the driver");
 }
