@@ -12,6 +12,7 @@ pub mod image;
 pub mod job;
 pub mod log;
 pub mod process;
+pub mod pty;
 pub mod screen;
 pub mod service;
 pub mod strangers;
@@ -22,6 +23,7 @@ pub mod wait;
 
 pub use http::{Answer, Client, Connection};
 pub use process::Process;
+pub use pty::Terminal;
 pub use service::{Gpu, Service, Setup};
 pub use wait::{LONG, until};
 

@@ -1,12 +1,14 @@
 //! What people and scripts are told by the command line: refusals with a next step, JSON, and lists that end.
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Output;
-use sublet_blackbox::job::text;
+use sublet_blackbox::job::{Job, await_bytes, text};
 use sublet_blackbox::user::is_root;
 use sublet_blackbox::{GIB, Gpu, Service, Setup, ask};
-use sublet_wire::Leases;
+use sublet_wire::{LeaseState, Leases};
 
 const LOCAL: u32 = 12_345;
 
@@ -27,7 +29,13 @@ fn refused(service: &Service, words: &[&str], code: i32, parts: &[&str]) {
 fn a_refusal_says_what_to_do_next() {
     let service = Service::start();
     let lists_yours = "hint: `sublet ps` lists yours";
-    for words in [&["end", "L999"][..], &["explain", "L999"], &["renew", "L999"], &["audit", "--lease", "L999"]] {
+    for words in [
+        &["release", "L999"][..],
+        &["stop", "L999"],
+        &["explain", "L999"],
+        &["renew", "L999"],
+        &["audit", "--lease", "L999"],
+    ] {
         refused(&service, words, 1, &["no such lease", lists_yours]);
     }
     refused(&service, &["run", "--", "no-such-command"], 127, &["`no-such-command` was not found", "hint: "]);
@@ -37,6 +45,15 @@ fn a_refusal_says_what_to_do_next() {
     refused(&service, &["run", "--on", "7", "--", "true"], 64, &["no card here", "hint: `sublet cards`"]);
     refused(&service, &["cards", "drain", "7"], 64, &["there is no card `7`", "hint: "]);
     refused(&service, &["serve", "--config", "/no/such/file"], 64, &["/no/such/file", "hint: "]);
+    refused(&service, &["run", "--vram", "-5G", "--", "true"], 64, &["size `-5G` is negative", "hint: write a number"]);
+    refused(
+        &service,
+        &["run", "--mem", "8G", "--", "true"],
+        64,
+        &["there is no `--mem`", "hint: did you mean `--vram`"],
+    );
+    let larger = ["run", "--vram", "2G", "--accept-smaller", "4G", "--", "true"];
+    refused(&service, &larger, 64, &["`--accept-smaller 4G` is not smaller than `--vram 2G`", "hint: "]);
     for name in ["a\u{202e}b", "a\u{200b}b"] {
         refused(&service, &["run", "--name", name, "--", "true"], 64, &["`name` must", "invisible", "hint: "]);
     }
@@ -60,10 +77,80 @@ fn who_is_no_operator_is_told_so_and_who_is_one() {
 }
 
 #[test]
+fn another_users_lease_is_answered_like_one_that_does_not_exist() {
+    if !is_root() {
+        return eprintln!("skipped: only root can be another user");
+    }
+    let service = Service::start();
+    service.client().grant(&ask(GIB, json!({})));
+    let told = |id: &str| {
+        let output = service.command(&["release", id]).uid(LOCAL).gid(LOCAL).output().expect("the command line");
+        (output.status.code(), said(&output).replace(id, "LEASE"))
+    };
+    let nothing = "error: LEASE: you have no such lease\nhint: `sublet ps` lists yours; those of other users, and those \
+                   that ended long ago, are not found\n";
+    assert_eq!(told("L1"), (Some(1), nothing.to_owned()));
+    assert_eq!(told("L1"), told("L999"));
+}
+
+#[test]
+fn a_refusal_for_want_of_room_is_about_the_gpu_that_was_named() {
+    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), ..Setup::default() });
+    service.client().grant(&ask(22 * GIB, json!({"on": "1"})));
+    let words = ["run", "--on", "1", "--no-wait", "--vram", "3G", "--", "true"];
+    refused(&service, &words, 75, &["largest lease that could be granted: 1.8 GiB on GPU 1", "hint: "]);
+    let any = ["run", "--no-wait", "--vram", "23G", "--gpus", "2", "--", "true"];
+    refused(&service, &any, 75, &["23.8 GiB on GPU 0"]);
+}
+
+#[test]
+fn two_daemons_in_the_environment_are_refused_with_a_sentence() {
+    let service = Service::start();
+    let both = || {
+        let mut command = service.command(&["ps"]);
+        command.env("SUBLET_URL", "https://localhost:1");
+        command
+    };
+    let output = both().output().expect("the command line");
+    assert_eq!(output.status.code(), Some(64), "{}", text(&output));
+    assert!(said(&output).contains("SUBLET_URL (https://localhost:1) and SUBLET_SOCKET ("), "{}", said(&output));
+    assert!(said(&output).contains("hint: unset one of them, or choose with `--url` or `--socket`"));
+    let mut chosen = both();
+    assert!(chosen.arg("--socket").arg(service.dir().join("s")).status().expect("the command line").success());
+    let mut run =
+        service.command(&["run", "--vram", "1G", "--socket", "s", "--", "sh", "-c", "echo ${SUBLET_URL-none}"]);
+    let output = run.env("SUBLET_URL", "https://localhost:1").output().expect("the command line");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n", "{}", said(&output));
+}
+
+#[test]
+fn a_grant_is_told_and_soft_gpus_are_told_once() {
+    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:2x8GiB"), ..Setup::default() });
+    let told: Vec<String> = (0..2).map(|_| said(&service.cli(&["run", "--vram", "2G", "--", "true"]))).collect();
+    assert!(told[0].starts_with("L1: 2 GiB on GPU 0\nthese are soft "), "{told:?}");
+    assert_eq!(told[1], "L2: 2 GiB on GPU 0\n");
+    let two = service.cli(&["lease", "--vram", "2G", "--gpus", "2", "--detach"]);
+    assert!(said(&two).starts_with("L3: 2 GiB on each of GPUs 0, 1\n"), "{}", said(&two));
+}
+
+#[test]
+fn a_lease_that_was_far_too_large_is_told_what_would_do() {
+    let service = Service::start_with(Setup { gpu: Gpu::Named("soft:1x24GiB"), ..Setup::default() });
+    let job = Job::holds(&service, "16G", "1200MiB", &["--idle"]);
+    await_bytes(&service.client(), "L1", 1200);
+    kill_process(Pid::from_child(&job.child), Signal::TERM).expect("an own child");
+    let stderr = job.stderr.clone();
+    assert_eq!(job.end().0, Some(0));
+    let said = fs::read_to_string(stderr).expect("what it said");
+    assert!(said.contains(" of 16 GiB: try --vram "), "{said}");
+}
+
+#[test]
 fn a_lease_that_is_over_already_is_ended() {
     let service = Service::start();
     let lease = service.client().grant(&ask(GIB, json!({})));
     assert!(service.cli(&["end", &lease.id]).status.success());
+    service.client().await_lease("it is over", &lease.id, |lease| lease.state == LeaseState::Ended);
     let again = service.cli(&["end", &lease.id]);
     assert_eq!(again.status.code(), Some(0), "{}", text(&again));
     assert!(said(&again).contains("was over already"), "{}", said(&again));

@@ -114,10 +114,9 @@ fn a_program_on_a_lease_is_seen_with_its_bytes_and_kill_minus_9_frees_them() {
     let killed = Command::new("kill").args(["-9", &pid.to_string()]).status().expect("`kill` can be started");
     assert!(killed.success());
     assert_eq!(holder.0.wait().expect("an own child").code(), Some(137), "`run` tells the signal");
-    let mut said = String::new();
     let stderr = holder.0.stderr.take().expect("a pipe");
-    BufReader::new(stderr).read_line(&mut said).expect("a line");
-    assert_eq!(said.trim_end(), NOTICE);
+    let said: Vec<String> = BufReader::new(stderr).lines().take(2).map(|line| line.expect("a line")).collect();
+    assert_eq!(said, ["L1: 2 GiB on GPU 0", NOTICE]);
     await_card(&service, 0, "it is free again", |card| card.used_bytes == Some(IDLE) && card.occupants.is_empty());
     assert_eq!(leases(&service).leases.len(), 1, "the other one's");
 }
@@ -350,9 +349,9 @@ fn a_lease_for_a_shell_brings_the_soft_cards_along() {
     let lease = service.cli(&["lease", "--detach", "--vram", "1G"]);
     let lines = text(&succeeded(&lease).stdout);
     let soft = sublet().parent().expect("a directory").join("soft");
-    assert!(lines.contains(&format!("export LD_LIBRARY_PATH={}\n", soft.display())), "{lines}");
-    assert!(lines.contains(&format!("export SUBLET_SOFT_STATE={}/s.soft\n", service.dir().display())), "{lines}");
-    assert!(lines.contains("export CUDA_VISIBLE_DEVICES=0\n"), "{lines}");
+    assert!(lines.contains(&format!("export LD_LIBRARY_PATH={};\n", soft.display())), "{lines}");
+    assert!(lines.contains(&format!("export SUBLET_SOFT_STATE={}/s.soft;\n", service.dir().display())), "{lines}");
+    assert!(lines.contains("export CUDA_VISIBLE_DEVICES=0;\n"), "{lines}");
     // What `soft env` prints does the same without a lease.
     let script = format!("eval \"$({} soft env 2>/dev/null)\" && exec python3 {} 64M 0", sublet().display(), hold());
     let mut shell = bare_command("/bin/sh".as_ref(), service.dir());

@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
-    renew, replay, run, serve, soft, token, usage, wrap,
+    accept, attach, audit, cards, completions, doctor, door, enforce, explain, journal, lease, man, park, ps, release,
+    renew, replay, run, serve, soft, stop, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -64,12 +64,11 @@ impl Globals {
     }
 
     /// The address of a daemon elsewhere, if one is meant: what is typed goes before the environment.
-    pub fn url(&self) -> Option<String> {
-        let from_environment = || std::env::var("SUBLET_URL").ok().filter(|url| !url.is_empty());
+    pub fn url(&self) -> Result<Option<String>, Failure> {
         match (&self.url, &self.socket) {
-            (Some(url), _) => Some(url.clone()),
-            (None, Some(_)) => None,
-            (None, None) => from_environment(),
+            (Some(url), _) => Ok(Some(url.clone())),
+            (None, Some(_)) => Ok(None),
+            (None, None) => url_of_environment(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
         }
     }
 
@@ -80,7 +79,7 @@ impl Globals {
 
     /// Refuses what is done on the host itself.
     pub fn must_be_local(&self, what: &str, hint: &str) -> Result<(), Failure> {
-        match self.url() {
+        match self.url()? {
             Some(url) => Err(Failure::usage(format!("{what}, not through {}", plain(&url))).hint(hint)),
             None => Ok(()),
         }
@@ -89,6 +88,21 @@ impl Globals {
     #[cfg(test)]
     pub fn at(socket: &Path) -> Globals {
         Globals { socket: Some(socket.to_owned()), url: None, json: false }
+    }
+}
+
+/// Two daemons named at once are a mistake; but on a lease its own is meant, whatever a startup file sets.
+fn url_of_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>, Failure> {
+    match (variable("SUBLET_URL"), variable("SUBLET_SOCKET")) {
+        (Some(_), Some(_)) if variable("SUBLET_LEASE").is_some() => Ok(None),
+        (Some(url), Some(socket)) => {
+            let (url, socket) = (plain(&url), plain(&socket));
+            Err(Failure::usage(format!(
+                "SUBLET_URL ({url}) and SUBLET_SOCKET ({socket}) are both set, and each names a daemon"
+            ))
+            .hint("unset one of them, or choose with `--url` or `--socket`"))
+        }
+        (url, _) => Ok(url),
     }
 }
 
@@ -108,8 +122,10 @@ pub enum Command {
     Resume(park::ResumeArgs),
     #[command(visible_alias = "gpus")]
     Cards(cards::CardsArgs),
-    #[command(visible_aliases = ["cancel", "release"])]
-    End(end::EndArgs),
+    #[command(visible_aliases = ["cancel", "kill"])]
+    Stop(stop::StopArgs),
+    #[command(alias = "end")]
+    Release(release::ReleaseArgs),
     Usage(usage::UsageArgs),
     Audit(audit::AuditArgs),
     Enforce(enforce::EnforceArgs),
@@ -133,24 +149,36 @@ pub enum Command {
     Reference,
 }
 
-/// A lease's id as people type it: `L7`, `l7` or `7`.
+/// A lease as people type it: its id (`L7`, `l7` or `7`), or the name that its owner gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseName(u64);
+pub enum LeaseName {
+    /// `L7`.
+    Id(u64),
+    /// The text of `--name`.
+    Name(String),
+}
 
 impl FromStr for LeaseName {
     type Err = String;
     fn from_str(text: &str) -> Result<LeaseName, String> {
         let digits = text.strip_prefix(['L', 'l']).unwrap_or(text);
         let number = digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit()));
-        number.map(LeaseName).ok_or_else(|| {
-            format!("`{text}` is not a lease\nhint: leases are called L1, L2, …; `sublet ps` lists yours")
-        })
+        match number {
+            Some(number) => Ok(LeaseName::Id(number)),
+            None if text.trim().is_empty() => {
+                Err("a lease is named by its id, such as L7, or by its `--name`\nhint: `sublet ps` lists yours".into())
+            }
+            None => Ok(LeaseName::Name(text.to_owned())),
+        }
     }
 }
 
 impl fmt::Display for LeaseName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "L{}", self.0)
+        match self {
+            LeaseName::Id(number) => write!(f, "L{number}"),
+            LeaseName::Name(name) => f.write_str(&plain(name)),
+        }
     }
 }
 
@@ -205,7 +233,7 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, u8> {
     }
     let json = wants_json(&args);
     Cli::try_parse_from(args).map_err(|error| {
-        if let Some(later) = not_yet(&error) {
+        if let Some(later) = not_yet(&error).or_else(|| meant(&error)) {
             later.tell(json);
             return later.exit();
         }
@@ -257,15 +285,30 @@ fn only<A: Args>(args: &[OsString]) -> Option<(Globals, A)> {
     Some((Globals::from_arg_matches_mut(&mut found).ok()?, A::from_arg_matches_mut(&mut found).ok()?))
 }
 
-/// Something that a later release will have.
-fn not_yet(error: &clap::Error) -> Option<Failure> {
+/// What other programs call `--vram`.
+const VRAM_ELSEWHERE: [&str; 6] = ["--mem", "--memory", "--gpu-mem", "--gpu-memory", "--vmem", "--size"];
+
+/// A flag that has another name here, though no similar one.
+fn meant(error: &clap::Error) -> Option<Failure> {
+    let name = unknown(error)?;
+    let name = VRAM_ELSEWHERE.into_iter().find(|elsewhere| *elsewhere == name)?;
+    Some(Failure::usage(format!("there is no `{name}`")).hint("did you mean `--vram`, the VRAM on each GPU?"))
+}
+
+/// The word of a line that could not be read.
+fn unknown(error: &clap::Error) -> Option<&str> {
     let kind = match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         ErrorKind::UnknownArgument => ContextKind::InvalidArg,
         _ => return None,
     };
     let Some(ContextValue::String(what)) = error.get(kind) else { return None };
-    let name = what.split(['=', ' ']).next().unwrap_or(what);
+    Some(what.split(['=', ' ']).next().unwrap_or(what))
+}
+
+/// Something that a later release will have.
+fn not_yet(error: &clap::Error) -> Option<Failure> {
+    let name = unknown(error)?;
     let name = LATER.into_iter().find(|later| *later == name)?;
     Some(Failure::usage(format!("`{name}` is not in this release")).hint("`sublet help` lists what is"))
 }
@@ -326,12 +369,12 @@ mod tests {
         "#]]
         .assert_eq(&error("sublet run --vram 16 -- true").to_string());
         expect![[r#"
-            error: invalid value 'x' for '<LEASE>...': `x` is not a lease
-            hint: leases are called L1, L2, …; `sublet ps` lists yours
+            error: invalid value '' for '[LEASE]...': a lease is named by its id, such as L7, or by its `--name`
+            hint: `sublet ps` lists yours
 
             For more information, try '--help'.
         "#]]
-        .assert_eq(&error("sublet end x").to_string());
+        .assert_eq(&Cli::try_parse_from(["sublet", "release", ""]).unwrap_err().to_string());
         expect![[r#"
             error: invalid value '0s' for '--time <TIME>': a fixed term is from 1s to 7d
             hint: without `--time` a lease lasts while it is used
@@ -362,11 +405,37 @@ mod tests {
             "sublet run --signal KILL@60 -- true",
             "sublet run --on-resume true -- true",
             "sublet run --requeue=x -- true",
-            "sublet end L+7",
-            "sublet end",
+            "sublet stop",
+            "sublet stop L7 --mine",
+            "sublet stop L7 --name train",
+            "sublet stop L7 --grace x",
+            "sublet explain",
         ] {
             assert_eq!(error(line).exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn a_flag_that_others_call_so_is_named() {
+        expect![[r#"
+            there is no `--mem`
+            hint: did you mean `--vram`, the VRAM on each GPU?"#]]
+        .assert_eq(&meant(&error("sublet run --mem 8G -- true")).unwrap().to_string());
+        assert!(meant(&error("sublet lease --memory=8G")).is_some());
+        assert!(meant(&error("sublet run --vrma 3G -- true")).is_none());
+        for line in ["sublet run --vram -5G -- true", "sublet lease --accept-smaller -5G"] {
+            let said = error(line).to_string();
+            assert!(said.contains("size `-5G` is negative, and sizes are positive\nhint: write a number"), "{said}");
+        }
+    }
+
+    #[test]
+    fn two_daemons_in_the_environment_are_refused_but_on_a_lease() {
+        let found = |set: &[&str]| url_of_environment(|name| set.contains(&name).then(|| format!("the {name}")));
+        assert_eq!(found(&["SUBLET_URL"]).unwrap().as_deref(), Some("the SUBLET_URL"));
+        assert_eq!(found(&["SUBLET_SOCKET"]).unwrap(), None);
+        assert_eq!(found(&["SUBLET_URL", "SUBLET_SOCKET", "SUBLET_LEASE"]).unwrap(), None);
+        assert_eq!(found(&["SUBLET_URL", "SUBLET_SOCKET"]).unwrap_err().exit(), exit::USAGE);
     }
 
     #[test]
@@ -390,11 +459,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_may_be_typed_as_a_number() {
+    fn a_lease_is_typed_as_its_id_or_its_name() {
         for text in ["L7", "l7", "7"] {
-            assert_eq!(text.parse(), Ok(LeaseName(7)));
+            assert_eq!(text.parse(), Ok(LeaseName::Id(7)));
         }
-        assert_eq!(LeaseName(7).to_string(), "L7");
+        assert_eq!(LeaseName::Id(7).to_string(), "L7");
+        for text in ["train", "L7b", "L+7", "-"] {
+            assert_eq!(text.parse(), Ok(LeaseName::Name(text.to_owned())));
+        }
     }
 
     #[test]

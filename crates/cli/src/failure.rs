@@ -3,7 +3,9 @@
 //! Printed once, at the edge, by [`Failure::tell`]; nothing else in this crate
 //! writes `error:`.
 
+use crate::output::say;
 use std::fmt;
+use std::io::Write as _;
 use std::path::Path;
 use sublet_wire::{Code, Problem, exit};
 
@@ -67,10 +69,11 @@ impl Failure {
             let error = serde_json::json!({
                 "code": self.code, "detail": self.message, "hint": self.hint, "exit": self.exit,
             });
-            eprintln!("{}", serde_json::json!({ "version": sublet_wire::VERSION, "error": error }));
+            say!("{}", serde_json::json!({ "version": sublet_wire::VERSION, "error": error }));
             return;
         }
-        anstream::eprintln!("\x1b[1;31merror:\x1b[0m {}", self.message);
+        // A reader that is gone does not want to know.
+        let _ = writeln!(anstream::stderr(), "\x1b[1;31merror:\x1b[0m {}", self.message);
         if let Some(hint) = &self.hint {
             tell_hint(hint);
         }
@@ -79,7 +82,7 @@ impl Failure {
 
 /// Says a next step on stderr.
 pub fn tell_hint(hint: &str) {
-    anstream::eprintln!("\x1b[1;36mhint:\x1b[0m {hint}");
+    let _ = writeln!(anstream::stderr(), "\x1b[1;36mhint:\x1b[0m {hint}");
 }
 
 impl From<Problem> for Failure {

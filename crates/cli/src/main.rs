@@ -13,8 +13,10 @@ mod commands;
 mod daemon;
 mod failure;
 mod hold;
+mod named;
 mod output;
 mod place;
+mod processes;
 #[cfg(test)]
 mod sample;
 mod table;
@@ -61,7 +63,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Resume(args)) => commands::park::resume(globals, args),
         Some(Command::Accept(args)) => commands::accept::run(globals, args),
         Some(Command::Cards(args)) => commands::cards::run(globals, args),
-        Some(Command::End(args)) => commands::end::run(globals, args),
+        Some(Command::Stop(args)) => commands::stop::run(globals, args),
+        Some(Command::Release(args)) => commands::release::run(globals, args),
         Some(Command::Usage(args)) => commands::usage::run(globals, args),
         Some(Command::Audit(args)) => commands::audit::run(globals, args),
         Some(Command::Enforce(args)) => commands::enforce::run(globals, args),

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use serde::Serialize;
+use std::fmt;
 use std::io::{self, Write};
 use sublet_wire::{VERSION, exit};
 
@@ -47,6 +48,17 @@ pub fn print(text: &str) -> Result<(), Failure> {
         Err(error) => Err(Failure::new(exit::FAILURE, format!("stdout cannot be written: {error}"))),
         Ok(()) => Ok(()),
     }
+}
+
+/// Says a line on stderr. A reader that is gone, such as a terminal that was closed, is no failure.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::output::say_line(format_args!($($text)*)) };
+}
+pub(crate) use say;
+
+/// What [`say!`] does.
+pub fn say_line(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[cfg(test)]

@@ -61,9 +61,7 @@ pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     match given {
         Some(path) => Some(path.to_owned()),
         None if uid() == 0 => Some(SYSTEM_STATE.into()),
-        None => variable("XDG_STATE_HOME")
-            .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
-            .map(|dir| dir.join("sublet")),
+        None => user_state(),
     }
 }
 
@@ -85,6 +83,17 @@ pub fn wrap_dir(given: Option<&Path>) -> Option<PathBuf> {
             .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
             .map(|dir| dir.join("sublet/wrap/bin")),
     }
+}
+
+/// Where a file is that remembers which soft GPUs this user was told of; `None` without a home.
+pub fn soft_notice() -> Option<PathBuf> {
+    user_state().map(|dir| dir.join("soft-notice"))
+}
+
+fn user_state() -> Option<PathBuf> {
+    variable("XDG_STATE_HOME")
+        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+        .map(|dir| dir.join("sublet"))
 }
 
 /// The same place, wherever somebody changes to.

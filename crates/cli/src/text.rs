@@ -1,6 +1,6 @@
 //! Values as people read them: the same words in every table and sentence.
 
-use sublet_wire::{CardState, Exclusivity, LeaseState, Tier, Vram, size, span};
+use sublet_wire::{CardState, Exclusivity, Lease, LeaseState, Tier, Vram, size, span};
 
 /// What stands where there is nothing to say.
 pub const NONE: &str = "-";
@@ -92,9 +92,27 @@ pub fn cards(indices: &[u32]) -> String {
     format!("{noun} {}", list.join(", "))
 }
 
+/// `GPU 0`, `GPUs 0, 1`.
+pub fn gpus(indices: &[u32]) -> String {
+    let list: Vec<String> = indices.iter().map(u32::to_string).collect();
+    let noun = if list.len() == 1 { "GPU" } else { "GPUs" };
+    format!("{noun} {}", list.join(", "))
+}
+
+/// What a lease was granted: `8 GiB on GPU 0`, `8 GiB on each of GPUs 0, 1`.
+pub fn granted(lease: &Lease) -> String {
+    let each = if lease.card_indices.len() > 1 { "each of " } else { "" };
+    format!("{} on {each}{}", bytes(lease.vram_bytes), gpus(&lease.card_indices))
+}
+
 /// `1 lease`, `2 leases`.
 pub fn count(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+/// `1 process`, `2 processes`.
+pub fn count_of(n: u64, one: &str, many: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {many}") }
 }
 
 /// The wall clock, for how long ago something was.

@@ -385,8 +385,10 @@ pub enum Refusal {
     },
     /// No room now, and it would not wait.
     NoRoom {
-        /// The largest that one card could give now.
+        /// The largest that one card could give now, of those that the ask names.
         largest: Bytes,
+        /// That card's index; `None` if the ask names no card.
+        gpu: Option<u32>,
     },
     /// Too many wait already.
     QueueFull {
@@ -494,7 +496,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::NotLarger { instead: None } => f.write_str("the lease cannot be made larger now"),
             Refusal::NotLarger { instead: Some(vram) } => write!(f, "the lease can be made {vram} now, and not that"),
-            Refusal::NoRoom { largest } => write!(f, "there is no room now (largest possible: {largest})"),
+            Refusal::NoRoom { largest, .. } => write!(f, "there is no room now (largest possible: {largest})"),
             Refusal::QueueFull { own: true } => {
                 f.write_str("you, or your group, have as many asks in the queue as you may")
             }

@@ -253,7 +253,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
     match refusal {
         Refusal::BadAsk(bad) => Problem::new(Code::BadValue, detail).hint(sensible(bad)),
         Refusal::NoSuchLease => {
-            Problem::new(Code::NoSuchLease, detail).hint("`sublet ps` lists yours; old ones are forgotten")
+            Problem::new(Code::NoSuchLease, detail).hint("`sublet ps` lists yours; those of other users, and those that ended long ago, are not found")
         }
         Refusal::NoSuchCard => Problem::new(Code::NoSuchCard, detail).hint("`sublet cards` lists those there are"),
         Refusal::NotOperator => Problem::new(Code::Denied, detail).hint(
@@ -348,6 +348,8 @@ fn sensible(bad: &BadAsk) -> &'static str {
 
 fn detail(refusal: &Refusal) -> String {
     match refusal {
+        // Another user's is none of the caller's either, and is not told from one that never was.
+        Refusal::NoSuchLease => "you have no such lease".to_owned(),
         Refusal::NeverFits { largest: None, .. } => {
             "no card here has the index, UUID or model that `on` names".to_owned()
         }
@@ -363,8 +365,9 @@ fn detail(refusal: &Refusal) -> String {
             "a lease that use renews may last {} at a time here, as long as others must wait for it",
             span::show(longest.as_secs_f64())
         ),
-        Refusal::NoRoom { largest } => {
-            format!("there is no room now (largest lease that one card could give: {})", show(largest.0))
+        Refusal::NoRoom { largest, gpu } => {
+            let on = gpu.map_or_else(String::new, |gpu| format!(" on GPU {gpu}"));
+            format!("there is no room now (largest lease that could be granted: {}{on})", show(largest.0))
         }
         Refusal::TokenVram { cap, has } => {
             let (cap, has) = (show(cap.0), show(has.0));

@@ -33,6 +33,9 @@ pub enum Order {
         /// Which process this is, as the daemon counts: in another namespace of processes it is another number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pid: Option<u32>,
+        /// The lease that the process named is over.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        over: bool,
     },
     /// Take the memory off the card.
     Park {
@@ -399,6 +402,6 @@ mod tests {
         assert_eq!(word, Word::Wants { call: "cuLaunchKernel".to_owned() });
         assert!(serde_json::from_str::<Order>(r#"{"do":"dance"}"#).is_err());
         let order: Order = serde_json::from_str(r#"{"do":"welcome","page":true}"#).expect("an older daemon's");
-        assert_eq!(order, Order::Welcome { page: true, pid: None });
+        assert_eq!(order, Order::Welcome { page: true, pid: None, over: false });
     }
 }

@@ -160,6 +160,13 @@ fn lease() -> Option<String> {
     LEASE.get_or_init(|| std::env::var("SUBLET_LEASE").ok()).clone()
 }
 
+fn say_over() {
+    let lease = lease().unwrap_or_default();
+    log::once(&format!(
+        "{lease}, the lease that this program was started on, is over: it uses the GPU without one; `sublet run` asks for one"
+    ));
+}
+
 fn hello(aside: Option<String>, looks: bool) -> Word {
     let lease = lease();
     let parked = gate::state() == gate::PARKED;
@@ -225,7 +232,10 @@ fn obey(order: Order, file: Option<File>, line: &Line, parker: &mut Parker) -> i
     }
     parker.forget_gone();
     match order {
-        Order::Welcome { page, pid } => {
+        Order::Welcome { page, pid, over } => {
+            if over {
+                say_over();
+            }
             if let (true, Some(file)) = (page, &file)
                 && let Err(why) = page::share(file, pid)
             {

@@ -11,6 +11,9 @@ pub enum SizeError {
     /// Not a number and one of our units.
     #[error("`{0}` is not a size")]
     NotASize(String),
+    /// Less than nothing was asked for.
+    #[error("size `{0}` is negative, and sizes are positive")]
+    Negative(String),
     /// Nothing was asked for.
     #[error("size `{0}` is zero")]
     Zero(String),
@@ -29,6 +32,9 @@ impl SizeError {
 /// Reads a size. Units are binary, whatever their spelling; there is no default unit.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let trimmed = text.trim();
+    if trimmed.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.')) {
+        return Err(SizeError::Negative(text.into()));
+    }
     let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let shift = match unit.trim().to_ascii_lowercase().as_str() {
@@ -87,9 +93,10 @@ mod tests {
     #[test]
     fn what_is_not_a_size_is_refused() {
         assert_eq!(parse("16"), Err(SizeError::NoUnit("16".into())));
-        for text in ["", "G", "-1G", "1e9G", "NaNG", "infG", "1..5G", "16X", "16 G B", "٣G"] {
+        for text in ["", "G", "-G", "--gpus", "1e9G", "NaNG", "infG", "1..5G", "16X", "16 G B", "٣G"] {
             assert!(matches!(parse(text), Err(SizeError::NotASize(_))), "{text}");
         }
+        assert!(matches!(parse("-1G"), Err(SizeError::Negative(_))));
         assert!(matches!(parse("0G"), Err(SizeError::Zero(_))));
         assert!(matches!(parse("0.0000000001K"), Err(SizeError::Zero(_))));
         assert!(matches!(parse("99999999999999T"), Err(SizeError::TooLarge(_))));

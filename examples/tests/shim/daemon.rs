@@ -90,7 +90,7 @@ impl Daemon {
         let mut line = self.connected();
         let Word::Hello { pid, looks, parked, .. } = line.receive() else { panic!("the first word is a greeting") };
         (line.pid, line.looks, line.was_parked) = (pid, looks, parked);
-        line.send(&Order::Welcome { page: page.is_some(), pid: told }, page);
+        line.send(&Order::Welcome { page: page.is_some(), pid: told, over: false }, page);
         line
     }
 

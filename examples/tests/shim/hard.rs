@@ -270,7 +270,7 @@ fn orders_that_make_no_sense_do_no_harm() {
     let (mut child, mut line, _out) = holder(&soft, &daemon, "64MiB", Some(&file));
     assert_eq!(line.prepare(u64::MAX), 0);
     line.send(&Order::Arena { bytes: u64::MAX, filled: true }, None);
-    line.send(&Order::Welcome { page: true, pid: None }, Some(std::io::stdout().as_raw_fd()));
+    line.send(&Order::Welcome { page: true, pid: None, over: false }, Some(std::io::stdout().as_raw_fd()));
     assert!(line.resume().expect("it lives").is_err_and(|why| why.contains("not parked")));
     assert_eq!(line.park(Duration::from_millis(u64::MAX)), Some(Ok(64 * MIB)));
     assert_eq!(line.trim(), "it is parked");

@@ -81,7 +81,7 @@ pub enum Until {
 impl Client {
     /// Finds the daemon: the one that is named, or the first place where somebody listens.
     pub fn open(globals: &Globals) -> Result<Client, Failure> {
-        if let Some(url) = globals.url() {
+        if let Some(url) = globals.url()? {
             return Remote::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
         }
         let candidates = place::sockets(globals.socket());
@@ -376,6 +376,11 @@ fn patiently<T>(patience: Duration, mut once: impl FnMut(Duration) -> Result<T, 
 }
 
 impl CallError {
+    /// No daemon answers, or not in time.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, CallError::Gone(_)) || self.may_pass()
+    }
+
     /// The same call may be answered if it is sent again soon.
     pub fn may_pass(&self) -> bool {
         match self {

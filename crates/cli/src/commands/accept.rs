@@ -14,7 +14,7 @@ use sublet_wire::{Accept, Lease, exit, size};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct AcceptArgs {
-    /// Its id, such as L7
+    /// Its id, such as L7, or its name
     lease: LeaseName,
     /// So much of each card, such as 6G; without it, the first offer
     #[arg(value_name = "SIZE", value_parser = parse_size)]
@@ -34,13 +34,12 @@ have, where quotas and the card allow it; from then on it is charged as that.";
 /// Takes what is offered.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
+    let id = client.id_of(&args.lease)?;
     let taken = match args.vram {
-        Some(vram_bytes) => {
-            Taken { accept: Accept { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &args.lease) }
-        }
-        None => first_offer(&client, &args.lease)?,
+        Some(vram_bytes) => Taken { accept: Accept { vram_bytes, gpus: args.gpus }, larger: has_more(&client, &id) },
+        None => first_offer(&client, &id)?,
     };
-    let lease = client.accept(&args.lease.to_string(), &taken.accept).map_err(|failure| failure.about(&args.lease))?;
+    let lease = client.accept(&id, &taken.accept).map_err(|failure| failure.about(&id))?;
     if globals.json {
         output::json(&lease)?;
     } else {
@@ -58,27 +57,27 @@ struct Taken {
     larger: bool,
 }
 
-fn has_more(client: &Client, name: &LeaseName) -> bool {
-    let lease: Result<Lease, Failure> = client.get(&format!("/v1/leases/{name}"));
+fn has_more(client: &Client, id: &str) -> bool {
+    let lease: Result<Lease, Failure> = client.get(&format!("/v1/leases/{id}"));
     lease.is_ok_and(|lease| lease.over.is_some())
 }
 
-fn first_offer(client: &Client, name: &LeaseName) -> Result<Taken, Failure> {
-    let lease: Lease = client.get(&format!("/v1/leases/{name}")).map_err(|failure: Failure| failure.about(name))?;
+fn first_offer(client: &Client, id: &str) -> Result<Taken, Failure> {
+    let lease: Lease = client.get(&format!("/v1/leases/{id}")).map_err(|failure: Failure| failure.about(id))?;
     if let Some(vram_bytes) = lease.over.as_ref().and_then(|over| over.offer_bytes) {
         return Ok(Taken { accept: Accept { vram_bytes, gpus: Some(lease.gpus) }, larger: true });
     }
     let offer = lease.waiting.as_ref().and_then(|waiting| waiting.offers.first());
     let Some(offer) = offer else {
         let (why, hint) = match (&lease.waiting, &lease.ended) {
-            (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {name}` says why")),
+            (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {id}` says why")),
             (None, None) if lease.over.is_some() => {
                 ("no larger lease can be had now", "neither the card nor the quotas may be exceeded".to_owned())
             }
             (None, None) => ("it does not wait", "it has what it was granted: `sublet ps` shows it".to_owned()),
             (None, Some(_)) => ("it has ended", "ask for a new lease".to_owned()),
         };
-        return Err(Failure::new(exit::LEASE_LOST, format!("{name}: {why}")).hint(hint));
+        return Err(Failure::new(exit::LEASE_LOST, format!("{id}: {why}")).hint(hint));
     };
     Ok(Taken { accept: Accept { vram_bytes: offer.vram_bytes, gpus: Some(offer.gpus) }, larger: false })
 }

@@ -59,7 +59,7 @@ struct LinesArgs {
     /// Only lines after this number
     #[arg(long, value_name = "N", default_value_t = 0)]
     after: u64,
-    /// Only lines about this lease
+    /// Only lines about this lease: its id, or its name
     #[arg(long, value_name = "LEASE")]
     lease: Option<LeaseName>,
     /// Go on as lines are written
@@ -151,15 +151,16 @@ fn who(audit: &Value) -> String {
 
 fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
+    let lease = args.lease.as_ref().map(|lease| client.id_of(lease)).transpose()?;
     let zone = TimeZone::system();
     let mut after = args.after;
     let (mut all, mut found) = (Vec::new(), false);
     loop {
-        let page = page(&client, args, after)?;
+        let page = page(&client, lease.as_deref(), after)?;
         found |= !page.lines.is_empty();
-        if let (Some(lease), false, None) = (&args.lease, found, page.next) {
+        if let (Some(lease), false, None) = (&lease, found, page.next) {
             // Nothing may be left of one that there was; of one that never was there is nothing to wait for either.
-            client.lease(&lease.to_string(), RESTART).map_err(|error| client.failure(error).about(lease))?;
+            client.lease(lease, RESTART).map_err(|error| client.failure(error).about(lease))?;
             found = true;
         }
         after = page.next.or(page.lines.last().map(|line| line.seq)).unwrap_or(after);
@@ -180,8 +181,8 @@ fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn page(client: &Client, args: &LinesArgs, after: u64) -> Result<AuditPage, Failure> {
-    let lease = args.lease.as_ref().map_or_else(String::new, |lease| format!("&lease={lease}"));
+fn page(client: &Client, lease: Option<&str>, after: u64) -> Result<AuditPage, Failure> {
+    let lease = lease.map_or_else(String::new, |lease| format!("&lease={lease}"));
     client.get(&format!("/v1/audit?after={after}&limit={PAGE}{lease}"))
 }
 

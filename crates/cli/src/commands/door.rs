@@ -49,7 +49,7 @@ pub struct DoorArgs {
     /// all that it has, now and later
     #[arg(long, value_name = "WHO", required_unless_present = "lease")]
     of: Option<Of>,
-    /// Only this lease counts
+    /// Only this lease counts: its id, or its name
     #[arg(long, value_name = "LEASE", conflicts_with = "of")]
     lease: Option<LeaseName>,
     /// A request that needs the GPU: a method and a path, in which `*` stands for any characters, such as
@@ -162,25 +162,28 @@ fn parse_wait(text: &str) -> Result<u64, String> {
 pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
     globals.must_be_local("a door stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
     let meant = match (&args.lease, &args.of) {
-        (Some(lease), _) => Meant::Lease(lease.clone()),
+        (Some(lease), _) => Meant::Lease(known(globals, lease)?),
         (None, Some(of)) => Meant::Of(of.clone()),
         (None, None) => return Err(Failure::usage("say whose leases count, with `--of` or `--lease`")),
     };
-    if let Meant::Lease(lease) = &meant {
-        known(globals, lease)?;
-    }
     // One thread does: what passes is copied, and nothing is computed.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(exit::FAILURE, format!("nothing can be served: {error}")))?;
     runtime.block_on(open(globals, args, meant))
 }
 
-/// A lease that never was is a mistake; a daemon that is away may come.
-fn known(globals: &Globals, lease: &LeaseName) -> Result<(), Failure> {
-    let Ok(client) = Client::open(globals) else { return Ok(()) };
-    match client.get::<Lease>(&format!("/v1/leases/{lease}")) {
+/// The lease by its id. A lease that never was is a mistake; a daemon that is away may come, but only an id can be
+/// kept until then.
+fn known(globals: &Globals, lease: &LeaseName) -> Result<LeaseName, Failure> {
+    let client = match (Client::open(globals), lease) {
+        (Ok(client), _) => client,
+        (Err(_), LeaseName::Id(_)) => return Ok(lease.clone()),
+        (Err(failure), LeaseName::Name(_)) => return Err(failure),
+    };
+    let id = client.id_of(lease)?;
+    match client.get::<Lease>(&format!("/v1/leases/{id}")) {
         Err(failure) if failure.code() == Some(Code::NoSuchLease) => Err(failure),
-        _ => Ok(()),
+        _ => Ok(id.parse().unwrap_or_else(|_| lease.clone())),
     }
 }
 

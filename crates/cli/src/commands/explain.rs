@@ -14,15 +14,16 @@ use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Leaves, Vr
 /// Say why a lease waits: who is ahead, what would have to end
 #[derive(Args, Clone, Debug)]
 pub struct ExplainArgs {
-    /// Its id, such as L7
+    /// Its id, such as L7, or its name
     lease: LeaseName,
 }
 
 /// Explains it.
 pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let found = client.get(&format!("/v1/leases/{}/explain", args.lease));
-    let explanation: Explanation = found.map_err(|failure| failure.about(&args.lease))?;
+    let id = client.id_of(&args.lease)?;
+    let found = client.get(&format!("/v1/leases/{id}/explain"));
+    let explanation: Explanation = found.map_err(|failure| failure.about(&id))?;
     if globals.json {
         output::json(&explanation)?;
     } else {

@@ -5,16 +5,19 @@ use crate::args::Globals;
 use crate::client::{Client, RESTART};
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::AskArgs;
-use crate::hold::environment;
+use crate::hold::environment::{self, Earlier, ShellArg};
 use crate::hold::events;
+use crate::hold::outer::{self, EnvLease, NewLease, Outer, Start};
 use crate::hold::shell;
 use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::{shim, soft};
-use crate::output;
-use clap::{Args, ValueEnum};
+use crate::output::{self, say};
+use crate::text;
+use clap::Args;
+use std::env;
 use std::io::{self, IsTerminal};
-use sublet_softgpu::NOTICE;
+use std::path::Path;
 use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 
 /// Take a lease for this shell and print its environment for `eval`
@@ -23,9 +26,12 @@ use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 pub struct LeaseArgs {
     #[command(flatten)]
     ask: AskArgs,
-    /// Bind it to no process: it ends when it is not renewed (`sublet renew`), or by `sublet end`
+    /// Bind it to no process: it ends when it is not renewed (`sublet renew`), or by `sublet release`
     #[arg(long)]
     detach: bool,
+    /// Ask for nothing: the exit code says whether this shell has a lease (0), or not (75)
+    #[arg(long)]
+    check: bool,
     /// For which shell the lines are
     #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh)]
     shell: ShellArg,
@@ -33,20 +39,14 @@ pub struct LeaseArgs {
 
 const AFTER_HELP: &str = "\
 The lease holds while this shell lives and what is started from it uses the card; `exit` or
-`sublet end` gives it back.
+`sublet release` gives it back. The lines also define the shell functions `sublet`, which runs
+sublet and clears the variables when the lease is given back, and `sublet_clear`, which does so now.
+
+Where this shell has a lease already, that one is used; `--new-lease` asks for a separate one.
 
 Examples:
   eval \"$(sublet lease --vram 4G)\"                  sh, bash, zsh
   sublet lease --vram 4G --shell fish | source      fish";
-
-/// `--shell`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ShellArg {
-    /// sh, bash, zsh, ksh, dash
-    Sh,
-    /// fish
-    Fish,
-}
 
 /// Takes a lease and prints what the shell should know.
 pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
@@ -56,26 +56,46 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
             "`--detach` asks for one that no process holds",
         )?;
     }
+    args.ask.check()?;
     if let Some(flag) = args.ask.needs_wrapper() {
         return Err(Failure::usage(format!("`{flag}` takes a program that stays, and `sublet lease` ends at once"))
             .hint(format!("`sublet run {flag} … -- COMMAND` stays as long as the command")));
     }
     let client = Client::open(globals)?;
+    if args.check {
+        return check(globals, &client);
+    }
+    let wanted = if args.detach { NewLease::Always } else { args.ask.wanted() };
+    let is_here = client.socket().is_some();
+    let start = if is_here { Start::find(&client, wanted) } else { Start::New { note: None, earlier: Earlier::None } };
+    let (note, earlier) = match start {
+        Start::New { note, earlier } => (note, earlier),
+        Start::OnOuter(lease) if globals.json => return output::json(&lease).map(|()| exit::OK),
+        Start::OnOuter(lease) => {
+            outer::say_has(&lease, &args.ask.words());
+            return Ok(exit::OK);
+        }
+        Start::Unchecked(_) => return Err(Failure::no_daemon(client.socket().unwrap_or(Path::new("")))),
+    };
     // What is visible here says nothing of the cards of another host.
-    let visible = if client.socket().is_some() { Visible::here()? } else { Visible::ALL };
+    let visible = if is_here { Visible::here()? } else { Visible::ALL };
     let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
     let shell = (!args.detach).then(shell::pid);
     let ask = Ask { on, ..args.ask.ask(shell) };
-    let lease = match obtain(&client, ask, shell).map_err(|failure| visible.explain(failure))? {
-        Outcome::Granted(lease) => *lease,
-        Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
-    };
+    let lease =
+        match obtain(globals, &client, ask, note.as_deref(), shell).map_err(|failure| visible.explain(failure))? {
+            Outcome::Granted(lease) => *lease,
+            Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
+        };
     if globals.json {
         output::json(&lease)?;
         return Ok(exit::OK);
     }
     match environment(&client, &lease, args, &visible) {
-        Ok(variables) => print(&variables, args.shell)?,
+        Ok(variables) => {
+            let before = environment::before(&variables, earlier);
+            output::print(&environment::for_shell(args.shell, &variables, &before, &own_path()))?;
+        }
         Err(failure) => {
             // The lease is of no use here; if nobody answers it ends unused.
             let _ = client.release(&lease.id, lease.epoch, RESTART);
@@ -94,7 +114,6 @@ fn environment(
 ) -> Result<environment::Variables, Failure> {
     let mut variables = environment::variables(lease, args.ask.visible, &client.variable(), visible)?;
     if let Some(soft) = soft::of_lease(client, lease)? {
-        eprintln!("{NOTICE}");
         variables.extend(soft);
     }
     if !args.ask.no_shim {
@@ -105,14 +124,25 @@ fn environment(
 
 /// Where there is room, one request does it. Where there is none, this process waits for
 /// the shell: killed, it leaves the queue, and nobody gets a lease that nobody knows of.
-fn obtain(client: &Client, ask: Ask, shell: Option<u32>) -> Result<Outcome, Failure> {
+fn obtain(
+    globals: &Globals,
+    client: &Client,
+    ask: Ask,
+    note: Option<&str>,
+    shell: Option<u32>,
+) -> Result<Outcome, Failure> {
     match client.ask(&Ask { wait_s: Some(0), ..ask.clone() }) {
-        Ok(lease) if lease.state == LeaseState::Active => return Ok(Outcome::Granted(Box::new(lease))),
+        Ok(lease) if lease.state == LeaseState::Active => {
+            if !globals.json {
+                wait::say_granted_at_once(&lease);
+            }
+            return Ok(Outcome::Granted(Box::new(lease)));
+        }
         Err(failure) if failure.code() != Some(Code::NoRoom) || ask.wait_s == Some(0) => return Err(failure),
         Ok(_) | Err(_) => {}
     }
-    let Some(shell) = shell else { return queue(client, &ask) };
-    let outcome = queue(client, &Ask { pid: Some(std::process::id()), ..ask })?;
+    let Some(shell) = shell else { return queue(client, &ask, note) };
+    let outcome = queue(client, &Ask { pid: Some(std::process::id()), ..ask }, note)?;
     if let Outcome::Granted(lease) = &outcome {
         let bind = Bind { epoch: lease.epoch.unwrap_or(0), pid: shell };
         client.bind(&lease.id, &bind, RESTART).map_err(|error| client.failure(error))?;
@@ -120,23 +150,37 @@ fn obtain(client: &Client, ask: Ask, shell: Option<u32>) -> Result<Outcome, Fail
     Ok(outcome)
 }
 
-fn queue(client: &Client, ask: &Ask) -> Result<Outcome, Failure> {
+fn queue(client: &Client, ask: &Ask, note: Option<&str>) -> Result<Outcome, Failure> {
     let (sender, receiver) = events::listen()?;
-    wait::obtain(client, ask, &sender, &receiver)
+    wait::obtain(client, ask, note, &sender, &receiver)
 }
 
-fn print(variables: &environment::Variables, shell: ShellArg) -> Result<(), Failure> {
-    output::print(&match shell {
-        ShellArg::Sh => environment::for_sh(variables),
-        ShellArg::Fish => environment::for_fish(variables),
-    })
+/// Says whether this shell has a lease.
+fn check(globals: &Globals, client: &Client) -> Result<u8, Failure> {
+    let Some(claim) = EnvLease::here() else {
+        return Err(Failure::new(exit::LEASE_LOST, "this shell has no lease"));
+    };
+    match claim.look(client).map_err(|error| client.failure(error))? {
+        Outer::Held(lease) if globals.json => output::json(&lease)?,
+        Outer::Held(lease) => output::print(&format!("{}: {}\n", lease.id, text::granted(&lease)))?,
+        Outer::Over(why) => {
+            let what = format!("{}, which this shell had, is over: {why}", claim.id());
+            return Err(Failure::new(exit::LEASE_LOST, what));
+        }
+    }
+    Ok(exit::OK)
+}
+
+/// The command that the shell's function runs, wherever PATH leads by then.
+fn own_path() -> String {
+    env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| "sublet".to_owned())
 }
 
 fn say(lease: &Lease, detach: bool) {
     if detach {
         let ttl = span::show(lease.ttl_s as f64);
-        eprintln!("{} is bound to no process: it ends {ttl} after its last renewal if somebody waits", lease.id);
-        tell_hint(&format!("go on with it by `sublet renew {0}`, give it back by `sublet end {0}`", lease.id));
+        say!("{} is bound to no process: it ends {ttl} after its last renewal if somebody waits", lease.id);
+        tell_hint(&format!("go on with it by `sublet renew {0}`, give it back by `sublet release {0}`", lease.id));
     } else if io::stdout().is_terminal() {
         tell_hint("to use it in this shell: eval \"$(sublet lease …)\"");
     }

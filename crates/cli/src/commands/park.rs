@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Move a lease's VRAM to host memory; its programs live, and wait where they use the card
 #[derive(Args, Clone, Debug)]
 pub struct ParkArgs {
-    /// Its id, such as L7
+    /// Its id, such as L7, or its name
     #[arg(value_name = "LEASE")]
     lease: LeaseName,
 }
@@ -25,7 +25,7 @@ pub struct ParkArgs {
 /// Bring a parked lease back to its cards; it waits for them in the queue if it must
 #[derive(Args, Clone, Debug)]
 pub struct ResumeArgs {
-    /// Its id, such as L7
+    /// Its id, such as L7, or its name
     #[arg(value_name = "LEASE")]
     lease: LeaseName,
     /// Only ask for the cards, and do not wait for them
@@ -36,11 +36,12 @@ pub struct ResumeArgs {
 /// Parks it, and waits until that was seen.
 pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let mut lease = client.command(&args.lease.to_string(), "park")?;
+    let id = client.id_of(&args.lease)?;
+    let mut lease = client.command(&id, "park")?;
     let (until, began) = (Instant::now() + WITHIN, lease.on_cards_unix_s);
     while lease.state == LeaseState::Parking && Instant::now() < until {
         thread::sleep(LOOK);
-        lease = client.get(&format!("/v1/leases/{}", args.lease))?;
+        lease = client.get(&format!("/v1/leases/{id}"))?;
     }
     match lease.state {
         LeaseState::Parked => {
@@ -64,7 +65,8 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
 /// Brings it back.
 pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let mut lease = client.command(&args.lease.to_string(), "resume")?;
+    let id = client.id_of(&args.lease)?;
+    let mut lease = client.command(&id, "resume")?;
     let mut told = None;
     while lease.state != LeaseState::Active && !args.no_wait {
         if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
@@ -76,7 +78,7 @@ pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
             told = why;
         }
         thread::sleep(LOOK);
-        lease = client.get(&format!("/v1/leases/{}", args.lease))?;
+        lease = client.get(&format!("/v1/leases/{id}"))?;
     }
     let text = match lease.state {
         LeaseState::Active => format!("{} is back on its cards\n", lease.id),

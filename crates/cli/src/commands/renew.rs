@@ -11,7 +11,7 @@ use sublet_wire::{Lease, Renew, exit, span};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct RenewArgs {
-    /// Its id, such as L7
+    /// Its id, such as L7, or its name
     lease: LeaseName,
     /// The epoch it was granted with, to be sure that it is still that grant [default: SUBLET_EPOCH if it is
     /// SUBLET_LEASE, else the one it has now]
@@ -26,7 +26,7 @@ processes are bound to a lease, their use of the card renews it, and a word does
 /// Renews it.
 pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
-    let id = args.lease.to_string();
+    let id = client.id_of(&args.lease)?;
     let epoch = match args.epoch.or_else(|| epoch_here(&id)) {
         Some(epoch) => epoch,
         None => {

@@ -8,16 +8,18 @@ use crate::hold::child::{self, Started};
 use crate::hold::environment;
 use crate::hold::events::{self, Event, Signal};
 use crate::hold::leftover;
+use crate::hold::outer::{self, EnvLease, NewLease, Start};
+use crate::hold::stuck::Stuck;
 use crate::hold::visible::Visible;
 use crate::hold::wait::{self, Outcome};
 use crate::hold::watch::Watch;
 use crate::hold::{shim, soft};
+use crate::output::say;
 use clap::Args;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
-use sublet_softgpu::NOTICE;
 use sublet_wire::{Ask, Bind, Lease, Reason, exit, size};
 
 /// Longer than a pipeline takes to come down after its first process.
@@ -42,6 +44,9 @@ const AFTER_HELP: &str = "\
 The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH, SUBLET_MARK,
 SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
 libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
+
+Inside a lease, such as in a script that `sublet run` started, the command runs on that lease: no second
+one is asked for, and options of one are ignored. `--new-lease` asks for a separate lease all the same.
 
 Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those cards are asked for;
 set to nothing it means no card, and nothing is asked for.
@@ -76,15 +81,20 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
         "a command runs where its card is",
         "run it on that host, where `sublet run` finds the socket",
     )?;
+    args.ask.check()?;
     child::find(&args.command[0])?;
-    let client = Client::open(globals)?;
+    let (client, note) = match begin(globals, args)? {
+        RunPlace::Asks(client, note) => (client, note),
+        RunPlace::OnOuter => return Err(child::replace(&args.command, &environment::inherited())),
+    };
     let visible = Visible::here()?;
     let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
     let ask = Ask { on, ..args.ask.ask(Some(std::process::id())) };
     let (sender, receiver) = events::listen()?;
     let mut restarts = 0;
     loop {
-        let outcome = wait::obtain(&client, &ask, &sender, &receiver).map_err(|failure| visible.explain(failure))?;
+        let outcome = wait::obtain(&client, &ask, note.as_deref(), &sender, &receiver)
+            .map_err(|failure| visible.explain(failure))?;
         let lease = match outcome {
             Outcome::Granted(lease) => *lease,
             Outcome::GivenUp(signal) => return Ok(by_signal(signal)),
@@ -95,8 +105,38 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
             return Ok(code);
         }
         restarts += 1;
-        eprintln!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
+        say!("{} was ended for others: asking again, and starting the command anew ({restarts})", lease.id);
     }
+}
+
+/// Where a command starts.
+enum RunPlace {
+    /// A lease is asked for there; what to say if it has to wait.
+    Asks(Client, Option<String>),
+    /// The lease that this process has already will do.
+    OnOuter,
+}
+
+fn begin(globals: &Globals, args: &RunArgs) -> Result<RunPlace, Failure> {
+    let wanted = args.ask.wanted();
+    let client = match (Client::open(globals), EnvLease::here(), wanted) {
+        (Err(failure), Some(outer), NewLease::IfNone) if failure.exit() == exit::NO_DAEMON => {
+            outer::say_unchecked(outer.id());
+            return Ok(RunPlace::OnOuter);
+        }
+        (client, ..) => client?,
+    };
+    Ok(match Start::find(&client, wanted) {
+        Start::New { note, .. } => RunPlace::Asks(client, note),
+        Start::OnOuter(lease) => {
+            outer::say_runs_on(&lease, &args.ask.words());
+            RunPlace::OnOuter
+        }
+        Start::Unchecked(id) => {
+            outer::say_unchecked(&id);
+            RunPlace::OnOuter
+        }
+    })
 }
 
 /// The command on one lease.
@@ -115,7 +155,7 @@ impl Turn<'_> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let started = self.start().inspect_err(|_| drop(release(client, lease)))?;
         let mut watch = None;
-        let mut end = supervise(started, lease, receiver, || {
+        let mut end = supervise(client, started, lease, receiver, || {
             watch = Some(Watch::begin(client, lease, started.pid(), ask.hooks(), sender));
         });
         if let Some(watch) = &watch {
@@ -131,7 +171,7 @@ impl Turn<'_> {
             false => end.lost.or_else(|| release(client, lease)),
         };
         if let Some(advice) = last.as_ref().and_then(|lease| advice(lease, ask.vram)) {
-            eprintln!("{advice}");
+            say!("{advice}");
         }
         Ok((end.code, preempted))
     }
@@ -140,7 +180,6 @@ impl Turn<'_> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let mut variables = environment::variables(lease, ask.visible, &client.variable(), self.visible)?;
         if let Some(soft) = soft::of_lease(client, lease)? {
-            eprintln!("{NOTICE}");
             variables.extend(soft);
         }
         if !ask.no_shim {
@@ -185,11 +224,19 @@ struct End {
 }
 
 /// Handles events until the command ends; says once that it is not a matter of an instant.
-fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut settled: impl FnMut()) -> End {
+fn supervise(
+    client: &Client,
+    started: Started,
+    lease: &Lease,
+    receiver: &Receiver<Event>,
+    mut settled: impl FnMut(),
+) -> End {
     let (mut lost, mut stopped) = (None, false);
     let mut settles = Some(Instant::now() + SETTLE);
+    let mut stuck = Stuck::default();
     loop {
-        let patience = settles.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        let next = settles.into_iter().chain(stuck.look_at()).min();
+        let patience = next.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
         match receiver.recv_timeout(patience) {
             Ok(Event::Signal(Signal { number: SIGCHLD, .. })) => {
                 let reaped = started.reap();
@@ -199,6 +246,9 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
             }
             Ok(Event::Signal(signal)) => {
                 stopped |= matches!(signal.number, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
+                if signal.number == SIGTERM {
+                    stuck.told_to_end();
+                }
                 pass_on(started, signal);
             }
             Ok(Event::Told(told)) if told.id == lease.id && told.ended.is_some() => {
@@ -207,11 +257,14 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
             }
             Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
             Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
+            Ok(Event::Moved(state)) => stuck.moved(state),
             // Of a lease that this command had before it was started again.
             Ok(Event::Told(_) | Event::Silent | Event::Refused(_) | Event::Answered(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
-                settles = None;
-                settled();
+                if settles.take_if(|at| *at <= Instant::now()).is_some() {
+                    settled();
+                }
+                stuck.look(client, &lease.id, started);
             }
             // The sender's other end lives as long as this call; without it nothing is known.
             Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost, stopped },
@@ -219,9 +272,9 @@ fn supervise(started: Started, lease: &Lease, receiver: &Receiver<Event>, mut se
     }
 }
 
-/// Whatever comes from the terminal reached the command by itself.
+/// What the command did not get by itself.
 fn pass_on(started: Started, signal: Signal) {
-    if !signal.from_terminal {
+    if !signal.reached_command() {
         started.signal(signal.number);
     }
     if signal.number == SIGTSTP {
@@ -250,8 +303,8 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
     let more = if left.len() > named.len() { ", …" } else { "" };
-    eprintln!("{} goes on: the command ended, but left {}{more} running", lease.id, named.join(", "));
-    tell_hint(&format!("the lease ends with them; to end it now: `sublet end {}`", lease.id));
+    say!("{} goes on: the command ended, but left {}{more} running", lease.id, named.join(", "));
+    tell_hint(&format!("the lease ends with them; to end them now: `sublet stop {}`", lease.id));
     None
 }
 
@@ -268,6 +321,10 @@ fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
     match asked {
         None if enough < had && peak > 0 => {
             Some(format!("peak {}: try --vram {}", size::show(peak), typed_size(enough)))
+        }
+        // Less than half would have done: others could have had the rest.
+        Some(_) if enough <= had / 2 && peak > 0 => {
+            Some(format!("peak {} of {}: try --vram {}", size::show(peak), size::show(had), typed_size(enough)))
         }
         Some(_) if peak > had => Some(format!(
             "peak {}, and {} were leased: ask for --vram {}, or it may not fit",
@@ -304,6 +361,8 @@ mod tests {
         assert_eq!(advice(10, None), "", "there is no less to ask for");
         assert_eq!(advice(0, None), "");
         assert_eq!(advice(7, Some(10 << 30)), "", "it knew what it needs");
+        assert_eq!(advice(4, Some(10 << 30)), "peak 4 GiB of 10 GiB: try --vram 5G");
+        assert_eq!(advice(0, Some(10 << 30)), "");
         assert_eq!(
             advice(20, Some(10 << 30)),
             "peak 20 GiB, and 10 GiB were leased: ask for --vram 22G, or it may not fit"

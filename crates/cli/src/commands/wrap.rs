@@ -49,8 +49,7 @@ pub struct WrapArgs {
 
 const AFTER_HELP: &str = "\
 The options are those of `sublet run`, and the wrapper is a small script that runs the tool through
-it. On a lease already, it runs the tool as it is: nothing asks twice. Without a lease: call the
-tool by its path. What comes earlier on PATH, such as an active environment of Python's, hides it.
+it. On a lease already, the tool runs on that one. Without a lease: call the tool by its path. What comes earlier on PATH, such as an active environment of Python's, hides it.
 
 Your shell's startup files are yours: the line that puts the folder on PATH is shown, not written.
 
@@ -107,6 +106,7 @@ pub fn run(globals: &Globals, args: &WrapArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("no lease is asked for here, and `{words}` would be lost"))
             .hint("options of a lease are said when a tool is wrapped"));
     }
+    args.ask.check()?;
     let folder = Folder::of(args.dir.as_deref())?;
     if args.list {
         return list(globals, &folder);

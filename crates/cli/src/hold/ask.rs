@@ -2,11 +2,15 @@
 
 use super::hook::{Hook, WITHIN_S};
 use super::notice;
+use super::outer::NewLease;
 use super::watch::Hooks;
+use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use std::time::Duration;
 use sublet_wire::{Ask, Exclusivity, Notice, Preempt, Tier, Vram, size, span};
 
+/// The smallest lease that a daemon grants.
+const VRAM_MIN: u64 = 1 << 20;
 /// Of `--requeue` without a number: as often as it takes.
 const ALWAYS: u32 = u32::MAX;
 /// Keeps what is said about leaving the cards together.
@@ -16,7 +20,7 @@ const ROOM: &str = "When others need the cards";
 #[derive(Args, Clone, Debug)]
 pub struct AskArgs {
     /// VRAM per card, such as 10G or 512M; without it, one whole card
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_vram, allow_hyphen_values = true)]
     pub vram: Option<u64>,
     /// How many cards, all granted together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
@@ -41,7 +45,7 @@ pub struct AskArgs {
           value_parser = parse_priority)]
     pub priority: i32,
     /// Less will do, down to this much per card, if that can start at once
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_hyphen_values = true)]
     pub accept_smaller: Option<u64>,
     /// What others who need the cards may do to it
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = PreemptArg::Park, help_heading = ROOM)]
@@ -81,6 +85,9 @@ pub struct AskArgs {
     /// How CUDA_VISIBLE_DEVICES names the cards; some programs do not take UUIDs
     #[arg(long, value_enum, value_name = "NAMES", default_value_t = VisibleArg::Index)]
     pub visible: VisibleArg,
+    /// Also where this shell has a lease already: ask for a separate one, instead of using that
+    #[arg(long)]
+    pub new_lease: bool,
     /// Start programs without Sublet's library: they are not capped, and cannot be parked
     #[arg(long)]
     pub no_shim: bool,
@@ -161,6 +168,7 @@ impl AskArgs {
             no_wait,
             exclusive,
             visible,
+            new_lease,
             no_shim,
         } = self;
         let mut words = Words::default();
@@ -191,6 +199,9 @@ impl AskArgs {
         }
         words.add("exclusive", exclusive.as_ref().map(choice));
         words.add("visible", (*visible != VisibleArg::Index).then(|| choice(visible)));
+        if *new_lease {
+            words.0.push("--new-lease".to_owned());
+        }
         if *no_shim {
             words.0.push("--no-shim".to_owned());
         }
@@ -229,6 +240,18 @@ impl AskArgs {
 }
 
 impl AskArgs {
+    /// Refuses flags that contradict each other.
+    pub fn check(&self) -> Result<(), Failure> {
+        match (self.accept_smaller, self.vram) {
+            (Some(least), Some(vram)) if least >= vram => {
+                let (least, vram) = (typed_size(least), typed_size(vram));
+                Err(Failure::usage(format!("`--accept-smaller {least}` is not smaller than `--vram {vram}`"))
+                    .hint("say how little would do, or leave it out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What the wrapper does when the cards are needed.
     pub fn hooks(&self) -> Option<Hooks> {
         Some(Hooks {
@@ -236,6 +259,11 @@ impl AskArgs {
             on_resume: self.on_resume.clone(),
             within: Duration::from_secs(self.hook_timeout.unwrap_or(WITHIN_S)),
         })
+    }
+
+    /// Whether a lease that this process already has will do.
+    pub fn wanted(&self) -> NewLease {
+        if self.new_lease { NewLease::Always } else { NewLease::IfNone }
     }
 
     /// A flag that takes a wrapper which lives as long as the lease, if one was given.
@@ -285,6 +313,14 @@ fn typed_span(seconds: u64) -> String {
 /// A size, with what to write instead if it is none.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+}
+
+/// The size of a lease.
+fn parse_vram(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < VRAM_MIN => Err("a lease is for 1M or more of each GPU\nhint: such as 10G or 512M".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// A length of time in seconds, with what to write instead if it is none.
@@ -368,7 +404,7 @@ mod tests {
         let room = "--preempt end --signal USR2@90 --requeue=3 --may-lose";
         assert_eq!(words(room), room);
         assert_eq!(words("--signal SIGUSR1@60 --requeue"), "--signal USR1 --requeue");
-        let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session";
+        let others = "--vram 1T --ttl 45s --name=-x --priority=-3 --no-wait --exclusive session --new-lease";
         assert_eq!(words(others), others);
         assert_eq!(words("--wait 0s --time 36h --vram 1.5G"), "--vram 1536M --time 36h --wait 0s");
     }

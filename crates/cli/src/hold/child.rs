@@ -5,7 +5,7 @@
 //! reaches it without help.
 
 use super::container;
-use super::environment::Variables;
+use super::environment::{self, Variables};
 use super::hook;
 use crate::failure::Failure;
 use rustix::io::Errno;
@@ -86,6 +86,9 @@ fn build(command: &[OsString], variables: &Variables) -> Result<Command, Failure
     let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("no command was given"))?;
     let mut built = Command::new(program);
     built.args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+    if let Some(other) = environment::other_daemon(variables) {
+        built.env_remove(other);
+    }
     Ok(built)
 }
 

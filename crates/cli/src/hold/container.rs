@@ -29,7 +29,7 @@ const WITH_VALUE: [&str; 12] = [
 ];
 
 /// What means something in a container. Paths do not.
-const PASSED: [&str; 6] =
+pub const PASSED: [&str; 6] =
     ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SUBLET_LEASE", "SUBLET_EPOCH", "SUBLET_MARK", "SUBLET_DEADLINE"];
 
 /// The command, with the names of the variables where it starts a container.

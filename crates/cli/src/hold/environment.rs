@@ -4,8 +4,12 @@
 
 use super::ask::VisibleArg;
 use super::visible::Visible;
+use super::{container, shim, soft};
 use crate::failure::Failure;
-use sublet_wire::Lease;
+use clap::ValueEnum;
+use std::env;
+use sublet_softgpu::place::LINKER_ENV;
+use sublet_wire::{Lease, exit};
 
 /// The variables of a holder, in order.
 pub type Variables = Vec<(&'static str, String)>;
@@ -32,14 +36,163 @@ pub fn variables(
     Ok(variables)
 }
 
-/// `export` lines that a Bourne shell evaluates.
-pub fn for_sh(variables: &Variables) -> String {
-    variables.iter().map(|(name, value)| format!("export {name}={}\n", word_of_sh(value))).collect()
+/// What this process has in its environment of that which a container must be told.
+pub fn inherited() -> Variables {
+    container::PASSED.into_iter().filter_map(|name| Some((name, env::var(name).ok()?))).collect()
 }
 
-/// `set -gx` lines that fish evaluates.
-pub fn for_fish(variables: &Variables) -> String {
-    variables.iter().map(|(name, value)| format!("set -gx {name} {};\n", word_of_fish(value))).collect()
+/// A variable and its value; `None`: it is not set.
+pub type Change = (&'static str, Option<String>);
+
+/// `--shell`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShellArg {
+    /// sh, bash, zsh, ksh, dash
+    Sh,
+    /// fish
+    Fish,
+}
+
+/// The other way to name a daemon, which must not stay where one is set: each says where the lease is.
+pub fn other_daemon(variables: &Variables) -> Option<&'static str> {
+    match variables.iter().any(|(name, _)| *name == "SUBLET_SOCKET") {
+        true => Some("SUBLET_URL"),
+        false => variables.iter().any(|(name, _)| *name == "SUBLET_URL").then_some("SUBLET_SOCKET"),
+    }
+}
+
+/// What a shell evaluates to have these variables, and a function `sublet` which clears them when the lease is given
+/// back.
+pub fn for_shell(shell: ShellArg, variables: &Variables, before: &[Change], sublet: &str) -> String {
+    let mut changes = set(variables);
+    changes.extend(other_daemon(variables).filter(|name| env::var_os(name).is_some()).map(|name| (name, None)));
+    lines(shell, &changes) + &functions(shell, before, sublet)
+}
+
+/// All of these are set.
+pub fn set(variables: &Variables) -> Vec<Change> {
+    variables.iter().map(|(name, value)| (*name, Some(value.clone()))).collect()
+}
+
+/// Lines that a shell evaluates. They may be joined to one line.
+pub fn lines(shell: ShellArg, changes: &[Change]) -> String {
+    let line = |(name, value): &Change| match (shell, value) {
+        (ShellArg::Sh, Some(value)) => format!("export {name}={};\n", word_of_sh(value)),
+        (ShellArg::Sh, None) => format!("unset {name};\n"),
+        (ShellArg::Fish, Some(value)) => format!("set -gx {name} {};\n", word_of_fish(value)),
+        (ShellArg::Fish, None) => format!("set -e {name};\n"),
+    };
+    changes.iter().map(line).collect()
+}
+
+/// `sublet release` and the like end what the shell's variables name, and only the shell itself can clear them.
+fn functions(shell: ShellArg, before: &[Change], sublet: &str) -> String {
+    let clear = lines(shell, before);
+    let lost = exit::LEASE_LOST;
+    match shell {
+        ShellArg::Sh => {
+            let sublet = word_of_sh(sublet);
+            format!(
+                r#"sublet() {{
+    case "${{1-}} ${{2-}}" in 'release ' | 'end ') set -- release "$SUBLET_LEASE"; esac;
+    {CLEARED_BY_SHELL}=1 {sublet} "$@";
+    set -- "$?" "${{1-}}";
+    case "$2" in release | end | stop | cancel | kill)
+        {sublet} lease --check >/dev/null 2>&1 || [ "$?" -ne {lost} ] || sublet_clear;
+    esac;
+    return "$1";
+}};
+sublet_clear() {{
+{clear}unset -f sublet sublet_clear;
+}};
+"#
+            )
+        }
+        ShellArg::Fish => {
+            let sublet = word_of_fish(sublet);
+            format!(
+                r#"function sublet;
+    set -l verb "$argv[1]";
+    if contains -- "$verb" release end; and test (count $argv) -eq 1; set argv release $SUBLET_LEASE; end;
+    env {CLEARED_BY_SHELL}=1 {sublet} $argv;
+    set -l code $status;
+    if contains -- "$verb" release end stop cancel kill;
+        {sublet} lease --check >/dev/null 2>&1;
+        test $status -eq {lost}; and sublet_clear;
+    end;
+    return $code;
+end;
+function sublet_clear;
+{clear}functions -e sublet sublet_clear;
+end;
+"#
+            )
+        }
+    }
+}
+
+/// Set for a command that the function `sublet` of a shell runs.
+const CLEARED_BY_SHELL: &str = "SUBLET_SHELL_CLEARS";
+
+/// Whether the shell clears the variables of its lease by itself.
+pub fn is_cleared_by_shell() -> bool {
+    env::var_os(CLEARED_BY_SHELL).is_some()
+}
+
+/// The variables that a lease sets, but for where its daemon is: that may have been set before, and does no harm.
+const OWN: [&str; 9] = [
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "SUBLET_LEASE",
+    "SUBLET_EPOCH",
+    "SUBLET_DEADLINE",
+    "SUBLET_MARK",
+    "SUBLET_RESTARTS",
+    "SUBLET_SHIM_SOCKET",
+    "SUBLET_SOFT_STATE",
+];
+
+/// How this process's environment is without the lease in it. What was set before the lease is not known here.
+pub fn cleared() -> Vec<Change> {
+    let is_set = |name: &&str| env::var_os(name).is_some();
+    let mut changes: Vec<Change> = OWN.into_iter().filter(is_set).map(|name| (name, None)).collect();
+    changes.extend(
+        LISTS.into_iter().filter(|(name, _)| is_set(name)).map(|(name, is_ours)| (name, without(name, is_ours))),
+    );
+    changes
+}
+
+/// How the variables were before this lease; those of an earlier lease of this shell that is over count as not set.
+pub fn before(variables: &Variables, earlier: Earlier) -> Vec<Change> {
+    let stale = if earlier == Earlier::Over { cleared() } else { Vec::new() };
+    let value = |name: &'static str| match stale.iter().find(|(known, _)| *known == name) {
+        Some((_, value)) => value.clone(),
+        None => env::var(name).ok(),
+    };
+    let other = other_daemon(variables).filter(|name| env::var_os(name).is_some());
+    variables.iter().map(|(name, _)| *name).chain(other).map(|name| (name, value(name))).collect()
+}
+
+/// What came before a lease in the same shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Earlier {
+    /// No lease, or one that goes on.
+    None,
+    /// A lease that is over.
+    Over,
+}
+
+/// Lists to which a lease adds, and how to know what it added.
+const LISTS: [(&str, IsOurs); 2] = [("LD_PRELOAD", shim::is_library), (LINKER_ENV, soft::is_libraries)];
+
+/// Whether a lease added an entry of a list.
+type IsOurs = fn(&str) -> bool;
+
+/// A list without what a lease added; `None` if nothing is left.
+fn without(name: &str, is_ours: IsOurs) -> Option<String> {
+    let list = env::var(name).unwrap_or_default();
+    let left: Vec<&str> = list.split(':').filter(|part| !part.is_empty() && !is_ours(part)).collect();
+    (!left.is_empty()).then(|| left.join(":"))
 }
 
 /// A text that a Bourne shell reads as one word.
@@ -68,18 +221,29 @@ mod tests {
 
     #[test]
     fn shells_read_the_lines_back() {
-        let variables: Variables = vec![("A", "0,1".into()), ("B", r"it's a \ path".into()), ("C", String::new())];
+        let text = |text: &str| Some(text.to_owned());
+        let changes = [("A", text("0,1")), ("B", text(r"it's a \ path")), ("C", text("")), ("D", None)];
         expect![[r#"
-            export A=0,1
-            export B='it'\''s a \ path'
-            export C=''
+            export A=0,1;
+            export B='it'\''s a \ path';
+            export C='';
+            unset D;
         "#]]
-        .assert_eq(&for_sh(&variables));
+        .assert_eq(&lines(ShellArg::Sh, &changes));
         expect![[r#"
             set -gx A 0,1;
             set -gx B 'it\'s a \\ path';
             set -gx C '';
+            set -e D;
         "#]]
-        .assert_eq(&for_fish(&variables));
+        .assert_eq(&lines(ShellArg::Fish, &changes));
+    }
+
+    #[test]
+    fn a_lease_names_one_daemon_only() {
+        let named = |name| vec![("SUBLET_LEASE", "L1".to_owned()), (name, "x".to_owned())];
+        assert_eq!(other_daemon(&named("SUBLET_SOCKET")), Some("SUBLET_URL"));
+        assert_eq!(other_daemon(&named("SUBLET_URL")), Some("SUBLET_SOCKET"));
+        assert_eq!(other_daemon(&named("A")), None);
     }
 }

@@ -5,6 +5,7 @@
 //! program started stays ignored (`nohup`, jobs in the background).
 
 use crate::failure::Failure;
+use rustix::process::{getpid, getsid};
 use signal_hook::consts::{
     SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGWINCH, SIGXCPU,
@@ -14,7 +15,7 @@ use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{fs, io, thread};
-use sublet_wire::{Lease, exit};
+use sublet_wire::{Lease, LeaseState, exit};
 
 /// Signals that are passed on to the command: all that somebody may mean for it. Those that tell of a fault of the
 /// wrapper itself (SIGSEGV, SIGPIPE …) are its own.
@@ -36,6 +37,8 @@ pub enum Event {
     Answered(Box<Result<Lease, Failure>>),
     /// The lease as the daemon tells it now.
     Told(Box<Lease>),
+    /// The lease of a command that runs is in this state now.
+    Moved(LeaseState),
     /// The daemon does not answer now; somebody keeps trying.
     Silent,
     /// The daemon refused to tell.
@@ -47,8 +50,20 @@ pub enum Event {
 pub struct Signal {
     /// Its number.
     pub number: i32,
-    /// From the kernel (Ctrl-C, a resized window): the command got it by itself.
+    /// From the kernel: Ctrl-C, a resized window, a terminal that hung up.
     pub from_terminal: bool,
+}
+
+impl Signal {
+    /// Whether the command got it too. The hang-up of a terminal, and what lets stopped programs hear it, reach only
+    /// the leader of the terminal's session, which this process is where it is the terminal's own command.
+    pub fn reached_command(self) -> bool {
+        self.from_terminal && !(matches!(self.number, SIGHUP | SIGCONT) && leads_session())
+    }
+}
+
+fn leads_session() -> bool {
+    getsid(None).is_ok_and(|session| session == getpid())
 }
 
 /// Begins to listen to signals.

@@ -9,6 +9,7 @@
 //! first parks, and then of one every 10 minutes.
 
 use crate::failure::tell_hint;
+use crate::output::say;
 use crate::table::plain;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState, Rung, span};
@@ -58,7 +59,7 @@ pub struct Said {
 impl Said {
     /// Prints it.
     pub fn print(&self) {
-        eprintln!("{}", self.line);
+        say!("{}", self.line);
         self.hint.iter().for_each(|hint| tell_hint(hint));
     }
 }

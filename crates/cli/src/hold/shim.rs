@@ -21,6 +21,11 @@ pub fn library() -> Option<PathBuf> {
     places.iter().flat_map(|place| LIBRARY.map(|name| place.join(name))).find(|path| path.is_file())
 }
 
+/// Whether a path of `LD_PRELOAD` is the library, of whichever release.
+pub fn is_library(path: &str) -> bool {
+    Path::new(path).file_name().is_some_and(|file| LIBRARY.iter().any(|name| file == *name))
+}
+
 /// The variables of a holder whose programs shall have it.
 pub fn variables(client: &Client) -> Variables {
     let socket = client.socket().map(|socket| beside(&env::current_dir().unwrap_or_default().join(socket)));

@@ -3,9 +3,13 @@
 use super::environment::Variables;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::output::say;
 use std::env;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use sublet_softgpu::{place, state};
+use std::time::UNIX_EPOCH;
+use sublet_softgpu::{NOTICE, place, state};
 use sublet_wire::{Cards, Lease, exit};
 
 /// The variables of a program on the soft cards of a file.
@@ -14,6 +18,11 @@ pub fn variables(file: &Path) -> Result<Variables, Failure> {
         place::libraries().map_err(|error| Failure::new(exit::FAILURE, error.to_string()).hint(error.hint()))?;
     let path = place::in_front(&libraries, env::var_os(place::LINKER_ENV).as_deref());
     Ok(vec![(state::ENV, file.display().to_string()), (place::LINKER_ENV, path.to_string_lossy().into_owned())])
+}
+
+/// Whether a folder has the libraries of soft GPUs.
+pub fn is_libraries(folder: &str) -> bool {
+    place::libraries().is_ok_and(|libraries| Path::new(folder) == libraries)
 }
 
 /// The variables of a holder, if its lease is on soft cards of this host.
@@ -27,5 +36,23 @@ pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Fai
         Failure::new(exit::FAILURE, format!("{} does not say where its soft cards are", client.place()))
             .hint("is it a daemon of another version?")
     })?;
-    variables(Path::new(&file)).map(Some)
+    let variables = variables(Path::new(&file))?;
+    say_once(Path::new(&file));
+    Ok(Some(variables))
+}
+
+/// Says that these are soft GPUs, once to each user for each start of the daemon. Where that cannot be remembered, it
+/// is said again.
+fn say_once(file: &Path) {
+    let born = |found: Metadata| found.created().ok()?.duration_since(UNIX_EPOCH).ok().map(|age| (found.ino(), age));
+    let start = file.metadata().ok().and_then(born).map(|(inode, age)| format!("{inode} {}\n", age.as_nanos()));
+    let (Some(start), Some(note)) = (start, crate::place::soft_notice()) else { return say!("{NOTICE}") };
+    if fs::read_to_string(&note).is_ok_and(|known| known == start) {
+        return;
+    }
+    say!("{NOTICE}");
+    if let Some(dir) = note.parent() {
+        let _ = fs::create_dir_all(dir);
+    }
+    let _ = fs::write(note, start);
 }

@@ -18,6 +18,7 @@ use super::events::{Event, Signal};
 use super::line::{self, Line, Said};
 use crate::client::{CallError, Client, Until};
 use crate::failure::{Failure, tell_hint};
+use crate::output::say;
 use crate::table::plain;
 use crate::text;
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
@@ -44,10 +45,11 @@ pub enum Outcome {
     GivenUp(Signal),
 }
 
-/// Asks, and waits until the lease is active.
+/// Asks, and waits until the lease is active. The note is said once if it has to wait.
 pub fn obtain(
     client: &Client,
     ask: &Ask,
+    note: Option<&str>,
     sender: &Sender<Event>,
     receiver: &Receiver<Event>,
 ) -> Result<Outcome, Failure> {
@@ -56,7 +58,14 @@ pub fn obtain(
         Answer::GivenUp(signal) => return Ok(Outcome::GivenUp(signal)),
     };
     if lease.state != LeaseState::Waiting {
-        return settled(lease);
+        let outcome = settled(lease)?;
+        if let Outcome::Granted(granted) = &outcome {
+            say_granted_at_once(granted);
+        }
+        return Ok(outcome);
+    }
+    if let Some(note) = note {
+        say!("{note}");
     }
     let mut line = Line::new();
     show(&mut line, &lease);
@@ -91,18 +100,18 @@ fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receive
                 };
             }
             Event::Signal(signal) if ends_the_wait(signal) && ask.pid.is_none() && given_up.is_none() => {
-                eprintln!("no daemon answered yet; waiting for that, to give back what was asked for");
+                say!("no daemon answered yet; waiting for that, to give back what was asked for");
                 tell_hint("once more, and it is left to itself");
                 given_up = Some(signal);
             }
             Event::Signal(signal) if ends_the_wait(signal) => {
                 let ends = if ask.pid.is_some() { "with its process" } else { "unused, after a while" };
-                eprintln!("no daemon answered yet; what was asked for ends {ends}");
+                say!("no daemon answered yet; what was asked for ends {ends}");
                 return Ok(Answer::GivenUp(signal));
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
             // Of a lease that was there before.
-            Event::Signal(_) | Event::Told(_) | Event::Silent | Event::Refused(_) => {}
+            Event::Signal(_) | Event::Told(_) | Event::Moved(_) | Event::Silent | Event::Refused(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "nothing can be heard of the ask any more"))
@@ -129,7 +138,7 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
                 return give_up(client, id, signal);
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
-            Event::Signal(_) | Event::Answered(_) => {}
+            Event::Signal(_) | Event::Moved(_) | Event::Answered(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "nothing can be heard of the lease any more"))
@@ -137,9 +146,9 @@ fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>
 
 fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure> {
     match client.release(id, None, GIVE_UP_WITHIN) {
-        Ok(_) => eprintln!("{id} left the queue"),
+        Ok(_) => say!("{id} left the queue"),
         Err(error) if error.may_pass() || matches!(error, CallError::Gone(_)) => {
-            eprintln!("no daemon answers; {id} leaves the queue when the daemon sees that this process ended");
+            say!("no daemon answers; {id} leaves the queue when the daemon sees that this process ended");
         }
         Err(error) => client.failure(error).tell(false),
     }
@@ -165,9 +174,14 @@ fn show(line: &mut Line, lease: &Lease) {
     line.set(line::waiting(lease));
 }
 
+/// Tells what was granted without a wait.
+pub fn say_granted_at_once(lease: &Lease) {
+    say!("{}: {}", lease.id, text::granted(lease));
+}
+
 fn say_granted(lease: &Lease) {
     let waited = lease.granted_unix_s.map_or(0.0, |granted| granted - lease.asked_unix_s);
-    eprintln!(
+    say!(
         "{} starts: {} on {}, after {}",
         lease.id,
         text::bytes(lease.vram_bytes),
@@ -203,7 +217,7 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
 
 /// Tells whose lease ended under a running command what that means.
 pub fn say_lost(lease: &Lease) {
-    eprintln!("{}", sentence(lease));
+    say!("{}", sentence(lease));
     let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
     if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
         tell_hint("the command goes on, but its room on the card may be given to others");
@@ -213,14 +227,14 @@ pub fn say_lost(lease: &Lease) {
 /// Tells whose lease will end while its command runs, when and why.
 pub fn say_ends_soon(lease: &Lease) {
     if let Some(soon) = &lease.ends_soon {
-        eprintln!("lease {} ends in {}: {}", lease.id, span::show(soon.in_s), why_soon(soon.reason));
+        say!("lease {} ends in {}: {}", lease.id, span::show(soon.in_s), why_soon(soon.reason));
     }
 }
 
 /// Tells whose command has more on a card than its lease is for, and what to do.
 pub fn say_over(lease: &Lease) {
     if let Some((said, hint)) = over(lease) {
-        eprintln!("{said}");
+        say!("{said}");
         tell_hint(&hint);
     }
 }

@@ -11,6 +11,7 @@ use super::hook::{self, Hook, Moment};
 use super::parked::{ParkLines, Said};
 use super::scope::Scope;
 use crate::client::{Client, RESTART, Until};
+use crate::output::say;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -111,6 +112,9 @@ impl Watched {
                         // The other end lives as long as this.
                         let _ = moments.send(moment);
                     }
+                    if lease.state != known {
+                        let _ = sender.send(Event::Moved(lease.state));
+                    }
                     (known, told, over, due) = (lease.state, soon, more, moment);
                     if notice {
                         let _ = sender.send(Event::Told(Box::new(lease)));
@@ -167,9 +171,9 @@ impl Watched {
     fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
         let (id, took) = (&self.id, format!("{:.1} s", took.as_secs_f64()));
         match (came, moment) {
-            (Ok(()), Moment::Yield) => eprintln!("{id} yields its cards to others: its hook took {took}"),
-            (Ok(()), Moment::Resume) => eprintln!("{id} has its cards again, after {took}"),
-            (Err(why), _) => eprintln!("the {moment} hook of {id} failed: {why}"),
+            (Ok(()), Moment::Yield) => say!("{id} yields its cards to others: its hook took {took}"),
+            (Ok(()), Moment::Resume) => say!("{id} has its cards again, after {took}"),
+            (Err(why), _) => say!("the {moment} hook of {id} failed: {why}"),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::quota::{self, Capped, Load};
 use crate::rows::{Phase, Reason};
 use crate::state::State;
 use crate::units::{Bytes, Span};
+use std::cmp::Reverse;
 
 impl Turn<'_> {
     pub(super) fn admit(&mut self, by: &Caller, ask: Ask, wait: Option<Span>, root: Option<ProcKey>) -> Answer {
@@ -29,9 +30,9 @@ impl Turn<'_> {
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
             let held = self.state.lease(lease).and_then(|row| quota::held(self.state, row));
+            let no_room = self.no_room(lease);
             self.end(lease, Reason::WaitOver);
-            let no_room = || Refusal::NoRoom { largest: self.largest_now() };
-            return Answer::Refused(held.map_or_else(no_room, Refusal::OverQuota));
+            return Answer::Refused(held.map_or(no_room, Refusal::OverQuota));
         }
         Answer::Lease(lease)
     }
@@ -83,8 +84,13 @@ impl Turn<'_> {
         tenant
     }
 
-    fn largest_now(&self) -> Bytes {
-        self.state.cards().map(|card| self.state.promisable(card, self.now)).max().unwrap_or_default()
+    /// Which of the cards that the ask names could give most now.
+    fn no_room(&self, lease: LeaseId) -> Refusal {
+        let named = |card: &CardId| self.state.lease(lease).is_some_and(|row| would_do(self.state, &row.ask, *card));
+        let gives = |card: CardId| (self.state.promisable(card, self.now), Reverse(card));
+        let most = self.state.cards().filter(named).map(gives).max();
+        let gpu = most.map(|(_, Reverse(card))| self.state.rows().cards[usize::from(card.0)].facts.index);
+        Refusal::NoRoom { largest: most.map_or(Bytes::ZERO, |(bytes, _)| bytes), gpu }
     }
 }
 

@@ -588,7 +588,8 @@ impl Turn<'_> {
         for (card, size) in cards.iter().zip(&sizes) {
             let room = *size + self.state.promisable(*card, self.now);
             if vram > room && !self.state.planted(Mutant::AdoptBlind) {
-                return Err(Refusal::NoRoom { largest: room });
+                let gpu = Some(self.state.rows().cards[usize::from(card.0)].facts.index);
+                return Err(Refusal::NoRoom { largest: room, gpu });
             }
         }
         if stranger.audit.process.pid <= 1 {

@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use sublet_core::action::{Action, Hint};
 use sublet_core::decide::find;
-use sublet_core::event::{Answer, Caller, Event};
+use sublet_core::event::{Answer, Caller, Event, Refusal};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
@@ -53,7 +53,6 @@ use sublet_core::units::Span;
 use sublet_host::clock::{self, Clock};
 use sublet_host::{Counts, Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
-use sublet_wire::{Code, Problem};
 
 /// The loop ticks at least this often, so that a longer gap is a stall.
 const TICK: Duration = Duration::from_secs(2);
@@ -473,7 +472,7 @@ impl Loop {
                 }
                 None => match taken.past.iter().find(|ended| ended.id == *id) {
                     Some(ended) => Reply::new(200, &view::past(ended, &view)),
-                    None => Reply::problem(&Problem::new(Code::NoSuchLease, "no such lease")),
+                    None => Reply::problem(&words::problem(&Refusal::NoSuchLease)),
                 },
             },
         }

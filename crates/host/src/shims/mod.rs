@@ -560,6 +560,13 @@ impl Work {
         (holder.wish.uid == program.uid).then_some(lease)
     }
 
+    /// Whether the lease that a program names has ended; all that have not are known here.
+    fn is_over(&self, lease: Option<&str>) -> bool {
+        let Some(lease) = lease.and_then(|lease| lease.parse::<LeaseId>().ok()) else { return false };
+        let holder = self.holders.get(&lease);
+        holder.is_none_or(|holder| matches!(holder.wish.place, Place::Over { .. }))
+    }
+
     /// The page of a lease; made when somebody first wants it.
     fn page(&mut self, lease: LeaseId) -> Option<&PageFile> {
         let holder = self.holders.get_mut(&lease)?;
@@ -576,24 +583,26 @@ impl Work {
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
         if let Some(program) = self.lines.get(&number) {
             let pid = program.process.map(|process| process.pid);
-            program.line.send(&Order::Welcome { page: file.is_some(), pid }, file.as_ref().map(AsFd::as_fd));
+            let welcome = Order::Welcome { page: file.is_some(), pid, over: false };
+            program.line.send(&welcome, file.as_ref().map(AsFd::as_fd));
         }
     }
 
     /// A program says who it is: it is a lease's if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
+        let over = self.is_over(lease);
         let lease = self.named(number, lease);
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
         let (Some(lease), Some(process)) = (lease, program.process) else {
-            program.line.send(&Order::Welcome { page: false, pid: None }, None);
+            program.line.send(&Order::Welcome { page: false, pid: None, over }, None);
             if parked.is_some() {
                 program.line.send(&Order::Over { why: "the lease of this program is over".to_owned() }, None);
             }
             return;
         };
         let pid = Some(process.pid);
-        program.line.send(&Order::Welcome { page: page.is_some(), pid }, page.as_ref().map(AsFd::as_fd));
+        program.line.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
         // How much memory there is to park in is known before anybody could be.

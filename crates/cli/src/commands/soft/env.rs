@@ -2,9 +2,9 @@
 
 use super::{Found, find};
 use crate::args::Globals;
-use crate::commands::lease::ShellArg;
 use crate::failure::{Failure, tell_hint};
-use crate::hold::{child, environment, soft};
+use crate::hold::environment::{self, ShellArg};
+use crate::hold::{child, soft};
 use crate::output;
 use clap::Args;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -88,10 +88,7 @@ fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
         output::json(&variables.into_iter().collect::<Printed>())?;
         return Ok(exit::OK);
     }
-    output::print(&match args.shell {
-        ShellArg::Sh => environment::for_sh(&variables),
-        ShellArg::Fish => environment::for_fish(&variables),
-    })?;
+    output::print(&environment::lines(args.shell, &environment::set(&variables)))?;
     if io::stdout().is_terminal() {
         tell_hint("to use it in this shell: eval \"$(sublet soft env)\"");
     }

@@ -77,10 +77,6 @@ impl Recipe {
             r#"{HEAD}{FORM}{recipe}
 # To take it away: sublet wrap --remove {typed}
 
-# What runs on a lease already needs no second one.
-if [ -n "${{SUBLET_LEASE-}}" ]; then
-    exec {tool} "$@"
-fi
 if [ ! -x {sublet} ]; then
     printf '%s\n' {gone} \
         {hint} >&2
@@ -112,10 +108,6 @@ mod tests {
             # sublet wrap 1 {"tool":"/opt/it's/python","options":["--vram","8G","--name","a $b"],"sublet":"/usr/bin/sublet"}
             # To take it away: sublet wrap --remove python
 
-            # What runs on a lease already needs no second one.
-            if [ -n "${SUBLET_LEASE-}" ]; then
-                exec '/opt/it'\''s/python' "$@"
-            fi
             if [ ! -x /usr/bin/sublet ]; then
                 printf '%s\n' 'error: /usr/bin/sublet is not there any more: `python` gets no lease' \
                     'hint: write this wrapper anew with `sublet wrap python`; without a lease: '\''/opt/it'\''\'\'''\''s/python'\''' >&2

@@ -1,0 +1,124 @@
+//! A terminal with a program of its own: its session's leader, as in a window that was just opened.
+
+use crate::wait::{LONG, until};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{File, OpenOptions};
+use std::io::{Error, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// How long the terminal is kept from others while it is read.
+const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// The program is killed when this is dropped.
+pub struct Terminal {
+    /// The terminal's own command.
+    pub child: Child,
+    shared: Arc<Mutex<Screen>>,
+}
+
+struct Screen {
+    /// `None`: the window was closed.
+    master: Option<File>,
+    shown: String,
+}
+
+impl Terminal {
+    /// Opens a terminal and starts a command as the leader of its session.
+    pub fn open(mut command: Command) -> Terminal {
+        let (master, slave) = pair();
+        let again = || Stdio::from(slave.try_clone().expect("a file can be shared"));
+        command.stdin(again()).stdout(again()).stderr(again());
+        let take_terminal = || {
+            rustix::process::setsid()?;
+            // SAFETY: descriptor 0 is the terminal; the call takes no pointer.
+            if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+        };
+        // SAFETY: between fork and exec only system calls are made; nothing is allocated or locked.
+        unsafe { command.pre_exec(take_terminal) };
+        let child = command.spawn().expect("a program can be started");
+        let shared = Arc::new(Mutex::new(Screen { master: Some(master), shown: String::new() }));
+        let reads = Arc::clone(&shared);
+        thread::spawn(move || while lock(&reads).glance() {});
+        Terminal { child, shared }
+    }
+
+    /// All that it has shown.
+    pub fn shown(&self) -> String {
+        lock(&self.shared).shown.clone()
+    }
+
+    /// Waits until it shows this.
+    pub fn await_shown(&self, words: &str) {
+        until(&format!("the terminal shows `{words}`"), LONG, || {
+            let shown = self.shown();
+            if shown.contains(words) { Ok(()) } else { Err(shown) }
+        });
+    }
+
+    /// Types a line.
+    pub fn types(&self, line: &str) {
+        let mut shared = lock(&self.shared);
+        let master = shared.master.as_mut().expect("the window is open");
+        master.write_all(format!("{line}\n").as_bytes()).expect("a terminal takes a line");
+    }
+
+    /// Closes the window: the kernel hangs up.
+    pub fn close(&self) {
+        drop(lock(&self.shared).master.take());
+    }
+
+    /// Waits for its command's end.
+    pub fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        until("the terminal's command ends", LONG, || child.try_wait().expect("an own child").ok_or(()))
+    }
+}
+
+impl Screen {
+    /// Reads what is there; false if the window was closed.
+    fn glance(&mut self) -> bool {
+        let Some(master) = &mut self.master else { return false };
+        let mut fds = [PollFd::new(master, PollFlags::IN)];
+        if poll(&mut fds, Some(&GLANCE)).is_ok_and(|ready| ready > 0) {
+            let mut bytes = [0; 4096];
+            // While no program has the other end open there is nothing to read.
+            let count = master.read(&mut bytes).unwrap_or(0);
+            self.shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        true
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
+        self.close();
+    }
+}
+
+fn lock(shared: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pair() -> (File, File) {
+    let mut options = OpenOptions::new();
+    let master = options.read(true).write(true).custom_flags(libc::O_NOCTTY).open("/dev/ptmx").expect("a terminal");
+    let unlocked = 0;
+    // SAFETY: the number lives until the call returns, which reads it.
+    let opened = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) };
+    assert_eq!(opened, 0, "{}", Error::last_os_error());
+    // SAFETY: the call takes no pointer.
+    let slave =
+        unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC) };
+    assert!(slave >= 0, "{}", Error::last_os_error());
+    // SAFETY: the descriptor was just made, and nothing else has it.
+    (master, unsafe { File::from_raw_fd(slave) })
+}
