@@ -212,7 +212,7 @@ impl View<'_> {
             true => Some("it comes back when there is room that no waiter needs".to_owned()),
             false => notices::text::expected_back(shown),
         };
-        let lacking = shown.waiting.as_ref().and_then(|waiting| self.lacking_space(lease, waiting.place));
+        let lacking = shown.waiting.as_ref().and_then(|waiting| self.lacking_space(lease, waiting.place as usize));
         let known = [why, expected, lacking];
         known.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
