@@ -1,6 +1,6 @@
 //! Values as people read them: the same words in every table and sentence.
 
-use sublet_wire::{CardState, Exclusivity, Lease, LeaseState, Tier, Vram, size, span};
+use sublet_wire::{CardState, Exclusivity, Lease, LeaseState, Tier, Vram, Waiting, size, span};
 
 /// What stands where there is nothing to say.
 pub const NONE: &str = "-";
@@ -31,6 +31,25 @@ pub fn bytes(bytes: Option<u64>) -> String {
 /// `5 min`, or `-` if nobody knows.
 pub fn seconds(seconds: Option<f64>) -> String {
     seconds.map_or_else(|| NONE.into(), span::show)
+}
+
+/// When a waiter starts: `expected in about 40 s (worst case 30 min)`, as far as that is known.
+pub fn start(waiting: &Waiting) -> String {
+    let worst = worst_case_s(waiting).map(|s| format!("worst case {}", span::show(s)));
+    match (waiting.expected_s, worst) {
+        (Some(s), Some(worst)) => format!("expected in about {} ({worst})", span::show(s)),
+        (Some(s), None) => format!("expected in about {}", span::show(s)),
+        (None, Some(worst)) => worst,
+        (None, None) => "when it starts is not known".into(),
+    }
+}
+
+/// The worst case as far as it is told: the bound, or else what follows if every lease in the way lasts as long
+/// as it may, unless waits were longer than that lately.
+pub fn worst_case_s(waiting: &Waiting) -> Option<f64> {
+    let bound = waiting.bound.as_ref().and_then(|bound| bound.at_latest_s);
+    let planned = waiting.estimate_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
+    bound.or(planned)
 }
 
 /// How long ago, or `-` if nobody knows.

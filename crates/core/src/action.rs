@@ -8,6 +8,7 @@
 use crate::ask::Ask;
 use crate::audit::Audit;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
+use crate::lateness::Wait;
 use crate::reading::CardFacts;
 use crate::rows::{Reason, Service};
 use crate::rung::Rung;
@@ -119,6 +120,9 @@ pub enum Action {
         /// It was its tenant's first waiter: the next one's turn begins.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<Time>,
+        /// What was expected when it asked, of some waiters. How late they start is learned by it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        told: Option<Wait>,
     },
     /// A lease goes on.
     Renew {
@@ -342,6 +346,12 @@ pub enum Action {
         /// What the driver said, if it lost its bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
+        /// If it was granted: the program it ran, empty if that is unknown. The duration is learned by it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ran: Option<String>,
+        /// If it waited: what was expected when it asked, of some waiters.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        told: Option<Wait>,
     },
     /// Every card of an ended lease was seen again: its bytes count no more.
     Retire {

@@ -5,6 +5,7 @@
 
 use crate::ask::{Ask, Preempt, Term, Vram};
 use crate::decide::board::could_hold;
+use crate::decide::finish;
 use crate::decide::park::is_unsure;
 use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
@@ -205,14 +206,19 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
     // A lease that ended counts until its cards were seen again.
     // Who has to leave may fail to, and come back, once in every way.
     let ways = 2 * Rung::REVERSIBLE.len() as u64;
-    let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, ways) + Span(3 * policy.period.0);
+    let turn = cap.max(parking_takes(state, 1)) + parking_takes(state, ways) + Span(3 * policy.next_reading().0);
     let rests = state.live(lease.id).and_then(|live| live.rests.values().map(|rest| rest.until).max());
     let rests = rests.unwrap_or(now);
     let from = now.max(settled).max(state.rows().meta.grace_until).max(rests);
     if state.planted(Mutant::HastyBound) {
         return Bound::By { at: now, settled };
     }
-    Bound::By { at: from + Span(turn.0.saturating_mul(ahead as u64 + 1)), settled }
+    // Time slices are stretched within the hold cap. But each job of its own that has its cards and has to leave may
+    // take its place, and then all begins anew.
+    let round = Span(turn.0.saturating_mul(ahead as u64 + 1));
+    let again = policy.debt_max + Span(head.max(0) as u64) + round;
+    let own = finish::may_take_place(state, lease) as u64;
+    Bound::By { at: from + round + Span(again.0.saturating_mul(own)), settled }
 }
 
 /// Whether a holder asks for its cards again once it was parked.
@@ -250,7 +256,7 @@ fn parking_takes(state: &State, times: u64) -> Span {
     let under_way = state.moving().filter_map(|lease| state.lease(lease)?.away()).map(|away| parking.limit_of(away));
     let under_way = under_way.chain(ends.then_some(two_signals));
     let limit = longest.chain(under_way).max().unwrap_or_default().max(parking.limit);
-    Span((limit.0 + 2 * state.policy().period.0).saturating_mul(times))
+    Span((limit.0 + 2 * state.policy().next_reading().0).saturating_mul(times))
 }
 
 /// When each of the first few waiters should start, if they are served in turn, everybody holds as
@@ -285,8 +291,8 @@ struct Plan {
 }
 
 /// How much of a card is free from when on; the last holds for ever.
-struct Outlook {
-    card: CardId,
+pub(crate) struct Outlook {
+    pub(crate) card: CardId,
     steps: Vec<(Time, Bytes)>,
 }
 
@@ -295,21 +301,11 @@ impl Plan {
         let usable =
             |card: &CardId| state.in_service(*card) && state.room(*card).open(now, state.policy().period).is_ok();
         let outlook = |card: CardId| {
-            let mut free = state.promisable(card, now);
-            let mut steps = vec![(now, free)];
-            for (at, _, bytes) in blockers(state, card, now) {
-                if at == Time::NEVER {
-                    break;
-                }
-                // What is over is there with the next look.
-                let at = at.max(now + state.policy().period);
-                free = free + bytes;
-                match steps.last_mut() {
-                    Some((last, room)) if *last == at => *room = free,
-                    _ => steps.push((at, free)),
-                }
-            }
-            Outlook { card, steps }
+            // What is over is there with the next look.
+            let seen = now + state.policy().next_reading();
+            let gives: Vec<(Time, Bytes)> =
+                blockers(state, card, now).into_iter().map(|(at, _, bytes)| (at.max(seen), bytes)).collect();
+            Outlook::filling(card, now, state.promisable(card, now), &gives)
         };
         Plan { now, cards: state.cards().filter(usable).map(outlook).collect() }
     }
@@ -354,27 +350,59 @@ impl Plan {
 }
 
 impl Outlook {
+    /// So much is free now, and leases give back the rest, first first.
+    pub(crate) fn filling(card: CardId, now: Time, mut free: Bytes, gives: &[(Time, Bytes)]) -> Outlook {
+        let mut steps = vec![(now, free)];
+        for (at, bytes) in gives.iter().take_while(|(at, _)| *at != Time::NEVER) {
+            free = free + *bytes;
+            match steps.last_mut() {
+                Some((last, room)) if *last == *at => *room = free,
+                _ => steps.push((*at, free)),
+            }
+        }
+        Outlook { card, steps }
+    }
+
+    /// The first moment after now from which on so much is free for so long. A waiter could not start now:
+    /// that was just tried.
+    pub(crate) fn earliest(&self, need: Bytes, lasts: Span) -> Option<Time> {
+        self.steps.iter().skip(1).map(|(at, _)| *at).find(|at| self.has(need, *at, *at + lasts))
+    }
+
+    /// Frees so much from then until then.
+    pub(crate) fn give_back(&mut self, bytes: Bytes, from: Time, to: Time) {
+        self.cut(from, to);
+        for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {
+            *free = *free + bytes;
+        }
+    }
+
     /// When so much is free first.
     fn first_with(&self, need: Bytes) -> Option<Time> {
         self.steps.iter().find(|(_, free)| *free >= need).map(|(at, _)| *at)
     }
 
     /// Whether so much is free all the time from then until then.
-    fn has(&self, need: Bytes, from: Time, to: Time) -> bool {
+    pub(crate) fn has(&self, need: Bytes, from: Time, to: Time) -> bool {
         let first = self.steps.partition_point(|(at, _)| *at <= from).saturating_sub(1);
         self.steps[first..].iter().take_while(|(at, _)| *at < to).all(|(_, free)| *free >= need)
     }
 
     /// Takes so much from then until then.
-    fn book(&mut self, need: Bytes, from: Time, to: Time) {
+    pub(crate) fn book(&mut self, need: Bytes, from: Time, to: Time) {
+        self.cut(from, to);
+        for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {
+            *free = free.less(need);
+        }
+    }
+
+    /// Makes steps begin at these moments.
+    fn cut(&mut self, from: Time, to: Time) {
         for at in [from, to] {
             let next = self.steps.partition_point(|(step, _)| *step <= at);
             if next > 0 && self.steps[next - 1].0 != at {
                 self.steps.insert(next, (at, self.steps[next - 1].1));
             }
-        }
-        for (_, free) in self.steps.iter_mut().filter(|(at, _)| *at >= from && *at < to) {
-            *free = free.less(need);
         }
     }
 }

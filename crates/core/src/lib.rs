@@ -6,7 +6,7 @@
 //!
 //! Start at [`decide::decide`]. [`rows`] is what survives a restart, [`state`]
 //! that and what was seen since, [`room`] the arithmetic of one card, [`queue`]
-//! the order of service, [`explain`] the answers to "why".
+//! the order of service, [`explain`] the answers to "why", [`expect`] those to "when".
 
 pub mod action;
 pub mod ask;
@@ -14,9 +14,12 @@ pub mod audit;
 pub mod contexts;
 pub mod cost;
 pub mod decide;
+pub mod durations;
 pub mod event;
+pub mod expect;
 pub mod explain;
 pub mod ids;
+pub mod lateness;
 pub mod live;
 pub mod mutant;
 pub mod parking;

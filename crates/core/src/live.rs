@@ -3,6 +3,7 @@
 use crate::action::Wake;
 use crate::decide::HOOK;
 use crate::ids::{CardId, ProcKey};
+use crate::lateness::Wait;
 use crate::parking::{Before, Rest, Voice, Watch};
 use crate::rows::{Lease, Phase};
 use crate::rung::Rung;
@@ -85,6 +86,8 @@ pub struct Live {
     pub(crate) rests: BTreeMap<Rung, Rest>,
     /// The driver cannot have been told to take its contexts: not all of its programs were still since that was decided.
     pub(crate) untold: bool,
+    /// What was expected when it asked, if it waits and that was remembered.
+    pub(crate) expected: Option<Wait>,
     pub(crate) due: Option<Time>,
 }
 

@@ -174,11 +174,15 @@ pub enum Mutant {
     MoveOthers,
     /// Rule 2: what the driver has of a holder counts as ended once another lease has that process.
     OthersAreGone,
+    /// Rule 9: a time slice is stretched for as long as a job is expected to take.
+    StretchForEver,
+    /// Rule 9: a job goes before its tenant's others every time that it had to leave.
+    KeepPlace,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 85] = [
+    pub const ALL: [Mutant; 87] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -264,5 +268,7 @@ impl Mutant {
         Mutant::BindAway,
         Mutant::MoveOthers,
         Mutant::OthersAreGone,
+        Mutant::StretchForEver,
+        Mutant::KeepPlace,
     ];
 }

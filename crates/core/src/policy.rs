@@ -29,6 +29,8 @@ pub struct Policy {
     pub shares: Shares,
     /// How often cards are read; a reading older than two of these promises nothing.
     pub period: Span,
+    /// How soon a GPU is read after something happened there; `None`: within a period. A replay reads at once.
+    pub reads_after: Option<Span>,
     /// After the daemon was away, nothing expires for this long.
     pub grace: Span,
     /// Memory left alone on every card.
@@ -71,6 +73,9 @@ pub struct Parking {
     pub turn: Span,
     /// Of leaving and coming back, a turn is at least so many times as long.
     pub worth: u32,
+    /// A batch job that is expected to be done within another slice keeps its GPUs for it, and one that was
+    /// parked once goes before its own tenant's jobs that have not started.
+    pub finish: bool,
     /// Whoever stands lower waits for somebody idle for so long.
     pub idle: Span,
     /// Who was just parked does not make others leave for so long.
@@ -97,6 +102,7 @@ impl Default for Parking {
             turn: Span::secs(10),
             // At most a twentieth of the time goes into moving; who pauses leaves sooner.
             worth: 19,
+            finish: true,
             idle: Span::secs(30),
             pause: Span::secs(2),
             grace: Span::secs(30),
@@ -246,6 +252,7 @@ impl Default for Policy {
             turns: true,
             shares: Shares::default(),
             period: Span::secs(1),
+            reads_after: None,
             // A client that renews at 70 % of a short TTL gets at least one try in.
             grace: Span::secs(60),
             // Fragmentation and the driver's own needs, measured on idle cards.
@@ -303,6 +310,11 @@ impl Policy {
         let members = of_groups.fold(Caps::default(), |caps, more| caps.larger(more));
         let own = self.caps_of.get(name).map_or_else(|| members.clone(), |own| own.or(&members));
         own.or(&self.caps)
+    }
+
+    /// What happened on a GPU is read within this time.
+    pub fn next_reading(&self) -> Span {
+        self.reads_after.unwrap_or(self.period)
     }
 
     /// Since when a tenant's first waiter counts.

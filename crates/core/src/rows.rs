@@ -4,13 +4,16 @@
 //! fact. Readings, activity and everything derived live elsewhere
 //! ([`crate::state`]).
 
+mod learn;
 mod over;
 mod park;
 
 use crate::action::Action;
 use crate::ask::{Ask, On, Term, Vram};
 use crate::cost::Costs;
+use crate::durations::{Durations, Outcome};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
+use crate::lateness::Lateness;
 use crate::reading::CardFacts;
 use crate::rung::Rung;
 use crate::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId};
@@ -70,6 +73,9 @@ pub struct Meta {
     /// The next rule's number.
     #[serde(default = "one")]
     pub next_rule: u32,
+    /// How late waiters really start.
+    #[serde(default, skip_serializing_if = "Lateness::is_empty")]
+    pub lateness: Lateness,
 }
 
 fn one() -> u32 {
@@ -93,6 +99,7 @@ impl Default for Meta {
             day: 0,
             next_stranger: 1,
             next_rule: 1,
+            lateness: Lateness::default(),
         }
     }
 }
@@ -133,6 +140,9 @@ pub struct Tenant {
     /// What it took its programs to leave their cards and to come back.
     #[serde(default)]
     pub costs: Costs,
+    /// How long its leases lasted.
+    #[serde(default, skip_serializing_if = "Durations::is_empty")]
+    pub durations: Durations,
 }
 
 /// A card that was seen once.
@@ -460,6 +470,11 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Whether its holder was done with it: the lease lasted as long as it was needed.
+    pub fn is_done(self) -> bool {
+        matches!(self, Reason::Released | Reason::HolderExited | Reason::TermOver)
+    }
+
     /// Whether its processes are ended with it.
     pub fn ends_processes(self) -> bool {
         matches!(self, Reason::Preempted | Reason::OverUse)
@@ -519,6 +534,11 @@ impl Hold {
         let card_us = to.since(began).0.saturating_mul(self.cards.len() as u64);
         let byte_us = (u128::from(card_us) * u128::from(self.vram.0)).saturating_sub(less);
         (spent.0.saturating_add(card_us), spent.1.saturating_add(byte_us))
+    }
+
+    /// Its time on its GPUs until `now`, without the time in which it was parked.
+    pub fn lasted(&self, now: Time) -> Span {
+        Span(self.charge(now).0 / self.cards.len().max(1) as u64)
     }
 
     /// Since when it has its cards without a break.
@@ -682,9 +702,12 @@ impl Rows {
                 let (id, tenant, ask, asked, token) = (*lease, *tenant, ask.clone(), *at, *token);
                 self.leases.insert(id, Lease { id, tenant, ask, asked, roots, phase, token });
             }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told } => {
                 self.meta.next_epoch = self.meta.next_epoch.max(Epoch(epoch.0 + 1));
                 if let Some(row) = self.leases.get_mut(lease) {
+                    if let Some(expected) = told {
+                        self.meta.lateness.learn(*expected, at.since(row.asked), Outcome::Done, *at);
+                    }
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     tenant.today += gpu_time(&self.cards, cards, *vram, until.since(*at)).0;
                     tenant.turn = turn.unwrap_or(tenant.turn);
@@ -728,10 +751,16 @@ impl Rows {
             Action::Deepen { lease, processes, booked, .. } => self.deepen(*lease, Some(processes), *booked),
             Action::Shallow { lease, .. } => self.deepen(*lease, None, None),
             Action::Resumed { lease, at } => self.resumed(*lease, *at),
-            Action::End { lease, reason, at, peak, mark, turn, .. } => {
+            Action::End { lease, reason, at, peak, mark, turn, ran, told, .. } => {
                 if let Some(row) = self.leases.get(lease) {
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
                     (tenant.mark, tenant.turn) = (mark.unwrap_or(tenant.mark), turn.unwrap_or(tenant.turn));
+                }
+                if let Some((expected, row)) = told.zip(self.leases.get(lease)) {
+                    self.meta.lateness.learn(expected, at.since(row.asked), Outcome::Cut, *at);
+                }
+                if let Some(program) = ran {
+                    self.learn_duration(*lease, program, *reason, *at);
                 }
                 return self.end(*lease, Finish { reason: *reason, at: *at, peak: *peak, signal: None });
             }

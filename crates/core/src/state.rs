@@ -5,6 +5,7 @@
 //! members, activity) is volatile: unreadable after a start, never journaled.
 
 mod cards;
+mod expected;
 mod members;
 mod movable;
 mod over;
@@ -74,6 +75,8 @@ pub struct State {
     pub(crate) ram: Option<Bytes>,
     /// Since when it is the day it is.
     pub(crate) day_seen: Option<Time>,
+    /// When it was last remembered what was expected of a waiter.
+    remembered: Time,
     watchlist: Watchlist,
     mutant: Option<Mutant>,
 }
@@ -106,6 +109,7 @@ impl State {
             excess: vec![Excess::new(); rows.cards.len()],
             ram: None,
             day_seen: None,
+            remembered: Time::ZERO,
             watchlist: Watchlist::default(),
             mutant: None,
             rows: Rows::default(),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sublet_core::State;
 use sublet_core::decide::offer::{Offer, offers};
+use sublet_core::expect::{self, Expected};
 use sublet_core::explain::{self, Bound};
 use sublet_core::ids::LeaseId;
 use sublet_core::rows::Lease;
@@ -51,7 +52,16 @@ struct Kept {
 struct Starts {
     of: (u64, Time),
     cost: Span,
-    at: Arc<BTreeMap<LeaseId, Time>>,
+    at: Arc<Times>,
+}
+
+/// When those may start of whom it can be told.
+#[derive(Debug)]
+pub struct Times {
+    /// If every lease lasts as long as it may.
+    pub planned: BTreeMap<LeaseId, Time>,
+    /// By how long leases lasted so far.
+    pub expected: BTreeMap<LeaseId, Expected>,
 }
 
 impl Plans {
@@ -63,13 +73,14 @@ impl Plans {
     }
 
     /// When those may start of whom it can be told.
-    pub fn starts(&self, state: &State, version: u64, now: Time) -> Arc<BTreeMap<LeaseId, Time>> {
+    pub fn starts(&self, state: &State, version: u64, now: Time) -> Arc<Times> {
         let mut kept = self.0.borrow_mut();
         if let Some(starts) = kept.starts.as_ref().filter(|starts| is_good(starts.of, starts.cost, version, now)) {
             return Arc::clone(&starts.at);
         }
         let begun = worked();
-        let at = Arc::new(explain::estimates(state, now));
+        let at = Times { planned: explain::estimates(state, now), expected: expect::expected(state, now) };
+        let at = Arc::new(at);
         let cost = Span(worked().saturating_sub(begun).as_micros() as u64);
         kept.starts = Some(Starts { of: (version, now), cost, at: Arc::clone(&at) });
         at

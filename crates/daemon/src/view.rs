@@ -263,11 +263,15 @@ impl View<'_> {
         let known = self.plans.places(self.state, self.version, self.now).get(&lease.id).copied();
         let starts = self.plans.starts(self.state, self.version, self.now);
         let place = known.unwrap_or(explain::PLACE_MAX + 1);
+        let in_s = |at: Time| at.since(self.now).as_secs_f64();
+        let expected = starts.expected.get(&lease.id);
         wire::Waiting {
             place: place as u64,
             place_exact: known.is_some(),
             why: self.why_waiting(by, lease, place),
-            estimate_s: starts.get(&lease.id).map(|at| at.since(self.now).as_secs_f64()),
+            estimate_s: starts.planned.get(&lease.id).map(|at| in_s(*at)),
+            expected_s: expected.map(|expected| in_s(expected.p50)),
+            expected_p90_s: expected.map(|expected| in_s(expected.p90)),
             offers: Vec::new(),
             bound: None,
         }

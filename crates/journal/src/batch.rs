@@ -193,7 +193,11 @@ impl Open {
             | Action::Spare { lease }
             | Action::Signal { lease, .. }
             | Action::Bind { lease, .. } => self.touch(*lease).rewritten = true,
-            Action::End { lease, .. } => self.touch(*lease).charged = true,
+            Action::End { lease, told, .. } => {
+                // How late waiters start is learned of all of them.
+                self.meta |= told.is_some();
+                self.touch(*lease).charged = true;
+            }
             // What its end took was learned of its tenant.
             Action::Retire { lease, ran } => self.touch(*lease).charged |= ran.is_some(),
             Action::IssueToken { token } => {

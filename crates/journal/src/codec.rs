@@ -24,9 +24,9 @@ macro_rules! hold_columns {
 }
 
 /// Reads meta's part that is [`Meta`].
-pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token, next_stranger, next_rule FROM meta";
+pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, grace_from_us, grace_until_us, day, next_token, next_stranger, next_rule, lateness FROM meta";
 /// Reads tenants in order.
-pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs FROM tenants ORDER BY id";
+pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs, durations FROM tenants ORDER BY id";
 /// Reads cards in order.
 pub const CARDS: &str = "SELECT id, facts, service, mode FROM cards ORDER BY id";
 /// Reads live leases.
@@ -48,11 +48,11 @@ pub const PAST: &str =
 /// Reads answers, the oldest first.
 pub const ANSWERS: &str = "SELECT tenant, key, fingerprint, status, body, wall_us FROM answers ORDER BY number";
 
-const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8, next_stranger = ?9, next_rule = ?10";
+const PUT_META: &str = "UPDATE meta SET boot = ?1, clock_offset_us = ?2, next_lease = ?3, next_epoch = ?4, grace_from_us = ?5, grace_until_us = ?6, day = ?7, next_token = ?8, next_stranger = ?9, next_rule = ?10, lateness = ?11";
 const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash = ?3";
 const PUT_TENANT: &str =
-    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs, durations)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
 const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service, mode) VALUES (?1, ?2, ?3, ?4)";
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
@@ -179,7 +179,8 @@ pub fn put_meta(conn: &Connection, meta: &Meta) -> Result<()> {
         meta.day,
         meta.next_token,
         signed(meta.next_stranger),
-        meta.next_rule
+        meta.next_rule,
+        json(&meta.lateness)?
     ])?;
     Ok(())
 }
@@ -197,6 +198,7 @@ pub fn meta(row: &Row<'_>) -> Result<Meta> {
         next_token: small(row, 7)?,
         next_stranger: int(row, 8)?,
         next_rule: small(row, 9)?,
+        lateness: from_json(row, 10)?,
     })
 }
 
@@ -220,7 +222,8 @@ pub fn put_tenant(conn: &Connection, id: TenantId, row: &Tenant) -> Result<()> {
         json(&row.groups)?,
         signed(row.turn.0),
         row.parked_byte_us.to_string(),
-        json(&row.costs)?
+        json(&row.costs)?,
+        json(&row.durations)?
     ])?;
     Ok(())
 }
@@ -239,6 +242,7 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
         turn: time(row, 8)?,
         parked_byte_us: wide(9)?,
         costs: from_json(row, 10)?,
+        durations: from_json(row, 11)?,
     };
     Ok((TenantId(small(row, 0)?), tenant))
 }

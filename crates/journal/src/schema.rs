@@ -247,6 +247,10 @@ ALTER TABLE leases ADD COLUMN notice_of_term INTEGER;                    -- 1: b
 UPDATE leases SET notice_of_term = (notice_us = until_us AND ask ->> '$.term.fixed' IS NOT NULL)
     WHERE notice_us IS NOT NULL;
 ",
+    "
+ALTER TABLE tenants ADD COLUMN durations TEXT NOT NULL DEFAULT '{}';     -- JSON: how long its leases lasted
+ALTER TABLE meta ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}';         -- JSON: how late waiters start
+",
 ];
 
 /// What a file is, by its own word.

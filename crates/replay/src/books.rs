@@ -287,6 +287,17 @@ impl Books {
         for card in cards {
             self.free[usize::from(card.0)] -= job.vram;
         }
+        self.forget_wish(number);
+    }
+
+    /// A job that waited does not any more, and was not served.
+    pub fn leave_queue(&mut self, number: u32) {
+        self.waiting -= 1;
+        self.forget_wish(number);
+    }
+
+    fn forget_wish(&mut self, number: u32) {
+        let job = &self.jobs[number as usize];
         if let Some(sizes) = self.wishes.get_mut(&job.cards)
             && let Some(left) = sizes.get_mut(&job.vram)
         {

@@ -3,7 +3,7 @@
 //! ```text
 //! job:   arrives ──► waits ──► runs ──► finished
 //!           │          ▲         │
-//!           ▼          └─────────┘  its lease ended before its work (a turn)
+//!           ▼          └─────────┘  its lease ended before its work (a turn), or it was parked
 //!        refused
 //! ```
 //!
@@ -12,20 +12,25 @@
 //! all the time, so it is said to have worked whenever its lease could be renewed.
 
 use crate::books::Books;
+use crate::calibration::Calibration;
 use crate::cluster::{Cluster, uuid};
+use crate::moves::{Move, Moves, process, takes};
 use crate::trace::{Job, Trace};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use sublet_core::action::Action;
 use sublet_core::ask::{Ask, Term};
 use sublet_core::decide;
+use sublet_core::decide::preempt::changes_at;
 use sublet_core::event::{Answer, Caller, Event};
 use sublet_core::ids::{CardId, LeaseId};
+use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
-use sublet_core::reading::{Observation, Reading, Used};
-use sublet_core::rows::{Lease, Phase, Reason, Rows};
+use sublet_core::reading::Observation;
+use sublet_core::rows::{Hold, Lease, Phase, Reason, Rows};
+use sublet_core::rung::Rung;
 use sublet_core::state::State;
-use sublet_core::units::{Span, Time};
+use sublet_core::units::{Bytes, Span, Time};
 
 /// From an end to the look that proves it.
 const LOOK_AFTER: Span = Span(1);
@@ -84,8 +89,10 @@ pub struct Course {
     pub waited: Span,
     /// In the queue before its first turn.
     pub first_wait: Option<Span>,
-    /// How often it was granted cards.
+    /// How often it was granted cards, or had them again.
     pub turns: u32,
+    /// From its request to the end of its work.
+    pub took: Option<Span>,
     /// When its wait or its turn began.
     since: Time,
     lease: LeaseId,
@@ -106,6 +113,10 @@ pub struct Run {
     pub charged: u128,
     /// When the last thing happened.
     pub ended: Time,
+    /// Leases parked or ended for others.
+    pub preemptions: u64,
+    /// What waiters were told, and what came of it.
+    pub calibration: Calibration,
 }
 
 struct Driver<'a> {
@@ -130,6 +141,13 @@ struct Driver<'a> {
     books: Books,
     refused: BTreeMap<String, u64>,
     events: u64,
+    moves: Moves,
+    /// What programs say of what was just decided.
+    replies: VecDeque<Event>,
+    /// When the scheduler may decide otherwise though nothing happens.
+    plans: Option<Time>,
+    preemptions: u64,
+    calibration: Calibration,
 }
 
 /// Runs a trace to its end.
@@ -142,6 +160,7 @@ pub fn drive(setup: &Setup<'_>) -> Run {
         waited: Span::ZERO,
         first_wait: None,
         turns: 0,
+        took: None,
         since: job.arrival,
         lease: LeaseId(0),
     };
@@ -162,7 +181,13 @@ pub fn drive(setup: &Setup<'_>) -> Run {
         books: Books::new(setup.cluster, setup.policy.margin, trace, began, setup.slot),
         refused: BTreeMap::new(),
         events: 0,
+        moves: Moves::new(setup.cluster),
+        replies: VecDeque::new(),
+        plans: None,
+        preemptions: 0,
+        calibration: Calibration::new(trace.jobs.len()),
     };
+    driver.reply_ram();
     driver.tell(Event::Listed(setup.cluster.facts()));
     driver.unseen = (0..setup.cluster.cards.len() as u16).map(CardId).collect();
     driver.look();
@@ -179,7 +204,11 @@ impl Driver<'_> {
         let due = self.state.next_due().filter(|_| done.is_some() || renewal.is_some());
         let arrival = self.setup.trace.jobs.get(self.arrivals).map(|job| job.arrival);
         // At one instant: work ends before leases do, and room is seen before anybody new comes.
-        let next = [done, renewal, due, look, arrival].into_iter().zip(0..).filter_map(|(at, n)| at.map(|at| (at, n)));
+        let (moved, plans) = (self.moves.next(), self.plans);
+        let next = [done, renewal, due, look, moved, plans, arrival]
+            .into_iter()
+            .zip(0..)
+            .filter_map(|(at, n)| at.map(|at| (at, n)));
         let Some((at, kind)) = next.min() else { return false };
         if let Some(until) = self.setup.until.filter(|until| at > *until) {
             self.now = self.now.max(until);
@@ -194,14 +223,21 @@ impl Driver<'_> {
             1 => self.worked(),
             2 => self.tell(Event::Ticked),
             3 => self.look(),
+            4 => self.moved(),
+            5 => self.tell(Event::Ticked),
             _ => {
                 let job = self.arrivals as u32;
                 self.arrivals += 1;
                 self.ask(job);
             }
         }
+        self.reply();
         while let Some(job) = self.again.pop_front() {
             self.ask(job);
+            self.reply();
+        }
+        if self.parks() {
+            self.plans = changes_at(&self.state, self.now);
         }
         true
     }
@@ -223,6 +259,8 @@ impl Driver<'_> {
             events: self.events,
             charged: self.state.rows().tenants.iter().map(|tenant| tenant.byte_us).sum(),
             ended: self.now,
+            preemptions: self.preemptions,
+            calibration: self.calibration,
         }
     }
 
@@ -237,7 +275,10 @@ impl Driver<'_> {
         let lease = self.state.rows().meta.next_lease as usize;
         self.job_of.resize(lease + 1, number);
         self.job_of[lease] = number;
-        let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(FOR_EVER), root: None });
+        let first = course.turns == 0;
+        let id = LeaseId(lease as u64);
+        let root = self.parks().then(|| process(id));
+        let outcome = decide(&mut self.state, self.now, Event::Asked { by, ask, wait: Some(FOR_EVER), root });
         self.events += 1;
         if let Answer::Refused(why) = &outcome.answer {
             self.courses[number as usize].fate = Fate::Refused;
@@ -245,6 +286,9 @@ impl Driver<'_> {
             *self.refused.entry(why.to_string()).or_default() += 1;
         }
         self.note(&outcome.actions);
+        if first {
+            self.calibration.ask(number, &self.state, id, self.now);
+        }
     }
 
     /// The first job whose work is over gives its cards back, unless its turn was over before.
@@ -267,10 +311,11 @@ impl Driver<'_> {
 
     /// Every card where something ended is looked at.
     fn look(&mut self) {
+        // What programs said before counts for it.
+        self.reply();
         for card in std::mem::take(&mut self.unseen) {
             let n = usize::from(card.0);
-            let used = Used { free: self.setup.cluster.cards[n], processes: Vec::new(), coarse: false };
-            let observation = Observation { begun: self.now, reading: Reading::Used(used) };
+            let observation = Observation { begun: self.now, reading: self.moves.reading(card) };
             self.tell(Event::Observed { card: self.uuids[n].clone(), observation });
         }
     }
@@ -294,15 +339,123 @@ impl Driver<'_> {
                     let wait = self.now.since(course.since);
                     course.waited = course.waited + wait;
                     course.first_wait.get_or_insert(wait);
-                    course.turns += 1;
-                    (course.fate, course.since) = (Fate::Running, self.now);
-                    self.dones.push(Reverse((self.now + course.left, number, course.turns)));
-                    self.expect_renewal(*lease);
+                    self.calibration.start(number, self.now);
+                    self.runs(*lease);
+                    if self.parks() {
+                        self.moves.set(*lease, cards, self.setup.trace.jobs[number as usize].vram);
+                        self.look_at(cards);
+                        let said = Said::Here { parked: None };
+                        let process = process(*lease);
+                        self.replies.push_back(Event::Said { lease: *lease, rung: Rung::Park, process, said });
+                    }
                 }
                 Action::Renew { lease, .. } => self.expect_renewal(*lease),
-                Action::End { lease, reason, .. } => self.ended(*lease, *reason),
+                Action::Park { lease, room_for, .. } => {
+                    self.preemptions += u64::from(room_for.is_some());
+                    self.stops(*lease);
+                    self.order(*lease, Move::Out);
+                }
+                Action::Retreat { lease, .. } => self.order(*lease, Move::Out),
+                Action::Unpark { lease, .. } => self.order(*lease, Move::Back),
+                Action::Parked { lease, .. } => {
+                    let number = self.job_of[lease.0 as usize];
+                    if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
+                        self.books.end(number, &hold.cards);
+                    }
+                    self.books.wait(number);
+                    self.reply_ram();
+                    // It works all the time, so it wants its GPUs back.
+                    let (rung, process, said) = (Rung::Park, process(*lease), Said::Wants);
+                    self.replies.push_back(Event::Said { lease: *lease, rung, process, said });
+                }
+                Action::Resume { lease, .. } => {
+                    if let Some(hold) = self.state.lease(*lease).and_then(Lease::hold) {
+                        self.books.grant(self.job_of[lease.0 as usize], &hold.cards);
+                    }
+                    self.order(*lease, Move::Back);
+                }
+                Action::Resumed { lease, .. } => {
+                    let course = &mut self.courses[self.job_of[lease.0 as usize] as usize];
+                    course.waited = course.waited + self.now.since(course.since);
+                    self.runs(*lease);
+                    self.reply_ram();
+                }
+                Action::End { lease, reason, .. } => {
+                    self.preemptions += u64::from(*reason == Reason::Preempted);
+                    self.ended(*lease, *reason);
+                }
                 _ => {}
             }
+        }
+    }
+
+    fn parks(&self) -> bool {
+        self.setup.policy.parking.preempt
+    }
+
+    /// Host memory that is not taken by parked bytes.
+    fn reply_ram(&mut self) {
+        if self.parks() {
+            let available = Some(self.setup.policy.parking.ram.less(self.state.booked()));
+            self.replies.push_back(Event::Ram { available });
+        }
+    }
+
+    fn reply(&mut self) {
+        while let Some(event) = self.replies.pop_front() {
+            self.tell(event);
+        }
+    }
+
+    fn look_at(&mut self, cards: &[CardId]) {
+        self.unseen.extend(cards.iter().copied());
+        self.look_at = self.now + LOOK_AFTER;
+    }
+
+    /// A job has its GPUs and works.
+    fn runs(&mut self, lease: LeaseId) {
+        let number = self.job_of[lease.0 as usize];
+        let course = &mut self.courses[number as usize];
+        course.turns += 1;
+        (course.fate, course.since) = (Fate::Running, self.now);
+        self.dones.push(Reverse((self.now + course.left, number, course.turns)));
+        self.expect_renewal(lease);
+    }
+
+    /// A job does not work any more, and waits.
+    fn stops(&mut self, lease: LeaseId) {
+        let course = &mut self.courses[self.job_of[lease.0 as usize] as usize];
+        if course.fate == Fate::Running {
+            course.left = Span(course.left.0.saturating_sub(self.now.since(course.since).0));
+            (course.fate, course.since) = (Fate::Waiting, self.now);
+        }
+    }
+
+    /// A job is told where its bytes shall be.
+    fn order(&mut self, lease: LeaseId, way: Move) {
+        let number = self.job_of[lease.0 as usize];
+        let job = &self.setup.trace.jobs[number as usize];
+        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.cards)));
+        self.moves.order(lease, way, self.now + takes(bytes));
+    }
+
+    /// The first move is done: the job says so, and its GPUs are read until that is seen.
+    fn moved(&mut self) {
+        let Some((lease, way)) = self.moves.done() else { return };
+        let job = &self.setup.trace.jobs[self.job_of[lease.0 as usize] as usize];
+        let bytes = Bytes(job.vram.0.saturating_mul(u64::from(job.cards)));
+        let Some(cards) = self.state.lease(lease).and_then(Lease::hold).map(|hold| hold.cards.clone()) else { return };
+        let (on_each, said, readings) = match way {
+            Move::Out => (Bytes::ZERO, Said::Parked(bytes), 2),
+            Move::Back => (job.vram, Said::Resumed, 1),
+        };
+        self.moves.set(lease, &cards, on_each);
+        self.tell(Event::Said { lease, rung: Rung::Park, process: process(lease), said });
+        for _ in 0..readings {
+            self.now = self.now + LOOK_AFTER;
+            self.books.advance(self.now);
+            self.look_at(&cards);
+            self.look();
         }
     }
 
@@ -328,15 +481,27 @@ impl Driver<'_> {
 
     fn ended(&mut self, lease: LeaseId, reason: Reason) {
         let number = self.job_of[lease.0 as usize];
-        if let Some(hold) = self.state.lease(lease).and_then(Lease::hold) {
-            self.books.end(number, &hold.cards);
-            self.unseen.extend(hold.cards.iter().copied());
-            self.look_at = self.now + LOOK_AFTER;
+        let hold = self.state.lease(lease).and_then(Lease::hold).cloned();
+        let was_parked = hold.as_ref().is_some_and(is_stopped);
+        if let Some(hold) = hold {
+            if was_parked {
+                self.books.leave_queue(number);
+            } else {
+                self.books.end(number, &hold.cards);
+            }
+            self.moves.set(lease, &hold.cards, Bytes::ZERO);
+            self.moves.forget(lease);
+            self.look_at(&hold.cards);
         }
+        self.stops(lease);
+        if reason.ends_processes() {
+            self.replies.push_back(Event::Members { lease, processes: Vec::new() });
+        }
+        let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];
-        course.left = Span(course.left.0.saturating_sub(self.now.since(course.since).0));
         if reason == Reason::Released || course.left == Span::ZERO {
             course.fate = Fate::Finished;
+            course.took = Some(self.now.since(job.arrival));
             self.books.leave(number);
         } else {
             self.again.push_back(number);
@@ -351,4 +516,9 @@ fn ask_of(job: &Job, left: Span, setup: &Setup<'_>) -> Ask {
         Leases::Fixed => Term::Fixed(left.max(Span::secs(1)).min(Ask::FIXED_MAX)),
     };
     Ask { gpus: job.cards, tier: job.tier, priority: job.priority, ..Ask::plain(job.vram, term) }
+}
+
+/// Whether a lease was parked when it ended.
+fn is_stopped(hold: &Hold) -> bool {
+    hold.turns.as_ref().is_some_and(|turns| turns.stopped.is_some())
 }

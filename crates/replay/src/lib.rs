@@ -13,10 +13,12 @@
 
 pub mod alibaba;
 pub mod books;
+pub mod calibration;
 pub mod cluster;
 pub mod csv;
 pub mod drive;
 pub mod json;
+mod moves;
 pub mod plots;
 pub mod policies;
 pub mod report;

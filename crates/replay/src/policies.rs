@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use sublet_core::policy::{Caps, HeadStart, Parking, Policy};
-use sublet_core::units::Span;
+use sublet_core::units::{Bytes, Span};
 
 /// One of the policies that can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +52,18 @@ pub fn policy(name: Name, rules: &Policy) -> Policy {
 }
 
 /// The same policy where time jumps from event to event and everybody waits to the end.
-pub fn for_replay(policy: Policy, places: Option<u32>) -> Policy {
-    // A trace does not say who could be parked, nor what that would cost.
-    let parking = Parking { preempt: false, ..policy.parking.clone() };
+///
+/// A trace does not say which jobs could be parked: all can, in `parking` bytes of host memory, or none.
+pub fn for_replay(policy: Policy, places: Option<u32>, parking: Option<Bytes>) -> Policy {
+    let parking = match parking {
+        Some(ram) => Parking { ram, leave: Bytes::ZERO, ..policy.parking.clone() },
+        None => Parking { preempt: false, ..policy.parking.clone() },
+    };
     Policy {
         parking,
         // A card is looked at when something ended there; nothing else changes it, so a look stays true.
         period: Span::secs(1 << 40),
+        reads_after: Some(Span(1)),
         // Jumps in time are not stalls of a daemon.
         grace: Span::ZERO,
         queue_max: usize::MAX,

@@ -4,6 +4,7 @@
 //! It depends on the trace and the options alone. How fast the replay was is not in
 //! it, so that two runs of the same trace give the same bytes.
 
+use crate::calibration;
 use crate::cluster::Cluster;
 use crate::drive::{Course, Fate, Leases, Run, Setup, drive};
 use crate::policies::{Name, for_replay, policy};
@@ -12,7 +13,7 @@ use crate::trace::{Trace, tier_name};
 use serde::Serialize;
 use sublet_core::ask::Tier;
 use sublet_core::policy::Policy;
-use sublet_core::units::{Span, Time};
+use sublet_core::units::{Bytes, Span, Time};
 
 /// Fairness is judged over slots of this length, or longer ones of a long trace.
 const SLOT: Span = Span::secs(600);
@@ -37,6 +38,8 @@ pub struct Options {
     pub places: Option<u32>,
     /// Stop so long after the first arrival.
     pub until: Option<Span>,
+    /// Jobs can be parked, in so much host memory.
+    pub parking: Option<Bytes>,
 }
 
 /// All that is said.
@@ -100,10 +103,12 @@ pub struct Outcome {
     pub turns: u64,
     /// Leases that ended before the work of their job.
     pub cut: u64,
-    /// Holders made to give way before their time.
+    /// Leases that were parked, or ended, for others.
     pub preemptions: u64,
-    /// Why there are as many.
-    pub preemptions_note: &'static str,
+    /// From the request to the end of the work, of jobs that finished.
+    pub completion: Waits,
+    /// Whether what waiters were told came true.
+    pub calibration: calibration::Report,
     /// Time in the queue, all turns of a job together; of whoever still waits, until the end.
     pub wait: Waits,
     /// Time in the queue before the first turn, of whoever had one.
@@ -259,7 +264,7 @@ fn about(trace: &Trace, cluster: &Cluster, options: &Options) -> About {
 pub fn replay(trace: &Trace, cluster: &Cluster, options: &Options, mut ran: impl FnMut(&Outcome)) -> Report {
     let mut policies = Vec::new();
     for name in &options.policies {
-        let policy = for_replay(policy(*name, &options.rules), options.places);
+        let policy = for_replay(policy(*name, &options.rules), options.places, options.parking);
         let first = trace.jobs.first().map_or(Time::ZERO, |job| job.arrival);
         let until = options.until.map(|until| first + until);
         let setup = Setup { trace, cluster, policy, leases: options.leases, until, slot: slot_of(trace) };
@@ -289,8 +294,9 @@ fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcom
         ran_s: round(run.books.elapsed().as_secs_f64()),
         turns,
         cut: turns - started + lost,
-        preemptions: 0,
-        preemptions_note: "this release takes nothing from a holder before its term or the hold cap is over",
+        preemptions: run.preemptions,
+        completion: Waits::of(run.courses.iter().filter_map(|course| course.took).map(|took| took.0).collect()),
+        calibration: run.calibration.report(),
         wait: waits(setup, run, |_| true),
         first_wait: Waits::of(run.courses.iter().filter_map(|course| course.first_wait).map(|wait| wait.0).collect()),
         tenants: tenants(setup, run),

@@ -24,12 +24,20 @@ fn cards(text: &str) -> Cluster {
 }
 
 fn run_on(trace: &Trace, cluster: &str, name: Name, leases: Leases, until: Option<Time>) -> Run {
-    let (cluster, policy) = (cards(cluster), for_replay(policy(name, &Policy::default()), None));
+    let (cluster, policy) = (cards(cluster), for_replay(policy(name, &Policy::default()), None, None));
     drive(&Setup { trace, cluster: &cluster, policy, leases, until, slot: Span::secs(600) })
 }
 
 fn options(policies: &[Name], leases: Leases) -> Options {
-    Options { rules: Policy::default(), policies: policies.to_vec(), leases, starved: 10.0, places: None, until: None }
+    Options {
+        rules: Policy::default(),
+        policies: policies.to_vec(),
+        leases,
+        starved: 10.0,
+        places: None,
+        until: None,
+        parking: None,
+    }
 }
 
 fn report_on(trace: &Trace, cluster: &str, leases: Leases) -> Report {
@@ -372,4 +380,62 @@ fn plots_have_titles_units_both_policies_and_no_tags_of_others() {
     }
     assert!(plots[1].1.contains("&lt;b&gt;ann") && plots[1].1.contains("waited no longer (minutes)"), "{}", plots[1].1);
     assert!(plots[2].1.contains("(minutes)") && plots[2].1.matches("<polyline").count() == 6);
+}
+
+// ---- parking, and what waiters are told --------------------------------------------
+
+fn parked_on(trace: &Trace, cluster: &str, finish: bool) -> Run {
+    let mut rules = Policy::default();
+    rules.parking.finish = finish;
+    let policy = for_replay(policy(Name::Fair, &rules), None, Some(Bytes::gib(256)));
+    let cluster = cards(cluster);
+    drive(&Setup { trace, cluster: &cluster, policy, leases: Leases::Renewed, until: None, slot: Span::secs(600) })
+}
+
+fn mean_completion_s(run: &Run) -> f64 {
+    let took: Vec<f64> = run.courses.iter().filter_map(|course| course.took).map(|took| took.as_secs_f64()).collect();
+    assert_eq!(took.len(), run.courses.len(), "all finish");
+    took.iter().sum::<f64>() / took.len() as f64
+}
+
+#[test]
+fn a_batch_job_is_parked_for_an_interactive_one_and_goes_on_after_it() {
+    let trace = trace(
+        "0,ann,6GiB,1,100,batch
+         10,ben,6GiB,1,50,interactive",
+    );
+    let run = parked_on(&trace, "1x10GiB", true);
+    assert_eq!(run.preemptions, 1);
+    let [ann, ben] = &run.courses[..] else { panic!("{:?}", run.courses) };
+    // Two moves of 6 GiB take 0.276 s each.
+    let near = |span: Option<Span>, seconds: f64| (span.unwrap().as_secs_f64() - seconds).abs() < 0.01;
+    assert!(near(ben.took, 50.276), "{ben:?}");
+    assert!(near(ann.took, 150.552), "{ann:?}");
+    assert_eq!((ann.turns, ben.turns), (2, 1));
+}
+
+#[test]
+fn twenty_short_jobs_finish_one_after_the_other() {
+    let lines: Vec<String> = (0..20).map(|n| format!("0.{n:02},ann,4GiB,1,13,batch")).collect();
+    let trace = trace(&lines.join("\n"));
+    let (before, after) = (parked_on(&trace, "1x6GiB", false), parked_on(&trace, "1x6GiB", true));
+    let (before_s, after_s) = (mean_completion_s(&before), mean_completion_s(&after));
+    // One after the other without a break: 13 s × 10.5.
+    assert!(after_s < 136.5 * 1.03, "{after_s}");
+    assert!(before_s > 136.5 * 1.6, "{before_s}");
+    assert!(after.preemptions <= 2, "{} until it is known how long they take", after.preemptions);
+}
+
+#[test]
+fn nine_of_ten_requests_start_within_what_they_were_told() {
+    let shape = Shape { seed: 3, jobs: 4_000, tenants: 12, chatty: true, load: 0.6 };
+    let trace = make(&shape, &cards("4x24GiB"), Bytes::mib(256)).unwrap();
+    for run in [run_on(&trace, "4x24GiB", Name::Fair, Leases::Renewed, None), parked_on(&trace, "4x24GiB", true)] {
+        let report = run.calibration.report();
+        assert!(report.known > 100, "{report:?}");
+        assert!((0.85..=0.95).contains(&report.within_p90.unwrap()), "{report:#?}");
+        assert!((0.4..=0.75).contains(&report.within_p50.unwrap()), "{report:#?}");
+        let both = report.bound.unwrap();
+        assert!(both.requests > 20 && both.expected.mean_s <= both.other.mean_s / 2.0, "{both:?}");
+    }
 }

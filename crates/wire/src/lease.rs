@@ -226,8 +226,16 @@ pub struct Waiting {
     pub place_exact: bool,
     /// One sentence.
     pub why: String,
-    /// Seconds until it is expected to start; null if nobody can say.
+    /// Seconds until it starts if every lease in its way lasts as long as it may, and no request made later
+    /// goes first; null if that is not known.
     pub estimate_s: Option<f64>,
+    /// Seconds until it is expected to start, by how long such leases lasted so far: as likely earlier as
+    /// later. Null while too little is known.
+    #[serde(default)]
+    pub expected_s: Option<f64>,
+    /// The same in nine of ten cases.
+    #[serde(default)]
+    pub expected_p90_s: Option<f64>,
     /// Smaller leases that could start now. Nothing is kept for them: whoever accepts first has them.
     /// Not told in lists.
     #[serde(default)]

@@ -93,18 +93,28 @@ fn outlook(lease: &Lease, waiting: &Waiting) -> String {
     if waiting.offers.is_empty() {
         text.push_str("offered now: nothing smaller can start\n");
     }
+    let _ = writeln!(text, "start: {}", start(waiting));
+    text
+}
+
+/// When it is expected to start, and the worst case.
+fn start(waiting: &Waiting) -> String {
+    let mut parts = Vec::new();
+    if let (Some(expected), Some(p90)) = (waiting.expected_s, waiting.expected_p90_s) {
+        parts.push(format!("expected in about {} (90 %: within {})", span::show(expected), span::show(p90)));
+    }
     match &waiting.bound {
         Some(Bound { at_latest_s: Some(latest), settled_in_s, .. }) => {
-            let _ = write!(text, "at the latest: within {}", span::show(*latest));
-            if let Some(settled) = settled_in_s.filter(|settled| *settled > 0.0) {
-                let _ = write!(text, "; who comes within {} and is more urgent may still pass", span::show(settled));
-            }
-            text.push('\n');
+            let settled = settled_in_s.filter(|settled| *settled > 0.0);
+            let later = settled.map_or_else(String::new, |settled| {
+                format!(" (more urgent requests made in the next {} may go first)", span::show(settled))
+            });
+            parts.push(format!("worst case {}{later}", span::show(*latest)));
         }
-        Some(Bound { why_none: Some(why), .. }) => _ = writeln!(text, "at the latest: no bound, because {why}"),
+        Some(Bound { why_none: Some(why), .. }) => parts.push(format!("no worst case, because {why}")),
         _ => {}
     }
-    text
+    if parts.is_empty() { "not known".to_owned() } else { parts.join("; ") }
 }
 
 fn ahead(ahead: &[Ahead]) -> String {
@@ -229,12 +239,12 @@ mod tests {
     #[test]
     fn a_wait_is_explained_card_by_card() {
         expect![[r#"
-            L8 waits, place 2, starts within 25 min: card 0 is not empty
+            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): card 0 is not empty
             asked: a whole card, interactive
 
             room: L7 (park) should leave, which costs 2 s in all
             offered now: 6 GiB, if it is over within 15 min   sublet accept L8
-            at the latest: within 2 h 0 min; who comes within 10 min and is more urgent may still pass
+            start: expected in about 40 s (90 %: within 2 min); worst case 2 h 0 min (more urgent requests made in the next 10 min may go first)
 
             served before it:
               LEASE  USER    VRAM  CARDS  TIER   WAITED  WHY

@@ -8,7 +8,7 @@ use crate::output;
 use crate::table::Table;
 use crate::text;
 use clap::Args;
-use sublet_wire::{Lease, LeaseState, Leases, exit};
+use sublet_wire::{Lease, LeaseState, Leases, Waiting, exit, span};
 
 /// List your leases
 #[derive(Args, Clone, Debug)]
@@ -92,9 +92,12 @@ fn cells(lease: &Lease) -> [String; 8] {
 
 fn state(lease: &Lease) -> String {
     let state = text::lease_state(lease.state);
+    let soon = |waiting: &Waiting| {
+        waiting.expected_s.map_or_else(String::new, |s| format!(", expected in about {}", span::show(s)))
+    };
     match (&lease.waiting, lease.state) {
-        (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}", waiting.place),
-        (Some(waiting), _) => format!("{state}, place {}", waiting.place),
+        (Some(waiting), LeaseState::Parked) => format!("{state}, wants back, place {}{}", waiting.place, soon(waiting)),
+        (Some(waiting), _) => format!("{state}, place {}{}", waiting.place, soon(waiting)),
         (None, LeaseState::Active) if lease.over.is_some() => format!("{state}, over"),
         (None, LeaseState::Active) if lease.idle => format!("{state}, idle"),
         _ => state.into(),
@@ -132,12 +135,12 @@ mod tests {
         let back = Lease { id: "L9".into(), waiting: sample::waiting().waiting, ..parked.clone() };
         let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting(), parked, back], more: false };
         expect![[r#"
-            LEASE  NAME   STATE                        CARDS    VRAM     SEEN  TIER          LEFT  PIDS
-            L7     train  active                       0      10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L5     -      active, idle                 0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
-            L8     -      waiting, place 2             -       whole        -  interactive      -  -
-            L6     train  parked                       0      10 GiB  7.8 GiB  batch            -  4312,4313
-            L9     train  parked, wants back, place 2  0      10 GiB  7.8 GiB  batch            -  4312,4313
+            LEASE  NAME   STATE                                                CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     train  active                                               0      10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L5     -      active, idle                                         0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
+            L8     -      waiting, place 2, expected in about 40 s             -       whole        -  interactive      -  -
+            L6     train  parked                                               0      10 GiB  7.8 GiB  batch            -  4312,4313
+            L9     train  parked, wants back, place 2, expected in about 40 s  0      10 GiB  7.8 GiB  batch            -  4312,4313
         "#]]
         .assert_eq(&render(&leases, false));
     }
@@ -147,9 +150,9 @@ mod tests {
         let gang = Lease { gpus: 2, ..sample::waiting() };
         let leases = Leases { leases: vec![sample::two_card_lease(), gang], more: false };
         expect![[r#"
-            LEASE  USER  NAME   STATE             CARDS    VRAM     SEEN  TIER          LEFT  PIDS
-            L7     ana   train  active            2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L8     ben   -      waiting, place 2  any 2   whole        -  interactive      -  -
+            LEASE  USER  NAME   STATE                                     CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     ana   train  active                                    2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L8     ben   -      waiting, place 2, expected in about 40 s  any 2   whole        -  interactive      -  -
         "#]]
         .assert_eq(&render(&leases, true));
     }

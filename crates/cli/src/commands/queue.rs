@@ -26,7 +26,8 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 }
 
 fn render(queue: &Leases, now_unix_s: f64) -> String {
-    let headers = [">PLACE", "LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", ">STARTS WITHIN", "WHY"];
+    let headers =
+        [">PLACE", "LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", ">EXPECTED IN", ">WORST CASE", "WHY"];
     let mut table = Table::new(&headers);
     for (n, lease) in queue.leases.iter().enumerate() {
         table.row(cells(n, lease, now_unix_s));
@@ -34,7 +35,7 @@ fn render(queue: &Leases, now_unix_s: f64) -> String {
     table.show("")
 }
 
-fn cells(n: usize, lease: &Lease, now_unix_s: f64) -> [String; 9] {
+fn cells(n: usize, lease: &Lease, now_unix_s: f64) -> [String; 10] {
     let waiting = lease.waiting.as_ref();
     [
         waiting.map_or(n as u64 + 1, |waiting| waiting.place).to_string(),
@@ -44,7 +45,8 @@ fn cells(n: usize, lease: &Lease, now_unix_s: f64) -> [String; 9] {
         lease.gpus.to_string(),
         text::tier(lease.tier).into(),
         text::since(Some(lease.asked_unix_s), now_unix_s),
-        text::seconds(waiting.and_then(|waiting| waiting.estimate_s)),
+        text::seconds(waiting.and_then(|waiting| waiting.expected_s)),
+        text::seconds(waiting.and_then(text::worst_case_s)),
         text::or_none(waiting.map(|waiting| waiting.why.as_str())),
     ]
 }
@@ -58,9 +60,9 @@ mod tests {
     #[test]
     fn the_queue_is_shown_in_order_of_service() {
         expect![[r#"
-            PLACE  LEASE  USER    VRAM  CARDS  TIER         WAITED  STARTS WITHIN  WHY
-                1  -      ana   16 GiB      2  batch         5 min              -  card 0 has 4 GiB of 16 GiB
-                2  L8     ben    whole      1  interactive    30 s         25 min  card 0 is not empty
+            PLACE  LEASE  USER    VRAM  CARDS  TIER         WAITED  EXPECTED IN  WORST CASE  WHY
+                1  -      ana   16 GiB      2  batch         5 min            -           -  card 0 has 4 GiB of 16 GiB
+                2  L8     ben    whole      1  interactive    30 s         40 s   2 h 0 min  card 0 is not empty
         "#]]
         .assert_eq(&render(&sample::queue(), sample::NOW));
     }

@@ -86,6 +86,9 @@ pub struct ReplayArgs {
     /// Stop so long after the first arrival [default: when all work is done]
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<u64>,
+    /// Jobs can be parked, in this much host memory (such as 512GiB): time slices and preemption are replayed too
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    parking: Option<Bytes>,
     /// Write plots as SVG into this directory
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -98,11 +101,14 @@ const AFTER_HELP: &str = "\
 The real scheduler runs, with virtual time, no daemon and no GPU. A job works all the time it holds
 its cards. By default its lease is renewed while it works, as with `sublet run`, and ends at the
 hold cap while others wait; then the job asks again for the rest of its work. That costs it nothing
-but the wait: its state is taken to be saved. With --fixed no lease ends early.
+but the wait: its state is taken to be saved. With --fixed no lease ends early. With --parking jobs are
+parked and resumed as the daemon would: each move takes 0.15 s and 21 ms for each GiB.
 
 Policies: fifo serves by arrival alone; fair is what the daemon does, by --config FILE or by its defaults.
 
 wait         time in the queue, all turns of a job together
+completion   from the request to the end of the work
+expected     what a request that had to wait would have been told, beside when it really started
 utilisation  byte-seconds granted divided by byte-seconds there were (margins left out)
 fairness     time is cut into slots. A tenant's demand in a slot is the most it could have used: the
              bytes of each of its jobs while the job was there, but no longer than it had work left.
@@ -119,6 +125,10 @@ fn share(text: &str) -> Result<f64, String> {
 
 fn factor(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (0.001..=1e6).contains(x)).ok_or_else(|| format!("`{text}` is not 0.001 to 1000000"))
+}
+
+fn size(text: &str) -> Result<Bytes, String> {
+    sublet_wire::size::parse(text).map(Bytes).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 
 fn time(text: &str) -> Result<u64, String> {
@@ -160,6 +170,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
         starved: args.starved,
         places: args.places,
         until: args.until.map(sublet_replay::span_of_secs),
+        parking: args.parking,
     };
     let mut speed = Vec::new();
     let mut began = Instant::now();

@@ -79,8 +79,7 @@ fn waiting(queue: &Leases) -> String {
     let n = queue.leases.len();
     let wait = if n == 1 { "waits" } else { "wait" };
     let asks = text::wish(first.asked_vram_bytes, first.gpus);
-    let start = first.waiting.as_ref().and_then(|waiting| waiting.estimate_s);
-    let start = start.map_or_else(String::new, |s| format!(", starts within {}", span::show(s)));
+    let start = first.waiting.as_ref().map_or_else(String::new, |waiting| format!(", {}", text::start(waiting)));
     format!("{n}{more} {wait}; next: {} ({asks}, {}){start}\n", first.user, text::tier(first.tier))
 }
 
@@ -114,7 +113,7 @@ mod tests {
             0     ana   L7       batch  active    10 GiB  7.8 GiB  60 s
             0     -     pid 991  -      stranger       -    3 GiB     -
 
-            2 wait; next: ana (16 GiB on each of 2 cards, batch)
+            2 wait; next: ana (16 GiB on each of 2 cards, batch), when it starts is not known
         "#]].assert_eq(&render(&sample::cards(), &sample::queue(), sample::NOW));
         expect!["`sublet queue` shows who waits and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
     }

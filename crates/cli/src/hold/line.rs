@@ -4,9 +4,10 @@
 //! estimate is rewritten in place; elsewhere a line with all of it is printed when it says something new.
 
 use crate::table::plain;
+use crate::text;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use sublet_wire::{Lease, span};
+use sublet_wire::Lease;
 
 /// How a wait goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,10 +84,7 @@ impl Line {
 pub fn waiting(lease: &Lease) -> Said {
     let Some(waiting) = &lease.waiting else { return Said::plainly(format!("{} waits", lease.id)) };
     let at_least = if waiting.place_exact { "" } else { "at least " };
-    let start = match waiting.estimate_s {
-        Some(s) => format!("starts within {}", span::show(s)),
-        None => "nobody can say when it starts".into(),
-    };
+    let start = text::start(waiting);
     let why = plain(&waiting.why);
     Said {
         now: format!("{} waits, {at_least}place {}, {start}", lease.id, waiting.place),
@@ -132,7 +130,8 @@ mod tests {
         let mut lease = sample::waiting();
         let first = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
-            (waiting.estimate_s, waiting.place_exact) = (None, false);
+            (waiting.estimate_s, waiting.expected_s, waiting.bound) = (None, None, None);
+            waiting.place_exact = false;
         }
         let second = waiting(&lease);
         if let Some(waiting) = &mut lease.waiting {
@@ -144,8 +143,8 @@ mod tests {
     #[test]
     fn a_log_gets_a_line_for_each_news() {
         expect![[r#"
-            L8 waits, place 2, starts within 25 min: card 0 is not empty
-            L8 waits, at least place 2, nobody can say when it starts: GPU 0 has 7.7 GiB free, 16 GiB are needed
+            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): card 0 is not empty
+            L8 waits, at least place 2, when it starts is not known: GPU 0 has 7.7 GiB free, 16 GiB are needed
         "#]]
         .assert_eq(&drawn(false, 80, &story()));
     }
@@ -154,8 +153,8 @@ mod tests {
     fn a_terminal_shows_every_reason_whole_and_rewrites_what_changes_all_the_time() {
         expect![[r#"
             CRESC[Kcard 0 is not empty
-            L8 waits, place 2, starts within 25 minCRESC[KL8 waits, at least place 2, nobody can s…CRESC[KGPU 0 has 7.7 GiB free, 16 GiB are needed
-            L8 waits, at least place 2, nobody can s…"#]]
+            L8 waits, place 2, expected in about 40 …CRESC[KL8 waits, at least place 2, when it star…CRESC[KGPU 0 has 7.7 GiB free, 16 GiB are needed
+            L8 waits, at least place 2, when it star…"#]]
         .assert_eq(&drawn(true, 42, &story()));
         let silent = Said::plainly("L8 waits; no daemon answers now, still trying".into());
         assert_eq!(drawn(false, 80, &[silent.clone(), silent.clone()]), format!("{}\n", silent.now), "once");

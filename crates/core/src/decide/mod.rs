@@ -9,6 +9,7 @@ pub(crate) mod admit;
 pub(crate) mod board;
 mod calls;
 pub mod enforce;
+pub(crate) mod finish;
 mod moving;
 pub mod offer;
 pub mod over;
@@ -22,6 +23,7 @@ pub(crate) mod tokens;
 use crate::action::Action;
 use crate::event::{Answer, Caller, Event, Refusal};
 use crate::ids::{Epoch, LeaseId};
+use crate::lateness::Wait;
 use crate::mutant::Mutant;
 use crate::rows::{Ended, Lease, Phase, Reason};
 use crate::state::State;
@@ -86,7 +88,13 @@ impl Turn<'_> {
                 self.start(boot, clock_offset_us, (epoch_floor, lease_floor));
             }
             Event::Awoke => self.grace(),
-            Event::Asked { by, ask, wait, root } => return self.admit(&by, ask, wait, root),
+            Event::Asked { by, ask, wait, root } => {
+                let answer = self.admit(&by, ask, wait, root);
+                if let Answer::Lease(lease) = answer {
+                    self.state.remember_expected(lease, self.now);
+                }
+                return answer;
+            }
             Event::Renewed { by, lease, epoch } => return self.renew(&by, lease, epoch),
             Event::Bound { by, lease, epoch, process } => return self.bind(&by, lease, epoch, process),
             Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
@@ -235,10 +243,19 @@ impl Turn<'_> {
             (unused > Span::ZERO).then(|| self.state.rows().tenants[row.tenant.0 as usize].mark - unused)
         });
         let turn = self.state.lease(lease).is_some_and(|row| self.state.is_first(row)).then_some(self.now);
-        self.emit(Action::End { lease, reason, at, peak, mark, turn, why });
+        let told = self.told(lease);
+        let granted = self.state.lease(lease).and_then(Lease::hold).is_some();
+        let ran = granted.then(|| self.state.live(lease).map(|live| live.program.clone()).unwrap_or_default());
+        self.emit(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
             self.emit(Action::Retire { lease, ran: None });
         }
+    }
+
+    /// What was expected of a waiter when it asked, if that was remembered.
+    fn told(&self, lease: LeaseId) -> Option<Wait> {
+        let waits = matches!(self.state.lease(lease)?.phase, Phase::Waiting { .. });
+        self.state.live(lease)?.expected.filter(|_| waits)
     }
 
     /// The lease, if the caller may know of it.

@@ -13,6 +13,7 @@
 
 use super::Turn;
 use super::board::{Board, Fit};
+use super::finish;
 use super::serve::charged;
 use crate::action::{Action, Hint, Unparked, Wake};
 use crate::ask::{Ask, Vram};
@@ -160,7 +161,8 @@ impl Turn<'_> {
         let processes = moved.unwrap_or_default();
         let quiet = !again && !by_hand && !use_is_noticed(self.state, lease, rung);
         // Behind whoever it leaves for, who may have asked at this very moment.
-        let again = again.then_some(self.now + Span(1));
+        let as_of = room_for.filter(|_| again).and_then(|waiter| finish::asks_as_of(self.state, row, waiter));
+        let again = again.then_some(as_of.unwrap_or(self.now + Span(1)));
         let at = self.now;
         self.emit(Action::Park {
             lease,

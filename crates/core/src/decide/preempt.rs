@@ -6,6 +6,7 @@
 //! room is asked ([`crate::plan`]), unless the room comes sooner by itself.
 
 use super::board::{could_hold, in_the_way_on};
+use super::finish;
 use super::over;
 use super::park::{ParkOrder, as_of_now, rests, takes};
 use super::serve::{free_to_start, need, wanted};
@@ -216,7 +217,11 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
         () if idle => least,
         // Whoever is more urgent stays a while after its last work, so that moves are rare enough anyway.
         () if other < own => hold.began() + parking.turn.max(moves),
-        () => hold.began() + parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into()))),
+        () => {
+            let slice = parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())));
+            let stretch = if own == other { finish::stretch(state, holder, hold, slice) } else { Span::ZERO };
+            hold.began() + slice + stretch
+        }
     };
     let (turn, least) = if state.planted(Mutant::NoTurn) { (now, now) } else { (turn, least) };
     let rank = match () {
@@ -594,13 +599,35 @@ pub fn comes(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             let on = |row: &&Lease| row.hold().is_some_and(|hold| hold.cards.iter().any(|card| cards.contains(card)));
             let gone = |row: &Lease| {
                 let away = row.away()?;
-                Some((away.since + takes(state, row, away.rung, Way::Out)).max(now + state.policy().period))
+                Some((away.since + takes(state, row, away.rung, Way::Out)).max(now + state.policy().next_reading()))
             };
             leaving.filter(on).filter_map(gone).max()
         }
         Making::Nothing => turns_end(state, &as_of_now(state, waiter), now),
         Making::Ram { .. } | Making::Cap { .. } | Making::Pauses => None,
     }
+}
+
+/// When room may be made for one of the first waiters though nothing happens until then: a time slice is
+/// over, or a pause. `None` if time alone changes nothing. A replay moves its clock by it.
+pub fn changes_at(state: &State, now: Time) -> Option<Time> {
+    if !state.policy().parking.preempt || state.queue().is_empty() {
+        return None;
+    }
+    let later = |at: Time| (at > now).then_some(at);
+    let waiters: Vec<&Lease> = free_to_start(state).take(AT_A_TIME).collect();
+    let slices = waiters.iter().flat_map(|waiter| {
+        let spared = state.movable().filter_map(|row| prospect(state, waiter, row, now).err());
+        spared.filter_map(|spared| match spared {
+            Spared::Turn { until } => later(until),
+            _ => None,
+        })
+    });
+    let pauses = waiters.iter().filter_map(|waiter| match &waiter.phase {
+        Phase::Parked(_, away) => later(away.since + state.policy().parking.pause),
+        _ => None,
+    });
+    slices.chain(pauses).min()
 }
 
 /// When enough holders on one card will have had their turns, for the first who waits.
@@ -618,7 +645,7 @@ fn turns_end(state: &State, waiter: &Lease, now: Time) -> Option<Time> {
             let in_the_way = all_in_the_way.contains(id);
             let at = match state.lease(*id).map(|row| prospect(state, waiter, row, now)) {
                 Some(Ok(prospect)) => now + prospect.out,
-                Some(Err(Spared::Turn { until })) => until + state.policy().period,
+                Some(Err(Spared::Turn { until })) => until + state.policy().next_reading(),
                 _ if in_the_way => return None,
                 _ => continue,
             };

@@ -100,7 +100,8 @@ impl Turn<'_> {
         let Fit { cards, vram, before } = fit.clone();
         let turn = self.state.is_first(row).then_some(self.now);
         let until = self.now + span;
-        self.emit(Action::Grant { lease, cards, vram, epoch, at: self.now, until, mark: Some(mark), before, turn });
+        let (at, mark, told) = (self.now, Some(mark), self.told(lease));
+        self.emit(Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told });
     }
 }
 

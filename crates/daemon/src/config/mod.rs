@@ -333,7 +333,7 @@ mod tests {
         let all = settle("[parking]\nram = \"90%\"").unwrap().policy.parking.ram;
         assert!(all > settle("[parking]\nram = \"10%\"").unwrap().policy.parking.ram);
         let settled = settle(
-            "[preemption]\nmake_room = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nrest = \"90s\"\nend_grace = \"2s\"",
+            "[preemption]\nmake_room = false\nfinish = false\nswitching = \"20%\"\nturn = \"1m\"\nidle = \"5m\"\nrest = \"90s\"\nend_grace = \"2s\"",
         )
         .unwrap();
         let parking = &settled.policy.parking;
@@ -341,6 +341,7 @@ mod tests {
         assert_eq!(parking.rest, Span::secs(90));
         assert_eq!(parking.worth, 4);
         assert!(!parking.preempt && settle("").unwrap().policy.parking.preempt);
+        assert!(!parking.finish && settle("").unwrap().policy.parking.finish);
         let patience = settle("[enforcement]\nwarned = \"1m\"\ngrace = \"30s\"").unwrap().policy.patience;
         assert_eq!((patience.warned, patience.parks, patience.grace), (Span::secs(60), true, Span::secs(30)));
         assert!(!settle("[enforcement]\npark = false").unwrap().policy.patience.parks);

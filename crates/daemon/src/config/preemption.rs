@@ -15,6 +15,8 @@ pub(super) struct PreemptionConfig {
     turn: Option<String>,
     /// No more of the time goes into moving (`"5%"`).
     switching: Option<String>,
+    /// Batch jobs that are expected to be done within another time slice may finish.
+    finish: Option<bool>,
     /// Whoever stands lower has the cards of somebody idle after this (`"30s"`).
     idle: Option<String>,
     /// Whoever could not be moved is left alone for so long, unless somebody asks for it by hand (`"1m"`).
@@ -29,6 +31,7 @@ impl PreemptionConfig {
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<(), ConfigError> {
         let parking = &mut policy.parking;
         parking.preempt = self.make_room.unwrap_or(parking.preempt);
+        parking.finish = self.finish.unwrap_or(parking.finish);
         set(&mut parking.turn, "preemption.turn", &self.turn, read_span)?;
         set(&mut parking.worth, "preemption.switching", &self.switching, |text| {
             match text.strip_suffix('%').map(|number| number.trim().parse::<u32>()) {

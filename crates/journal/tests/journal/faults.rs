@@ -7,7 +7,9 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use sublet_core::durations::Durations;
 use sublet_core::ids::LeaseId;
+use sublet_core::lateness::Lateness;
 use sublet_core::rows::{Finish, Phase, Reason, Rows, Told};
 use sublet_core::units::{Span, Time};
 use sublet_journal::{Batch, CommitError, Journal, OpenError, verify};
@@ -311,6 +313,7 @@ fn a_notice_of_an_earlier_version_is_of_its_term_where_it_falls_on_the_end_of_a_
         dir.sql(&format!(
             "UPDATE leases SET notice_us = until_us, ask = json_set(ask, '$.term', json('{{\"{term}\":6000000}}'))"
         ));
+        dir.sql("ALTER TABLE tenants DROP COLUMN durations; ALTER TABLE meta DROP COLUMN lateness");
         dir.sql("PRAGMA user_version = 7");
         let rows = dir.open().1.rows;
         let mut notices = rows.leases.values().filter_map(|lease| lease.hold()?.notice);
@@ -346,6 +349,8 @@ fn a_file_of_the_first_version_keeps_its_leases() {
             "cards.mode",
             "meta.next_stranger",
             "meta.next_rule",
+            "tenants.durations",
+            "meta.lateness",
         ]);
     for (table, column) in later.filter_map(|name| name.split_once('.')) {
         dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
@@ -355,6 +360,9 @@ fn a_file_of_the_first_version_keeps_its_leases() {
     let mut rows = dir.open().1.rows;
     let mut known = world.rows.clone();
     for rows in [&mut rows, &mut known] {
+        // What was learned is learned anew.
+        rows.meta.lateness = Lateness::default();
+        rows.tenants.iter_mut().for_each(|tenant| tenant.durations = Durations::default());
         rows.tenants
             .iter_mut()
             .for_each(|tenant| (tenant.mark, tenant.turn, tenant.today) = (Time::ZERO, Time::ZERO, 0));

@@ -5,6 +5,7 @@ use sublet_core::action::{Action, Unparked};
 use sublet_core::ask::{Ask, On, Term};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
+use sublet_core::lateness::Wait;
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{Ended, Phase, Reason, Rows, Service};
 use sublet_core::rung::Rung;
@@ -104,6 +105,7 @@ impl World {
     fn grant(&mut self, lease: LeaseId) {
         let cards = vec![CardId(self.dice.below(2) as u16)];
         let (epoch, at, until) = (self.rows.meta.next_epoch, self.now, self.now + Span::secs(300));
+        let told = (self.dice.below(2) == 0).then_some(Wait { p50: Span::secs(5), p90: Span::secs(9) });
         self.act(Action::Grant {
             lease,
             cards,
@@ -114,6 +116,7 @@ impl World {
             mark: Some(until),
             before: None,
             turn: Some(at),
+            told,
         });
     }
 
@@ -122,7 +125,9 @@ impl World {
         let reason = reasons[self.dice.below(4) as usize];
         let peak = (self.dice.below(2) == 0).then_some(Bytes::mib(650));
         let why = (self.dice.below(4) == 0).then(|| "out of memory".to_owned());
-        self.act(Action::End { lease, reason, at: self.now, peak, mark: None, turn: None, why });
+        let ran = (self.dice.below(4) > 0).then(|| ["train", ""][self.dice.below(2) as usize].to_owned());
+        let (at, told) = (self.now, None);
+        self.act(Action::End { lease, reason, at, peak, mark: None, turn: None, why, ran, told });
     }
 
     pub fn cycle(&mut self) {

@@ -5,7 +5,9 @@ use crate::generate::{World, answer, ask, facts};
 use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::cost::{Costs, Way};
+use sublet_core::durations::{Durations, Kind, Outcome};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
+use sublet_core::lateness::{Lateness, Wait};
 use sublet_core::reading::CardFacts;
 use sublet_core::rows::{
     Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Told, Turns,
@@ -76,6 +78,22 @@ fn extreme_hold() -> Hold {
         }),
         notice: None,
     }
+}
+
+fn durations() -> Durations {
+    let mut durations = Durations::default();
+    let kind = Kind::new(Tier::Spot, Bytes(u64::MAX), 64);
+    durations.learn("\"é\"", kind, Span(u64::MAX), Outcome::Done, Time(u64::MAX));
+    durations.learn("", Kind::new(Tier::Interactive, Bytes::ZERO, 0), Span::ZERO, Outcome::Cut, Time::ZERO);
+    durations
+}
+
+fn lateness() -> Lateness {
+    let mut lateness = Lateness::default();
+    let most = Wait { p50: Span(u64::MAX), p90: Span(u64::MAX) };
+    lateness.learn(most, Span::ZERO, Outcome::Done, Time(u64::MAX));
+    lateness.learn(Wait { p50: Span::ZERO, p90: Span::ZERO }, Span(u64::MAX), Outcome::Cut, Time::ZERO);
+    lateness
 }
 
 fn costs() -> Costs {
@@ -220,6 +238,7 @@ fn extreme_rows() -> Rows {
             day: u32::MAX,
             next_stranger: u64::MAX,
             next_rule: u32::MAX,
+            lateness: lateness(),
         },
         tenants: vec![
             Tenant {
@@ -233,6 +252,7 @@ fn extreme_rows() -> Rows {
                 today: u64::MAX,
                 parked_byte_us: u128::MAX,
                 costs: costs(),
+                durations: durations(),
             },
             Tenant::default(),
         ],

@@ -121,7 +121,7 @@ impl Books {
                     format!("{lease} waits for what can never be: {ask:?}")
                 })
             }
-            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn } => {
+            Action::Grant { lease, cards, vram, epoch, at, until, mark, before, turn, told: _ } => {
                 must(0, *at == now, || format!("{lease} is granted at {at}, and it is {now}"))?;
                 let cards: Vec<usize> = cards.iter().map(|card| usize::from(card.0)).collect();
                 let held = Held {

@@ -9,10 +9,13 @@ use super::calls::Cause;
 use super::park::{CONTEXT, Way};
 use super::{Verdict, must};
 use sublet_core::action::Action;
-use sublet_core::ask::{Exclusivity, Preempt, Vram};
+use sublet_core::ask::{Exclusivity, Preempt, Tier, Vram};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::rung::Rung;
 use sublet_core::units::{Bytes, Span, Time};
+
+/// Waiters that are looked at for a place in the queue.
+const PLACES: usize = 256;
 
 /// Whether nothing was done but to make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
@@ -45,10 +48,26 @@ impl Books {
         waiter: Option<LeaseId>,
     ) -> Verdict {
         let idle = again.is_none();
-        must(9, again.is_none() || again == Some(now + Span(1)), || {
-            format!("{} asks again as of {again:?}, and it is {now}", book.id)
+        let due = self.place_taken(book, waiter).unwrap_or(now + Span(1));
+        must(9, again.is_none() || again == Some(due), || {
+            format!("{} asks again as of {again:?} at {now}, and it should as of {due}: {book:?}", book.id)
         })?;
         self.check_preempted(now, cause, book, waiter, idle)
+    }
+
+    /// When the job asked whose place one takes that has to leave for the first time: the next of its tenant, of
+    /// its tier and priority, that asked later and has not started, behind the one it leaves for.
+    fn place_taken(&self, book: &Book, waiter: Option<LeaseId>) -> Option<Time> {
+        let moved = book.held().is_none_or(|held| held.moved);
+        if !self.policy.parking.finish || book.ask.tier == Tier::Interactive || moved {
+            return None;
+        }
+        let order: Vec<LeaseId> = self.in_order().take(PLACES).collect();
+        let from = order.iter().position(|lease| Some(*lease) == waiter)?;
+        let others = order[from + 1..].iter().filter_map(|lease| self.leases.get(lease));
+        let class = |book: &Book| (book.tenant, book.ask.tier, book.ask.priority);
+        let mut same = others.filter(|other| class(other) == class(book) && other.id > book.id);
+        same.find(|other| matches!(other.at, At::Waiting(_))).map(|other| other.asked)
     }
 
     /// A holder has to leave for a waiter, because it is idle or though it is not.

@@ -16,7 +16,7 @@
 //! | 4 | an ended lease is retired only after a later look at each of its cards; a holder is parked when its programs said so and two looks at each card after that agree | [`life`], [`park`] |
 //! | 7 | epochs grow for ever; an old one is refused and changes nothing | [`calls`], [`life`] |
 //! | 8 | nothing expires early or late; grace after every absence; whose wrapper died waits for no hook | [`term`], [`wrapper`] |
-//! | 9 | order of service, bounds that were told, and all are served once the world is calm | [`order`], [`promises`] |
+//! | 9 | order of service, bounds that were told, and all are served once the world is calm | [`order`], [`promises`], [`slices`] |
 //! | 10 | what was told is on the disk after every crash; the rest is whole or absent | [`durable`] |
 //! | 11 | nothing is told after a failed sync; a full disk stops grants only | [`durable`], [`life`] |
 //! | 14 | an independent meter per tenant | [`durable`] |
@@ -52,6 +52,7 @@ pub mod over;
 pub mod park;
 pub mod promises;
 pub mod room;
+pub mod slices;
 pub mod term;
 pub mod trips;
 pub mod wrapper;
@@ -62,6 +63,7 @@ pub use durable::Fact;
 use durable::Ledger;
 use enforce::Tally;
 use promises::Promises;
+use slices::Slices;
 use std::fmt;
 use sublet_core::action::Action;
 use sublet_core::event::{Answer, Event};
@@ -130,6 +132,7 @@ pub struct Checker {
     cause: Cause,
     /// What waiters were told.
     pub promises: Promises,
+    slices: Slices,
     /// How often a holder was parked.
     pub parked: u64,
     /// How often one came back after that.
@@ -156,6 +159,7 @@ impl Checker {
             ledger: Ledger::default(),
             cause: Cause::Ticked,
             promises: Promises::default(),
+            slices: Slices::default(),
             parked: 0,
             resumed: 0,
             preempted: 0,
@@ -187,6 +191,7 @@ impl Checker {
             self.ledger.decided(action, &self.books, parked);
         }
         self.promises.after(now, state, actions, &cause)?;
+        self.slices.after(now, state)?;
         self.books.check_restores(&cause)?;
         if actions.is_empty() {
             self.books.check_deep(now, &cause)?;

@@ -237,7 +237,7 @@ impl Known {
 
 fn waits(lease: &Lease, now: Instant) -> Option<(String, Option<Instant>)> {
     let waiting = lease.waiting.as_ref()?;
-    let within = waiting.estimate_s.and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let within = waiting.expected_s.or(waiting.estimate_s).and_then(|s| Duration::try_from_secs_f64(s).ok());
     Some((waiting.why.clone(), within.and_then(|within| now.checked_add(within))))
 }
 
@@ -252,9 +252,20 @@ mod tests {
         Lease { id: id.into(), state, waiting: None, ..sample::lease() }
     }
 
-    fn waiting(estimate_s: Option<f64>) -> Option<Waiting> {
+    fn waiting(expected_s: Option<f64>) -> Option<Waiting> {
         let why = "card 0 is full".to_owned();
-        Some(Waiting { place: 1, place_exact: true, why, estimate_s, offers: Vec::new(), bound: None })
+        let estimate_s = Some(3_000.0).filter(|_| expected_s.is_some());
+        let (place, offers) = (1, Vec::new());
+        Some(Waiting {
+            place,
+            place_exact: true,
+            why,
+            estimate_s,
+            expected_s,
+            expected_p90_s: expected_s,
+            offers,
+            bound: None,
+        })
     }
 
     fn check(standing: &Standing, now: Instant, expected: &Expect) {

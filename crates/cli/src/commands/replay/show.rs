@@ -3,6 +3,7 @@
 use super::Speed;
 use crate::table::{Table, plain};
 use crate::text;
+use sublet_replay::calibration::Report as Calibration;
 use sublet_replay::report::{Outcome, Report};
 use sublet_replay::stats::Waits;
 use sublet_wire::span;
@@ -33,6 +34,10 @@ pub fn render(report: &Report, speed: &[Speed]) -> String {
             page.push_str(&format!("{}: {} refused: {}\n", outcome.policy, refused.jobs, refused.why));
         }
     }
+    page.push_str(&format!(
+        "\nexpected starts beside real ones, of requests that had to wait\n{}",
+        calibration(report)
+    ));
     page.push_str(&format!("\nwait by tier\n{}", waits(report, &tiers(report))));
     let (rows, left_out) = tenants(report);
     page.push_str(&format!("\nwait by tenant\n{}", waits(report, &rows)));
@@ -67,6 +72,8 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     row("  p95", &|o| wait(o.wait.p95_s));
     row("  p99", &|o| wait(o.wait.p99_s));
     row("  max", &|o| wait(o.wait.max_s));
+    row("completion, mean", &|o| wait(o.completion.mean_s));
+    row("  p50 / p95", &|o| format!("{} / {}", wait(o.completion.p50_s), wait(o.completion.p95_s)));
     row("first start, p50 / p99", &|o| format!("{} / {}", wait(o.first_wait.p50_s), wait(o.first_wait.p99_s)));
     row("utilisation", &|o| percent(o.utilisation.share));
     row("  idle while somebody waited", &|o| percent(o.utilisation.idle_while_waiting));
@@ -79,11 +86,35 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     row("  of tenants", &|o| o.starvation.tenants.to_string());
     row("turns", &|o| o.turns.to_string());
     row("  ended before the work", &|o| o.cut.to_string());
-    row("preemptions (none in this release)", &|o| o.preemptions.to_string());
+    row("preemptions", &|o| o.preemptions.to_string());
     row("events", &|o| o.events.to_string());
     let rate = |o: &Outcome| speed.iter().find(|s| s.policy == o.policy).map(|s| format!("{:.0}", s.events_per_s));
     row("  per second", &|o| rate(o).unwrap_or_else(|| text::NONE.into()));
     table.show("")
+}
+
+/// How well it was told when requests that had to wait would start.
+fn calibration(report: &Report) -> String {
+    let mut table = Table::new(&columns(report, &[""]));
+    let mut row = |what: &str, of: &dyn Fn(&Calibration) -> Option<String>| {
+        let cells = report.policies.iter().map(|o| of(&o.calibration).unwrap_or_else(|| text::NONE.into()));
+        table.row([what.to_owned()].into_iter().chain(cells));
+    };
+    row("requests that waited", &|c| Some(c.waited.to_string()));
+    row("  told an expected start", &|c| Some(c.known.to_string()));
+    row("started within the median", &|c| c.within_p50.map(percent));
+    row("started within the 90 % time", &|c| c.within_p90.map(percent));
+    row("error of the median, mean", &|c| c.expected.as_ref().map(|error| wait(error.mean_s)));
+    row("  median", &|c| c.expected.as_ref().map(|error| wait(error.median_s)));
+    row("told a worst case too", &|c| c.bound.as_ref().map(|both| both.requests.to_string()));
+    row("  error of the median, mean", &|c| c.bound.as_ref().map(|both| wait(both.expected.mean_s)));
+    row("  error of the worst case, mean", &|c| c.bound.as_ref().map(|both| wait(both.other.mean_s)));
+    row("told what follows if leases last as long as they may", &|c| {
+        c.plan.as_ref().map(|both| both.requests.to_string())
+    });
+    row("  error of the median, mean", &|c| c.plan.as_ref().map(|both| wait(both.expected.mean_s)));
+    row("  error of that, mean", &|c| c.plan.as_ref().map(|both| wait(both.other.mean_s)));
+    table.show("  ")
 }
 
 /// A name, and what it got under each policy.
@@ -157,6 +188,7 @@ mod tests {
             starved: 10.0,
             places: None,
             until: None,
+            parking: None,
         };
         let report = replay(&trace, &"1x10GiB".parse().unwrap(), &options, |_| {});
         let speed = |policy: &str| Speed { policy: policy.into(), events: 0, wall_s: 1.0, events_per_s: 300_000.0 };
@@ -164,34 +196,51 @@ mod tests {
             trace   a made-up  trace
                     4 jobs, 3 tenants, 30 s from first to last arrival; load 154.46 on 1x10GiB; leases renewed
 
-                                                           FIFO             FAIR
-            jobs                                              4                4
-              finished                                        3                3
-              refused                                         1                1
-              running / waiting at the end                0 / 0            0 / 0
-            time until the last event                 2 h 0 min        2 h 0 min
-            wait, mean                                   50 min           40 min
-              p50                                        60 min           31 min
-              p95                                        60 min           60 min
-              p99                                        60 min           60 min
-              max                                        60 min           60 min
-            first start, p50 / p99              30 min / 60 min  30 min / 30 min
-            utilisation                                  61.5 %           61.5 %
-              idle while somebody waited                 28.8 %           28.8 %
-            time somebody waited                         75.0 %           75.0 %
-              beside room kept for others                 0.0 %            0.0 %
-            fairness (Jain, 1 is even)                    0.729            0.809
-              in each contended slot, mean                0.407            0.468
-              contended slots                           9 of 13          9 of 13
-            starved jobs                                      1                0
-              of tenants                                      1                0
-            turns                                             5                5
-              ended before the work                           2                2
-            preemptions (none in this release)                0                0
-            events                                           52               52
-              per second                                 300000           300000
+                                                          FIFO                FAIR
+            jobs                                             4                   4
+              finished                                       3                   3
+              refused                                        1                   1
+              running / waiting at the end               0 / 0               0 / 0
+            time until the last event                2 h 0 min           2 h 0 min
+            wait, mean                                  50 min              40 min
+              p50                                       60 min              31 min
+              p95                                       60 min              60 min
+              p99                                       60 min              60 min
+              max                                       60 min              60 min
+            completion, mean                            90 min              80 min
+              p50 / p95                     91 min / 2 h 0 min  91 min / 2 h 0 min
+            first start, p50 / p99             30 min / 60 min     30 min / 30 min
+            utilisation                                 61.5 %              61.5 %
+              idle while somebody waited                28.8 %              28.8 %
+            time somebody waited                        75.0 %              75.0 %
+              beside room kept for others                0.0 %               0.0 %
+            fairness (Jain, 1 is even)                   0.729               0.809
+              in each contended slot, mean               0.407               0.468
+              contended slots                          9 of 13             9 of 13
+            starved jobs                                     1                   0
+              of tenants                                     1                   0
+            turns                                            5                   5
+              ended before the work                          2                   2
+            preemptions                                      0                   0
+            events                                          52                  52
+              per second                                300000              300000
             fifo: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
             fair: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
+
+            expected starts beside real ones, of requests that had to wait
+                                                                    FIFO  FAIR
+              requests that waited                                     2     2
+                told an expected start                                 0     0
+              started within the median                                -     -
+              started within the 90 % time                             -     -
+              error of the median, mean                                -     -
+                median                                                 -     -
+              told a worst case too                                    -     -
+                error of the median, mean                              -     -
+                error of the worst case, mean                          -     -
+              told what follows if leases last as long as they may     -     -
+                error of the median, mean                              -     -
+                error of that, mean                                    -     -
 
             wait by tier
               WHO          POLICY  JOBS    MEAN     P50     P95     P99     MAX

@@ -1,0 +1,117 @@
+//! Holders that are parked and resumed in a replay: what is on each GPU, and how long moves take.
+//!
+//! ```text
+//! running ──Park──► leaving ──takes()──► says so, two readings ──Parked──► waits
+//!    ▲                                                                      │
+//!    └──Resumed── one reading, says so ◄──takes()── coming back ◄──Resume───┘
+//! ```
+//! Each job is one program with Sublet's library. It works until it is told to leave, loses nothing
+//! but the time of the moves, and leaves nothing on its GPUs.
+
+use crate::cluster::Cluster;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use sublet_core::ids::{CardId, LeaseId, ProcKey};
+use sublet_core::reading::{Reading, Resident, Used};
+use sublet_core::units::{Bytes, Span, Time};
+
+/// What a move takes, as the scheduler itself believes before it has measured one.
+const FIXED: Span = Span::millis(150);
+const PER_GIB: Span = Span::millis(21);
+
+/// Where a job's bytes are going.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Move {
+    /// To host memory.
+    Out,
+    /// To its GPUs.
+    Back,
+}
+
+/// What is on the GPUs, and which moves are under way.
+#[derive(Clone, Debug)]
+pub struct Moves {
+    residents: Vec<BTreeMap<LeaseId, Bytes>>,
+    totals: Vec<Bytes>,
+    /// When a move is done. One that was overtaken by another order has an older number.
+    due: BinaryHeap<Reverse<(Time, LeaseId, u32)>>,
+    orders: BTreeMap<LeaseId, (Move, u32)>,
+    /// How many orders were given.
+    count: u32,
+}
+
+/// The one process of a lease.
+pub fn process(lease: LeaseId) -> ProcKey {
+    ProcKey { pid: lease.0 as u32, start: 1 + (lease.0 >> 32) }
+}
+
+/// How long so many bytes take.
+pub fn takes(bytes: Bytes) -> Span {
+    Span(FIXED.0 + (u128::from(PER_GIB.0) * u128::from(bytes.0) / u128::from(Bytes::gib(1).0)) as u64)
+}
+
+impl Moves {
+    /// Empty GPUs.
+    pub fn new(cluster: &Cluster) -> Moves {
+        Moves {
+            residents: vec![BTreeMap::new(); cluster.cards.len()],
+            totals: cluster.cards.clone(),
+            due: BinaryHeap::new(),
+            orders: BTreeMap::new(),
+            count: 0,
+        }
+    }
+
+    /// A job has so much on each of these GPUs from now on; or nothing.
+    pub fn set(&mut self, lease: LeaseId, cards: &[CardId], bytes: Bytes) {
+        for card in cards {
+            let on = &mut self.residents[usize::from(card.0)];
+            if bytes == Bytes::ZERO {
+                on.remove(&lease);
+            } else {
+                on.insert(lease, bytes);
+            }
+        }
+    }
+
+    /// A job is told where its bytes shall be.
+    pub fn order(&mut self, lease: LeaseId, way: Move, done: Time) {
+        self.count += 1;
+        self.orders.insert(lease, (way, self.count));
+        self.due.push(Reverse((done, lease, self.count)));
+    }
+
+    /// A lease is over: its orders are void.
+    pub fn forget(&mut self, lease: LeaseId) {
+        self.orders.remove(&lease);
+    }
+
+    /// When the next move is done.
+    pub fn next(&self) -> Option<Time> {
+        self.due.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// The move that is done first, unless another order or the lease's end has overtaken it.
+    pub fn done(&mut self) -> Option<(LeaseId, Move)> {
+        let Reverse((_, lease, number)) = self.due.pop()?;
+        let (way, last) = *self.orders.get(&lease)?;
+        if last != number {
+            return None;
+        }
+        self.orders.remove(&lease);
+        Some((lease, way))
+    }
+
+    /// What a reading of a GPU shows.
+    pub fn reading(&self, card: CardId) -> Reading {
+        let on = &self.residents[usize::from(card.0)];
+        let used: Bytes = on.values().copied().sum();
+        let resident = |(lease, bytes): (&LeaseId, &Bytes)| Resident {
+            process: process(*lease),
+            bytes: Some(*bytes),
+            graphics: false,
+        };
+        let processes = on.iter().map(resident).collect();
+        Reading::Used(Used { free: self.totals[usize::from(card.0)].less(used), processes, coarse: false })
+    }
+}

@@ -1,0 +1,67 @@
+//! Rule 9: a time slice is stretched by one more at most.
+//!
+//! What core says of a holder that stays for its slice is held against the slice itself: the larger of
+//! the least there is and so many times the holder's moves, as those were measured.
+
+use super::{Verdict, must};
+use sublet_core::cost::Way;
+use sublet_core::decide::preempt::{Spared, prospect};
+use sublet_core::ids::CardId;
+use sublet_core::rows::Lease;
+use sublet_core::rung::Rung;
+use sublet_core::state::State;
+use sublet_core::units::{Bytes, Span, Time};
+
+/// Asked once in so many events, of so many waiters at the head.
+const EVERY: u64 = 8;
+const WAITERS: usize = 2;
+
+/// How often it was asked.
+#[derive(Debug, Default)]
+pub struct Slices {
+    events: u64,
+}
+
+impl Slices {
+    /// An event was taken in.
+    pub fn after(&mut self, now: Time, state: &State) -> Verdict {
+        self.events += 1;
+        if !self.events.is_multiple_of(EVERY) || state.movable().next().is_none() {
+            return Ok(());
+        }
+        let waiters = state.queue().iter().take(WAITERS).filter_map(|(id, _)| state.lease(id));
+        for waiter in waiters {
+            for holder in state.movable() {
+                let Err(Spared::Turn { until }) = prospect(state, waiter, holder, now) else { continue };
+                let Some(hold) = holder.hold() else { continue };
+                let latest = hold.began() + Span(2 * slice(state, holder).0);
+                must(9, until <= latest, || {
+                    format!("{} keeps its cards until {until}, and two slices are over at {latest}", holder.id)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slice(state: &State, holder: &Lease) -> Span {
+    let (parking, live) = (&state.policy().parking, state.live(holder.id));
+    let program = live.map_or("", |live| live.program.as_str());
+    let cards = holder.hold().into_iter().flat_map(|hold| &hold.cards);
+    // Where nobody can see what it has, it may be as much as its lease allows.
+    let on = |card: &CardId| match state.room(*card).is_coarse() {
+        true => holder.hold().map(|hold| hold.vram).unwrap_or_default(),
+        false => state.room(*card).seen_of(holder.id),
+    };
+    let bytes: Bytes = cards.map(on).sum();
+    let costs = &state.rows().tenants[holder.tenant.0 as usize].costs;
+    let is_open = |rung: &Rung| live.is_some_and(|live| !live.voices(*rung).is_empty());
+    let moves =
+        |rung: Rung| costs.estimate(program, rung, Way::Out, bytes) + costs.estimate(program, rung, Way::Back, bytes);
+    let rungs = Rung::REVERSIBLE.into_iter().filter(is_open).map(moves);
+    // One that is ended for others has its notice, too.
+    let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
+    let ends = holder.ask.may_be_ended().then(|| costs.estimate(program, Rung::End, Way::Out, bytes) + notice);
+    let moves = rungs.chain(ends).max().unwrap_or_default();
+    parking.turn.max(Span(moves.0.saturating_mul(parking.worth.into())))
+}
