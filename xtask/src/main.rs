@@ -70,8 +70,9 @@ fn run(arguments: &[String]) -> Result<()> {
         "check" => check::check(),
         "generate" => generated::generate(),
         "fuzz" => fuzz::fuzz(),
-        "release-soft" => release::soft(),
-        "release-shim" => release::shim(),
+        "release-soft" => release::soft().map(drop),
+        "release-shim" => release::shim().map(drop),
+        "release-program" => release::program_file().map(drop),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())
