@@ -1,7 +1,7 @@
 //! Cards over HTTP.
 
 use super::body::{self, Name};
-use super::shared::{OnCall, OnRead, Repeat};
+use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
 use crate::view::View;
@@ -72,7 +72,7 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, who
 }
 
 /// Lets a card run empty: nothing new lands there.
-#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", params(
+#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the card"),
     Repeat,
 ), responses(
@@ -86,7 +86,7 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 }
 
 /// Puts a card back into service.
-#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", params(
+#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the card"),
     Repeat,
 ), responses(
