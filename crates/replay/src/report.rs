@@ -100,9 +100,9 @@ pub struct Outcome {
     pub turns: u64,
     /// Leases that ended before the work of their job.
     pub cut: u64,
-    /// Holders made to give way before their time.
+    /// Jobs that lost their GPU before their term or the hold cap was over.
     pub preemptions: u64,
-    /// Why there are as many.
+    /// Why that number is what it is.
     pub preemptions_note: &'static str,
     /// Time in the queue, all turns of a job together; of whoever still waits, until the end.
     pub wait: Waits,
@@ -290,7 +290,7 @@ fn outcome(policy: String, setup: &Setup<'_>, run: &Run, starved: f64) -> Outcom
         turns,
         cut: turns - started + lost,
         preemptions: 0,
-        preemptions_note: "this release takes nothing from a holder before its term or the hold cap is over",
+        preemptions_note: "preemption is not replayed: a trace does not say which jobs can be parked, or what a park costs",
         wait: waits(setup, run, |_| true),
         first_wait: Waits::of(run.courses.iter().filter_map(|course| course.first_wait).map(|wait| wait.0).collect()),
         tenants: tenants(setup, run),

@@ -79,7 +79,7 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     row("  of tenants", &|o| o.starvation.tenants.to_string());
     row("turns", &|o| o.turns.to_string());
     row("  ended before the work", &|o| o.cut.to_string());
-    row("preemptions (none in this release)", &|o| o.preemptions.to_string());
+    row("preemptions (not replayed)", &|o| o.preemptions.to_string());
     row("events", &|o| o.events.to_string());
     let rate = |o: &Outcome| speed.iter().find(|s| s.policy == o.policy).map(|s| format!("{:.0}", s.events_per_s));
     row("  per second", &|o| rate(o).unwrap_or_else(|| text::NONE.into()));
@@ -164,32 +164,32 @@ mod tests {
             trace   a made-up  trace
                     4 jobs, 3 tenants, 30 s from first to last arrival; load 154.46 on 1x10GiB; leases renewed
 
-                                                           FIFO             FAIR
-            jobs                                              4                4
-              finished                                        3                3
-              refused                                         1                1
-              running / waiting at the end                0 / 0            0 / 0
-            time until the last event                 2 h 0 min        2 h 0 min
-            wait, mean                                   50 min           40 min
-              p50                                        60 min           31 min
-              p95                                        60 min           60 min
-              p99                                        60 min           60 min
-              max                                        60 min           60 min
-            first start, p50 / p99              30 min / 60 min  30 min / 30 min
-            utilisation                                  61.5 %           61.5 %
-              idle while somebody waited                 28.8 %           28.8 %
-            time somebody waited                         75.0 %           75.0 %
-              beside room kept for others                 0.0 %            0.0 %
-            fairness (Jain, 1 is even)                    0.729            0.809
-              in each contended slot, mean                0.407            0.468
-              contended slots                           9 of 13          9 of 13
-            starved jobs                                      1                0
-              of tenants                                      1                0
-            turns                                             5                5
-              ended before the work                           2                2
-            preemptions (none in this release)                0                0
-            events                                           52               52
-              per second                                 300000           300000
+                                                       FIFO             FAIR
+            jobs                                          4                4
+              finished                                    3                3
+              refused                                     1                1
+              running / waiting at the end            0 / 0            0 / 0
+            time until the last event             2 h 0 min        2 h 0 min
+            wait, mean                               50 min           40 min
+              p50                                    60 min           31 min
+              p95                                    60 min           60 min
+              p99                                    60 min           60 min
+              max                                    60 min           60 min
+            first start, p50 / p99          30 min / 60 min  30 min / 30 min
+            utilisation                              61.5 %           61.5 %
+              idle while somebody waited             28.8 %           28.8 %
+            time somebody waited                     75.0 %           75.0 %
+              beside room kept for others             0.0 %            0.0 %
+            fairness (Jain, 1 is even)                0.729            0.809
+              in each contended slot, mean            0.407            0.468
+              contended slots                       9 of 13          9 of 13
+            starved jobs                                  1                0
+              of tenants                                  1                0
+            turns                                         5                5
+              ended before the work                       2                2
+            preemptions (not replayed)                    0                0
+            events                                       52               52
+              per second                             300000           300000
             fifo: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
             fair: 1 refused: no card could ever hold this ask (cards that would do: 1, largest lease there: 9.8 GiB)
 
