@@ -120,7 +120,12 @@ pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
     tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
-    if args.who.starts_with("unit:") {
+    if let Some(unit) = args.who.strip_prefix("unit:") {
+        // Only the daemon's own host knows its units.
+        if client.socket().is_some() && !unit::is_known(unit, args.root.as_deref())? {
+            eprintln!("there is no unit `{}` on this host: the rule is kept, and matches nothing yet", plain(unit));
+            tell_hint("`systemctl list-units --type=service` lists what runs");
+        }
         tell_hint("it takes its memory before it has the lease; with `--drop-in` it would ask first");
     }
     Ok(exit::OK)
