@@ -2,7 +2,7 @@
 
 use crate::commands::{
     accept, attach, audit, cards, completions, doctor, door, end, enforce, explain, journal, lease, man, park, ps,
-    renew, replay, run, serve, soft, token, usage, wrap,
+    renew, replay, run, serve, soft, tls, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -118,6 +118,7 @@ pub enum Command {
     Detach(attach::DetachArgs),
     Door(door::DoorArgs),
     Token(token::TokenArgs),
+    Tls(tls::TlsArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Soft(soft::SoftArgs),

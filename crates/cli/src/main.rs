@@ -70,6 +70,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Detach(args)) => commands::attach::detach(globals, args),
         Some(Command::Door(args)) => commands::door::run(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
+        Some(Command::Tls(args)) => commands::tls::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),
         Some(Command::Serve(args)) => commands::serve::run(globals, args),

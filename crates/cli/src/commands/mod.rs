@@ -23,6 +23,7 @@ pub mod run;
 pub mod serve;
 pub mod soft;
 pub mod status;
+pub mod tls;
 pub mod token;
 pub mod usage;
 pub mod wrap;
