@@ -106,7 +106,7 @@ fn a_wrong_file_changes_nothing() {
             .arg(service.dir().join("sublet.toml"))
             .output()
             .expect("a daemon can be started");
-        assert_eq!(refused.status.code(), Some(sublet_wire::exit::USAGE.into()), "{senseless}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(sublet_wire::exit::CONFIG.into()), "{senseless}: {}", said(&refused));
         assert!(said(&refused).contains("makes no sense"), "{senseless}: {}", said(&refused));
     }
     assert!(why(&ana.queue(&ask(GIB, json!({})))).contains("you may hold"));

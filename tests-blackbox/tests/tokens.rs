@@ -122,7 +122,7 @@ fn without_a_certificate_only_this_host_is_served() {
         let (state, socket) = (home.path().join("state"), home.path().join("s"));
         let output =
             serve_command(home.path(), &state, &socket).args(flags).output().expect("the daemon can be started");
-        assert_eq!(output.status.code(), Some(exit::USAGE.into()), "{flags:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(exit::CONFIG.into()), "{flags:?}: {}", said(&output));
         assert!(said(&output).contains(sentence) && said(&output).contains("hint:"), "{flags:?}: {}", said(&output));
         assert!(!socket.exists(), "{flags:?}: it never began to serve");
     };

@@ -74,6 +74,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),
         Some(Command::Serve(args)) => commands::serve::run(globals, args),
+        Some(Command::Config(args)) => commands::config::run(globals, args),
         Some(Command::Journal(args)) => commands::journal::run(globals, args),
         Some(Command::Replay(args)) => commands::replay::run(globals, args),
         Some(Command::Completions(args)) => commands::completions::run(args),

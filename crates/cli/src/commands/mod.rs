@@ -5,6 +5,7 @@ pub mod attach;
 pub mod audit;
 pub mod cards;
 pub mod completions;
+pub mod config;
 pub mod doctor;
 pub mod door;
 pub mod end;

@@ -8,6 +8,7 @@ use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};
 use std::collections::BTreeMap;
+use std::sync::RwLock;
 use sublet_core::event::{Caller, Event};
 use sublet_wire as wire;
 
@@ -25,12 +26,15 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let (mut cards, parking, see_all) = app.post.read(look).await?;
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
-    let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
+    let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
+    let trouble = said(&app.trouble);
+    let config_trouble = said(&app.config_trouble).filter(|_| by.operator);
     Ok(Json(wire::Cards {
         cards,
         kind: app.kind.to_owned(),
         soft_state: app.soft_state.clone(),
         trouble,
+        config_trouble,
         parking: parking.filter(|_| app.shim),
     }))
 }
