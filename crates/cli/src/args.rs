@@ -2,7 +2,7 @@
 
 use crate::commands::{
     accept, attach, audit, cards, completions, config, doctor, door, end, enforce, explain, journal, lease, man, park,
-    ps, renew, replay, run, serve, soft, tls, token, usage, wrap,
+    ps, renew, replay, run, serve, setup, soft, tls, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -121,6 +121,7 @@ pub enum Command {
     Tls(tls::TlsArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
+    Setup(setup::SetupArgs),
     Config(config::ConfigArgs),
     Soft(soft::SoftArgs),
     Journal(journal::JournalArgs),

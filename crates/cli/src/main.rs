@@ -14,6 +14,7 @@ mod daemon;
 mod failure;
 mod hold;
 mod output;
+mod own_file;
 mod place;
 #[cfg(test)]
 mod sample;
@@ -74,6 +75,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),
         Some(Command::Serve(args)) => commands::serve::run(globals, args),
+        Some(Command::Setup(args)) => commands::setup::run(globals, args),
         Some(Command::Config(args)) => commands::config::run(globals, args),
         Some(Command::Journal(args)) => commands::journal::run(globals, args),
         Some(Command::Replay(args)) => commands::replay::run(globals, args),

@@ -22,6 +22,7 @@ pub mod renew;
 pub mod replay;
 pub mod run;
 pub mod serve;
+pub mod setup;
 pub mod soft;
 pub mod status;
 pub mod tls;

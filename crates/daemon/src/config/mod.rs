@@ -21,8 +21,8 @@ use self::notices::NoticesConfig;
 use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::values::{
-    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span, read_visibility,
-    set,
+    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span,
+    read_span_or_none, read_visibility, set,
 };
 use crate::day::{Hours, Moment};
 use crate::http::House;
@@ -210,10 +210,10 @@ impl Config {
             return Err(ConfigError::value("ttl", policy.ttl, why));
         }
         let head = &mut policy.head_start;
-        set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span)?;
-        set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span)?;
-        set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span)?;
-        set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
+        set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span_or_none)?;
+        set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span_or_none)?;
+        set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span_or_none)?;
+        set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span_or_none)?;
         set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
         policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
         let stock = self.parking.settle(&mut policy)?;
@@ -466,6 +466,33 @@ mod tests {
         let flags = TcpConfig { listen: Some("0.0.0.0:1".into()), ..TcpConfig::default() };
         let config: Config = toml::from_str("[tcp]\nlisten = \"127.0.0.1:1\"").unwrap();
         assert!(matches!(config.over(&flags).settle(), Err(ConfigError::PlainTcp { .. })));
+    }
+
+    /// The sample that is installed, with the lines behind this prefix in use.
+    fn sample(prefix: &str) -> String {
+        let text = include_str!("../../../../dist/sublet.toml");
+        let is_toml = |line: &&str| line.is_empty() || line.starts_with('[') || line.contains(" = ");
+        text.lines()
+            .filter_map(|line| line.strip_prefix(prefix))
+            .filter(is_toml)
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
+    #[test]
+    fn the_sample_configuration_shows_the_defaults() {
+        let text = sample("# ");
+        assert!(text.lines().count() > 30, "the sample lists every key that has a default:\n{text}");
+        assert_eq!(settle(&text).unwrap(), settle("").unwrap());
+        assert_eq!(
+            settle(include_str!("../../../../dist/sublet.toml")).unwrap(),
+            settle("").unwrap(),
+            "all is commented"
+        );
+        let examples = sample("#: ").replace("\"sublet\"", "\"root\"");
+        let settled = settle(&examples).unwrap();
+        assert_eq!((settled.socket_gid, settled.hours.len(), settled.policy.caps.leases.is_some()), (Some(0), 1, true));
+        assert!(settle("head_start.spot = \"0s\"").is_ok(), "none is a head start too");
     }
 
     #[test]

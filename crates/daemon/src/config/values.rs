@@ -75,6 +75,11 @@ pub(super) fn read_span(text: &str) -> Result<Span, String> {
     }
 }
 
+/// A time that may be zero.
+pub(super) fn read_span_or_none(text: &str) -> Result<Span, String> {
+    span::parse(text).map(Span::secs).map_err(|error| error.hint().to_owned())
+}
+
 pub(super) fn read_size(text: &str) -> Result<Bytes, String> {
     size::parse(text).map(Bytes).map_err(|error| error.hint().to_owned())
 }
