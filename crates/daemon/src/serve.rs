@@ -159,7 +159,9 @@ impl ServeError {
             ServeError::Exposed { .. } => Some(
                 "choose a `--socket` in a directory that only you can change, or set XDG_RUNTIME_DIR to one".to_owned(),
             ),
-            ServeError::Config(error) => error.hint().map(str::to_owned),
+            ServeError::Config(error) => {
+                Some(error.hint().unwrap_or("`sublet config check` names every wrong line of the file").to_owned())
+            }
             ServeError::Tcp { .. } => Some("choose another address or port for `listen`".to_owned()),
             ServeError::Tls(_) => {
                 Some("both files are PEM, and the daemon's user must be able to read them".to_owned())
