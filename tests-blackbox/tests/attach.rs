@@ -153,3 +153,15 @@ fn open_to_all(path: &Path) {
     let status = Command::new("chmod").args(["-R", "a+rwX"]).arg(path).status().expect("a program");
     assert!(status.success());
 }
+
+#[test]
+fn attaching_a_unit_that_does_not_exist_says_so_and_keeps_the_rule() {
+    let service = serve();
+    let units = Units::with(&service, "[Service]\nExecStart=/bin/true\n");
+    let attach = |who: &str| succeeds(&service, &["attach", who, "--root", units.root()]);
+    let said = attach("unit:nosuch.service");
+    assert!(said.contains("there is no unit `nosuch.service` on this host") && said.contains("systemctl"), "{said}");
+    assert!(said.contains("R1"), "{said}");
+    let said = attach("unit:llm.service");
+    assert!(!said.contains("there is no unit"), "{said}");
+}

@@ -388,3 +388,30 @@ fn an_offer_that_makes_no_sense_is_refused_whatever_became_of_the_lease() {
     senseless.iter().for_each(|body| assert_eq!(accept(body.clone()).code(), "bad_value", "{body}, when it is over"));
     assert_eq!(accept(json!({"vram_bytes": GIB})).code(), "lease_ended");
 }
+
+#[test]
+fn an_empty_object_is_as_good_as_no_body_where_none_is_needed() {
+    let service = Service::start();
+    let client = service.client();
+    let lease = client.grant(&ask(GIB, json!({})));
+    let cards: sublet_wire::Cards = client.get("/v1/cards").read();
+    let card = &cards.cards[0].uuid;
+    for path in [
+        format!("/v1/leases/{}/park", lease.id),
+        format!("/v1/leases/{}/resume", lease.id),
+        format!("/v1/cards/{card}/drain"),
+        format!("/v1/cards/{card}/clear"),
+    ] {
+        let send = |body: &[u8]| client.send("POST", &path, &[], body);
+        let bare = send(b"");
+        for body in [&b"{}"[..], b" { }\n", b"null"] {
+            let with = send(body);
+            assert_eq!(with.status, bare.status, "{path}: {}", with.text());
+        }
+        for body in [&b"{\"a\":1}"[..], b"[]", b"{", b"0", b"{}{}"] {
+            assert_eq!(send(body).code(), "bad_request", "{path} took {}", String::from_utf8_lossy(body));
+        }
+    }
+    let over = client.send("DELETE", &format!("/v1/leases/{}", lease.id), &[], b"{}");
+    assert_eq!(over.status, 200, "{}", over.text());
+}

@@ -93,7 +93,7 @@ fn a_wrong_file_changes_nothing() {
     fs::write(service.dir().join("sublet.toml"), with_tcp("[caps]\nshare = 3")).expect("it can be written");
     service.reload();
     until("the daemon complains", LONG, || {
-        if service.log().contains("`share` says nothing in `[caps]`") { Ok(()) } else { Err(service.log()) }
+        if service.log().contains("means nothing in `[caps]`") { Ok(()) } else { Err(service.log()) }
     });
     for senseless in ["queue_max = 0", "share = 0", "caps.places = 0", "ttl = \"2h\""] {
         let complaints = || service.log().matches("makes no sense").count();
@@ -106,7 +106,7 @@ fn a_wrong_file_changes_nothing() {
             .arg(service.dir().join("sublet.toml"))
             .output()
             .expect("a daemon can be started");
-        assert_eq!(refused.status.code(), Some(sublet_wire::exit::USAGE.into()), "{senseless}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(sublet_wire::exit::CONFIG.into()), "{senseless}: {}", said(&refused));
         assert!(said(&refused).contains("makes no sense"), "{senseless}: {}", said(&refused));
     }
     assert!(why(&ana.queue(&ask(GIB, json!({})))).contains("you may hold"));

@@ -6,6 +6,8 @@
 mod bridge;
 mod check;
 mod direction;
+mod dist;
+mod dist_test;
 mod fuzz;
 mod generated;
 mod licences;
@@ -33,6 +35,8 @@ usage: cargo xtask COMMAND
   fuzz-ptx      try hostile PTX: --minutes N [--seed S] [--out FOLDER]
   release-soft  build libcuda.so.1 and libnvidia-ml.so.1 for any Linux since glibc 2.17
   release-shim  build libsublet-shim.so for any Linux since glibc 2.17
+  dist          make the tarball and the Debian package, in target/dist
+  test-dist     install both in a fresh Debian and use them (root)
   sim           simulate: --minutes N [--seed S], or --mutants
   bench         measure: [WHAT] [ARGS], everything by default
   soak-soft     kill programs on soft cards at random: [--kills N] [--seed S]
@@ -70,8 +74,10 @@ fn run(arguments: &[String]) -> Result<()> {
         "check" => check::check(),
         "generate" => generated::generate(),
         "fuzz" => fuzz::fuzz(),
-        "release-soft" => release::soft(),
-        "release-shim" => release::shim(),
+        "release-soft" => release::soft().map(drop),
+        "release-shim" => release::shim().map(drop),
+        "dist" => dist::dist().map(drop),
+        "test-dist" => dist_test::test(),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(())

@@ -1,4 +1,4 @@
-//! Whether a library loads on every Linux since glibc 2.17: read off its dynamic symbols.
+//! Whether a library or program loads on every Linux since glibc 2.17: read off its dynamic symbols.
 //!
 //! A symbol's version is the release that brought it, so a library needs the newest
 //! version that it names, and no other. What it names without a version nobody promises;
@@ -15,7 +15,26 @@ const NEWEST: (u32, u32) = (2, 17);
 /// Libraries of glibc 2.17 that may be needed; all of them are everywhere. Not the loader: it is there in every
 /// program of glibc, and a program of musl that has a library preloaded would not start for want of it.
 const MAY_NEED: [&str; 5] = ["libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"];
-const LOADER: &[u8] = b"ld-linux-x86-64.so.2";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// What a file is.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// A library with this name for the linker.
+    Library(&'static str),
+    /// A program, which has no such name and may name the loader.
+    Program,
+}
+
+impl Kind {
+    /// The file mode it is handed out with.
+    pub fn mode(self) -> u32 {
+        match self {
+            Kind::Library(_) => 0o644,
+            Kind::Program => 0o755,
+        }
+    }
+}
 
 /// Takes the loader out of what a library needs.
 pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
@@ -28,7 +47,7 @@ pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
         let strings = sections.strings(endian, &**bytes, strings)?;
         let is_it = |entry: &&object::elf::Dyn64<Endianness>| {
             entry.tag(endian) == object::elf::DT_NEEDED
-                && entry.string(endian, strings).is_ok_and(|name| name == LOADER)
+                && entry.string(endian, strings).is_ok_and(|name| name == LOADER.as_bytes())
         };
         let size = size_of::<object::elf::Dyn64<Endianness>>();
         if let Some(place) = entries.iter().position(|entry| is_it(&entry)) {
@@ -44,9 +63,8 @@ pub fn forget_loader(bytes: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// One sentence for everything that keeps a library from loading elsewhere under the
-/// name `soname`.
-pub fn violations(bytes: &[u8], soname: &str) -> Result<Vec<String>> {
+/// One sentence for everything that keeps a file from loading elsewhere.
+pub fn violations(bytes: &[u8], kind: Kind) -> Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(bytes).context("this is not a 64-bit ELF file")?;
     let endian = header.endian()?;
     let sections = header.sections(endian, bytes)?;
@@ -64,10 +82,13 @@ pub fn violations(bytes: &[u8], soname: &str) -> Result<Vec<String>> {
             }
         }
     }
-    if own_name.as_deref() != Some(soname) {
+    if let Kind::Library(soname) = kind
+        && own_name.as_deref() != Some(soname)
+    {
         found.push(format!("its name is {own_name:?}, not `{soname}`"));
     }
-    let strange = needed.iter().filter(|name| !MAY_NEED.contains(&name.as_str()));
+    let may_need = |name: &str| MAY_NEED.contains(&name) || (matches!(kind, Kind::Program) && name == LOADER);
+    let strange = needed.iter().filter(|name| !may_need(name));
     found.extend(strange.map(|name| format!("it needs `{name}`, which may not be there")));
     let symbols = sections.symbols(endian, bytes, object::elf::SHT_DYNSYM)?;
     let versions = sections.versions(endian, bytes)?.context("its symbols have no versions")?;
@@ -126,9 +147,9 @@ mod tests {
     fn a_program_that_was_linked_here_would_not_pass() {
         // This very program: it has no library's name, and needs libgcc_s.
         let bytes = std::fs::read("/proc/self/exe").unwrap();
-        let found = violations(&bytes, "libcuda.so.1").unwrap();
+        let found = violations(&bytes, Kind::Library("libcuda.so.1")).unwrap();
         assert!(found.contains(&"its name is None, not `libcuda.so.1`".to_owned()), "{found:?}");
         assert!(found.contains(&"it needs `libgcc_s.so.1`, which may not be there".to_owned()), "{found:?}");
-        assert!(violations(b"#!/bin/sh", "x").is_err());
+        assert!(violations(b"#!/bin/sh", Kind::Program).is_err());
     }
 }

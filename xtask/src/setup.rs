@@ -1,7 +1,7 @@
 //! Installs what a fresh Debian machine lacks: a C compiler, a Python venv
 //! and the pinned packages in it. What is there already is left alone.
 
-use crate::shell::program;
+use crate::shell::{cargo, program};
 use crate::workspace::{root, target_dir};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -23,6 +23,38 @@ pub fn python_tools() -> Result<PathBuf> {
 /// What libraries for other machines are built with; says where its programs are.
 pub fn release_tools() -> Result<PathBuf> {
     venv("release-venv", ".ci/release.txt")
+}
+
+/// What Debian packages are made with, in the version that is known to work; says where it is.
+pub fn cargo_deb() -> Result<PathBuf> {
+    const VERSION: &str = "3.8.0";
+    let tools = target_dir()?.join("tools");
+    let tool = tools.join("bin/cargo-deb");
+    let is_there = program(&tool).args(["--version"]).quiet_output().is_some_and(|said| said.trim().ends_with(VERSION));
+    if !is_there {
+        cargo(["install", "--locked", "--force", "--version", VERSION, "--root"])
+            .args([&tools])
+            .args(["cargo-deb"])
+            .run()
+            .context("cargo-deb could not be installed\nhint: is a registry of crates reachable?")?;
+    }
+    Ok(tool)
+}
+
+/// A fresh Debian in a folder is made with it.
+pub fn debootstrap() -> Result<()> {
+    match program("debootstrap").args(["--version"]).works() {
+        true => Ok(()),
+        false => apt_install(&["debootstrap"], "debootstrap (to test the package in a fresh Debian)"),
+    }
+}
+
+/// A Debian in a folder is booted with it.
+pub fn nspawn() -> Result<()> {
+    match program("systemd-nspawn").args(["--version"]).works() {
+        true => Ok(()),
+        false => apt_install(&["systemd-container"], "systemd-nspawn (to boot a fresh Debian)"),
+    }
 }
 
 /// A venv of that name with the packages that a file of the tree lists.

@@ -87,6 +87,11 @@ impl Run {
         }
         String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed something that is not UTF-8"))
     }
+    /// What it prints, if it runs and succeeds; says nothing if it does not.
+    pub fn quiet_output(mut self) -> Option<String> {
+        let output = self.command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
     /// Whether it runs and succeeds; prints nothing.
     pub fn works(mut self) -> bool {
         let quiet = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, attach, audit, cards, completions, doctor, door, enforce, explain, journal, lease, man, park, ps, release,
-    renew, replay, run, serve, soft, stop, token, usage, wrap,
+    accept, attach, audit, cards, completions, config, doctor, door, enforce, explain, journal, lease, man, park, ps,
+    release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -33,7 +33,7 @@ Without a command: the status. Data goes to stdout, talk to stderr. Sizes are bi
 and 10GiB are the same.
 
 Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 no room, or the lease was lost before it was of
-use; 77 not allowed; 124 the wait was over; with `run`, the command's own (see `sublet run --help`).
+use; 77 not allowed; 78 the configuration is wrong; 124 the wait was over; with `run`, the command's own (see `sublet run --help`).
 
 Start here:
   sublet doctor                              what works on this machine, and what does not
@@ -134,8 +134,11 @@ pub enum Command {
     Detach(attach::DetachArgs),
     Door(door::DoorArgs),
     Token(token::TokenArgs),
+    Tls(tls::TlsArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
+    Setup(setup::SetupArgs),
+    Config(config::ConfigArgs),
     Soft(soft::SoftArgs),
     Journal(journal::JournalArgs),
     Replay(replay::ReplayArgs),

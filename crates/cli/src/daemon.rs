@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
 use sublet_daemon::journal::{self, OpenError};
-pub use sublet_daemon::{Options, TcpConfig, Who};
+pub use sublet_daemon::{Finding, Options, TcpConfig, Who};
 use sublet_wire::exit;
 
 /// What checking a journal found.
@@ -58,6 +58,11 @@ pub fn serve(options: Options) -> Result<(), Failure> {
 /// The rules of the house that a configuration makes, or the defaults.
 pub fn rules(config: Option<&Path>) -> Result<sublet_daemon::Policy, Failure> {
     sublet_daemon::rules(config).map_err(|error| Failure::new(exit::USAGE, chain(&error)))
+}
+
+/// What a configuration says, by topic; or everything that is wrong with it.
+pub fn check_config(config: Option<&Path>) -> Result<Vec<(&'static str, String)>, Vec<Finding>> {
+    sublet_daemon::check_config(config, &TcpConfig::default()).map(|checked| checked.0)
 }
 
 /// What runs in a worker process.

@@ -15,6 +15,7 @@ mod failure;
 mod hold;
 mod named;
 mod output;
+mod own_file;
 mod place;
 mod processes;
 #[cfg(test)]
@@ -73,9 +74,12 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Detach(args)) => commands::attach::detach(globals, args),
         Some(Command::Door(args)) => commands::door::run(globals, args),
         Some(Command::Token(args)) => commands::token::run(globals, args),
+        Some(Command::Tls(args)) => commands::tls::run(globals, args),
         Some(Command::Doctor(args)) => commands::doctor::run(globals, args),
         Some(Command::Soft(args)) => commands::soft::run(globals, args),
         Some(Command::Serve(args)) => commands::serve::run(globals, args),
+        Some(Command::Setup(args)) => commands::setup::run(globals, args),
+        Some(Command::Config(args)) => commands::config::run(globals, args),
         Some(Command::Journal(args)) => commands::journal::run(globals, args),
         Some(Command::Replay(args)) => commands::replay::run(globals, args),
         Some(Command::Completions(args)) => commands::completions::run(args),

@@ -7,11 +7,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Where a system service listens.
-const SYSTEM_SOCKET: &str = "/run/sublet/sublet.sock";
+pub const SYSTEM_SOCKET: &str = "/run/sublet/sublet.sock";
 /// Where a system service has its configuration.
-const SYSTEM_CONFIG: &str = "/etc/sublet/sublet.toml";
+pub const SYSTEM_CONFIG: &str = "/etc/sublet/sublet.toml";
 /// Where a system service keeps its state.
-const SYSTEM_STATE: &str = "/var/lib/sublet";
+pub const SYSTEM_STATE: &str = "/var/lib/sublet";
+
+/// Where a system service has its socket, and what belongs to it.
+pub const SYSTEM_RUN: &str = "/run/sublet";
+
+/// The directory of a system service's configuration.
+pub fn system_config_dir() -> &'static Path {
+    Path::new(SYSTEM_CONFIG).parent().unwrap_or(Path::new("/"))
+}
 
 /// Places where a daemon may listen, the likeliest first.
 #[derive(Debug)]

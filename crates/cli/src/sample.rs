@@ -180,6 +180,7 @@ pub fn cards() -> Cards {
         kind: "real".into(),
         soft_state: None,
         trouble: None,
+        config_trouble: None,
         parking: Some(parking()),
     }
 }

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 
@@ -117,8 +117,8 @@ pub fn check_free(socket: &Path) -> Result<(), ServeError> {
     }
 }
 
-/// Makes the socket that callers of this host connect to.
-pub fn socket(socket: &Path) -> Result<UnixListener, ServeError> {
+/// Makes the socket that callers of this host connect to: all of them, or this group's members alone.
+pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
     check_free(socket)?;
     let dir = match socket.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -134,10 +134,16 @@ pub fn socket(socket: &Path) -> Result<UnixListener, ServeError> {
     }
     // Anybody on this host may ask; the kernel says who it is. The mode comes with the socket, not afterwards by its
     // path. No other thread is there yet that could make a file meanwhile.
-    let before = rustix::process::umask(Mode::from_raw_mode(0o111));
+    let mask = if group.is_some() { 0o177 } else { 0o111 };
+    let before = rustix::process::umask(Mode::from_raw_mode(mask));
     let bound = UnixListener::bind(socket);
     rustix::process::umask(before);
     let listener = bound.map_err(failed)?;
+    if let Some(gid) = group {
+        // Until the group has it, the daemon's own user alone can connect.
+        chown(socket, None, Some(gid)).map_err(failed)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o660)).map_err(failed)?;
+    }
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
@@ -166,7 +172,7 @@ fn distrust(dir: &Path, uid: u32) -> io::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::os::unix::fs::symlink;
 
     fn is_root() -> bool {
         uid() == ROOT
@@ -184,7 +190,7 @@ mod tests {
         assert_eq!(why(0o775), None, "one's own group");
         assert_eq!(why(0o1777), None, "nobody removes another's there");
         assert_eq!(why(0o777).as_deref(), Some("can be changed by everybody"));
-        let refused = socket(&dir.path().join("s")).unwrap_err();
+        let refused = socket(&dir.path().join("s"), None).unwrap_err();
         assert!(refused.hint().is_some_and(|hint| hint.contains("--socket")), "{refused}");
         if !is_root() {
             return eprintln!("skipped: directories of others need root");
@@ -206,9 +212,19 @@ mod tests {
     fn anybody_may_connect_from_the_moment_the_socket_is_there() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/s");
-        let _listener = socket(&path).unwrap();
+        let _listener = socket(&path, None).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
         assert_eq!(std::fs::metadata(dir.path().join("deep")).unwrap().mode() & 0o022, 0);
+    }
+
+    #[test]
+    fn a_socket_for_a_group_is_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let gid = rustix::process::getegid().as_raw();
+        let _listener = socket(&path, Some(gid)).unwrap();
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.mode() & 0o777, found.gid()), (0o660, gid));
     }
 
     #[test]

@@ -35,7 +35,7 @@ mod wait_reason;
 mod words;
 mod writer;
 
-pub use config::{ConfigError, TcpConfig};
+pub use config::{Checked, ConfigError, Finding, TcpConfig, check as check_config};
 pub use http::document as openapi;
 pub use serve::{Options, ServeError, serve};
 pub use sublet_core::policy::Policy;

@@ -10,7 +10,7 @@
 //! all of this has a thread of its own.
 
 use crate::access::Access;
-use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
+use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig, check};
 use crate::day::{Hours, Moment};
 use crate::http::gate::Gate;
 use crate::http::tcp::Tls;
@@ -20,7 +20,7 @@ use crate::notices;
 use crate::writer;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 /// How often it is looked whether other hours have begun.
@@ -42,6 +42,8 @@ pub struct Reload {
     pub house: Arc<RwLock<House>>,
     /// Where notices go.
     pub notices: Arc<RwLock<notices::Settings>>,
+    /// Why the last reload was refused; operators see it.
+    pub trouble: Arc<RwLock<Option<String>>>,
     /// The service over TCP, if there is one.
     pub remote: Option<(Tcp, Tls, Arc<Gate>)>,
 }
@@ -104,11 +106,26 @@ impl Reload {
                     tracing::error!("`gpu` is another now: it is so after a restart");
                 }
                 self.standing = standing;
-                self.set(settled);
+                let refused = self.set(settled);
                 tracing::info!("the configuration was read anew; every lease goes on");
+                self.say(refused);
             }
-            Err(error) => tracing::error!(error = %writer::chain(&error), "the configuration was not changed"),
+            Err(error) => {
+                tracing::error!(error = %writer::chain(&error), "the configuration was not changed");
+                self.say(Some(self.located(&error)));
+            }
         }
+    }
+
+    /// The first error with its line; the file may be better by now, and then it has none.
+    fn located(&self, error: &ConfigError) -> String {
+        let path = self.path.as_deref();
+        let found = check(path, &self.flags).err().and_then(|findings| findings.into_iter().next());
+        found.map_or_else(|| writer::chain(error), |finding| finding.located(path))
+    }
+
+    fn say(&self, refused: Option<String>) {
+        *self.trouble.write().unwrap_or_else(PoisonError::into_inner) = refused;
     }
 
     fn look(&mut self) {
@@ -125,8 +142,9 @@ impl Reload {
         }
     }
 
-    fn set(&self, settled: Settled) {
-        self.set_tcp(settled.tcp.as_ref());
+    /// What was refused of it, if anything was.
+    fn set(&self, settled: Settled) -> Option<String> {
+        let refused = self.set_tcp(settled.tcp.as_ref());
         self.access.set(settled.operators_gid, settled.groups.clone());
         if let Ok(mut house) = self.house.write() {
             *house = settled.house();
@@ -135,27 +153,37 @@ impl Reload {
             notices.clone_from(&settled.notices);
         }
         drop(self.mail.send(Mail::Configured(Box::new(settled.policy))));
+        refused
     }
 
     /// Rates and the certificate are read anew. An address is opened and closed by a start only,
-    /// and what was encrypted stays so.
-    fn set_tcp(&self, settled: Option<&Tcp>) {
+    /// and what was encrypted stays so. Returns why the certificate was not changed, if it was not.
+    fn set_tcp(&self, settled: Option<&Tcp>) -> Option<String> {
         let (settled, (old, tls, gate)) = match (settled, &self.remote) {
-            (None, None) => return,
+            (None, None) => return None,
             (Some(settled), Some(remote)) if settled.listen == remote.0.listen => (settled, remote),
-            _ => return tracing::error!("`listen` is another now: it is so after a restart"),
+            _ => {
+                tracing::error!("`listen` is another now: it is so after a restart");
+                return None;
+            }
         };
         gate.set_rate(settled.rate);
-        match &settled.tls {
-            None if old.tls.is_some() => tracing::error!("the certificate stays: without one only after a restart"),
-            None => {}
-            Some((cert, key)) => match (http::tls::read(cert, key), tls.write()) {
-                (Ok(config), Ok(mut tls)) => *tls = Some(config),
-                (Err(error), _) => {
-                    tracing::error!(error = %writer::chain(&error), "the certificate was not changed");
-                }
-                (Ok(_), Err(_)) => tracing::error!("the certificate was not changed"),
-            },
+        let Some((cert, key)) = &settled.tls else {
+            if old.tls.is_some() {
+                tracing::error!("the certificate stays: without one only after a restart");
+            }
+            return None;
+        };
+        match http::tls::read(cert, key) {
+            Ok(config) => {
+                *tls.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
+                None
+            }
+            Err(error) => {
+                let why = writer::chain(&error);
+                tracing::error!(error = %why, "the certificate was not changed");
+                Some(format!("the certificate was not changed: {why}"))
+            }
         }
     }
 }

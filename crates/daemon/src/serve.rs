@@ -159,7 +159,9 @@ impl ServeError {
             ServeError::Exposed { .. } => Some(
                 "choose a `--socket` in a directory that only you can change, or set XDG_RUNTIME_DIR to one".to_owned(),
             ),
-            ServeError::Config(error) => error.hint().map(str::to_owned),
+            ServeError::Config(error) => {
+                Some(error.hint().unwrap_or("`sublet config check` names every wrong line of the file").to_owned())
+            }
             ServeError::Tcp { .. } => Some("choose another address or port for `listen`".to_owned()),
             ServeError::Tls(_) => {
                 Some("both files are PEM, and the daemon's user must be able to read them".to_owned())
@@ -171,7 +173,8 @@ impl ServeError {
     /// What the command line exits with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            ServeError::Config(_) | ServeError::Gpu(_) | ServeError::Tls(_) => exit::USAGE,
+            ServeError::Config(_) | ServeError::Tls(_) => exit::CONFIG,
+            ServeError::Gpu(_) => exit::USAGE,
             _ => exit::FAILURE,
         }
     }
@@ -197,7 +200,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         return Err(ServeError::OtherKind(other.word()));
     }
     let remote = settled.1.tcp.as_ref().map(listen_beyond).transpose()?;
-    let listener = claim::socket(&options.socket)?;
+    let listener = claim::socket(&options.socket, settled.1.socket_gid)?;
     let eyes = look_at(&choice, &options)?;
     // The loop and the writer need cores too, and every thread more is a wake-up more for a request.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -272,6 +275,7 @@ fn run(
     let names = Names::start().map_err(ServeError::System)?;
     let tokens = crate::tokens::Tokens::default();
     let trouble = Arc::new(RwLock::new(None));
+    let config_trouble = Arc::new(RwLock::new(None));
     let kind = eyes.gpu.kind().word();
     let soft_state = eyes.soft.as_ref().map(|place| place.state.display().to_string());
     let (mail, inbox) = Letters::new();
@@ -344,6 +348,7 @@ fn run(
         tokens: tokens.clone(),
         synced,
         trouble,
+        config_trouble: Arc::clone(&config_trouble),
         kind,
         by_driver,
         soft_state,
@@ -367,6 +372,7 @@ fn run(
             access: access.clone(),
             house: Arc::clone(&house),
             notices: Arc::clone(&notices),
+            trouble: config_trouble,
             remote: remote
                 .as_ref()
                 .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),

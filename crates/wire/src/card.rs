@@ -17,6 +17,9 @@ pub struct Cards {
     pub soft_state: Option<String>,
     /// Why the driver does not list its cards, and what helps; null while it does.
     pub trouble: Option<String>,
+    /// Why the last reload of the configuration was refused, for operators; absent if it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_trouble: Option<String>,
     /// Host memory for parked bytes; null where nobody is parked.
     #[serde(default)]
     pub parking: Option<ParkingRam>,

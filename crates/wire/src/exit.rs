@@ -14,6 +14,8 @@ pub const NO_DAEMON: u8 = 69;
 pub const LEASE_LOST: u8 = 75;
 /// Not allowed (EX_NOPERM).
 pub const DENIED: u8 = 77;
+/// The daemon's configuration is wrong (EX_CONFIG).
+pub const CONFIG: u8 = 78;
 /// The wait was over before the lease was granted.
 pub const WAIT_OVER: u8 = 124;
 /// The command was found but could not be run.

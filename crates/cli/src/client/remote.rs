@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, version};
+use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, StreamOwned, version};
 use std::env;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -111,14 +111,47 @@ impl Remote {
 
     /// What to say when no answer came.
     pub fn unreachable(&self, error: &io::Error) -> Failure {
-        let failure = Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}: {error}", self.url));
+        let failure = |why: &str| Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}: {why}", self.url));
         match tls_error(error) {
-            Some(rustls::Error::InvalidCertificate(_)) => failure.hint(
-                "its certificate is not one this host trusts: name the one that vouches for it with SUBLET_CA=FILE",
-            ),
-            Some(_) => failure.hint("is it a daemon with a certificate? without one write http:// (this host only)"),
-            None => failure.hint("is it started with `sublet serve --listen`, and does a firewall let you through?"),
+            Some(rustls::Error::InvalidCertificate(why)) => {
+                let (why, hint) = certificate_words(why, &self.place.host);
+                failure(&why).hint(hint)
+            }
+            Some(why) => failure(&why.to_string())
+                .hint("is it a daemon with a certificate? without one write http:// (this host only)"),
+            None => failure(&error.to_string())
+                .hint("is it started with `sublet serve --listen`, and does a firewall let you through?"),
         }
+    }
+}
+
+/// What is wrong with a daemon's certificate, and what to do about it.
+fn certificate_words(error: &CertificateError, host: &str) -> (String, String) {
+    let anew = format!("make a new one on that host with `sublet tls make {host}`, and restart or reload the daemon");
+    match error {
+        CertificateError::UnknownIssuer => (
+            "its certificate is not one that this host trusts".to_owned(),
+            "set SUBLET_CA to a file with the certificate that vouches for it: for one that `sublet tls make` made, \
+             a copy of its cert.pem"
+                .to_owned(),
+        ),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            ("its certificate has expired".to_owned(), anew)
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            ("its certificate is not valid yet".to_owned(), "compare the clocks of both hosts with `date`".to_owned())
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            (format!("its certificate is not for `{host}`"), anew)
+        }
+        // By its name: the type behind it is not part of rustls.
+        CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => (
+            "its certificate may sign other certificates (CA:TRUE, as `openssl req -x509` makes it), and such a \
+             certificate is not accepted from a server"
+                .to_owned(),
+            anew,
+        ),
+        other => (format!("its certificate is refused ({other})"), anew),
     }
 }
 

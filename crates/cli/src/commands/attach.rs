@@ -5,7 +5,7 @@
 //! first byte, waits for its turn, and has Sublet's library. The library alone, in a service that was
 //! adopted, would do nothing: a program says which lease is its own when it starts, and there is none yet.
 
-mod dropin;
+pub mod dropin;
 mod unit;
 
 use super::enforce::{rule_words, show_about};
@@ -15,10 +15,11 @@ use crate::client::Client;
 use crate::failure::{Failure, tell_hint};
 use crate::hold::ask::{TierArg, parse_size};
 use crate::output;
+use crate::own_file::OwnFile;
 use crate::place;
 use crate::table::plain;
 use clap::Args;
-use dropin::{DropIn, Wish};
+use dropin::Wish;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use sublet_wire::{Rule, RuleAsk, Strangers, Treat, exit};
@@ -120,7 +121,12 @@ pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
         false => output::print(&format!("{}\n", rule_words(&rule)))?,
     }
     tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
-    if args.who.starts_with("unit:") {
+    if let Some(unit) = args.who.strip_prefix("unit:") {
+        // Only the daemon's own host knows its units.
+        if client.socket().is_some() && !unit::is_known(unit, args.root.as_deref())? {
+            eprintln!("there is no unit `{}` on this host: the rule is kept, and matches nothing yet", plain(unit));
+            tell_hint("`systemctl list-units --type=service` lists what runs");
+        }
         tell_hint("it takes its memory before it has the lease; with `--drop-in` it would ask first");
     }
     Ok(exit::OK)
@@ -140,7 +146,7 @@ fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     let socket = globals.socket().map(Path::to_owned).or_else(|| place::variable("SUBLET_SOCKET"));
     let socket = socket.map(|socket| place::absolute(&socket));
     let text = dropin::text(&unit, &Wish { sublet: &sublet, socket: socket.as_deref(), vram, tier: args.tier })?;
-    let file = DropIn::at(&manager, &name);
+    let file = dropin::at(&manager, &name);
     file.must_be_ours()?;
     if args.write {
         file.put(&text)?;
@@ -188,7 +194,7 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     let file = match file_of(args, who) {
         // A rule may name a unit of somebody's own manager: none that has a drop-in of ours.
         Err(_) if rule.is_some() => None,
-        found => found?.filter(DropIn::is_there),
+        found => found?.filter(OwnFile::is_there),
     };
     if rule.is_none() && file.is_none() {
         return Err(Failure::new(exit::FAILURE, format!("nothing is attached to `{}`", plain(who)))
@@ -203,7 +209,7 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     }
     // A file that is not ours stays, whatever became of the rule.
     if let Some(file) = &file {
-        if args.dry_run { file.must_be_ours() } else { file.remove() }?;
+        if args.dry_run { file.must_be_ours() } else { file.remove_with_directory() }?;
     }
     let drop_in = file.map(|file| file.path().to_owned());
     if globals.json {
@@ -218,10 +224,10 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
 }
 
 /// The drop-in that a detach would be about, if units are.
-fn file_of(args: &DetachArgs, who: &str) -> Result<Option<DropIn>, Failure> {
+fn file_of(args: &DetachArgs, who: &str) -> Result<Option<OwnFile>, Failure> {
     let Some(name) = unit_name(who)? else { return Ok(None) };
     let manager = Manager::of(args.user, args.root.as_deref())?;
-    Ok(Some(DropIn::at(&manager, &name)))
+    Ok(Some(dropin::at(&manager, &name)))
 }
 
 fn rule_named(client: &Client, id: &str) -> Result<Rule, Failure> {

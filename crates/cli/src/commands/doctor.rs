@@ -8,9 +8,11 @@ mod machine;
 
 use crate::args::Globals;
 use crate::client::{self, Client};
+use crate::daemon;
 use crate::failure::Failure;
 use crate::hold::shim;
 use crate::output;
+use crate::place;
 use crate::table::plain;
 use clap::Args;
 use serde::Serialize;
@@ -81,16 +83,20 @@ fn look(globals: &Globals) -> Findings {
     match Client::open(globals) {
         Ok(client) => {
             daemon_pid = client.socket().and_then(client::peer).map(|(pid, _)| pid).filter(|pid| *pid > 0);
-            checks.push(daemon(&client, daemon_pid));
+            checks.push(answer(&client, daemon_pid));
             match client.get::<Cards>("/v1/cards") {
                 Ok(found) => cards = Some(found),
                 Err(failure) => checks.push(Check::new("cards", State::Bad, failure.to_string())),
             }
         }
-        Err(failure) => checks.push(Check::new("daemon", State::Bad, failure.to_string())),
+        Err(failure) => {
+            checks.push(Check::new("daemon", State::Bad, failure.to_string()));
+            checks.extend(configuration());
+        }
     }
     checks.extend(machine::checks(daemon_pid, cards.as_ref().map(|cards| cards.kind.as_str())));
     if let Some(cards) = &cards {
+        checks.extend(cards.config_trouble.as_deref().map(refused_reload));
         checks.extend(cards.trouble.iter().map(|trouble| Check::new("cards", State::Bad, trouble.clone())));
         checks.push(parking(cards.parking.as_ref(), shim::library().as_deref()));
         checks.extend(cards.parking.as_ref().filter(|_| cards.kind != "scripted").map(driver));
@@ -100,7 +106,7 @@ fn look(globals: &Globals) -> Findings {
     Findings { checks, can_grant, verdict }
 }
 
-fn daemon(client: &Client, pid: Option<u32>) -> Check {
+fn answer(client: &Client, pid: Option<u32>) -> Check {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid}"));
     match client.get::<Health>("/readyz") {
         Ok(health) => {
@@ -109,6 +115,22 @@ fn daemon(client: &Client, pid: Option<u32>) -> Check {
         }
         Err(failure) => Check::new("daemon", State::Bad, format!("not ready: {failure}")),
     }
+}
+
+/// What keeps a daemon from starting, if its configuration does.
+fn configuration() -> Option<Check> {
+    let file = place::config();
+    let findings = daemon::check_config(file.as_deref()).err()?;
+    let first = findings.first()?.located(file.as_deref());
+    Some(Check::new("configuration", State::Bad, format!("{first}\nhint: `sublet config check` lists every error")))
+}
+
+fn refused_reload(trouble: &str) -> Check {
+    let text = format!(
+        "the last reload was refused, and the configuration before it is still in use: {trouble}\n\
+         hint: mend the file, try it with `sublet config check`, and reload again"
+    );
+    Check::new("configuration", State::Less, text)
 }
 
 fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
@@ -236,7 +258,14 @@ mod tests {
 
     #[test]
     fn without_cards_the_verdict_is_no() {
-        let none = Cards { cards: vec![], kind: "real".into(), soft_state: None, trouble: None, parking: None };
+        let none = Cards {
+            cards: vec![],
+            kind: "real".into(),
+            soft_state: None,
+            trouble: None,
+            config_trouble: None,
+            parking: None,
+        };
         assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no cards".into()));
         assert_eq!(verdict(None), (false, "no lease can be granted: no daemon answers".into()));
     }

@@ -30,6 +30,12 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     output::print(&render(&cards, &queue, text::now_unix_s()))?;
+    if let Some(trouble) = &cards.config_trouble {
+        eprintln!(
+            "the last reload of the configuration was refused, and the one before it is in use: {}",
+            plain(trouble)
+        );
+    }
     strangers.strangers.iter().filter_map(warning).for_each(|warning| eprintln!("{warning}"));
     tell_hint(&hint(&cards, &queue));
     Ok(exit::OK)

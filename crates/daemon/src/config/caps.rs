@@ -1,6 +1,6 @@
 //! `[caps]`, `[users]`, `[groups]` and `[[windows]]`: what each tenant may have, and when.
 
-use super::ConfigError;
+use super::error::{ConfigError, KeyPath};
 use super::values::{at_least_one, read_size, read_span, set};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -44,30 +44,49 @@ pub(super) fn lay_over(
     users: &BTreeMap<String, CapsConfig>,
     groups: &BTreeMap<String, CapsConfig>,
 ) -> Result<(), ConfigError> {
-    everybody.has_no("caps", &["share", "each"])?;
-    policy.caps = everybody.over(&policy.caps)?;
+    let set_for_all = |policy: &mut Policy| {
+        everybody.has_no("caps", &["share", "each"])?;
+        policy.caps = everybody.over(&policy.caps)?;
+        Ok(())
+    };
+    set_for_all(policy).map_err(|error: ConfigError| error.within(&["caps"]))?;
     for (user, over) in users {
-        over.has_no("users", &["each"])?;
-        let tenant = tenant(user)?;
-        if let Some(share) = at_least_one("share", over.share)? {
-            policy.shares.of.insert(tenant.clone(), share);
-        }
-        let before = policy.caps_of.remove(&tenant).unwrap_or_default();
-        policy.caps_of.insert(tenant, over.over(&before)?);
+        set_for_user(policy, user, over).map_err(|error| error.within(&["users", user]))?;
     }
     for (name, over) in groups {
-        over.has_no("groups", &["head_start_max"])?;
-        if let Some(share) = at_least_one("share", over.share)? {
-            policy.shares.of_groups.insert(name.clone(), share);
-        }
-        let together = policy.caps_of_groups.remove(name).unwrap_or_default();
-        policy.caps_of_groups.insert(name.clone(), over.over(&together)?);
+        set_for_group(policy, name, over).map_err(|error| error.within(&["groups", name]))?;
         if let Some(each) = &over.each {
-            each.has_no("groups.….each", &["share", "each"])?;
-            let before = policy.caps_of_members.remove(name).unwrap_or_default();
-            policy.caps_of_members.insert(name.clone(), each.over(&before)?);
+            set_for_members(policy, name, each).map_err(|error| error.within(&["groups", name, "each"]))?;
         }
     }
+    Ok(())
+}
+
+fn set_for_user(policy: &mut Policy, user: &str, over: &CapsConfig) -> Result<(), ConfigError> {
+    over.has_no("users", &["each"])?;
+    let tenant = tenant(user)?;
+    if let Some(share) = at_least_one("share", over.share)? {
+        policy.shares.of.insert(tenant.clone(), share);
+    }
+    let before = policy.caps_of.remove(&tenant).unwrap_or_default();
+    policy.caps_of.insert(tenant, over.over(&before)?);
+    Ok(())
+}
+
+fn set_for_group(policy: &mut Policy, name: &str, over: &CapsConfig) -> Result<(), ConfigError> {
+    over.has_no("groups", &["head_start_max"])?;
+    if let Some(share) = at_least_one("share", over.share)? {
+        policy.shares.of_groups.insert(name.to_owned(), share);
+    }
+    let together = policy.caps_of_groups.remove(name).unwrap_or_default();
+    policy.caps_of_groups.insert(name.to_owned(), over.over(&together)?);
+    Ok(())
+}
+
+fn set_for_members(policy: &mut Policy, name: &str, each: &CapsConfig) -> Result<(), ConfigError> {
+    each.has_no("groups.….each", &["share", "each"])?;
+    let before = policy.caps_of_members.remove(name).unwrap_or_default();
+    policy.caps_of_members.insert(name.to_owned(), each.over(&before)?);
     Ok(())
 }
 
@@ -92,7 +111,7 @@ impl CapsConfig {
             _ => self.head_start_max.is_some(),
         };
         match keys.iter().copied().find(|key| there(key)) {
-            Some(key) => Err(ConfigError::Misplaced { key, table }),
+            Some(key) => Err(ConfigError::Misplaced { key: key.into(), table }),
             None => Ok(()),
         }
     }
@@ -105,11 +124,12 @@ fn tenant(user: &str) -> Result<String, ConfigError> {
     }
     let known = || uzers::get_user_by_name(user).map(|user| user.uid());
     let uid = user.parse().ok().or_else(known);
-    let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned() };
+    let none = || ConfigError::NoSuch { kind: "user", name: user.to_owned(), key: KeyPath::table() };
     uid.map(crate::names::tenant_of).ok_or_else(none)
 }
 
-pub(super) fn gid(group: &str) -> Result<u32, ConfigError> {
+/// The id of a group that the value of this key names.
+pub(super) fn gid(group: &str, key: KeyPath) -> Result<u32, ConfigError> {
     let known = || uzers::get_group_by_name(group).map(|group| group.gid());
-    group.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "group", name: group.to_owned() })
+    group.parse().ok().or_else(known).ok_or_else(|| ConfigError::NoSuch { kind: "group", name: group.to_owned(), key })
 }

@@ -1,6 +1,7 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
 mod caps;
+mod check;
 mod enforcement;
 mod error;
 mod notices;
@@ -9,17 +10,19 @@ mod preemption;
 mod tcp;
 mod values;
 
+pub use check::{Checked, Finding, check};
 pub use error::ConfigError;
 pub use tcp::{Tcp, TcpConfig};
 
 use self::caps::{CapsConfig, WindowConfig, gid, lay_over};
 use self::enforcement::EnforcementConfig;
+use self::error::KeyPath;
 use self::notices::NoticesConfig;
 use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::values::{
-    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span, read_visibility,
-    set,
+    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span,
+    read_span_or_none, read_visibility, set,
 };
 use crate::day::{Hours, Moment};
 use crate::http::House;
@@ -55,6 +58,8 @@ pub struct Config {
     queue_max: Option<usize>,
     /// A Unix group whose members are operators, beside root and the daemon's own user.
     operators: Option<String>,
+    /// A Unix group: its members alone, and root, may use the socket; read by a start only.
+    socket_group: Option<String>,
     /// `"all"`: local users see who is on a card. `"own"`: each sees only itself.
     visibility: Option<String>,
     /// The longest that a call may wait for a change (`"60s"`).
@@ -111,6 +116,8 @@ pub struct Settled {
     pub policy: Policy,
     /// Members of this group are operators.
     pub operators_gid: Option<u32>,
+    /// Only members of this group, and root, may use the socket.
+    pub socket_gid: Option<u32>,
     /// Groups that have shares or caps.
     pub groups: Vec<(u32, String)>,
     /// Hours at which something is different.
@@ -153,7 +160,12 @@ impl Config {
         let Some(path) = path else { return Ok(Config::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
-        toml::from_str(&text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
+        Config::parse(&text, path)
+    }
+
+    /// Reads the text of a file.
+    fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        toml::from_str(text).map_err(|source| ConfigError::Wrong { path: path.to_owned(), source: Box::new(source) })
     }
 
     /// What the command line says about TCP goes before what the file says.
@@ -195,13 +207,13 @@ impl Config {
         policy.queue_max = at_least_one("queue_max", self.queue_max)?.unwrap_or(policy.queue_max);
         if policy.ttl > policy.hold_cap {
             let why = format!("a term may not be longer than `hold_cap`, which is {}; set both", policy.hold_cap);
-            return Err(ConfigError::Value { key: "ttl", value: policy.ttl.to_string(), why });
+            return Err(ConfigError::value("ttl", policy.ttl, why));
         }
         let head = &mut policy.head_start;
-        set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span)?;
-        set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span)?;
-        set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span)?;
-        set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span)?;
+        set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span_or_none)?;
+        set(&mut head.batch, "head_start.batch", &self.head_start.batch, read_span_or_none)?;
+        set(&mut head.spot, "head_start.spot", &self.head_start.spot, read_span_or_none)?;
+        set(&mut head.priority, "head_start.priority", &self.head_start.priority, read_span_or_none)?;
         set(&mut policy.debt_max, "debt_max", &self.debt_max, read_span)?;
         policy.shares.default = at_least_one("share", self.share)?.unwrap_or(policy.shares.default);
         let stock = self.parking.settle(&mut policy)?;
@@ -212,27 +224,35 @@ impl Config {
         policy.parking.deep = policy.parking.deep.filter(|_| driver);
         lay_over(&mut policy, &self.caps, &self.users, &self.groups)?;
         let mut hours = Vec::new();
-        for window in &self.windows {
+        for (index, window) in self.windows.iter().enumerate() {
+            let tables = ["windows", &index.to_string()];
             let read = Hours::read(window.days.as_deref(), &window.from, &window.to).map_err(|why| {
-                ConfigError::Value { key: "windows", value: format!("{} to {}", window.from, window.to), why }
+                ConfigError::value("from", format!("{} to {}", window.from, window.to), why).within(&tables)
             })?;
             // A window that does not hold now must make sense too.
             let mut then = policy.clone();
-            lay_over(&mut then, &window.caps, &window.users, &window.groups)?;
+            lay_over(&mut then, &window.caps, &window.users, &window.groups).map_err(|error| error.within(&tables))?;
             if holds(&read) {
                 policy = then;
             }
             hours.push(read);
         }
         let mut groups = BTreeMap::new();
-        for name in self.groups.keys().chain(self.windows.iter().flat_map(|window| window.groups.keys())) {
-            groups.insert(name.clone(), gid(name)?);
+        for name in self.groups.keys() {
+            groups.insert(name.clone(), gid(name, KeyPath::table()).map_err(|error| error.within(&["groups", name]))?);
+        }
+        for (index, window) in self.windows.iter().enumerate() {
+            for name in window.groups.keys() {
+                let tables = ["windows", &index.to_string(), "groups", name];
+                groups.insert(name.clone(), gid(name, KeyPath::table()).map_err(|error| error.within(&tables))?);
+            }
         }
         Ok(Settled {
             policy,
             groups: groups.into_iter().map(|(name, gid)| (gid, name)).collect(),
             hours,
-            operators_gid: self.operators.as_deref().map(gid).transpose()?,
+            operators_gid: self.operators.as_deref().map(|name| gid(name, "operators".into())).transpose()?,
+            socket_gid: self.socket_group.as_deref().map(|name| gid(name, "socket_group".into())).transpose()?,
             poll_max: {
                 let mut poll_max = Span::secs(60);
                 set(&mut poll_max, "poll_max", &self.poll_max, read_span)?;
@@ -449,6 +469,33 @@ mod tests {
         assert!(matches!(config.over(&flags).settle(), Err(ConfigError::PlainTcp { .. })));
     }
 
+    /// The sample that is installed, with the lines behind this prefix in use.
+    fn sample(prefix: &str) -> String {
+        let text = include_str!("../../../../dist/sublet.toml");
+        let is_toml = |line: &&str| line.is_empty() || line.starts_with('[') || line.contains(" = ");
+        text.lines()
+            .filter_map(|line| line.strip_prefix(prefix))
+            .filter(is_toml)
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
+    #[test]
+    fn the_sample_configuration_shows_the_defaults() {
+        let text = sample("# ");
+        assert!(text.lines().count() > 30, "the sample lists every key that has a default:\n{text}");
+        assert_eq!(settle(&text).unwrap(), settle("").unwrap());
+        assert_eq!(
+            settle(include_str!("../../../../dist/sublet.toml")).unwrap(),
+            settle("").unwrap(),
+            "all is commented"
+        );
+        let examples = sample("#: ").replace("\"sublet\"", "\"root\"");
+        let settled = settle(&examples).unwrap();
+        assert_eq!((settled.socket_gid, settled.hours.len(), settled.policy.caps.leases.is_some()), (Some(0), 1, true));
+        assert!(settle("head_start.spot = \"0s\"").is_ok(), "none is a head start too");
+    }
+
     #[test]
     fn a_misspelt_key_and_a_senseless_value_are_errors() {
         assert!(settle("hold_cop = \"1h\"").unwrap_err().contains("hold_cop"));
@@ -468,7 +515,7 @@ mod tests {
             ("[[windows]]\nfrom = \"09:00\"\nto = \"09:01\"\ncaps.places = 0", "places"),
         ] {
             let said = settle(text).unwrap_err();
-            assert!(said.contains(&format!("`{key} = \"0\"` makes no sense")), "{text}: {said}");
+            assert!(said.contains(&format!("{key} = \"0\"` makes no sense")), "{text}: {said}");
         }
         for longer in ["ttl = \"31m\"", "hold_cap = \"1m\"", "ttl = \"2m\"\nhold_cap = \"1m\""] {
             assert!(settle(longer).unwrap_err().contains("longer than `hold_cap`"), "{longer}");
@@ -484,7 +531,7 @@ mod tests {
             "groups.root.head_start_max = \"1m\"",
             "groups.root.each.share = 1",
         ] {
-            assert!(settle(misplaced).unwrap_err().contains("says nothing in"), "{misplaced}");
+            assert!(settle(misplaced).unwrap_err().contains("means nothing in"), "{misplaced}");
         }
     }
 }

@@ -36,13 +36,13 @@ fn read_command(command: Vec<String>) -> Result<Vec<String>, ConfigError> {
         first => {
             let why = "begin with the whole path of a program, such as [\"/usr/local/bin/notify\", \"--json\"]";
             let value = first.cloned().unwrap_or_default();
-            Err(ConfigError::Value { key: "notices.command", value, why: why.to_owned() })
+            Err(ConfigError::value("notices.command", value, why))
         }
     }
 }
 
 fn read_webhook(text: &str) -> Result<Uri, ConfigError> {
-    let odd = |why: &str| ConfigError::Value { key: "notices.webhook", value: text.to_owned(), why: why.to_owned() };
+    let odd = |why: &str| ConfigError::value("notices.webhook", text, why);
     if text.starts_with("https://") {
         return Err(odd("a webhook is called without TLS: let `command` run a program such as curl"));
     }

@@ -48,12 +48,8 @@ impl TcpConfig {
         let Some(text) = &self.listen else {
             return if tls.is_some() { half("tls_cert", "listen") } else { Ok(None) };
         };
-        let wrong = || ConfigError::Value {
-            key: "tcp.listen",
-            value: text.clone(),
-            why: "write an address and a port, such as \"127.0.0.1:7474\" or \"[::]:7474\"".to_owned(),
-        };
-        let listen: SocketAddr = text.parse().map_err(|_| wrong())?;
+        let why = "write an address and a port, such as \"127.0.0.1:7474\" or \"[::]:7474\"";
+        let listen: SocketAddr = text.parse().map_err(|_| ConfigError::value("tcp.listen", text, why))?;
         if tls.is_none() && !listen.ip().to_canonical().is_loopback() {
             return Err(ConfigError::PlainTcp { listen });
         }

@@ -14,10 +14,7 @@ pub(super) const HISTORY: u64 = 1_000_000;
 pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
     match lines {
         1_000.. => Ok(lines),
-        _ => {
-            let why = "keep 1000 lines at least".to_owned();
-            Err(ConfigError::Value { key: "history", value: lines.to_string(), why })
-        }
+        _ => Err(ConfigError::value("history", lines, "keep 1000 lines at least")),
     }
 }
 
@@ -26,8 +23,8 @@ pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
     if name.starts_with("GPU-") || name.parse::<u32>().is_ok() {
         return Ok(name.to_owned());
     }
-    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them".to_owned();
-    Err(ConfigError::Value { key: "unmanaged", value: name.to_owned(), why })
+    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them";
+    Err(ConfigError::value("unmanaged", name, why))
 }
 
 /// Whether something is on, which it is unless it is said to be off.
@@ -35,10 +32,7 @@ pub(super) fn on(key: &'static str, said: Option<&str>) -> Result<bool, ConfigEr
     match said {
         None | Some("on") => Ok(true),
         Some("off") => Ok(false),
-        Some(other) => {
-            let why = "write \"on\" or \"off\"".to_owned();
-            Err(ConfigError::Value { key, value: other.to_owned(), why })
-        }
+        Some(other) => Err(ConfigError::value(key, other, "write \"on\" or \"off\"")),
     }
 }
 
@@ -47,7 +41,7 @@ pub(super) fn positive(key: &'static str, value: Option<f64>, default: f64) -> R
     if (1.0..=1e6).contains(&value) {
         return Ok(value);
     }
-    Err(ConfigError::Value { key, value: value.to_string(), why: "write a number from 1 to 1000000".to_owned() })
+    Err(ConfigError::value(key, value, "write a number from 1 to 1000000"))
 }
 
 /// With none of it nobody could be served at all; whoever means no bound leaves the key out.
@@ -56,8 +50,7 @@ pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
     value: Option<T>,
 ) -> Result<Option<T>, ConfigError> {
     if value == Some(T::default()) {
-        let why = "it must be at least 1; leave the key out for the default".to_owned();
-        return Err(ConfigError::Value { key, value: "0".to_owned(), why });
+        return Err(ConfigError::value(key, 0, "it must be at least 1; leave the key out for the default"));
     }
     Ok(value)
 }
@@ -69,7 +62,7 @@ pub(super) fn set<T>(
     read: impl Fn(&str) -> Result<T, String>,
 ) -> Result<(), ConfigError> {
     if let Some(text) = text {
-        *place = read(text).map_err(|why| ConfigError::Value { key, value: text.clone(), why })?;
+        *place = read(text).map_err(|why| ConfigError::value(key, text, why))?;
     }
     Ok(())
 }
@@ -80,6 +73,11 @@ pub(super) fn read_span(text: &str) -> Result<Span, String> {
         Ok(seconds) => Ok(Span::secs(seconds)),
         Err(error) => Err(error.hint().to_owned()),
     }
+}
+
+/// A time that may be zero.
+pub(super) fn read_span_or_none(text: &str) -> Result<Span, String> {
+    span::parse(text).map(Span::secs).map_err(|error| error.hint().to_owned())
 }
 
 pub(super) fn read_size(text: &str) -> Result<Bytes, String> {
@@ -103,18 +101,10 @@ pub(super) fn read_visibility(text: &str) -> Result<Visibility, ConfigError> {
     match text {
         "all" => Ok(Visibility::All),
         "own" => Ok(Visibility::Own),
-        _ => Err(ConfigError::Value {
-            key: "visibility",
-            value: text.to_owned(),
-            why: "write \"all\" or \"own\"".to_owned(),
-        }),
+        _ => Err(ConfigError::value("visibility", text, "write \"all\" or \"own\"")),
     }
 }
 
 pub(super) fn read_gpu(text: &str) -> Result<GpuSpec, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Value {
-        key: "gpu",
-        value: text.to_owned(),
-        why: "write \"real\", or for instance \"soft:2x24GiB\"".to_owned(),
-    })
+    text.parse().map_err(|_| ConfigError::value("gpu", text, "write \"real\", or for instance \"soft:2x24GiB\""))
 }

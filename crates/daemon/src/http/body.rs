@@ -60,19 +60,20 @@ pub fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
     })
 }
 
-/// Reads a request without a body.
+/// Reads a request that needs no body; an empty JSON object is as good as none.
 pub async fn empty(request: Request) -> Result<Heard<()>, Refused> {
     let heard = raw(request).await?;
     nothing(&heard.body)?;
     Ok(Heard { peer: heard.peer, body: (), key: heard.key })
 }
 
-/// Refuses a body where there should be none.
+/// Refuses a body with anything in it. Many clients send `{}` with every POST, so that is accepted, and so is `null`.
 pub fn nothing(bytes: &[u8]) -> Result<(), Refused> {
-    match bytes.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::new(Code::BadRequest, "this call takes no body").into()),
+    let read = serde_json::from_slice::<Option<serde_json::Map<String, serde_json::Value>>>;
+    if bytes.is_empty() || read(bytes).is_ok_and(|object| object.is_none_or(|members| members.is_empty())) {
+        return Ok(());
     }
+    Err(Problem::new(Code::BadRequest, "this call takes no body").hint("leave it out, or send `{}`").into())
 }
 
 async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {

@@ -1,13 +1,14 @@
 //! Cards over HTTP.
 
 use super::body::{self, Name};
-use super::shared::{OnCall, OnRead, Repeat};
+use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
 use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};
 use std::collections::BTreeMap;
+use std::sync::RwLock;
 use sublet_core::event::{Caller, Event};
 use sublet_wire as wire;
 
@@ -25,12 +26,15 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
     let (mut cards, parking, see_all) = app.post.read(look).await?;
     let whose = if see_all { Whose::Anybodys } else { Whose::Only(peer.uid()) };
     name_strangers(&app, &by, &mut cards, whose).await;
-    let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
+    let said = |trouble: &RwLock<Option<String>>| trouble.read().ok().and_then(|trouble| trouble.clone());
+    let trouble = said(&app.trouble);
+    let config_trouble = said(&app.config_trouble).filter(|_| by.operator);
     Ok(Json(wire::Cards {
         cards,
         kind: app.kind.to_owned(),
         soft_state: app.soft_state.clone(),
         trouble,
+        config_trouble,
         parking: parking.filter(|_| app.shim),
     }))
 }
@@ -72,7 +76,7 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, who
 }
 
 /// Lets a card run empty: nothing new lands there.
-#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", params(
+#[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the card"),
     Repeat,
 ), responses(
@@ -86,7 +90,7 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 }
 
 /// Puts a card back into service.
-#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", params(
+#[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("uuid" = String, Path, description = "the card"),
     Repeat,
 ), responses(

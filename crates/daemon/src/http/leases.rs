@@ -1,7 +1,7 @@
 //! Leases over HTTP.
 
 use super::body::{self, Heard, Name, lease_id};
-use super::shared::{OnCall, OnRead, Repeat};
+use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Reply, Until, Watch};
 use crate::signals;
@@ -371,7 +371,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
 
 /// Moves a holder's bytes off its cards to host memory, and keeps the lease: answers when that has begun.
 /// Its programs live, and wait where they use a card.
-#[utoipa::path(post, operation_id = "park_lease", path = "/v1/leases/{id}/park", tag = "leases", params(
+#[utoipa::path(post, operation_id = "park_lease", path = "/v1/leases/{id}/park", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     Repeat,
 ), responses(
@@ -387,7 +387,7 @@ pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> R
 }
 
 /// Asks for a parked holder's cards: it waits for them in the queue like anybody, and its bytes come back.
-#[utoipa::path(post, operation_id = "resume_lease", path = "/v1/leases/{id}/resume", tag = "leases", params(
+#[utoipa::path(post, operation_id = "resume_lease", path = "/v1/leases/{id}/resume", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
     ("id" = String, Path, description = "the lease", example = "L1"),
     Repeat,
 ), responses(

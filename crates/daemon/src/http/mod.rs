@@ -85,6 +85,8 @@ pub struct Reach {
     pub synced: watch::Receiver<u64>,
     /// Why the driver lists no cards.
     pub trouble: Arc<RwLock<Option<String>>>,
+    /// Why the last reload of the configuration was refused.
+    pub config_trouble: Arc<RwLock<Option<String>>>,
     /// `real`, `soft` or `scripted`.
     pub kind: &'static str,
     /// The file of the soft cards.

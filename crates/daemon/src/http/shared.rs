@@ -73,3 +73,8 @@ impl IntoParams for Repeat {
         vec![parameter.build()]
     }
 }
+
+/// An object without members, for clients that send a body with every POST.
+#[derive(utoipa::ToSchema)]
+#[schema(max_properties = 0)]
+pub struct Nothing {}

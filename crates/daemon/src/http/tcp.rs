@@ -3,29 +3,37 @@
 //! Its seats are its own: however many strangers connect, the host's own socket has room.
 
 use super::gate::{self, Gate};
+use super::lane::{After, write_answer};
 use super::progress::Progress;
 use super::server::{Counts, Limits, Seat, WRITE_TIME, accept, turn_away};
 use super::ways::Ways;
 use super::{App, Refused};
 use crate::access::Access;
 use crate::looper::wall_us;
+use crate::mail::Reply;
 use crate::peer::Peer;
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use std::convert::Infallible;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, RwLock};
-use std::time::{Duration, Instant};
-use sublet_wire::Problem;
+use std::time::{Duration, Instant, SystemTime};
+use sublet_wire::{Code, Problem};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
 
 /// A handshake takes two turns; who needs longer does not want to speak.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// At most this much of a request without TLS is read after it was answered.
+const UNREAD_MAX: u64 = 1 << 20;
 
 /// Bounds on connections over TCP.
 pub const LIMITS: Limits = Limits {
@@ -98,14 +106,41 @@ async fn connection(
     let Some(config) = config else {
         return super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
     };
-    match tokio::time::timeout(HANDSHAKE_TIME, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => {
+    match tokio::time::timeout(HANDSHAKE_TIME, handshake(stream, config)).await {
+        Ok(Ok(Some(stream))) => {
             super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
         }
-        // Whoever does not speak TLS, or not in time, is not answered.
+        Ok(Ok(None)) => tracing::debug!(%from, "a request came without TLS, and was told to use https://"),
+        // A client that fails at TLS, or needs too long for it, is not answered.
         Ok(Err(error)) => tracing::debug!(%from, %error, "a handshake failed"),
         Err(_) => tracing::debug!(%from, "a handshake took too long"),
     }
+}
+
+/// The encrypted connection; `None` for a client that spoke plain HTTP, which is told what to use instead.
+async fn handshake(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<Option<TlsStream<TcpStream>>> {
+    let mut first = [0];
+    stream.peek(&mut first).await?;
+    // A TLS handshake begins with the byte 22; a request begins with the name of a method.
+    if first[0].is_ascii_uppercase() {
+        refuse_plain(stream).await?;
+        return Ok(None);
+    }
+    TlsAcceptor::from(config).accept(stream).await.map(Some)
+}
+
+/// Answers a request that came without TLS, and closes the connection.
+async fn refuse_plain(mut stream: TcpStream) -> io::Result<()> {
+    let problem = Problem::new(Code::BadRequest, "this port speaks TLS, and the request came without it")
+        .hint("write https:// instead of http://");
+    let date = httpdate::fmt_http_date(SystemTime::now());
+    let mut answer = Vec::new();
+    write_answer(&mut answer, &Reply::problem(&problem), After::Close, &date);
+    stream.write_all(&answer).await?;
+    stream.shutdown().await?;
+    // A connection that is closed with unread bytes is reset, and the answer may be lost with it.
+    let mut unread = (&mut stream).take(UNREAD_MAX);
+    tokio::io::copy(&mut unread, &mut tokio::io::sink()).await.map(drop)
 }
 
 async fn answer(mut request: Request<Incoming>, from: IpAddr, door: Door, ways: Ways) -> Result<Response, Infallible> {

@@ -1,17 +1,11 @@
 //! The drop-in with which systemd starts a unit through `sublet run`: its text, and its file.
-//!
-//! Its first line has the hash of all others: so it is known whether a file is ours, and whether somebody
-//! has changed it since. What is not exactly ours is neither replaced nor removed.
 
 use super::unit::{FILE, Manager, Unit};
 use crate::failure::Failure;
 use crate::hold::ask::{TierArg, typed_size};
+use crate::own_file::{self, OwnFile};
 use crate::text;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use sublet_wire::exit;
+use std::path::Path;
 
 /// How the first line begins; the hash follows.
 const MARK: &str = "# sublet drop-in ";
@@ -61,11 +55,7 @@ pub fn text(unit: &Unit, wish: &Wish<'_>) -> Result<String, Failure> {
         lines.push("TimeoutStartSec=infinity".to_owned());
     }
     let rest = lines.join("\n") + "\n";
-    Ok(format!("{MARK}{}\n{rest}", hash(&rest)))
-}
-
-fn hash(rest: &str) -> String {
-    blake3::hash(rest.as_bytes()).to_hex().to_string()
+    Ok(own_file::marked(MARK, &rest))
 }
 
 fn utf8(path: &Path) -> Result<&str, Failure> {
@@ -73,7 +63,7 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
 }
 
 /// The program to start: there variables are not looked for, and cannot be kept from being.
-fn program(path: &Path) -> Result<String, Failure> {
+pub fn program(path: &Path) -> Result<String, Failure> {
     let text = utf8(path)?;
     if text.contains(['$', '\n']) {
         return Err(Failure::usage(format!("systemd cannot start {}", path.display())));
@@ -99,105 +89,9 @@ fn word(text: &str) -> String {
     quoted + "\""
 }
 
-/// What is where the drop-in belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    Ours,
-    /// Ours, and changed since.
-    Changed,
-    Foreign,
-}
-
 /// A unit's drop-in of ours, whether it is there or not.
-#[derive(Clone, Debug)]
-pub struct DropIn {
-    path: PathBuf,
-}
-
-impl DropIn {
-    /// Where it belongs.
-    pub fn at(manager: &Manager, unit: &str) -> DropIn {
-        DropIn { path: manager.own(unit).join(FILE) }
-    }
-
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Whether a file is there, whoever wrote it.
-    pub fn is_there(&self) -> bool {
-        self.path.symlink_metadata().is_ok()
-    }
-
-    fn find(&self) -> Result<Found, Failure> {
-        let read = match self.path.symlink_metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
-            Err(error) => Err(error),
-            // Nobody here makes links.
-            Ok(found) if !found.is_file() => return Ok(Found::Foreign),
-            Ok(_) => fs::read(&self.path),
-        };
-        let bytes = read.map_err(|error| self.failed("read", &error))?;
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(match text.split_once('\n').and_then(|(first, rest)| Some((first.strip_prefix(MARK)?, rest))) {
-            None => Found::Foreign,
-            Some((mark, rest)) if mark == hash(rest) => Found::Ours,
-            Some(_) => Found::Changed,
-        })
-    }
-
-    /// Fails if something is there that is not exactly what was written.
-    pub fn must_be_ours(&self) -> Result<(), Failure> {
-        let (what, hint) = match self.find()? {
-            Found::Nothing | Found::Ours => return Ok(()),
-            Found::Changed => ("was changed since sublet wrote it", "look what was changed, and remove it yourself"),
-            Found::Foreign => ("was not written by sublet", "move it away yourself if you do not need it"),
-        };
-        Err(Failure::new(exit::FAILURE, format!("{} {what}: it stays", self.path.display())).hint(hint))
-    }
-
-    /// Writes it, in place of an older one of ours or where nothing is, at once or not at all.
-    pub fn put(&self, text: &str) -> Result<(), Failure> {
-        self.must_be_ours()?;
-        let dir = self.path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(dir).map_err(|error| self.failed("written", &error))?;
-        // systemd reads what ends with `.conf`, and nothing else.
-        let new = dir.join(format!(".{FILE}.new-{}", std::process::id()));
-        let put = write(&new, text).and_then(|()| fs::rename(&new, &self.path));
-        put.map_err(|error| {
-            // It may never have been there.
-            let _ = fs::remove_file(&new);
-            self.failed("written", &error)
-        })
-    }
-
-    /// Removes it, and its directory if nothing else is in there.
-    pub fn remove(&self) -> Result<(), Failure> {
-        self.must_be_ours()?;
-        fs::remove_file(&self.path).map_err(|error| self.failed("removed", &error))?;
-        if let Some(dir) = self.path.parent() {
-            // One that is not empty stays: the kernel refuses.
-            let _ = fs::remove_dir(dir);
-        }
-        Ok(())
-    }
-
-    fn failed(&self, what: &str, error: &io::Error) -> Failure {
-        let message = format!("{} cannot be {what}: {error}", self.path.display());
-        match error.kind() {
-            io::ErrorKind::PermissionDenied => Failure::new(exit::DENIED, message)
-                .hint("the system's units are root's: use sudo, or `--user` for a unit of your own"),
-            _ => Failure::new(exit::FAILURE, message),
-        }
-    }
-}
-
-fn write(file: &Path, text: &str) -> io::Result<()> {
-    let mut open = File::options().write(true).create_new(true).mode(0o644).open(file)?;
-    open.write_all(text.as_bytes())?;
-    open.sync_all()
+pub fn at(manager: &Manager, unit: &str) -> OwnFile {
+    OwnFile::new(manager.own(unit).join(FILE), MARK)
 }
 
 #[cfg(test)]
@@ -248,25 +142,5 @@ mod tests {
         assert_eq!(word("a/b.c"), "a/b.c");
         assert_eq!(word(r#"a "b" \x $c %d"#), r#""a \"b\" \\x $$c %%d""#);
         assert!(program(Path::new("/a$b/sublet")).is_err());
-    }
-
-    #[test]
-    fn only_what_is_exactly_ours_is_replaced_or_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = DropIn { path: dir.path().join("a.service.d").join(FILE) };
-        let said = text(&unit(false), &wish("/bin/sublet")).unwrap();
-        assert_eq!(file.find().unwrap(), Found::Nothing);
-        file.put(&said).unwrap();
-        file.put(&said).unwrap();
-        assert_eq!(file.find().unwrap(), Found::Ours);
-        for (other, found) in [(said.replace("8G", "9G"), Found::Changed), ("[Service]\n".into(), Found::Foreign)] {
-            fs::write(file.path(), &other).unwrap();
-            assert_eq!(file.find().unwrap(), found);
-            assert!(file.put(&said).is_err() && file.remove().is_err());
-            assert_eq!(fs::read_to_string(file.path()).unwrap(), other, "it stays as it is");
-        }
-        fs::write(file.path(), &said).unwrap();
-        file.remove().unwrap();
-        assert!(!file.path().parent().unwrap().exists(), "nothing is left");
     }
 }

@@ -20,6 +20,12 @@ const SYSTEM: [&str; 5] = [
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 ];
+/// Where systemd puts units that it made itself, and where running units have their cgroups.
+const MADE: [&str; 4] =
+    ["/run/systemd/transient", "/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late"];
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// Units are at most some slices deep.
+const CGROUP_DEPTH: usize = 6;
 /// Where those of users' own managers are, behind what is in their homes.
 const USER: [&str; 4] =
     ["/etc/systemd/user", "/run/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user"];
@@ -90,6 +96,34 @@ impl Manager {
         let stem = name.strip_suffix(".service").unwrap_or(name);
         self.places.iter().any(|place| place.join(format!("{stem}.socket")).exists())
     }
+}
+
+/// Whether the system has a unit of this name: as a file, made by systemd, or running. A unit of a user's own manager
+/// (`user@1000.service/…`) is taken to be there: its files may be in a home that cannot be read.
+pub fn is_known(text: &str, root: Option<&Path>) -> Result<bool, Failure> {
+    if text.contains('/') {
+        return Ok(true);
+    }
+    let name = if text.contains('.') { text.to_owned() } else { format!("{text}.service") };
+    let rooted = |path: &&str| match root {
+        Some(root) => root.join(path.trim_start_matches('/')),
+        None => PathBuf::from(path),
+    };
+    let places = Manager::of(false, root)?.places.into_iter().chain(MADE.iter().map(rooted));
+    let files: Vec<PathBuf> = places.collect();
+    let names = names(&name);
+    let has_file = files.iter().any(|place| names.iter().any(|name| place.join(name).symlink_metadata().is_ok()));
+    Ok(has_file || has_cgroup(&rooted(&CGROUPS), &name, CGROUP_DEPTH))
+}
+
+fn has_cgroup(dir: &Path, name: &str, depth: usize) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
+    dirs.into_iter().any(|dir| {
+        let own = dir.file_name().and_then(|own| own.to_str()).unwrap_or_default();
+        // Below a service are cgroups that it names as it likes.
+        own == name || (depth > 0 && own.ends_with(".slice") && has_cgroup(&dir, name, depth - 1))
+    })
 }
 
 /// An instance is described by its template where it has no file of its own.
@@ -308,6 +342,24 @@ mod tests {
         );
         check(&[("", "[Service]\nExecStart=@/bin/a b\n")], &expect!["its ExecStart begins with `@`"]);
         check(&[("", "[Service]\nExecStart=/x/sublet run -- a\n")], &expect!["it is already"]);
+    }
+
+    #[test]
+    fn a_unit_is_known_by_its_file_its_template_or_its_cgroup() {
+        let root = tempfile::tempdir().unwrap();
+        let known = |name: &str| is_known(name, Some(root.path())).unwrap();
+        let put = |path: &str| fs::create_dir_all(root.path().join(path)).unwrap();
+        assert!(!known("a.service"));
+        put("etc/systemd/system/a.service");
+        put("usr/lib/systemd/system/t@.service");
+        put("run/systemd/transient/run-1.scope");
+        put("sys/fs/cgroup/system.slice/system-x.slice/live.service/foreign.service");
+        for name in ["a", "a.service", "t@7.service", "run-1.scope", "live.service", "user@1000.service/b.service"] {
+            assert!(known(name), "{name}");
+        }
+        for name in ["b", "a.scope", "foreign.service"] {
+            assert!(!known(name), "{name}");
+        }
     }
 
     #[test]

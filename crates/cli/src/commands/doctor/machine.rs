@@ -14,6 +14,13 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Where it is when the linker's cache cannot be asked.
 const LIBRARY_DIRS: [&str; 5] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
+/// What is known about WSL2. None of it was tried.
+const WSL: &str = "\
+Sublet was not tested on WSL2
+NVML tells no memory per process there, and `nvidia-smi` lists no processes: free memory is counted for each GPU as a \
+whole, and processes without a lease are not found
+leases, the queue, caps and parking with the preloaded library do not need that, and should work
+the driver's checkpoint is not available there: programs without the library are not parked";
 /// Name, bit, what is lost without it.
 const CAPABILITIES: [(&str, u32, &str); 4] = [
     ("CAP_KILL", 5, "processes of other users without a lease cannot be ended where `sublet enforce` wants it"),
@@ -53,15 +60,17 @@ fn soft(sentence: &str) -> Check {
 
 fn kernel() -> Check {
     let name = rustix::system::uname();
-    let (system, release) = (name.sysname().to_string_lossy(), name.release().to_string_lossy());
-    if Path::new("/dev/dxg").exists() {
-        return Check::new(
-            "kernel",
-            State::Less,
-            format!("{system} {release} (WSL): the driver tells no bytes per process"),
-        );
+    let release = format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy());
+    let version = fs::read_to_string("/proc/version").unwrap_or_default();
+    kernel_check(&release, &version, Path::new("/dev/dxg").exists())
+}
+
+/// What a kernel can do, by its release, its /proc/version, and whether it has WSL's GPU device.
+fn kernel_check(release: &str, version: &str, has_dxg: bool) -> Check {
+    match has_dxg || version.to_ascii_lowercase().contains("microsoft") {
+        true => Check::new("kernel", State::Less, format!("{release} (WSL)\n{WSL}")),
+        false => Check::new("kernel", State::Ok, release),
     }
-    Check::new("kernel", State::Ok, format!("{system} {release}"))
 }
 
 fn driver(missed: State) -> Check {
@@ -146,6 +155,17 @@ mod tests {
         assert_eq!(parse_effective("Name:\tx\nCapEff:\t000000000000002a\n"), Some(0x2a));
         assert_eq!(parse_effective("Name:\tx\n"), None);
         assert!(effective("self").is_some());
+    }
+
+    #[test]
+    fn wsl_is_recognised_and_its_limits_are_named() {
+        let version = "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1)";
+        for check in [kernel_check("Linux 5.15", version, false), kernel_check("Linux 5.15", "", true)] {
+            assert_eq!(check.state, State::Less);
+            assert!(check.sentence.starts_with("Linux 5.15 (WSL)\nSublet was not tested on WSL2\n"), "{check:?}");
+            assert!(check.sentence.contains("no memory per process") && check.sentence.contains("checkpoint"));
+        }
+        assert_eq!(kernel_check("Linux 6.1", "Linux version 6.1.0 (debian)", false).state, State::Ok);
     }
 
     #[test]
