@@ -127,7 +127,8 @@ fn replayed() -> Result<(u64, f64)> {
     let shape = Shape { seed: 1, jobs: 50_000, tenants: 20, chatty: true, load: 0.6 };
     let trace = make(&shape, &cluster, rules.margin).map_err(|error| anyhow::anyhow!("{error}"))?;
     let policies = vec![Name::Fair];
-    let options = Options { rules, policies, leases: Leases::Renewed, starved: 10.0, places: None, until: None, parking: None };
+    let options =
+        Options { rules, policies, leases: Leases::Renewed, starved: 10.0, places: None, until: None, parking: None };
     let mut events = 0;
     let begun = Instant::now();
     replay(&trace, &cluster, &options, |outcome| events += outcome.events);
