@@ -41,6 +41,8 @@ const ROWS: &[Row] = &[
     ("GET", "/v1/cards", ["200", "200", "200", "200", "200"]),
     ("POST", "/v1/cards/{uuid}/drain", ["read_only", "denied", "denied", "denied", "200"]),
     ("POST", "/v1/cards/{uuid}/clear", ["read_only", "denied", "denied", "denied", "200"]),
+    ("POST", "/v1/cards/{uuid}/aside", ["read_only", "denied", "denied", "denied", "200"]),
+    ("DELETE", "/v1/cards/{uuid}/aside", ["read_only", "denied", "denied", "200", "200"]),
     ("POST", "/v1/cards/{uuid}/mode", ["read_only", "denied", "denied", "denied", "200"]),
     ("GET", "/v1/strangers", ["200", "200", "200", "200", "200"]),
     ("POST", "/v1/adopt", ["read_only", "pid_not_local", "pid_not_local", "not_your_process", "no_such_stranger"]),
@@ -86,6 +88,7 @@ impl House {
             assert!([200, 404, 410].contains(&gone.status), "{}", gone.text());
         }
         assert_eq!(self.operator.send("POST", &format!("/v1/cards/{}/clear", self.uuid), &[], b"").status, 200);
+        assert_eq!(self.operator.delete(&format!("/v1/cards/{}/aside", self.uuid)).status, 200);
     }
 
     fn call(&self, client: &Client, (method, path, _): &Row, subject: &Subject) -> Answer {
@@ -103,6 +106,7 @@ impl House {
             Some("hook") => json!({ "epoch": epoch, "done": "yielded" }),
             Some("accept") => json!({ "vram_bytes": 1 << 30 }),
             Some("mode") => json!({ "mode": "observe" }),
+            Some("aside") => json!({ "for_s": 60 }),
             Some("adopt") => json!({ "pid": std::process::id() }),
             Some("rules") => json!({ "who": "uid:4711", "treat": "allow" }),
             Some("bind") => json!({ "epoch": epoch, "pid": std::process::id() }),

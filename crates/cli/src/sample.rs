@@ -139,6 +139,7 @@ pub fn cards() -> Cards {
         name: "NVIDIA A100-SXM4-40GB".into(),
         state: CardState::InService,
         state_why: None,
+        aside: None,
         mode: sublet_wire::Mode::Observe,
         unreadable: None,
         total_bytes: 40 << 30,

@@ -97,6 +97,7 @@ pub fn lease_state(state: LeaseState) -> &'static str {
 pub fn card_state(state: CardState) -> &'static str {
     match state {
         CardState::InService => "in service",
+        CardState::Aside => "stepping aside",
         CardState::Draining => "draining",
         CardState::OutOfService => "out of service",
         CardState::Unusable => "unusable",

@@ -5,6 +5,7 @@
 //! `journal verify`. Its JSON form is kept on disk for ever: add fields with
 //! defaults, and raise [`FORMAT`] for anything else.
 
+use crate::aside::{Aside, AsideOver};
 use crate::ask::Ask;
 use crate::audit::Audit;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
@@ -19,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
 /// 6: strangers that are parked, what an end took, and why a restore failed. 7: holders with more than their leases. 8: parked
-/// holders of which the driver takes the contexts, too.
-pub const FORMAT: u32 = 8;
+/// holders of which the driver takes the contexts, too. 9: GPUs that step aside.
+pub const FORMAT: u32 = 9;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,27 @@ pub enum Action {
         card: CardId,
         /// From now on.
         service: Service,
+    },
+    /// A GPU steps aside, or goes on doing so until another time.
+    SetAside {
+        /// The GPU.
+        card: CardId,
+        /// The aside, as it is from now on.
+        aside: Aside,
+    },
+    /// An aside of a GPU is over.
+    EndAside {
+        /// The GPU.
+        card: CardId,
+        /// The tenant whose aside it was.
+        by: String,
+        /// Its key.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        key: String,
+        /// When it ended.
+        at: Time,
+        /// Why.
+        how: AsideOver,
     },
     /// An ask joins the queue.
     Queue {
@@ -168,6 +190,9 @@ pub enum Action {
         /// For whom.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         room_for: Option<LeaseId>,
+        /// The GPU that steps aside, if it is parked for that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        aside: Option<CardId>,
         /// It was idle, and its next use cannot be noticed: once parked it is a passive waiter ([`Lease::is_passive`]).
         ///
         /// [`Lease::is_passive`]: crate::rows::Lease::is_passive
@@ -533,6 +558,7 @@ impl Action {
             had: Bytes::ZERO,
             program: String::new(),
             room_for: None,
+            aside: None,
             quiet: false,
             with_context: false,
             processes: Vec::new(),
@@ -594,6 +620,8 @@ impl Action {
             Action::Day { .. } => "day",
             Action::List { .. } => "list",
             Action::Serve { .. } => "serve",
+            Action::SetAside { .. } => "set_aside",
+            Action::EndAside { .. } => "end_aside",
             Action::Queue { .. } => "queue",
             Action::Grant { .. } => "grant",
             Action::Renew { .. } => "renew",

@@ -1,11 +1,12 @@
 //! What happened in the world, in the past tense, and what is answered to it.
 
 use crate::action::Hint;
+use crate::aside::{KEY_MAX, PER_GPU};
 use crate::ask::{Ask, BadAsk, Tier};
 use crate::audit::Audit;
 use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
 use crate::parking::{NotParkable, Said};
-use crate::policy::Policy;
+use crate::policy::{AsideAllow, Policy};
 use crate::quota::Held;
 use crate::reading::{CardFacts, Observation};
 use crate::rung::Rung;
@@ -170,6 +171,24 @@ pub enum Event {
         /// Which, by UUID.
         card: String,
     },
+    /// A GPU shall step aside for a while, or go on doing so.
+    AsideAsked {
+        /// The caller.
+        by: Caller,
+        /// The GPU, by UUID.
+        card: String,
+        /// How long, and on what ground.
+        ask: AsideAsk,
+    },
+    /// A GPU shall not step aside any longer.
+    AsideEndAsked {
+        /// The caller.
+        by: Caller,
+        /// The GPU, by UUID.
+        card: String,
+        /// Only the caller's aside with this key; all that the caller may end where it is `None`.
+        key: Option<String>,
+    },
     /// Somebody wants a token.
     TokenAsked {
         /// Who.
@@ -307,6 +326,19 @@ pub enum Event {
     Ticked,
 }
 
+/// A request that a GPU steps aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AsideAsk {
+    /// For how long from now on.
+    pub span: Option<Span>,
+    /// Tells asides of one caller apart.
+    pub key: String,
+    /// Only if the caller has one with this key already.
+    pub renews: bool,
+    /// The caller is a user at the seat of this host.
+    pub at_seat: bool,
+}
+
 /// What is said to whoever caused an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -333,6 +365,16 @@ pub enum Refusal {
     NoSuchCard,
     /// Only an operator may.
     NotOperator,
+    /// The caller may not put a GPU aside, by this rule.
+    MayNotPutAside(AsideAllow),
+    /// The request that a GPU steps aside makes no sense.
+    BadAside,
+    /// The caller has no such aside any more.
+    NoSuchAside,
+    /// This tenant put the GPU aside, and only this tenant or an operator may end that.
+    AnothersAside(String),
+    /// There are as many asides on this GPU as may be.
+    TooManyAsides,
     /// An old epoch.
     Fenced {
         /// What the call carried.
@@ -389,6 +431,15 @@ pub enum Refusal {
         largest: Bytes,
         /// That card's index; `None` if the ask names no card.
         gpu: Option<u32>,
+    },
+    /// No room now, and it would not wait: a GPU that would do steps aside.
+    StepsAside {
+        /// The driver's number of the GPU.
+        index: u32,
+        /// The tenant it steps aside for.
+        by: String,
+        /// When that is over at the latest.
+        until: Time,
     },
     /// Too many wait already.
     QueueFull {
@@ -464,6 +515,23 @@ impl fmt::Display for Refusal {
             Refusal::NoSuchLease => f.write_str("no such lease"),
             Refusal::NoSuchCard => f.write_str("no such card"),
             Refusal::NotOperator => f.write_str("only an operator may do this"),
+            Refusal::MayNotPutAside(AsideAllow::Operators) => {
+                f.write_str("only an operator may put a GPU aside on this host")
+            }
+            Refusal::MayNotPutAside(_) => {
+                f.write_str("only a user at this host's seat, or an operator, may put a GPU aside")
+            }
+            Refusal::BadAside => {
+                write!(
+                    f,
+                    "`for_s` must be 1 s to 1 day, `key` at most {KEY_MAX} letters, digits, `-`, `.`, `:` and `_`"
+                )
+            }
+            Refusal::NoSuchAside => f.write_str("the GPU does not step aside for this any more"),
+            Refusal::AnothersAside(by) => {
+                write!(f, "the GPU steps aside for {by}, and only {by} or an operator may end that")
+            }
+            Refusal::TooManyAsides => write!(f, "the GPU steps aside for {PER_GPU} requests already"),
             Refusal::Fenced { given, current } => {
                 write!(f, "the lease is at epoch {current}, but the call carried epoch {given}")
             }
@@ -497,6 +565,7 @@ impl fmt::Display for Refusal {
             Refusal::NotLarger { instead: None } => f.write_str("the lease cannot be made larger now"),
             Refusal::NotLarger { instead: Some(vram) } => write!(f, "the lease can be made {vram} now, and not that"),
             Refusal::NoRoom { largest, .. } => write!(f, "there is no room now (largest possible: {largest})"),
+            Refusal::StepsAside { index, by, until } => write!(f, "GPU {index} steps aside for {by} until {until}"),
             Refusal::QueueFull { own: true } => {
                 f.write_str("you, or your group, have as many asks in the queue as you may")
             }

@@ -8,7 +8,7 @@ use crate::decide::board::could_hold;
 use crate::decide::finish;
 use crate::decide::park::is_unsure;
 use crate::decide::preempt;
-use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, need};
+use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, is_hopeful, need};
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::parking;
@@ -34,6 +34,13 @@ pub enum Obstacle {
     NotEligible,
     /// An operator lets it run empty.
     Draining,
+    /// It steps aside for this tenant, until then.
+    Aside {
+        /// The tenant.
+        by: String,
+        /// When it is over at the latest.
+        until: Time,
+    },
     /// Out of service.
     Out(String),
     /// It cannot be leased as it is set up.
@@ -70,6 +77,9 @@ pub fn obstacle(state: &State, lease: &Lease, card: CardId, now: Time) -> Obstac
         Service::Draining => return Obstacle::Draining,
         Service::Out { why } => return Obstacle::Out(why.clone()),
         Service::In => {}
+    }
+    if let Some((aside, until)) = state.longest_aside(card) {
+        return Obstacle::Aside { by: aside.by.clone(), until };
     }
     if let Some(why) = &row.facts.unusable {
         return Obstacle::Unusable(why.clone());
@@ -272,6 +282,8 @@ pub fn estimates(state: &State, now: Time) -> BTreeMap<LeaseId, Time> {
                 let made = if starts.len() < MADE { preempt::comes(state, waiter, now) } else { None };
                 starts.insert(waiter.id, made.map_or(at, |made| made.min(at)));
             }
+            // It takes no room from those behind it: its GPUs step aside, say.
+            None if !is_hopeful(state, waiter) => {}
             // Nobody can say when this one starts, nor what is left for those behind it.
             None => break,
         }

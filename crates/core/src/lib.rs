@@ -9,6 +9,7 @@
 //! the order of service, [`explain`] the answers to "why", [`expect`] those to "when".
 
 pub mod action;
+pub mod aside;
 pub mod ask;
 pub mod audit;
 pub mod contexts;

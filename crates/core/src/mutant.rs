@@ -178,11 +178,15 @@ pub enum Mutant {
     StretchForEver,
     /// Rule 9: a job goes before its tenant's others every time that it had to leave.
     KeepPlace,
+    /// Rule 21: waiters are granted GPUs that step aside.
+    GrantAside,
+    /// Rule 21: an aside goes on after its time.
+    AsideForEver,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 87] = [
+    pub const ALL: [Mutant; 89] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -270,5 +274,7 @@ impl Mutant {
         Mutant::OthersAreGone,
         Mutant::StretchForEver,
         Mutant::KeepPlace,
+        Mutant::GrantAside,
+        Mutant::AsideForEver,
     ];
 }

@@ -5,7 +5,7 @@ use crate::rows::{Away, Tenant};
 use crate::rung::Rung;
 use crate::stranger::Patience;
 use crate::units::{Bytes, Span, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The rules of this house. Not durable: the configuration file is its truth.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Policy {
     pub patience: Patience,
     /// Who has more than its lease may be made to leave after so long, should somebody wait.
     pub over: Span,
+    /// Which users may put GPUs aside; operators always may.
+    pub aside: AsideRule,
     /// What each tenant may have, where nothing else is said.
     pub caps: Caps,
     /// What certain tenants may have.
@@ -53,6 +55,27 @@ pub struct Policy {
     pub caps_of_members: BTreeMap<String, Caps>,
     /// What certain groups may have together.
     pub caps_of_groups: BTreeMap<String, Caps>,
+}
+
+/// Which users may put GPUs aside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AsideRule {
+    /// In general.
+    pub allow: AsideAllow,
+    /// These tenants in any case.
+    pub users: BTreeSet<String>,
+}
+
+/// Which users may put GPUs aside, in general.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AsideAllow {
+    /// No user who is not an operator.
+    Operators,
+    /// Users whose session is active at a seat of this host.
+    #[default]
+    Seat,
+    /// Every local user.
+    Everybody,
 }
 
 /// Where bytes go that have to leave a card, and for how long.
@@ -263,6 +286,7 @@ impl Default for Policy {
             patience: Patience::default(),
             // Long enough to accept a larger lease, or to give back what a peak took.
             over: Span::secs(60),
+            aside: AsideRule::default(),
             // A runaway script is stopped long before the queue of the others is full. Whoever is
             // never to be preempted needs a word from the house.
             caps: Caps { places: Some(1_000), never: Some(Bytes::ZERO), ..Caps::default() },

@@ -9,6 +9,7 @@ mod over;
 mod park;
 
 use crate::action::Action;
+use crate::aside::Asides;
 use crate::ask::{Ask, On, Term, Vram};
 use crate::cost::Costs;
 use crate::durations::{Durations, Outcome};
@@ -155,6 +156,16 @@ pub struct Card {
     /// What is done there about strangers.
     #[serde(default)]
     pub mode: Mode,
+    /// For whom it steps aside.
+    #[serde(default, skip_serializing_if = "Asides::is_unused")]
+    pub aside: Asides,
+}
+
+impl Card {
+    /// A GPU that is seen for the first time.
+    pub fn new(facts: CardFacts) -> Card {
+        Card { facts, service: Service::In, mode: Mode::Observe, aside: Asides::default() }
+    }
 }
 
 /// Whether a card may be leased.
@@ -692,7 +703,7 @@ impl Rows {
             Action::Regroup { tenant, groups } => self.tenants[tenant.0 as usize].groups.clone_from(groups),
             Action::List { card, facts } => match self.cards.get_mut(card.0 as usize) {
                 Some(row) => row.facts = facts.clone(),
-                None => self.cards.push(Card { facts: facts.clone(), service: Service::In, mode: Mode::Observe }),
+                None => self.cards.push(Card::new(facts.clone())),
             },
             Action::Serve { card, service } => self.cards[card.0 as usize].service = service.clone(),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
@@ -790,6 +801,8 @@ impl Rows {
             Action::RevokeToken { token, .. } => {
                 self.tokens.remove(token);
             }
+            Action::SetAside { card, aside } => self.cards[card.0 as usize].aside.set(aside),
+            Action::EndAside { card, by, key, at, .. } => self.cards[card.0 as usize].aside.end(by, key, *at),
             Action::SetMode { card, mode } => self.cards[card.0 as usize].mode = *mode,
             Action::SetRule { rule } => {
                 self.meta.next_rule = self.meta.next_rule.max(rule.id.0 + 1);

@@ -439,12 +439,14 @@ impl State {
                 }
                 self.set_due(*lease, self.rows.leases.get(lease).and_then(|row| self.first_due(row)));
             }
+            Action::EndAside { card, .. } => self.look_at_parked_on(*card),
             Action::Start { .. }
             | Action::Grace { .. }
             | Action::Serve { .. }
             | Action::IssueToken { .. }
             | Action::RevokeToken { .. }
             | Action::SetMode { .. }
+            | Action::SetAside { .. }
             | Action::SetRule { .. }
             | Action::DropRule { .. } => {}
             Action::Find { .. }
@@ -664,7 +666,8 @@ impl State {
 
     /// When something comes due by itself, if anything does.
     pub fn next_due(&self) -> Option<Time> {
-        self.due.first().map(|(at, _)| *at)
+        let lease = self.due.first().map(|(at, _)| *at);
+        [lease, self.next_aside_over()].into_iter().flatten().min()
     }
 
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<LeaseId> {
@@ -695,7 +698,7 @@ impl State {
         }
     }
 
-    fn first_due(&self, lease: &Lease) -> Option<Time> {
+    pub(crate) fn first_due(&self, lease: &Lease) -> Option<Time> {
         match &lease.phase {
             Phase::Waiting { give_up } => Some(*give_up),
             Phase::Active(hold) => {

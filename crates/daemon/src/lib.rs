@@ -7,6 +7,7 @@
 //! than the journal, the socket, the soft cards beside it and the configuration.
 
 mod access;
+mod aside;
 mod choice;
 mod claim;
 mod config;

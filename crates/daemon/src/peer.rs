@@ -73,6 +73,16 @@ impl Peer {
         }
     }
 
+    /// Its Unix user, if that number means the same to this host: a user of a container may have another's number.
+    pub fn host_uid(&self) -> Option<u32> {
+        match &self.proof {
+            Proof::Local { credentials, .. } if credentials.spaces.pids && credentials.spaces.users => {
+                Some(credentials.uid)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it still is who it was: a token may be revoked, or expire, under a long call, and
     /// an operator may have become somebody else.
     pub fn still_good(&self, wall_us: u64) -> bool {

@@ -184,7 +184,8 @@ impl View<'_> {
         self.show_hold(shown, hold);
         shown.seen_bytes = self.seen(lease, hold);
         let parked = state == wire::LeaseState::Parked;
-        let over = self.state.rows().meta.due(away.since, away.since + self.state.policy().parking.term);
+        let since = self.state.parked_since(&hold.cards, away.since);
+        let over = self.state.rows().meta.due(away.since, since + self.state.policy().parking.term);
         shown.parked = Some(wire::Parked {
             since_unix_s: self.unix_s(away.since),
             booked_bytes: hold.booked().0,
@@ -230,7 +231,7 @@ impl View<'_> {
         let (policy, meta) = (self.state.policy(), &self.state.rows().meta);
         let left = |span: Span| meta.due(told.since, told.since + span).since(self.now).as_secs_f64();
         let seen = over::most_seen(self.state, lease.id, hold).max(told.seen);
-        let enforced = |card: &CardId| self.state.rows().cards[usize::from(card.0)].mode == Mode::Enforce;
+        let enforced = |card: &CardId| self.state.mode(*card) == Mode::Enforce;
         Some(wire::OverUse {
             since_unix_s: self.unix_s(told.since),
             seen_bytes: seen.0,
@@ -366,7 +367,9 @@ impl View<'_> {
         let summary = match (&shown.waiting, &shown.ended) {
             (Some(waiting), _) => waiting.why.clone(),
             (_, Some(ended)) => ended.sentence.clone(),
-            _ if shown.state == wire::LeaseState::Parked => parked(lease),
+            _ if shown.state == wire::LeaseState::Parked => {
+                self.parked_aside(by, lease).unwrap_or_else(|| parked(lease))
+            }
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease),
             _ if shown.over.is_some() => {
@@ -529,9 +532,13 @@ impl View<'_> {
                 Service::Out { .. } => wire::CardState::OutOfService,
                 Service::In if row.facts.unusable.is_some() => wire::CardState::Unusable,
                 Service::In if !self.state.is_listed(card) => wire::CardState::Missing,
+                Service::In if self.state.is_aside(card) => wire::CardState::Aside,
                 Service::In => wire::CardState::InService,
             },
-            state_why: words::service(&row.service).or_else(|| row.facts.unusable.clone()),
+            state_why: words::service(&row.service)
+                .or_else(|| row.facts.unusable.clone())
+                .or_else(|| self.aside_why(by, card)),
+            aside: self.aside(by, card),
             mode: strangers::to_wire(row.mode),
             unreadable: unreadable.map(|sentence| wire::Unreadable { sentence }),
             total_bytes: row.facts.total.0,
@@ -809,6 +816,9 @@ fn parked(lease: &Lease) -> String {
             format!("it is parked: the driver has its bytes in host memory, and it stands still; {by_hand}")
         }
         Some(Rung::Yield) => format!("it is parked: it gave up its bytes by its own hook; {by_hand}"),
+        _ if lease.is_passive() => {
+            format!("it is parked: its bytes are in host memory, and come back when it is used; {by_hand}")
+        }
         _ => "it is parked: its bytes are in host memory, and come back when it is used".to_owned(),
     }
 }

@@ -139,6 +139,7 @@ impl View<'_> {
         let head = match obstacle {
             Obstacle::Claimed => return None,
             Obstacle::NotEligible => return Some(format!("GPU {index} does not fit this request")),
+            Obstacle::Aside { by: user, until } => return Some(self.steps_aside(by, index, user, *until)),
             Obstacle::Draining => return Some(format!("GPU {index} is draining: no new lease starts there")),
             Obstacle::Out(why) => return Some(format!("GPU {index} is out of service ({why})")),
             Obstacle::Unusable(why) => return Some(format!("GPU {index} cannot be leased ({why})")),
@@ -392,6 +393,8 @@ fn weight(obstacle: &Obstacle) -> u8 {
     match obstacle {
         Obstacle::Claimed | Obstacle::TooFull { .. } | Obstacle::NotEmpty | Obstacle::Exclusive => 0,
         Obstacle::Closed(_) => 1,
+        // It ends by itself, at a known time.
+        Obstacle::Aside { .. } => 1,
         Obstacle::Draining | Obstacle::Missing => 2,
         Obstacle::Out(_) | Obstacle::Unusable(_) => 3,
         Obstacle::NotEligible => 4,

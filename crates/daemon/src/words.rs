@@ -2,12 +2,14 @@
 
 use crate::signals;
 use sublet_core::action::{Action, Hint, Unparked, Wake};
+use sublet_core::aside::AsideOver;
 use sublet_core::ask::{BadAsk, Vram};
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::NoBound;
 use sublet_core::ids::{CardId, LeaseId};
 use sublet_core::parking::{InTheWay, NotParkable};
+use sublet_core::policy::AsideAllow;
 use sublet_core::queue::Place;
 use sublet_core::quota::{Capped, Held};
 use sublet_core::reading::Unreadable;
@@ -259,6 +261,18 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::NotOperator => Problem::new(Code::Denied, detail).hint(
             "operators are root, the daemon's own user, and members of the group that `operators` names in its configuration",
         ),
+        Refusal::MayNotPutAside(AsideAllow::Operators) => Problem::new(Code::Denied, detail)
+            .hint("ask an operator: `[aside] users = [\"NAME\"]` in the configuration lets a user do it"),
+        Refusal::MayNotPutAside(_) => Problem::new(Code::Denied, detail).hint(
+            "run it in your session at this host's screen, or ask an operator: `[aside] users = [\"NAME\"]` in the configuration lets a user do it",
+        ),
+        Refusal::BadAside => Problem::new(Code::BadValue, detail),
+        Refusal::NoSuchAside => Problem::new(Code::NoSuchAside, detail).hint("`sublet aside` begins a new one"),
+        Refusal::AnothersAside(_) => Problem::new(Code::Denied, detail),
+        Refusal::TooManyAsides => {
+            Problem::new(Code::TooManyAsides, detail).hint("end those that are not needed: `sublet aside --end`")
+        }
+        Refusal::StepsAside { .. } => Problem::new(Code::NoRoom, detail).hint("ask without `--no-wait` to wait for it"),
         Refusal::Fenced { .. } => Problem::new(Code::Fenced, detail).hint("stop: another holder has the lease now"),
         Refusal::Ended => Problem::new(Code::LeaseEnded, detail).hint("ask for a new lease"),
         Refusal::StillWaiting => Problem::new(Code::LeaseNotActive, detail).hint("wait until it is active"),
@@ -408,8 +422,23 @@ pub fn action(action: &Action) -> String {
         Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
         Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
-        Action::Park { lease, booked, rung, room_for, .. } => {
-            let room_for = room_for.map_or_else(String::new, |waiter| format!(" for {waiter}"));
+        Action::SetAside { card, aside } => {
+            let (by, left) = (&aside.by, span::show(aside.until.since(aside.renewed).as_secs_f64()));
+            let goes_on = if aside.since == aside.renewed { "steps aside" } else { "goes on stepping aside" };
+            format!("GPU #{card} {goes_on} for {by}, for {left} at most")
+        }
+        Action::EndAside { card, by, how, .. } => {
+            let why = match how {
+                AsideOver::Asked => "it was ended",
+                AsideOver::Time => "its time is over",
+                AsideOver::HostRebooted => "the host was started anew",
+            };
+            format!("GPU #{card} no longer steps aside for {by}: {why}")
+        }
+        Action::Park { lease, booked, rung, room_for, aside, .. } => {
+            let room_for = room_for.map(|waiter| format!(" for {waiter}"));
+            let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
+            let room_for = room_for.or(aside).unwrap_or_default();
             match rung {
                 Rung::Yield => format!("{lease} is told to leave its cards{room_for}, by its own hook"),
                 Rung::Driver => format!(

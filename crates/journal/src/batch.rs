@@ -160,7 +160,11 @@ impl Open {
             Action::Enrol { tenant, .. } | Action::Regroup { tenant, .. } => {
                 self.tenants.insert(*tenant);
             }
-            Action::List { card, .. } | Action::Serve { card, .. } | Action::SetMode { card, .. } => {
+            Action::List { card, .. }
+            | Action::Serve { card, .. }
+            | Action::SetMode { card, .. }
+            | Action::SetAside { card, .. }
+            | Action::EndAside { card, .. } => {
                 self.cards.insert(*card);
             }
             Action::Queue { lease, .. } => {

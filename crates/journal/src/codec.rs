@@ -28,7 +28,7 @@ pub const META: &str = "SELECT boot, clock_offset_us, next_lease, next_epoch, gr
 /// Reads tenants in order.
 pub const TENANTS: &str = "SELECT id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs, durations FROM tenants ORDER BY id";
 /// Reads cards in order.
-pub const CARDS: &str = "SELECT id, facts, service, mode FROM cards ORDER BY id";
+pub const CARDS: &str = "SELECT id, facts, service, mode, aside FROM cards ORDER BY id";
 /// Reads live leases.
 pub const LEASES: &str = concat!(
     "SELECT id, tenant, asked_us, ask, roots, phase, give_up_us, finish, ",
@@ -53,7 +53,7 @@ const PUT_HEAD: &str = "UPDATE meta SET clock_us = ?1, head_seq = ?2, head_hash 
 const PUT_TENANT: &str =
     "INSERT OR REPLACE INTO tenants (id, name, leases, card_us, byte_us, mark_us, today_us, groups, turn_us, parked_byte_us, costs, durations)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
-const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service, mode) VALUES (?1, ?2, ?3, ?4)";
+const PUT_CARD: &str = "INSERT OR REPLACE INTO cards (id, facts, service, mode, aside) VALUES (?1, ?2, ?3, ?4, ?5)";
 const PUT_TOKEN: &str = "INSERT OR REPLACE INTO tokens
                          (id, tenant, name, hash, read_only, caps, made_wall_us, expires_wall_us)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
@@ -249,13 +249,15 @@ pub fn tenant(row: &Row<'_>) -> Result<(TenantId, Tenant)> {
 
 /// Writes a card.
 pub fn put_card(conn: &Connection, id: CardId, row: &Card) -> Result<()> {
-    conn.prepare_cached(PUT_CARD)?.execute(params![id.0, json(&row.facts)?, json(&row.service)?, row.mode.name()])?;
+    let (facts, service, aside) = (json(&row.facts)?, json(&row.service)?, json(&row.aside)?);
+    conn.prepare_cached(PUT_CARD)?.execute(params![id.0, facts, service, row.mode.name(), aside])?;
     Ok(())
 }
 
 /// Reads a card.
 pub fn card(row: &Row<'_>) -> Result<(CardId, Card)> {
-    Ok((CardId(small(row, 0)?), Card { facts: from_json(row, 1)?, service: from_json(row, 2)?, mode: name(row, 3)? }))
+    let (facts, service, mode, aside) = (from_json(row, 1)?, from_json(row, 2)?, name(row, 3)?, from_json(row, 4)?);
+    Ok((CardId(small(row, 0)?), Card { facts, service, mode, aside }))
 }
 
 /// Statements that write rows of a table.

@@ -47,9 +47,10 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     match action {
         Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
         Action::List { card, .. } => check(usize::from(card.0) <= rows.cards.len(), "lists a card out of order"),
-        Action::Serve { card, .. } | Action::SetMode { card, .. } => {
-            check(usize::from(card.0) < rows.cards.len(), "names an unknown card")
-        }
+        Action::Serve { card, .. }
+        | Action::SetMode { card, .. }
+        | Action::SetAside { card, .. }
+        | Action::EndAside { card, .. } => check(usize::from(card.0) < rows.cards.len(), "names an unknown card"),
         Action::Start { lease_floor, .. } => check(*lease_floor < u64::MAX, "names an impossible lease"),
         Action::Queue { lease, tenant, .. } => {
             check(lease.0 < u64::MAX, "names an impossible lease")?;

@@ -251,6 +251,9 @@ UPDATE leases SET notice_of_term = (notice_us = until_us AND ask ->> '$.term.fix
 ALTER TABLE tenants ADD COLUMN durations TEXT NOT NULL DEFAULT '{}';     -- JSON: how long its leases lasted
 ALTER TABLE meta ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}';         -- JSON: how late waiters start
 ",
+    "
+ALTER TABLE cards ADD COLUMN aside TEXT NOT NULL DEFAULT '{}';           -- JSON: for whom it steps aside
+",
 ];
 
 /// What a file is, by its own word.

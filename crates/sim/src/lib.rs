@@ -17,6 +17,7 @@
 //! No clock, no threads, no files, no order of a hash map: the same seed is the
 //! same run, on every machine.
 
+mod aside;
 pub mod checker;
 pub mod daemon;
 pub mod deep;

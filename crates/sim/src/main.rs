@@ -108,10 +108,12 @@ fn seeds(args: &Args) -> ExitCode {
         told_over,
         grown,
         overused,
+        asides,
+        parked_aside,
         ..
     } = sum;
     println!(
-        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {deep} left their cards altogether and {surfaced} of their processes came back from that, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {abroad} of them with a lease for other cards, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it: all rules kept"
+        "{done} seeds, {events} events, {next_lease} leases, {entries} entries, {commits} commits, {lives} restarts, {preempted} made to leave for others, {ended} of them ended, {parked} parked, {yielded} of them by hooks and {driven} by the driver, {resumed} brought back, {deep} left their cards altogether and {surfaced} of their processes came back from that, {lost} lost by restores that lacked room, {kept} bounds met, {found} strangers found, {abroad} of them with a lease for other cards, {warned} warned, {spared} parked, {unmoved} not to be parked, {struck} signalled, {adopted} adopted, {survived} survivors, {told_over} told that they have more than their leases, {grown} took larger ones, {overused} ended for it, {asides} times a GPU stepped aside and {parked_aside} leases were parked for it: all rules kept"
     );
     if args.speed {
         println!("{:.0} events/s", events as f64 / begun.elapsed().as_secs_f64());
@@ -133,6 +135,8 @@ fn add(a: Passed, b: Passed) -> Passed {
         yielded: a.yielded + b.yielded,
         driven: a.driven + b.driven,
         ended: a.ended + b.ended,
+        asides: a.asides + b.asides,
+        parked_aside: a.parked_aside + b.parked_aside,
         lost: a.lost + b.lost,
         deep: a.deep + b.deep,
         surfaced: a.surfaced + b.surfaced,

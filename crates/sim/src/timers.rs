@@ -41,6 +41,8 @@ pub enum Timer {
     Mischief,
     /// An operator does something.
     Operator,
+    /// A user puts a GPU aside, or ends that.
+    Aside,
     /// The disk has room again.
     DiskFreed,
     /// A program gets through to the daemon.

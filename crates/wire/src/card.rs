@@ -1,6 +1,6 @@
 //! Cards as clients see them.
 
-use crate::{Mode, Tier};
+use crate::{Aside, Mode, Tier};
 use serde::{Deserialize, Serialize};
 
 /// `GET /v1/cards`.
@@ -64,6 +64,9 @@ pub struct Card {
     pub state: CardState,
     /// Why not, in words; null while in service.
     pub state_why: Option<String>,
+    /// For which user it steps aside, and which leases stay; null while it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<Aside>,
     /// What is done there about processes without a lease.
     pub mode: Mode,
     /// Why it could not be read; null while it answers.
@@ -93,6 +96,8 @@ pub struct Card {
 pub enum CardState {
     /// Yes.
     InService,
+    /// It steps aside for a user: nothing is granted there for a while.
+    Aside,
     /// An operator lets it run empty.
     Draining,
     /// Not until an operator clears it.

@@ -5,6 +5,7 @@
 //! parsers ([`size`] and [`span`]) are here because every face must read
 //! people's sizes and times alike.
 
+mod aside;
 mod ask;
 mod card;
 pub mod exit;
@@ -16,6 +17,7 @@ pub mod span;
 mod stranger;
 mod token;
 
+pub use aside::{Aside, AsideAsk, Stays};
 pub use ask::{Accept, Ask, Bind, Done, Exclusivity, Hooked, Notice, Preempt, Renew, Tier, Vram};
 pub use card::{Card, CardState, Cards, Occupant, ParkingRam, Unreadable};
 pub use lease::{

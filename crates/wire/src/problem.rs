@@ -100,6 +100,10 @@ codes! {
     BadMethod = "bad_method", 405, Stop;
     /// Only an operator may do this.
     Denied = "denied", 403, Stop;
+    /// The caller has no such aside of the GPU any more.
+    NoSuchAside = "no_such_aside", 404, Stop;
+    /// The GPU steps aside for as many requests as may be.
+    TooManyAsides = "too_many_asides", 409, Stop;
     /// The process is not there, or not the caller's.
     NotYourProcess = "not_your_process", 403, Stop;
     /// No token came with the call, or none that is known.

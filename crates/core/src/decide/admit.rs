@@ -1,6 +1,7 @@
 //! An ask arrives: refused with a reason, or put in its place in the queue.
 
 use super::Turn;
+use super::serve::could_be;
 use crate::action::Action;
 use crate::ask::{Ask, Term, Vram};
 use crate::event::{Answer, Caller, Refusal};
@@ -29,10 +30,12 @@ impl Turn<'_> {
         self.stand_aside_if_held(tenant);
         let waits = self.state.lease(lease).is_some_and(|row| matches!(row.phase, Phase::Waiting { .. }));
         if waits && wait == Some(Span::ZERO) {
-            let held = self.state.lease(lease).and_then(|row| quota::held(self.state, row));
+            let row = self.state.lease(lease);
+            let held = row.and_then(|row| quota::held(self.state, row)).map(Refusal::OverQuota);
+            let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.ask)));
             let no_room = self.no_room(lease);
             self.end(lease, Reason::WaitOver);
-            return Answer::Refused(held.map_or(no_room, Refusal::OverQuota));
+            return Answer::Refused(held.unwrap_or(no_room));
         }
         Answer::Lease(lease)
     }
@@ -92,6 +95,17 @@ impl Turn<'_> {
         let gpu = most.map(|(_, Reverse(card))| self.state.rows().cards[usize::from(card.0)].facts.index);
         Refusal::NoRoom { largest: most.map_or(Bytes::ZERO, |(bytes, _)| bytes), gpu }
     }
+}
+
+/// The GPU on which an ask could start if it did not step aside.
+fn steps_aside(state: &State, ask: &Ask) -> Option<Refusal> {
+    let able = state.cards().filter(|card| could_be(state, ask, *card));
+    let aside = |card: CardId| {
+        let (aside, until) = state.longest_aside(card)?;
+        let index = state.rows().cards[card.0 as usize].facts.index;
+        Some(Refusal::StepsAside { index, by: aside.by.clone(), until })
+    };
+    able.into_iter().find_map(aside)
 }
 
 /// Whether an ask makes sense here, whoever asks.

@@ -177,7 +177,7 @@ pub fn fate(state: &State, stranger: &Stranger, mode: Option<Mode>, now: Time) -
         return Fate::Moving(lease);
     }
     let Some((on, computes)) = residence(state, stranger, now) else { return Fate::Recorded };
-    let of = |(card, _): &OnCard| state.rows().cards[card.0 as usize].mode;
+    let of = |(card, _): &OnCard| state.mode(*card);
     let mode = mode.or(on.iter().map(of).max()).unwrap_or_default();
     // Who has a lease gets no second one.
     let is_leased = state.lease_of(stranger).is_some();
@@ -371,7 +371,7 @@ impl Turn<'_> {
             return self.survived(id, on);
         }
         let fate = fate(self.state, stranger, None, self.now);
-        let is_enforced = on.iter().any(|(card, _)| self.state.rows().cards[card.0 as usize].mode == Mode::Enforce);
+        let is_enforced = on.iter().any(|(card, _)| self.state.mode(*card) == Mode::Enforce);
         // What was begun in another mode, or before a rule was there, is not gone on with.
         let is_over = !is_enforced || matches!(fate, Fate::LeftAlone(LeftAlone::Allowed(_)));
         let is_begun = matches!(step, Step::Unmoved { .. } | Step::Told { .. } | Step::Stuck);
@@ -584,6 +584,9 @@ impl Turn<'_> {
         let measured = sizes.iter().copied().max().unwrap_or_default();
         let vram = wish.unwrap_or(measured).max(measured);
         let cards: Vec<CardId> = on.iter().map(|(card, _)| *card).collect();
+        if cards.iter().any(|card| self.state.is_aside(*card)) {
+            return Err(cannot("its GPU steps aside (`sublet aside --end`)"));
+        }
         // A lease is as large on each of its cards: where the process has less, there must be room for it.
         for (card, size) in cards.iter().zip(&sizes) {
             let room = *size + self.state.promisable(*card, self.now);

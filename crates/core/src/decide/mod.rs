@@ -6,6 +6,7 @@
 //! [`Refusal`], and the world's own events are always taken in.
 
 pub(crate) mod admit;
+pub mod aside;
 pub(crate) mod board;
 mod calls;
 pub mod enforce;
@@ -63,7 +64,11 @@ const ANOTHER_DAY: Span = Span::secs(20 * 3600);
 pub fn decide(state: &mut State, now: Time, event: Event) -> Outcome {
     let mut turn = Turn { state, now, actions: Vec::new(), past: Vec::new() };
     turn.mind_the_gap(&event);
+    let started = matches!(event, Event::Started { .. });
     let answer = turn.take(event);
+    if !started {
+        turn.clear_asides();
+    }
     turn.make_room();
     Outcome { answer, actions: turn.actions, past: turn.past }
 }
@@ -100,6 +105,8 @@ impl Turn<'_> {
             Event::Released { by, lease, epoch } => return self.release(&by, lease, epoch),
             Event::Drained { by, card } => return self.drain(&by, &card),
             Event::Cleared { by, card } => return self.clear(&by, &card),
+            Event::AsideAsked { by, card, ask } => return self.aside_asked(&by, &card, ask),
+            Event::AsideEndAsked { by, card, key } => return self.aside_end_asked(&by, &card, key.as_deref()),
             Event::ParkAsked { by, lease } => return self.park_asked(&by, lease),
             Event::ResumeAsked { by, lease } => return self.resume_asked(&by, lease),
             Event::Said { lease, rung, process, said } => {
@@ -153,6 +160,7 @@ impl Turn<'_> {
                 self.serve();
             }
             Event::Ticked => {
+                self.end_asides();
                 self.come_due();
                 self.serve();
             }
@@ -172,7 +180,8 @@ impl Turn<'_> {
 
     fn grace(&mut self) {
         let rows = self.state.rows();
-        let is_anybody_there = !rows.leases.is_empty() || !rows.strangers.is_empty();
+        let is_aside = rows.cards.iter().any(|card| !card.aside.now.is_empty());
+        let is_anybody_there = is_aside || !rows.leases.is_empty() || !rows.strangers.is_empty();
         if !self.state.planted(Mutant::NoGrace) && is_anybody_there {
             let until = self.now + self.state.policy().grace;
             self.emit(Action::Grace { from: self.now, until });
@@ -199,6 +208,7 @@ impl Turn<'_> {
             self.forget_last_boot();
         }
         if rebooted {
+            self.end_asides_of_last_boot();
             let strangers: Vec<_> = self.state.rows().strangers.keys().copied().collect();
             for stranger in strangers {
                 self.emit(Action::Close { stranger, at: self.now, how: Closed::HostRebooted });

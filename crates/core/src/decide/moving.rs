@@ -126,7 +126,7 @@ impl Turn<'_> {
 /// What was begun in another mode, or before a rule was there, is not gone on with.
 fn is_let_off(state: &State, stranger: &Stranger) -> bool {
     let audit = &stranger.audit;
-    let is_enforced = stranger.cards.iter().any(|card| state.rows().cards[card.0 as usize].mode == Mode::Enforce);
+    let is_enforced = stranger.cards.iter().any(|card| state.mode(*card) == Mode::Enforce);
     let is_contained = audit.container.is_some() && rule(state, audit, Treat::Deny).is_none();
     !is_enforced || is_contained || is_allowed(state, audit) || standing(state, audit).is_some()
 }

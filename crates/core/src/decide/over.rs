@@ -44,7 +44,7 @@ pub(crate) fn has_had_its_time(state: &State, lease: &Lease, hold: &Hold, span: 
 /// Whether a holder that cannot leave its cards in another way is ended for who waits: it was told long ago, and
 /// all of its cards are enforced.
 pub(crate) fn is_to_end(state: &State, lease: &Lease, hold: &Hold, now: Time) -> bool {
-    let enforced = |card: &CardId| state.rows().cards[card.0 as usize].mode == Mode::Enforce;
+    let enforced = |card: &CardId| state.mode(*card) == Mode::Enforce;
     let enforced = hold.cards.iter().all(enforced) && matches!(state.watchlist().can, Some(Ok(())));
     let span = state.policy().patience.warned.max(state.policy().over);
     (enforced || state.planted(Mutant::EndObserved)) && has_had_its_time(state, lease, hold, span, now)

@@ -43,6 +43,8 @@ pub(super) struct ParkOrder {
     /// A user asked for it.
     pub by_hand: bool,
     pub room_for: Option<LeaseId>,
+    /// The GPU that steps aside.
+    pub aside: Option<CardId>,
     /// The waiter needs the room of its contexts too.
     pub with_context: bool,
 }
@@ -142,12 +144,12 @@ impl Turn<'_> {
     pub(super) fn park(&mut self, lease: LeaseId, again: bool, by_hand: bool) -> Result<(), NotParkable> {
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         let rung = way_out(self.state, row, self.now)?;
-        self.park_by(lease, ParkOrder { rung, again, by_hand, room_for: None, with_context: false })
+        self.park_by(lease, ParkOrder { rung, again, by_hand, room_for: None, aside: None, with_context: false })
     }
 
     /// Puts a holder on its way off its cards in this way.
     pub(super) fn park_by(&mut self, lease: LeaseId, order: ParkOrder) -> Result<(), NotParkable> {
-        let ParkOrder { rung, again, by_hand, room_for, with_context } = order;
+        let ParkOrder { rung, again, by_hand, room_for, aside, with_context } = order;
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
         if self.state.disk_full {
             return Err(NotParkable::Lately("the disk is full".to_owned()));
@@ -159,7 +161,9 @@ impl Turn<'_> {
         let program = live.map(|live| live.program.clone()).unwrap_or_default();
         let moved = live.filter(|_| rung == Rung::Driver).map(|live| live.driven.keys().copied().collect());
         let processes = moved.unwrap_or_default();
-        let quiet = !again && !by_hand && !use_is_noticed(self.state, lease, rung);
+        // A lease that leaves for an aside comes back without any action of its user.
+        let is_silent = aside.is_some() || !use_is_noticed(self.state, lease, rung);
+        let quiet = !again && !by_hand && is_silent;
         // Behind whoever it leaves for, who may have asked at this very moment.
         let as_of = room_for.filter(|_| again).and_then(|waiter| finish::asks_as_of(self.state, row, waiter));
         let again = again.then_some(as_of.unwrap_or(self.now + Span(1)));
@@ -173,6 +177,7 @@ impl Turn<'_> {
             had,
             program,
             room_for,
+            aside,
             processes,
             quiet,
             with_context,
@@ -642,7 +647,9 @@ impl Turn<'_> {
             true => lease.ask.term.span(),
             false => self.state.policy().parking.term,
         };
-        if let Some(later) = self.not_before(since, since + term) {
+        let cards = lease.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
+        let counted_from = self.state.parked_since(cards, since);
+        if let Some(later) = self.not_before(since, counted_from + term) {
             return self.state.set_due(lease.id, Some(later));
         }
         self.end(lease.id, Reason::ParkExpired);

@@ -259,7 +259,7 @@ fn has_its_turn(state: &State, waiter: &Lease, holder: &Lease, now: Time) -> boo
 }
 
 /// Since when a holder is not known to have worked.
-fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
+pub(super) fn idle_since(state: &State, holder: &Lease, hold: &Hold) -> Time {
     let worked = state.live(holder.id).and_then(|live| live.worked_at).unwrap_or(Time::ZERO);
     // A daemon that was away has seen nothing.
     worked.max(hold.began()).max(state.rows().meta.grace_from)
@@ -708,7 +708,8 @@ impl Turn<'_> {
         }
         // What stood in the way meanwhile is seen with the next plan.
         let (again, with_context) = (!prospect.idle, prospect.with_context);
-        let order = ParkOrder { rung: prospect.rung, again, by_hand: false, room_for: Some(waiter), with_context };
+        let (rung, room_for) = (prospect.rung, Some(waiter));
+        let order = ParkOrder { rung, again, by_hand: false, room_for, aside: None, with_context };
         let _ = self.park_by(lease, order);
     }
 

@@ -172,13 +172,15 @@ impl Round {
 fn count_hopeful(state: &State, kept: &mut Vec<LeaseId>) -> usize {
     let before = kept.len();
     if before >= LOOK_AHEAD_OF_TENANT {
-        let hopeful = |row: &Lease| {
-            let able = state.cards().filter(|card| could_hold(state, row, *card));
-            able.take(usize::from(row.ask.gpus)).count() == usize::from(row.ask.gpus)
-        };
-        kept.retain(|lease| state.lease(*lease).is_some_and(hopeful));
+        kept.retain(|lease| state.lease(*lease).is_some_and(|row| is_hopeful(state, row)));
     }
     before - kept.len()
+}
+
+/// Whether a waiter could start if every lease ended; not while its GPUs step aside, drain or are out of service.
+pub(crate) fn is_hopeful(state: &State, waiter: &Lease) -> bool {
+    let able = state.cards().filter(|card| could_hold(state, waiter, *card));
+    able.take(usize::from(waiter.ask.gpus)).count() == usize::from(waiter.ask.gpus)
 }
 
 /// What is on cards that is nobody's, or stays there when all leases end: processes, bytes, and what

@@ -15,7 +15,8 @@ impl State {
     /// Whether new leases may land on a card at all.
     pub fn in_service(&self, card: CardId) -> bool {
         let row = &self.rows.cards[card.0 as usize];
-        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card)
+        let is_aside = self.is_aside(card) && !self.planted(Mutant::GrantAside);
+        row.service == Service::In && row.facts.unusable.is_none() && self.is_listed(card) && !is_aside
     }
 
     /// Bytes that may be promised on a card now.

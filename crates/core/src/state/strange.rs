@@ -59,7 +59,7 @@ impl State {
         let is_due = is_decided && matches!(enforce::fate(self, row, None, now), Fate::Signal(..));
         let own = row.audit.process;
         // Where it was found when it was last looked into, and not only where it went since.
-        let is_enforced = |card: &CardId| self.rows.cards[card.0 as usize].mode == Mode::Enforce;
+        let is_enforced = |card: &CardId| self.mode(*card) == Mode::Enforce;
         let is_strange = row.cards.iter().any(|card| is_enforced(card) && !self.is_at_home(&own, *card));
         let is_its = is_strange && (blow.process == own || enforce::may_be_struck(self, blow.process));
         is_due && is_its || self.planted(Mutant::StrikeLate)

@@ -1,5 +1,6 @@
 //! The configuration file. Unknown keys are errors: a misspelt cap is no cap.
 
+mod aside;
 mod caps;
 mod check;
 mod enforcement;
@@ -14,6 +15,7 @@ pub use check::{Checked, Finding, check};
 pub use error::ConfigError;
 pub use tcp::{Tcp, TcpConfig};
 
+use self::aside::AsideConfig;
 use self::caps::{CapsConfig, WindowConfig, gid, lay_over};
 use self::enforcement::EnforcementConfig;
 use self::error::KeyPath;
@@ -96,6 +98,8 @@ pub struct Config {
     enforcement: EnforcementConfig,
     /// Where notices go besides the terminals of those concerned.
     notices: NoticesConfig,
+    /// Which users may put GPUs aside.
+    aside: AsideConfig,
     /// `"off"`: programs are started without the library that caps and parks them; read by a start only.
     shim: Option<String>,
 }
@@ -219,6 +223,7 @@ impl Config {
         let stock = self.parking.settle(&mut policy)?;
         self.preemption.settle(&mut policy)?;
         self.enforcement.settle(&mut policy)?;
+        self.aside.settle(&mut policy)?;
         let driver = on("preemption.driver", self.preemption.driver.as_deref())?;
         policy.patience.parks &= driver;
         policy.parking.deep = policy.parking.deep.filter(|_| driver);

@@ -7,9 +7,11 @@ use crate::mail::Reply;
 use crate::view::View;
 use axum::Json;
 use axum::extract::{Request, State};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::RwLock;
-use sublet_core::event::{Caller, Event};
+use sublet_core::event::{AsideAsk, Caller, Event};
+use sublet_core::units::Span;
 use sublet_wire as wire;
 
 /// All managed cards, and who is on them.
@@ -101,4 +103,50 @@ pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -
     let heard = body::empty(request).await?;
     let by = heard.peer.caller.clone();
     Ok(app.post.call(by.clone(), Event::Cleared { by, card }, heard.key).await?)
+}
+
+/// Has a GPU step aside for a while: what can be parked there is parked, and nothing is granted. Users at this host's seat
+/// may do it, and operators; the configuration can allow others.
+#[utoipa::path(post, operation_id = "put_aside", path = "/v1/cards/{uuid}/aside", tag = "cards",
+    request_body = wire::AsideAsk,
+    params(("uuid" = String, Path, description = "the GPU"), Repeat),
+    responses(
+    (status = 200, description = "the GPU, with the leases that stay", body = wire::Card),
+    OnCall,
+))]
+pub async fn put_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+    let heard = body::json::<wire::AsideAsk>(request).await?;
+    let by = heard.peer.caller.clone();
+    // What logind says is read here, never by the loop.
+    let uid = heard.peer.host_uid();
+    let seat = app.looks.run(&by.tenant, move || uid.is_some_and(sublet_host::audit::is_at_seat)).await;
+    let wire::AsideAsk { for_s, key, renew } = heard.body;
+    // A time too long to be counted is refused like any that is too long.
+    let span = for_s.map(|seconds| Span::secs(seconds.min(u64::from(u32::MAX))));
+    let ask = AsideAsk { span, key: key.unwrap_or_default(), renews: renew, at_seat: seat.unwrap_or(false) };
+    Ok(app.post.call(by.clone(), Event::AsideAsked { by, card, ask }, heard.key).await?)
+}
+
+/// Which aside ends.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EndQuery {
+    key: Option<String>,
+}
+
+/// Ends the caller's asides of a GPU, or the one with a key; an operator without a key ends all of them.
+#[utoipa::path(delete, operation_id = "end_aside", path = "/v1/cards/{uuid}/aside", tag = "cards", params(
+    ("uuid" = String, Path, description = "the GPU"),
+    ("key" = Option<String>, Query, description = "only the caller's aside with this key"),
+    Repeat,
+), responses(
+    (status = 200, description = "the GPU", body = wire::Card),
+    OnCall,
+))]
+pub async fn end_aside(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
+    let query: EndQuery = body::query(&request)?;
+    let heard = body::empty(request).await?;
+    let by = heard.peer.caller.clone();
+    let event = Event::AsideEndAsked { by: by.clone(), card, key: query.key };
+    Ok(app.post.call(by, event, heard.key).await?)
 }

@@ -136,6 +136,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/cards", get(cards::list))
         .route("/v1/cards/{uuid}/drain", post(cards::drain))
         .route("/v1/cards/{uuid}/clear", post(cards::clear))
+        .route("/v1/cards/{uuid}/aside", post(cards::put_aside).delete(cards::end_aside))
         .route("/v1/cards/{uuid}/mode", post(strangers::mode))
         .route("/v1/strangers", get(strangers::list))
         .route("/v1/adopt", post(strangers::adopt))

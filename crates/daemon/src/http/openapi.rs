@@ -17,7 +17,8 @@ use utoipa::{Modify, OpenApi};
     paths(
         leases::ask, leases::list, leases::show, leases::release, leases::renew, leases::accept, leases::bind,
         leases::park, leases::resume, leases::hook,
-        leases::explain, leases::queue, cards::list, cards::drain, cards::clear,
+        leases::explain, leases::queue, cards::list, cards::drain, cards::clear, cards::put_aside,
+        cards::end_aside,
         strangers::list, strangers::mode, strangers::adopt, strangers::set_rule, strangers::drop_rule, tokens::make, tokens::list,
         tokens::revoke, records::usage, records::audit, events::stream,
         super::health, super::ready,

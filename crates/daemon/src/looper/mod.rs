@@ -433,9 +433,11 @@ impl Loop {
         };
         let asked = matches!(event, Event::Asked { .. } | Event::TokenAsked { .. } | Event::AdoptAsked { .. });
         let card = match &event {
-            Event::Drained { card, .. } | Event::Cleared { card, .. } | Event::ModeAsked { card, .. } => {
-                Some(card.clone())
-            }
+            Event::Drained { card, .. }
+            | Event::Cleared { card, .. }
+            | Event::AsideAsked { card, .. }
+            | Event::AsideEndAsked { card, .. }
+            | Event::ModeAsked { card, .. } => Some(card.clone()),
             _ => None,
         };
         let taken = self.take_for(&actor, event);
@@ -452,7 +454,7 @@ impl Loop {
     fn reply(&self, by: &Caller, taken: &Taken, asked: bool, card: Option<&str>) -> Reply {
         let view = self.view();
         match &taken.answer {
-            Answer::Refused(refusal) => Reply::problem(&words::problem(refusal)),
+            Answer::Refused(refusal) => Reply::problem(&view.problem(by, refusal)),
             Answer::Done => match view.cards(by).into_iter().find(|shown| Some(shown.uuid.as_str()) == card) {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),

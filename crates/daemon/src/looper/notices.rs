@@ -118,6 +118,10 @@ impl Loop {
                 (false, false) => format!("another user's request ({tier}) needs {gpus}"),
             };
         }
+        let reader = Caller::user(state.tenant_name(row.tenant));
+        if let Some(aside) = self.view().with_visibility(self.visibility()).cards_aside(&reader, row) {
+            return aside;
+        }
         if unleased_pid(state, lease).is_some() {
             return format!("it used {gpus} without a lease");
         }
@@ -128,8 +132,12 @@ impl Loop {
         }
     }
 
+    fn visibility(&self) -> Visibility {
+        self.house.read().map_or(Visibility::Own, |house| house.visibility)
+    }
+
     fn shows_others(&self) -> bool {
-        self.house.read().is_ok_and(|house| house.visibility == Visibility::All)
+        self.visibility() == Visibility::All
     }
 
     fn tell_back(&mut self, lease: LeaseId) {

@@ -37,6 +37,7 @@ pub(crate) use heirs::heirs;
 pub use held::{Custody, Refused};
 pub use hints::{Hint, Hints};
 pub(crate) use place::is_in_container_of;
+pub use seat::is_at_seat;
 
 use crate::patient;
 use crate::process::{self, ProcessError, Stat};

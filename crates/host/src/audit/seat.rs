@@ -7,7 +7,8 @@
 //! Absent: asking over D-Bus, what a display server is called, and whoever is logged in from elsewhere.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Where logind keeps its seats.
 const SEATS: &str = "/run/systemd/seats";
@@ -24,6 +25,22 @@ struct Front {
 pub(super) fn seat_of(uid: u32, cgroup: &str) -> Option<String> {
     let fronts = fronts(Path::new(SEATS));
     fronts.into_iter().find(|front| front.has(uid, cgroup)).map(|front| front.seat)
+}
+
+/// Whether a user's session is in front at a seat of this host. Where logind keeps no seats, the user that a text console
+/// belongs to counts: login gives it to whom it lets in.
+pub fn is_at_seat(uid: u32) -> bool {
+    let consoles: Vec<PathBuf> = (1..=12).map(|number| PathBuf::from(format!("/dev/tty{number}"))).collect();
+    has_seat(uid, Path::new(SEATS), &[&consoles[..], &[PathBuf::from("/dev/console")]].concat())
+}
+
+fn has_seat(uid: u32, seats: &Path, consoles: &[PathBuf]) -> bool {
+    if seats.is_dir() {
+        return fronts(seats).iter().any(|front| front.uid == uid);
+    }
+    // A console at which no user logged in is root's.
+    let owner = |console: &PathBuf| fs::metadata(console).ok().map(|found| found.uid());
+    uid != 0 && consoles.iter().any(|console| owner(console) == Some(uid))
 }
 
 fn fronts(seats: &Path) -> Vec<Front> {
@@ -78,6 +95,20 @@ mod tests {
         check(42, "/user.slice/user-42.slice/session-c1.scope", false);
         check(1001, "/user.slice/user-1001.slice/user@1001.service/session-2.scope", false);
         check(0, "/system.slice/miner.service", false);
+    }
+
+    #[test]
+    fn a_user_whose_session_is_active_is_at_the_seat_and_a_console_counts_without_logind() {
+        let folder = seats();
+        let console = folder.path().join("console");
+        fs::write(&console, "").expect("a file");
+        let owner = fs::metadata(&console).expect("a file").uid();
+        assert!(has_seat(1000, folder.path(), &[]));
+        assert!(!has_seat(42, folder.path(), &[]), "a session in the background is not in front");
+        assert!(!has_seat(owner + 1, folder.path(), std::slice::from_ref(&console)), "logind is asked alone");
+        let none = folder.path().join("none");
+        assert_eq!(has_seat(owner, &none, std::slice::from_ref(&console)), owner != 0);
+        assert!(!has_seat(owner + 1, &none, &[console]));
     }
 
     #[test]

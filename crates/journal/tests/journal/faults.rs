@@ -309,7 +309,7 @@ fn a_notice_of_an_earlier_version_is_of_its_term_where_it_falls_on_the_end_of_a_
         world.lease();
         journal.commit(&world.close()).unwrap();
         drop(journal);
-        dir.sql("ALTER TABLE leases DROP COLUMN notice_of_term");
+        dir.sql("ALTER TABLE leases DROP COLUMN notice_of_term; ALTER TABLE cards DROP COLUMN aside");
         dir.sql(&format!(
             "UPDATE leases SET notice_us = until_us, ask = json_set(ask, '$.term', json('{{\"{term}\":6000000}}'))"
         ));
@@ -347,6 +347,7 @@ fn a_file_of_the_first_version_keeps_its_leases() {
             "leases.notice_us",
             "leases.notice_of_term",
             "cards.mode",
+            "cards.aside",
             "meta.next_stranger",
             "meta.next_rule",
             "tenants.durations",
@@ -385,6 +386,7 @@ fn a_row_that_makes_no_sense_is_named() {
         "UPDATE leases SET cards = '[70000]'",
         "UPDATE tenants SET byte_us = 'many'",
         "UPDATE cards SET mode = 'shout'",
+        "UPDATE cards SET aside = '7'",
         "INSERT INTO strangers (id, body) VALUES (1, '{}')",
         "INSERT INTO rules (id, body) VALUES (1, '{\"id\":1}')",
         "DELETE FROM tenants WHERE id = 0",

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use sublet_core::action::{Action, Unparked};
+use sublet_core::aside::{Aside, AsideOver};
 use sublet_core::ask::{Ask, On, Term};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
@@ -209,6 +210,7 @@ impl World {
                     had,
                     program,
                     room_for: None,
+                    aside: (booked.0 % 5 == 0).then_some(CardId(1)),
                     processes: vec![],
                     quiet: false,
                     with_context: false,
@@ -388,7 +390,18 @@ impl World {
 
     fn step_of_the_host(&mut self) {
         let tenant = TenantId(self.rows.tenants.len() as u32);
-        match self.dice.below(8) {
+        match self.dice.below(10) {
+            8 => {
+                let key = format!("k{}", self.dice.below(3));
+                let (by, at) = ("uid:7".to_owned(), self.now);
+                let until = at + Span::secs(60);
+                let aside = Aside { by, key, since: at, renewed: at, until };
+                self.act(Action::SetAside { card: CardId(1), aside });
+            }
+            9 => {
+                let (by, key, at) = ("uid:7".to_owned(), format!("k{}", self.dice.below(3)), self.now);
+                self.act(Action::EndAside { card: CardId(1), by, key, at, how: AsideOver::Time });
+            }
             5 | 6 => drop(self.issue()),
             7 => {
                 if let Some(token) = self.some_token() {

@@ -2,6 +2,7 @@
 
 use crate::Dir;
 use crate::generate::{World, answer, ask, facts};
+use sublet_core::aside::{Aside, Asides};
 use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::cost::{Costs, Way};
@@ -51,6 +52,14 @@ fn extreme_ask() -> Ask {
         notice: Some(Notice { signal: u8::MAX, before: Span(u64::MAX) }),
         name: Some("名前 🦀".to_owned()),
     }
+}
+
+fn asides() -> Asides {
+    let aside = |key: &str| {
+        let (by, key) = ("uid:7".to_owned(), key.to_owned());
+        Aside { by, key, since: Time(0), renewed: Time(1), until: Time(u64::MAX) }
+    };
+    Asides { now: vec![aside(""), aside("'; --")], ended: Some(Time(u64::MAX)) }
 }
 
 fn extreme_hold() -> Hold {
@@ -257,8 +266,8 @@ fn extreme_rows() -> Rows {
             Tenant::default(),
         ],
         cards: vec![
-            Card { facts: facts(0), service: Service::In, mode: Mode::Enforce },
-            Card { facts: facts(1), service: Service::Draining, mode: Mode::Observe },
+            Card { mode: Mode::Enforce, ..Card::new(facts(0)) },
+            Card { service: Service::Draining, aside: asides(), ..Card::new(facts(1)) },
             Card {
                 facts: CardFacts {
                     index: u32::MAX,
@@ -271,6 +280,7 @@ fn extreme_rows() -> Rows {
                 },
                 service: Service::Out { why: "'; DROP TABLE leases".to_owned() },
                 mode: Mode::Adopt,
+                aside: Asides::default(),
             },
         ],
         leases: leases.into_iter().map(|lease| (lease.id, lease)).collect(),

@@ -31,6 +31,9 @@ impl Books {
             return Err("it has a lease, for other cards");
         }
         let on = self.whereabouts(now, found)?;
+        if on.iter().any(|number| !self.cards[*number].asides.is_empty()) {
+            return Err("its GPU steps aside");
+        }
         let process = found.audit.process;
         let sizes = on.iter().map(|number| self.size_of(*number, process)).collect::<Option<Vec<Bytes>>>();
         let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else { return Err("nobody knows its size") };

@@ -5,6 +5,7 @@ use super::enforce::Watch;
 use super::over::Excess;
 use super::park::{BESIDE, CONTEXT, HOOK, Rests, SILENT, Trip, Voice, Voices, Way};
 use std::collections::{BTreeMap, BTreeSet};
+use sublet_core::aside::Aside;
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
@@ -197,6 +198,10 @@ pub struct CardBook {
     pub draining: bool,
     /// An operator, or the service itself, has not taken it out.
     pub serving: bool,
+    /// For whom it steps aside.
+    pub asides: Vec<Aside>,
+    /// When it last ceased to.
+    pub aside_ended: Option<Time>,
     /// The driver lists it.
     pub listed: bool,
     /// When the last look that counts began.
@@ -382,6 +387,9 @@ impl Books {
         books.watch = Watch::from_rows(rows);
         for card in &rows.cards {
             books.put_card(books.cards.len(), &card.facts);
+            if let Some(book) = books.cards.last_mut() {
+                (book.asides, book.aside_ended) = (card.aside.now.clone(), card.aside.ended);
+            }
             books.serve(books.cards.len() - 1, &card.service);
         }
         for tenant in &rows.tenants {
@@ -455,7 +463,8 @@ impl Books {
         let away = self.heard.is_none_or(|heard| now.since(heard) > ABSENCE);
         self.heard = Some(now);
         self.absent = away || matches!(event, Event::Awoke | Event::Started { .. });
-        if self.absent && !(self.leases.is_empty() && self.watch.is_empty()) {
+        let is_aside = self.cards.iter().any(|card| !card.asides.is_empty());
+        if self.absent && (is_aside || !(self.leases.is_empty() && self.watch.is_empty())) {
             self.grace_from = now;
             self.grace_until = self.grace_until.max(now + self.policy.grace);
         }
@@ -575,6 +584,8 @@ impl Books {
                 model: facts.name.to_lowercase(),
                 facts: facts.clone(),
                 serving: true,
+                asides: Vec::new(),
+                aside_ended: None,
                 draining: false,
                 listed: false,
                 begun: Time::ZERO,
@@ -741,7 +752,7 @@ impl Books {
 
     /// Whether a lease may land there at all.
     pub fn open(&self, card: &CardBook) -> bool {
-        card.serving && card.listed && card.facts.unusable.is_none()
+        card.serving && card.listed && card.facts.unusable.is_none() && card.asides.is_empty()
     }
 
     /// Whether the ask could start on the card if that were empty.

@@ -1,5 +1,6 @@
 //! What an event is, and what must be answered to it: rules 7, 18 and 19.
 
+use super::aside::Expected;
 use super::books::{At, Book, Books, Held};
 use super::enforce::Watched;
 use super::make::nothing_but_room;
@@ -34,6 +35,8 @@ pub enum Cause {
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A card was drained or cleared, with what must be answered.
     Service(Answer),
+    /// A request about asides, with what must come of it.
+    Aside(Box<Expected>),
     /// These cards are listed, by UUID.
     Listed(Vec<String>),
     /// A card was looked at; it was lost for the second time.
@@ -138,6 +141,10 @@ impl Books {
                     self.seen_again(number, now);
                 }
                 Cause::Service(answer)
+            }
+            Event::AsideAsked { by, card, ask } => Cause::Aside(Box::new(self.aside_asked(now, by, card, ask))),
+            Event::AsideEndAsked { by, card, key } => {
+                Cause::Aside(Box::new(self.aside_end_asked(by, card, key.as_deref())))
             }
             Event::Listed(cards) => Cause::Listed(cards.iter().map(|card| card.uuid.clone()).collect()),
             Event::Observed { card, observation } => {
@@ -361,6 +368,7 @@ impl Books {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
             }
+            Cause::Aside(expected) => self.answered_aside(expected, answer, actions),
             Cause::Accepted(lease, vram, gpus, refusal) => {
                 let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
                 let refused = matches!(answer, Answer::Refused(_));
@@ -400,7 +408,10 @@ impl Books {
         match (answer, queued) {
             (Answer::Lease(told), Some(queued)) => must(0, *told == queued, || format!("{told} was told for {queued}")),
             (Answer::Refused(_), None) => Ok(()),
-            (Answer::Refused(Refusal::NoRoom { .. } | Refusal::OverQuota(_)), Some(queued)) if impatient => {
+            (
+                Answer::Refused(Refusal::NoRoom { .. } | Refusal::StepsAside { .. } | Refusal::OverQuota(_)),
+                Some(queued),
+            ) if impatient => {
                 let over = |action: &Action| matches!(action, Action::End { lease, .. } if *lease == queued);
                 must(10, actions.iter().any(over), || format!("{queued} was refused and stays"))
             }

@@ -17,6 +17,7 @@ impl Checker {
         self.forget_told(disk)?;
         self.books.check_leases(state)?;
         self.books.check_cards(now, state)?;
+        self.books.check_aside_rows(state)?;
         self.books.check_sizes(state)?;
         self.books.check_record(state)?;
         self.books.check_abroad(state)?;

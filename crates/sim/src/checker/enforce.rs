@@ -7,7 +7,7 @@
 use super::books::{Book, Books, Look};
 use super::calls::Cause;
 use super::{Checker, Verdict, must};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::audit::Audit;
 use sublet_core::event::{Answer, Event, Refusal};
@@ -55,6 +55,8 @@ pub struct Watch {
     strangers: BTreeMap<StrangerId, Found>,
     by_process: BTreeMap<ProcKey, StrangerId>,
     modes: Vec<Mode>,
+    /// GPUs that step aside.
+    aside: BTreeSet<usize>,
     rules: BTreeMap<RuleId, Rule>,
     next_stranger: u64,
     next_rule: u32,
@@ -192,6 +194,7 @@ impl Watch {
             strangers: rows.strangers.iter().map(|(id, row)| (*id, Found::read(row))).collect(),
             by_process: rows.strangers.iter().map(|(id, row)| (row.audit.process, *id)).collect(),
             modes: rows.cards.iter().map(|card| card.mode).collect(),
+            aside: (0..rows.cards.len()).filter(|number| !rows.cards[*number].aside.now.is_empty()).collect(),
             rules: rows.rules.clone(),
             next_stranger: rows.meta.next_stranger,
             next_rule: rows.meta.next_rule,
@@ -210,7 +213,17 @@ impl Watch {
     }
 
     pub(super) fn mode(&self, card: usize) -> Mode {
-        self.modes.get(card).copied().unwrap_or_default()
+        let mode = self.modes.get(card).copied().unwrap_or_default();
+        if self.aside.contains(&card) { Mode::Observe } else { mode }
+    }
+
+    /// Nothing is done to processes without a lease on a GPU that steps aside.
+    pub(super) fn set_aside(&mut self, card: usize, is_aside: bool) {
+        if is_aside {
+            self.aside.insert(card);
+        } else {
+            self.aside.remove(&card);
+        }
     }
 
     pub(super) fn is_told(&self, treat: Treat, audit: &Audit) -> bool {
@@ -817,7 +830,11 @@ impl Books {
         let same = rows.strangers.len() == self.watch.strangers.len()
             && rows.strangers.values().all(|row| self.watch.get(row.id).is_some_and(|found| found.is_as(row)));
         must(0, same, || format!("strangers are {:?}, and on the books {:?}", rows.strangers, self.watch.strangers))?;
-        let modes = rows.cards.iter().enumerate().all(|(number, card)| self.watch.mode(number) == card.mode);
+        let modes = rows
+            .cards
+            .iter()
+            .enumerate()
+            .all(|(number, card)| self.watch.modes.get(number).copied().unwrap_or_default() == card.mode);
         must(0, modes, || format!("the modes are not {:?}", self.watch.modes))?;
         must(0, rows.rules == self.watch.rules, || format!("rules are {:?}, not {:?}", rows.rules, self.watch.rules))
     }

@@ -83,7 +83,7 @@ impl Books {
 
     /// Whether the answer to a wish to park is what the books say.
     pub fn answered_park(&self, lease: LeaseId, expect: &Expect, answer: &Answer, actions: &[Action]) -> Verdict {
-        let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, .. } if *of == lease);
+        let parks = |action: &Action| matches!(action, Action::Park { lease: of, room_for: None, aside: None, .. } if *of == lease);
         let idle = || nothing_but_room(actions);
         match expect {
             Expect::Refusal(refusal) => {

@@ -87,6 +87,8 @@ impl Books {
                 self.serve(usize::from(card.0), service);
                 Ok(())
             }
+            Action::SetAside { card, aside } => self.set_aside(cause, usize::from(card.0), aside),
+            Action::EndAside { .. } => self.end_aside(now, cause, action),
             Action::Queue { lease, tenant, ask, at, give_up, root, token } => {
                 let adopts = self.is_adoption(now, cause, *lease, ask, *root);
                 let asked = matches!(cause, Cause::Asked { .. }) || adopts;

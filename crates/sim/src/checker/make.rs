@@ -20,7 +20,7 @@ const PLACES: usize = 256;
 /// Whether nothing was done but to make room, which may come with any event.
 pub fn nothing_but_room(actions: &[Action]) -> bool {
     let makes_room = |action: &&Action| match action {
-        Action::Park { room_for, .. } => room_for.is_some(),
+        Action::Park { room_for, aside, .. } => room_for.is_some() || aside.is_some(),
         Action::Notice { lease, room_for, .. } => lease != room_for,
         _ => false,
     };

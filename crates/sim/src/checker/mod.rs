@@ -30,10 +30,12 @@
 //! | 4, 16, 20 | strangers that are parked in place of being ended: tried once, first, and never signalled while they are a lease's | [`moving`] |
 //! | 14, 1, 20 | who has more than its lease: told after two looks, given a larger one where there is room and for its price, made to leave and ended only after its time | [`over`] |
 //! | 16, 19, 20 | a process of a lease is a stranger where that lease has nothing, and nowhere else; it gets no second lease | [`abroad`] |
+//! | 21 | nothing is granted or resumed on a GPU that steps aside, what can be parked there is, and it ends in time | [`aside`], [`room`] |
 //! | 1 | a stranger's lease is for what it was seen to have, or for what there is room for | [`adopt`] |
 
 pub mod abroad;
 pub mod adopt;
+pub mod aside;
 pub mod books;
 pub mod calls;
 mod coarse;
@@ -104,6 +106,7 @@ impl Violation {
             17 => "a restart ends nobody; a new boot ends holders and keeps waiters",
             18 => "another tenant's lease answers exactly like one that does not exist",
             19 => "nothing grows without bound",
+            21 => "nothing is granted on a GPU that steps aside, what can be parked there is, and it ends in time",
             20 => "nobody is ended, or made to leave, who did not choose it",
             _ => "the books agree",
         }
@@ -143,6 +146,8 @@ pub struct Checker {
     pub by_rung: (u64, u64),
     /// How often a lease was ended for others.
     pub ended: u64,
+    /// How often a GPU stepped aside, and how often a lease was parked for that.
+    pub aside: (u64, u64),
     /// How long holders were on their way, all of them together.
     pub moving: Span,
     /// What happened to strangers.
@@ -165,6 +170,7 @@ impl Checker {
             preempted: 0,
             by_rung: (0, 0),
             ended: 0,
+            aside: (0, 0),
             moving: Span::ZERO,
             strangers: Tally::default(),
             over: (0, 0, 0),
@@ -198,6 +204,7 @@ impl Checker {
         }
         self.books.check_over(&cause)?;
         self.books.check_strangers(now, &cause)?;
+        self.books.check_asides(now, &cause)?;
         self.books.settle(now, &cause, actions)
     }
 
@@ -216,6 +223,8 @@ impl Checker {
             }
             Action::Resume { .. } => self.resumed += 1,
             Action::Park { room_for: Some(_), .. } => self.preempted += 1,
+            Action::Park { aside: Some(_), .. } => self.aside.1 += 1,
+            Action::SetAside { aside, .. } => self.aside.0 += u64::from(aside.since == now),
             Action::Notice { lease, room_for, .. } => self.preempted += u64::from(lease != room_for),
             Action::End { reason: Reason::Preempted, .. } => self.ended += 1,
             Action::Over { .. } => self.over.0 += 1,

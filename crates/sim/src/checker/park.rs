@@ -520,7 +520,8 @@ impl Books {
 
     /// A holder's bytes shall leave its cards.
     pub fn park(&mut self, now: Time, cause: &Cause, lease: LeaseId, action: &Action) -> Verdict {
-        let Action::Park { at, booked, again, rung, had, room_for, quiet, with_context, processes, .. } = action else {
+        let Action::Park { at, booked, again, rung, had, room_for, aside, quiet, with_context, processes, .. } = action
+        else {
             return Ok(());
         };
         let (at, booked, again, rung, quiet) = (*at, *booked, *again, *rung, *quiet);
@@ -532,9 +533,9 @@ impl Books {
         // Only the library reports the next use: a lease that leaves in another way while idle is passive.
         let moved = matches!(cause, Cause::Observed(..) | Cause::Watched(_)) && self.watch.is_by(lease);
         let by_hand = moved || matches!(cause, Cause::Park(of, _) if *of == lease);
-        let by_hand = by_hand && room_for.is_none();
+        let by_hand = by_hand && room_for.is_none() && aside.is_none();
         let is_heard = rung == Rung::Park || (rung == Rung::Yield && !self.voices(lease, Rung::Park).is_empty());
-        let passive = !is_heard && again.is_none() && !by_hand;
+        let passive = (!is_heard || aside.is_some()) && again.is_none() && !by_hand;
         must(9, quiet == passive, || {
             format!("{lease} leaves ({rung}), asks again as of {again:?}, and is passive: {quiet}")
         })?;
@@ -544,6 +545,10 @@ impl Books {
         must(0, *had == had_then, || format!("{lease} is parked with {had}, and has {had_then}"))?;
         match cause {
             _ if room_for.is_some() => self.check_room_for(now, cause, book, again, *room_for)?,
+            _ if aside.is_some() => {
+                let number = aside.map(|card| usize::from(card.0)).unwrap_or_default();
+                self.check_parked_aside(now, cause, book, held, number, again)?;
+            }
             _ if moved => must(17, again.is_none() && !quiet, || {
                 format!("{lease} is parked as a stranger, and asks again as of {again:?}")
             })?,

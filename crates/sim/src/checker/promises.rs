@@ -135,6 +135,7 @@ fn is_silent(state: &State, now: Time) -> bool {
 fn upsets(action: &Action) -> bool {
     let host =
         matches!(action, Action::Start { .. } | Action::Grace { .. } | Action::List { .. } | Action::Serve { .. });
+    let host = host || matches!(action, Action::SetAside { .. } | Action::EndAside { .. });
     // Who gets a lease for what it has waits for nobody.
     host || matches!(action, Action::Close { how: Closed::Adopted(_), .. })
 }

@@ -111,6 +111,7 @@ impl Books {
         must(1, asked, || format!("{lease} asked for {:?} and gets {vram}", book.ask.vram))?;
         for number in cards {
             let card = &self.cards[*number];
+            must(21, card.asides.is_empty(), || format!("{lease} gets GPU {number}, which steps aside"))?;
             must(2, !self.restores_on(card), || {
                 format!("{lease} gets card {number}, to which somebody is brought back")
             })?;

@@ -1,6 +1,6 @@
 //! Rules 8, 9 and 14 for holders that leave their cards and come back: nothing is on its way for ever.
 
-use super::books::{At, Book, Books};
+use super::books::{At, Book, Books, Held};
 use super::calls::{Cause, Word};
 use super::park::{LOOKS, Trip, Way};
 use super::{Verdict, must};
@@ -39,12 +39,17 @@ impl Books {
     /// A holder was parked as long as anything may be.
     pub fn check_park_over(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book) -> Verdict {
         let over = match &book.at {
-            At::Away(_, trip) => trip.way == Way::Gone && self.is_overdue(now, trip),
+            At::Away(held, trip) => trip.way == Way::Gone && self.is_gone_too_long(now, held, trip),
             _ => false,
         };
         must(8, over && matches!(cause, Cause::Ticked), || {
             format!("{lease} ends ({:?}) after {cause:?}: {book:?}", Reason::ParkExpired)
         })
+    }
+
+    fn is_gone_too_long(&self, now: Time, held: &Held, trip: &Trip) -> bool {
+        let since = self.gone_since(held, trip);
+        since.is_some_and(|since| now >= since + self.policy.parking.term) && !self.in_grace(now, trip.since)
     }
 
     /// What host memory a parked holder took until now, if that is over.
@@ -58,14 +63,15 @@ impl Books {
     /// Nothing is on its way for ever, nor parked; `complete` says that all that was due was dealt with.
     pub fn check_trips(&self, now: Time, complete: bool) -> Verdict {
         for lease in self.trips.iter().filter(|_| complete) {
-            let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get(lease) else { continue };
+            let Some(Book { at: At::Away(held, trip), .. }) = self.leases.get(lease) else { continue };
             let late = match trip.way {
                 // Of a hook it is known when it said so: what it said must be seen soon.
                 Way::Out if trip.rung == Rung::Yield && self.is_unseen(now, *lease, trip) => {
                     let said = self.all_said(*lease, trip);
                     said.is_some_and(|said| now >= (said + trip.sight).min(trip.since + trip.span))
                 }
-                Way::Out | Way::Gone => self.is_overdue(now, trip) && now >= trip.since + trip.span,
+                Way::Gone => self.is_gone_too_long(now, held, trip) && now >= trip.since + trip.span,
+                Way::Out => self.is_overdue(now, trip) && now >= trip.since + trip.span,
                 Way::Back => {
                     // While it is only to be seen it may take as long as nobody can look.
                     let silent = trip.back && !self.none_parked(*lease, trip.rung);

@@ -63,6 +63,7 @@ fn grant(card: &Card, name: String) -> Check {
             let (free, total) = (size::show(card.promisable_bytes), size::show(card.total_bytes));
             Check::new(name, State::Ok, format!("{free} of {total} free to lease"))
         }
+        CardState::Aside => Check::new(name, State::Less, format!("it steps aside {}", why("for a user"))),
         CardState::Draining => Check::new(name, State::Bad, format!("draining: {}\n{put_back}", why("by an operator"))),
         CardState::OutOfService => {
             Check::new(name, State::Bad, format!("out of service: {}\n{put_back}", why("it could not be trusted")))

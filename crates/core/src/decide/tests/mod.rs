@@ -7,6 +7,7 @@
 //! exception.
 
 mod abroad;
+mod aside;
 mod back;
 mod coarse;
 mod deep;
@@ -31,7 +32,7 @@ mod tokens;
 use crate::action::Hint;
 use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use crate::audit::{Audit, FileKey, Through};
-use crate::event::{Answer, Caller, Event};
+use crate::event::{Answer, AsideAsk, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
 use crate::parking::Said;
 use crate::policy::Policy;
@@ -282,6 +283,22 @@ impl Teller {
             }
             ["drain", index, who] => Event::Drained { by: by(who), card: uuid(index) },
             ["clear", index, who] => Event::Cleared { by: by(who), card: uuid(index) },
+            // `aside 0 ann seat for=60s key=game renew`; `end-aside 0 ann key=game`.
+            ["aside", index, who, rest @ ..] => {
+                let value = |name: &str| rest.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+                let secs = |text: &str| Span::secs(text.trim_end_matches('s').parse().expect("seconds"));
+                let ask = AsideAsk {
+                    span: value("for").map(secs),
+                    key: value("key").unwrap_or_default().to_owned(),
+                    renews: rest.contains(&"renew"),
+                    at_seat: rest.contains(&"seat"),
+                };
+                Event::AsideAsked { by: by(who), card: uuid(index), ask }
+            }
+            ["end-aside", index, who, rest @ ..] => {
+                let key = rest.iter().find_map(|word| word.strip_prefix("key=")).map(str::to_owned);
+                Event::AsideEndAsked { by: by(who), card: uuid(index), key }
+            }
             ["start", boot] => {
                 Event::Started { boot: boot.to_string(), clock_offset_us: 0, epoch_floor: Epoch(1), lease_floor: 1 }
             }
@@ -340,11 +357,12 @@ impl Teller {
                 writeln!(out, "{now} renew {lease} until {until}{}", if *idle { " (idle)" } else { "" })
             }
             Action::Bind { lease, .. } => writeln!(out, "{now} bind {lease}"),
-            Action::Park { lease, booked, again, rung, room_for, .. } => {
+            Action::Park { lease, booked, again, rung, room_for, aside, .. } => {
                 let again = if again.is_some() { ", and asks again" } else { "" };
                 let by = if *rung == Rung::Park { String::new() } else { format!(" by {rung}") };
                 let room_for = room_for.map_or(String::new(), |waiter| format!(" for {waiter}"));
-                writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again})")
+                let aside = aside.map_or(String::new(), |card| format!(", GPU {card} steps aside"));
+                writeln!(out, "{now} park {lease}{by}{room_for} ({booked} booked{again}{aside})")
             }
             Action::Over { lease, seen, .. } => writeln!(out, "{now} over {lease}: {seen}"),
             Action::Within { lease } => writeln!(out, "{now} within {lease}"),
@@ -375,6 +393,14 @@ impl Teller {
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Retire { lease, .. } => writeln!(out, "{now} retire {lease}"),
+            Action::SetAside { card, aside } => {
+                let key = if aside.key.is_empty() { String::new() } else { format!(" ({})", aside.key) };
+                writeln!(out, "{now} GPU {card} steps aside for {}{key} until {}", aside.by, aside.until)
+            }
+            Action::EndAside { card, by, key, how, .. } => {
+                let key = if key.is_empty() { String::new() } else { format!(" ({key})") };
+                writeln!(out, "{now} GPU {card} no longer steps aside for {by}{key} ({how:?})")
+            }
             Action::Serve { card, service } => writeln!(out, "{now} card {card} {service:?}"),
             Action::Grace { until, .. } => writeln!(out, "{now} grace until {until}"),
             Action::Day { number } => writeln!(out, "{now} day {number}"),

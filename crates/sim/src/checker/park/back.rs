@@ -40,6 +40,7 @@ impl Books {
         must(2, enough, || format!("{lease} had {} of each card, and has {vram} again", held.vram))?;
         for number in &held.cards {
             let (card, room) = (&self.cards[*number], self.room_for(lease, *number, now));
+            must(21, card.asides.is_empty(), || format!("{lease} comes back to GPU {number}, which steps aside"))?;
             must(2, !self.restores_on(card), || {
                 format!("{lease} comes back to card {number} while another is brought back")
             })?;

@@ -1,0 +1,185 @@
+//! GPUs step aside and come back.
+//!
+//! ```text
+//! SetAside ──► Park, lease by lease ──► (nothing is granted or resumed there) ──► EndAside ──► waiters are served
+//! ```
+//! What can be parked is parked in the usual way, at once or as soon as it can be. What cannot be parked stays: no
+//! lease is ended, and no process is signalled. A lease that was busy waits for its GPUs as any waiter. One that was
+//! idle is passive ([`crate::rows::Lease::is_passive`]), so it comes back too, but takes no room that a waiter claims.
+
+use super::Turn;
+use super::park::{ParkOrder, price_of_leaving, way_out};
+use super::preempt::idle_since;
+use crate::action::Action;
+use crate::aside::{Aside, AsideOver, DEFAULT, KEY_MAX, LONGEST, PER_GPU};
+use crate::ask::Preempt;
+use crate::event::{Answer, AsideAsk, Caller, Refusal};
+use crate::ids::{CardId, LeaseId};
+use crate::mutant::Mutant;
+use crate::parking::NotParkable;
+use crate::policy::AsideAllow;
+use crate::rows::{Lease, Phase};
+use crate::state::State;
+use crate::units::Time;
+use std::fmt;
+
+/// Why a lease stays on a GPU that steps aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// Its owner has the right not to be preempted, and did not put the GPU aside.
+    Never,
+    /// It cannot be parked now.
+    NotParkable(NotParkable),
+}
+
+impl fmt::Display for Stays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stays::Never => f.write_str("it may not be preempted (`--preempt never`)"),
+            Stays::NotParkable(why) => why.fmt(f),
+        }
+    }
+}
+
+/// The leases that stay on a GPU that steps aside, and why each does.
+pub fn staying(state: &State, card: CardId, now: Time) -> Vec<(LeaseId, Stays)> {
+    let active = active_on(state, card).filter_map(|row| Some((row.id, may_leave(state, row, now).err()?)));
+    active.collect()
+}
+
+fn active_on(state: &State, card: CardId) -> impl Iterator<Item = &Lease> {
+    let on = state.room(card).claims().keys().filter_map(|lease| state.lease(*lease));
+    on.filter(|row| matches!(row.phase, Phase::Active(_)))
+}
+
+/// Whether a lease can be parked for a GPU that steps aside. The right not to be preempted is kept, but for the
+/// tenant that put the GPU aside itself.
+fn may_leave(state: &State, row: &Lease, now: Time) -> Result<(), Stays> {
+    let cards = row.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
+    let asides = cards.iter().flat_map(|card| &state.rows().cards[card.0 as usize].aside.now);
+    let is_own = |aside: &Aside| aside.by == state.tenant_name(row.tenant);
+    if row.ask.preempt == Preempt::Never && !asides.into_iter().any(is_own) {
+        return Err(Stays::Never);
+    }
+    way_out(state, row, now).map(|_| ()).map_err(Stays::NotParkable)
+}
+
+impl Turn<'_> {
+    /// A GPU shall step aside, or go on doing so.
+    pub(super) fn aside_asked(&mut self, by: &Caller, uuid: &str, ask: AsideAsk) -> Answer {
+        match self.aside_for(by, uuid, ask) {
+            Ok((card, aside)) => {
+                self.emit(Action::SetAside { card, aside });
+                Answer::Done
+            }
+            Err(refusal) => Answer::Refused(refusal),
+        }
+    }
+
+    fn aside_for(&self, by: &Caller, uuid: &str, ask: AsideAsk) -> Result<(CardId, Aside), Refusal> {
+        let known = self.state.card(uuid).map(|card| &self.state.rows().cards[card.0 as usize].aside);
+        let last = known.and_then(|asides| asides.find(&by.tenant, &ask.key));
+        let may = self.may_put_aside(by, ask.at_seat);
+        let renews = ask.renews && by.token.is_none();
+        if renews && last.is_none() && known.is_some() {
+            return Err(Refusal::NoSuchAside);
+        }
+        if !may && !renews {
+            return Err(Refusal::MayNotPutAside(self.state.policy().aside.allow));
+        }
+        let (Some(card), Some(known)) = (self.state.card(uuid), known) else { return Err(Refusal::NoSuchCard) };
+        let span = ask.span.unwrap_or(DEFAULT);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
+        if span.0 == 0 || span > LONGEST || ask.key.len() > KEY_MAX || !ask.key.chars().all(is_plain) {
+            return Err(Refusal::BadAside);
+        }
+        match last {
+            None if known.now.len() >= PER_GPU => return Err(Refusal::TooManyAsides),
+            None if self.state.disk_full => return Err(Refusal::DiskFull),
+            _ => {}
+        }
+        let since = last.map_or(self.now, |last| last.since);
+        // The user of a renewal may have switched to another session meanwhile, but not for ever.
+        let most = if may { Time::NEVER } else { since + LONGEST };
+        let until = (self.now + span).min(most);
+        Ok((card, Aside { by: by.tenant.clone(), key: ask.key, since, renewed: self.now, until }))
+    }
+
+    fn may_put_aside(&self, by: &Caller, at_seat: bool) -> bool {
+        let rule = &self.state.policy().aside;
+        let allowed = match rule.allow {
+            AsideAllow::Operators => false,
+            AsideAllow::Seat => at_seat,
+            AsideAllow::Everybody => true,
+        };
+        by.operator || (by.token.is_none() && (allowed || rule.users.contains(&by.tenant)))
+    }
+
+    /// A tenant ends its asides of a GPU, or the one with a key; an operator ends those of every tenant.
+    pub(super) fn aside_end_asked(&mut self, by: &Caller, uuid: &str, key: Option<&str>) -> Answer {
+        if by.token.is_some() {
+            return Answer::Refused(Refusal::MayNotPutAside(self.state.policy().aside.allow));
+        }
+        let Some(card) = self.state.card(uuid) else { return Answer::Refused(Refusal::NoSuchCard) };
+        let asides = self.state.rows().cards[card.0 as usize].aside.now.clone();
+        let is_own = |aside: &&Aside| aside.by == by.tenant || (by.operator && key.is_none());
+        let is_meant = |aside: &&Aside| is_own(aside) && key.is_none_or(|key| aside.key == key);
+        let meant: Vec<&Aside> = asides.iter().filter(is_meant).collect();
+        if let (true, None, Some(other)) = (meant.is_empty(), key, asides.first()) {
+            return Answer::Refused(Refusal::AnothersAside(other.by.clone()));
+        }
+        meant.into_iter().for_each(|aside| self.end_aside(card, aside, AsideOver::Asked));
+        self.serve();
+        Answer::Done
+    }
+
+    fn end_aside(&mut self, card: CardId, aside: &Aside, how: AsideOver) {
+        let (by, key, at) = (aside.by.clone(), aside.key.clone(), self.now);
+        self.emit(Action::EndAside { card, by, key, at, how });
+    }
+
+    /// Ends the asides whose time is over.
+    pub(super) fn end_asides(&mut self) {
+        if self.state.next_aside_over().is_none_or(|over| over > self.now) || self.state.planted(Mutant::AsideForEver) {
+            return;
+        }
+        self.end_asides_that(AsideOver::Time, |state, aside, now| state.aside_over(aside) <= now);
+    }
+
+    /// After a reboot no program is there for which a GPU would step aside.
+    pub(super) fn end_asides_of_last_boot(&mut self) {
+        self.end_asides_that(AsideOver::HostRebooted, |_, _, _| true);
+    }
+
+    fn end_asides_that(&mut self, how: AsideOver, is_over: impl Fn(&State, &Aside, Time) -> bool) {
+        for card in self.state.cards() {
+            for aside in self.state.rows().cards[card.0 as usize].aside.now.clone() {
+                if is_over(self.state, &aside, self.now) {
+                    self.end_aside(card, &aside, how);
+                }
+            }
+        }
+    }
+
+    /// Parks what can be parked on GPUs that step aside: the cheapest first, as long as there is host memory.
+    pub(super) fn clear_asides(&mut self) {
+        let cards: Vec<CardId> = self.state.cards().filter(|card| self.state.is_aside(*card)).collect();
+        for card in cards {
+            let able = active_on(self.state, card).filter(|row| may_leave(self.state, row, self.now).is_ok());
+            let price = |row: &Lease| Some(price_of_leaving(self.state, row, way_out(self.state, row, self.now).ok()?));
+            let mut able: Vec<_> = able.map(|row| (price(row), row.id)).collect();
+            able.sort();
+            for (_, lease) in able {
+                let Some(row) = self.state.lease(lease) else { continue };
+                let Phase::Active(hold) = &row.phase else { continue };
+                let idle = self.now.since(idle_since(self.state, row, hold)) >= self.state.policy().parking.idle;
+                // Another lease may have taken the host memory that this one needs: it stays, and is tried again.
+                if let Ok(rung) = way_out(self.state, row, self.now) {
+                    let (again, aside) = (!idle, Some(card));
+                    let order = ParkOrder { rung, again, by_hand: false, room_for: None, aside, with_context: false };
+                    let _ = self.park_by(lease, order);
+                }
+            }
+        }
+    }
+}

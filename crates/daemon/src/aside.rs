@@ -1,0 +1,93 @@
+//! GPUs that step aside, in words and for clients.
+
+use crate::view::View;
+use crate::words;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use sublet_core::decide::aside::staying;
+use sublet_core::event::{Caller, Refusal};
+use sublet_core::ids::CardId;
+use sublet_core::rows::{Lease, Phase};
+use sublet_core::units::Time;
+use sublet_wire as wire;
+use sublet_wire::Problem;
+
+/// What ends an aside before its time.
+const END: &str = "`sublet aside --end`";
+
+impl View<'_> {
+    /// `21:30`, where the host is.
+    fn wall_time(&self, at: Time) -> String {
+        let at = Timestamp::from_second(self.unix_s(at).ceil() as i64);
+        at.map_or_else(|_| "later".to_owned(), |at| at.to_zoned(TimeZone::system()).strftime("%H:%M").to_string())
+    }
+
+    /// The user that put a GPU aside, as far as this reader may know.
+    fn aside_user(&self, by: &Caller, user: &str) -> String {
+        if self.sees_all(by) || by.tenant == user { self.names.of(user) } else { "another user".to_owned() }
+    }
+
+    /// `for ann until 21:30`.
+    fn for_and_until(&self, by: &Caller, user: &str, until: Time) -> String {
+        format!("for {} until {}", self.aside_user(by, user), self.wall_time(until))
+    }
+
+    /// That a GPU steps aside, in one sentence.
+    pub fn steps_aside(&self, by: &Caller, index: u32, user: &str, until: Time) -> String {
+        format!("GPU {index} steps aside {} ({END})", self.for_and_until(by, user, until))
+    }
+
+    /// Why no lease is granted on a GPU that steps aside; `None` while it does not.
+    pub fn aside_why(&self, by: &Caller, card: CardId) -> Option<String> {
+        let (aside, until) = self.state.longest_aside(card)?;
+        Some(format!("{} ({END})", self.for_and_until(by, &aside.by, until)))
+    }
+
+    /// That a GPU of a lease steps aside, in one sentence; `None` if none does.
+    pub fn cards_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
+        let cards = lease.hold().map(|hold| hold.cards.as_slice()).unwrap_or_default();
+        let longest = cards.iter().filter_map(|card| Some((*card, self.state.longest_aside(*card)?)));
+        let (card, (aside, until)) = longest.max_by_key(|(_, (_, until))| *until)?;
+        let index = self.state.rows().cards[usize::from(card.0)].facts.index;
+        Some(self.steps_aside(by, index, &aside.by, until))
+    }
+
+    /// Where the bytes of a parked lease are whose GPU steps aside.
+    pub fn parked_aside(&self, by: &Caller, lease: &Lease) -> Option<String> {
+        let reason = self.cards_aside(by, lease)?;
+        Some(format!("it is parked: its bytes are in host memory, and come back by themselves after that: {reason}"))
+    }
+
+    /// That a GPU steps aside, and the leases that stay there; `None` while it does not.
+    pub fn aside(&self, by: &Caller, card: CardId) -> Option<wire::Aside> {
+        let (aside, until) = self.state.longest_aside(card)?;
+        let claims = self.state.room(card).claims().keys().filter_map(|lease| self.state.lease(*lease));
+        let leaving = claims.filter(|lease| matches!(lease.phase, Phase::Parking(..))).count();
+        let stays = staying(self.state, card, self.now).into_iter().filter_map(|(lease, why)| {
+            let row = self.state.lease(lease)?;
+            let lease = self.id_for(by, row);
+            let user =
+                if self.sees_all(by) || lease.is_some() { self.user(row.tenant) } else { "another user".to_owned() };
+            Some(wire::Stays { lease, user, why: why.to_string() })
+        });
+        Some(wire::Aside {
+            user: self.aside_user(by, &aside.by),
+            since_unix_s: self.unix_s(aside.since),
+            until_unix_s: self.unix_s(until),
+            leaving: leaving as u32,
+            stays: stays.collect(),
+        })
+    }
+
+    /// A refusal as a problem, with names and times as people know them.
+    pub fn problem(&self, by: &Caller, refusal: &Refusal) -> Problem {
+        match refusal {
+            Refusal::StepsAside { index, by: user, until } => {
+                let problem = words::problem(refusal);
+                Problem { detail: self.steps_aside(by, *index, user, *until), ..problem }
+            }
+            Refusal::AnothersAside(user) => words::problem(&Refusal::AnothersAside(self.aside_user(by, user))),
+            other => words::problem(other),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Rule 21: nothing is granted or resumed on a GPU that steps aside, what can be parked there is, nothing is ended by
+//! it, and it is over in time.
+
+use super::books::{At, Book, Books, Held};
+use super::calls::Cause;
+use super::park::Trip;
+use super::{Verdict, must};
+use sublet_core::action::Action;
+use sublet_core::aside::{Aside, AsideOver};
+use sublet_core::ask::Preempt;
+use sublet_core::event::{Answer, AsideAsk, Caller, Refusal};
+use sublet_core::ids::LeaseId;
+use sublet_core::policy::AsideAllow;
+use sublet_core::state::State;
+use sublet_core::units::{Span, Time};
+
+const DAY: Span = Span::secs(86_400);
+const HALF_A_DAY: Span = Span::secs(43_200);
+/// Asides on one GPU at a time.
+const MOST: usize = 16;
+
+/// What must come of a request about asides.
+#[derive(Debug)]
+pub enum Expected {
+    /// This aside, on this GPU.
+    Set(usize, Aside),
+    /// The end of these, on this GPU.
+    Ends(usize, Vec<(String, String)>),
+    /// This refusal, and nothing changes.
+    Refused(Refusal),
+}
+
+impl Books {
+    /// What must come of a request that a GPU steps aside.
+    pub fn aside_asked(&self, now: Time, by: &Caller, uuid: &str, ask: &AsideAsk) -> Expected {
+        let may = by.operator || (ask.at_seat && self.policy.aside.allow == AsideAllow::Seat);
+        let Some(number) = self.card(uuid) else {
+            let refusal = if may || ask.renews { Refusal::NoSuchCard } else { self.no_seat() };
+            return Expected::Refused(refusal);
+        };
+        let known = &self.cards[number].asides;
+        let last = known.iter().find(|aside| (&aside.by, &aside.key) == (&by.tenant, &ask.key));
+        let span = ask.span.unwrap_or(HALF_A_DAY);
+        match last {
+            None if ask.renews => return Expected::Refused(Refusal::NoSuchAside),
+            _ if !may && !ask.renews => return Expected::Refused(self.no_seat()),
+            _ if span == Span::ZERO || span > DAY => return Expected::Refused(Refusal::BadAside),
+            None if known.len() >= MOST => return Expected::Refused(Refusal::TooManyAsides),
+            None if self.disk_full => return Expected::Refused(Refusal::DiskFull),
+            _ => {}
+        }
+        let since = last.map_or(now, |last| last.since);
+        let until = if may { now + span } else { (now + span).min(since + DAY) };
+        let (by, key) = (by.tenant.clone(), ask.key.clone());
+        Expected::Set(number, Aside { by, key, since, renewed: now, until })
+    }
+
+    fn no_seat(&self) -> Refusal {
+        Refusal::MayNotPutAside(self.policy.aside.allow)
+    }
+
+    /// What must come of a request that a GPU steps aside no longer.
+    pub fn aside_end_asked(&self, by: &Caller, uuid: &str, key: Option<&str>) -> Expected {
+        let Some(number) = self.card(uuid) else { return Expected::Refused(Refusal::NoSuchCard) };
+        let asides = &self.cards[number].asides;
+        let ends = asides.iter().filter(|aside| match key {
+            Some(key) => aside.by == by.tenant && aside.key == key,
+            None => aside.by == by.tenant || by.operator,
+        });
+        let ends: Vec<_> = ends.map(|aside| (aside.by.clone(), aside.key.clone())).collect();
+        match asides.first() {
+            Some(first) if ends.is_empty() && key.is_none() => {
+                Expected::Refused(Refusal::AnothersAside(first.by.clone()))
+            }
+            _ => Expected::Ends(number, ends),
+        }
+    }
+
+    /// Whether the answer, and what was done, is what the books say.
+    pub fn answered_aside(&self, expected: &Expected, answer: &Answer, actions: &[Action]) -> Verdict {
+        let right = match expected {
+            Expected::Refused(refusal) => *answer == Answer::Refused(refusal.clone()),
+            Expected::Set(..) | Expected::Ends(..) => *answer == Answer::Done,
+        };
+        must(21, right, || format!("{expected:?} is answered {answer:?}"))?;
+        let is_done = |number: usize, by: &str, name: &str| {
+            actions.iter().any(|action| match action {
+                Action::SetAside { card, aside } => {
+                    usize::from(card.0) == number && (aside.by.as_str(), aside.key.as_str()) == (by, name)
+                }
+                Action::EndAside { card, by: of, key, .. } => {
+                    usize::from(card.0) == number && (of.as_str(), key.as_str()) == (by, name)
+                }
+                _ => false,
+            })
+        };
+        let done = match expected {
+            Expected::Refused(_) => super::make::nothing_but_room(actions),
+            Expected::Set(number, aside) => is_done(*number, &aside.by, &aside.key),
+            Expected::Ends(number, ends) => ends.iter().all(|(by, key)| is_done(*number, by, key)),
+        };
+        must(21, done, || format!("{expected:?}, and yet {actions:?}"))
+    }
+
+    /// A GPU steps aside, or goes on doing so.
+    pub fn set_aside(&mut self, cause: &Cause, number: usize, aside: &Aside) -> Verdict {
+        let asked = match cause {
+            Cause::Aside(expected) => matches!(&**expected, Expected::Set(on, due) if *on == number && due == aside),
+            _ => false,
+        };
+        must(21, asked, || format!("GPU {number} steps aside ({aside:?}) after {cause:?}"))?;
+        let asides = &mut self.cards[number].asides;
+        match asides.iter_mut().find(|known| (&known.by, &known.key) == (&aside.by, &aside.key)) {
+            Some(known) => *known = aside.clone(),
+            None => asides.push(aside.clone()),
+        }
+        self.watch.set_aside(number, true);
+        Ok(())
+    }
+
+    /// An aside is over.
+    pub fn end_aside(&mut self, now: Time, cause: &Cause, action: &Action) -> Verdict {
+        let Action::EndAside { card, by, key, at, how } = action else { return Ok(()) };
+        let number = usize::from(card.0);
+        let known = self.cards[number].asides.iter().find(|aside| (&aside.by, &aside.key) == (by, key));
+        let Some(known) = known else { return must(21, false, || format!("{action:?}, and there is none")) };
+        let fits = match (how, cause) {
+            (AsideOver::Time, Cause::Ticked) => self.deadline(known.renewed, known.until) <= now,
+            (AsideOver::HostRebooted, Cause::Started(rebooted, _)) => *rebooted,
+            (AsideOver::Asked, Cause::Aside(expected)) => {
+                let is_it = |(of, name): &(String, String)| (of, name) == (by, key);
+                matches!(&**expected, Expected::Ends(on, ends) if *on == number && ends.iter().any(is_it))
+            }
+            _ => false,
+        };
+        must(21, fits && *at == now, || format!("{action:?} at {now} after {cause:?}: {known:?}"))?;
+        self.cards[number].asides.retain(|aside| (&aside.by, &aside.key) != (by, key));
+        if self.cards[number].asides.is_empty() {
+            self.cards[number].aside_ended = Some(now);
+            self.watch.set_aside(number, false);
+        }
+        Ok(())
+    }
+
+    /// A lease is parked for a GPU that steps aside: it is there, and one that was at work asks again.
+    pub fn check_parked_aside(
+        &self,
+        now: Time,
+        cause: &Cause,
+        book: &Book,
+        held: &Held,
+        number: usize,
+        again: Option<Time>,
+    ) -> Verdict {
+        let lease = book.id;
+        must(17, !matches!(cause, Cause::Started(..)), || format!("{lease} is parked at a start"))?;
+        let fits = held.cards.contains(&number) && !self.cards[number].asides.is_empty();
+        must(21, fits, || format!("{lease} is parked for GPU {number}, which does not step aside for it"))?;
+        must(20, self.may_be_put_off(book, held), || format!("{lease} is parked for GPU {number}, and may stay"))?;
+        let since = book.worked_at.max(held.began).max(self.grace_from);
+        let right = if now.since(since) >= self.policy.parking.idle { None } else { Some(now + Span(1)) };
+        must(21, again == right, || {
+            format!("{lease} worked at {since}, it is {now}, and it asks again as of {again:?}")
+        })
+    }
+
+    /// The right to stay holds against all but its own tenant.
+    fn may_be_put_off(&self, book: &Book, held: &Held) -> bool {
+        let mut asides = held.cards.iter().flat_map(|number| &self.cards[*number].asides);
+        book.ask.preempt != Preempt::Never || asides.any(|aside| aside.by == self.tenants[book.tenant].name)
+    }
+
+    /// All actions of an event are on the books: nothing stays that could be parked, and no aside is overdue.
+    pub fn check_asides(&self, now: Time, cause: &Cause) -> Verdict {
+        for (number, card) in self.cards.iter().enumerate().filter(|(_, card)| !card.asides.is_empty()) {
+            let over = card.asides.iter().find(|aside| self.deadline(aside.renewed, aside.until) <= now);
+            let over = over.filter(|_| matches!(cause, Cause::Ticked));
+            must(21, over.is_none(), || format!("GPU {number} steps aside at {now} for {over:?}"))?;
+            let rebooted = matches!(cause, Cause::Started(true, _));
+            must(21, !rebooted, || format!("GPU {number} steps aside in a new boot"))?;
+            if matches!(cause, Cause::Started(..)) {
+                continue;
+            }
+            let stays = |lease: &&LeaseId| {
+                let Some(book) = self.leases.get(lease) else { return false };
+                let At::Held(held) = &book.at else { return false };
+                self.may_be_put_off(book, held) && self.could_leave(now, **lease, book).is_some()
+            };
+            let stays = card.claims.keys().find(stays);
+            must(21, stays.is_none(), || {
+                format!("{stays:?} could be parked, and stays on GPU {number} that steps aside, after {cause:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// From when on the time counts that a lease may be parked; `None` while a GPU of it steps aside.
+    pub fn gone_since(&self, held: &Held, trip: &Trip) -> Option<Time> {
+        let cards = || held.cards.iter().map(|number| &self.cards[*number]);
+        let is_aside = cards().any(|card| !card.asides.is_empty());
+        let ended = cards().filter_map(|card| card.aside_ended).max().unwrap_or_default();
+        (!is_aside).then(|| trip.since.max(ended))
+    }
+
+    /// The asides are what the state has.
+    pub fn check_aside_rows(&self, state: &State) -> Verdict {
+        for (card, row) in self.cards.iter().zip(&state.rows().cards) {
+            let same = card.asides == row.aside.now && card.aside_ended == row.aside.ended;
+            must(21, same, || format!("asides are {:?}, and on the books {:?}", row.aside, card.asides))?;
+        }
+        Ok(())
+    }
+}

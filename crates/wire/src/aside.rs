@@ -1,0 +1,47 @@
+//! GPUs that step aside, as clients see them.
+
+use serde::{Deserialize, Serialize};
+
+/// `POST /v1/cards/{uuid}/aside`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AsideAsk {
+    /// For how many seconds from now on, 1 to 86400; 43200 (12 h) if null.
+    #[serde(default)]
+    pub for_s: Option<u64>,
+    /// Tells several asides of one user apart; letters, digits, `-`, `.`, `:` and `_`, 64 at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Only prolong an aside with this key that is there already.
+    #[serde(default, skip_serializing_if = "crate::ask::is_false")]
+    pub renew: bool,
+}
+
+/// That a GPU steps aside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Aside {
+    /// The user it steps aside for.
+    pub user: String,
+    /// Since when, in Unix seconds.
+    pub since_unix_s: f64,
+    /// Until when at the latest, in Unix seconds.
+    pub until_unix_s: f64,
+    /// Leases that are being parked for it.
+    pub leaving: u32,
+    /// Leases that stay on the GPU.
+    pub stays: Vec<Stays>,
+}
+
+/// A lease that stays on a GPU that steps aside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Stays {
+    /// The lease, if it is the caller's own (or the caller is an operator); else null.
+    pub lease: Option<String>,
+    /// Its user.
+    pub user: String,
+    /// Why it stays, in words.
+    pub why: String,
+}
