@@ -1,8 +1,8 @@
 //! The command line as a whole: global flags, the commands, and errors in it.
 
 use crate::commands::{
-    accept, attach, audit, cards, completions, config, doctor, door, enforce, explain, journal, lease, man, park, ps,
-    release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
+    accept, aside, attach, audit, cards, completions, config, doctor, door, enforce, explain, journal, lease, man,
+    park, ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
 };
 use crate::failure::Failure;
 use crate::table::plain;
@@ -122,6 +122,7 @@ pub enum Command {
     Resume(park::ResumeArgs),
     #[command(visible_alias = "gpus")]
     Cards(cards::CardsArgs),
+    Aside(aside::AsideArgs),
     #[command(visible_aliases = ["cancel", "kill"])]
     Stop(stop::StopArgs),
     #[command(alias = "end")]

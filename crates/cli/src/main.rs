@@ -59,6 +59,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         Some(Command::Ps(args)) => commands::ps::run(globals, args),
         Some(Command::Queue) => commands::queue::run(globals),
         Some(Command::Explain(args)) => commands::explain::run(globals, args),
+        Some(Command::Aside(args)) => commands::aside::run(globals, args),
         Some(Command::Park(args)) => commands::park::park(globals, args),
         Some(Command::Renew(args)) => commands::renew::run(globals, args),
         Some(Command::Resume(args)) => commands::park::resume(globals, args),

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{
-    Accept, Adopt, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, Leases, ModeAsk, Problem, Renew, Rule, RuleAsk,
-    Token, TokenAsk, exit,
+    Accept, Adopt, AsideAsk, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, Leases, ModeAsk, Problem, Renew, Rule,
+    RuleAsk, Token, TokenAsk, exit,
 };
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
@@ -236,6 +236,20 @@ impl Client {
     pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
         let target = format!("/v1/cards/{uuid}/{verb}");
         self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
+    }
+
+    /// Has a GPU step aside, within `patience`.
+    pub fn put_aside(&self, uuid: &str, ask: &AsideAsk, patience: Duration) -> Result<Card, CallError> {
+        self.post(&format!("/v1/cards/{uuid}/aside"), Some(ask), patience).and_then(decode)
+    }
+
+    /// Ends the caller's asides of a GPU, or the one with a key, within `patience`.
+    pub fn end_aside(&self, uuid: &str, key: Option<&str>, patience: Duration) -> Result<Card, CallError> {
+        let query = key.map_or_else(String::new, |key| format!("?key={key}"));
+        let target = format!("/v1/cards/{uuid}/aside{query}");
+        let once = random_key().map_err(CallError::Gone)?;
+        let request = self.request("DELETE", &target, Some(&once), None);
+        patiently(patience, |left| self.call(&request, left)).and_then(decode)
     }
 
     /// Gives a lease back, or leaves the queue, within `patience`. The lease as it ended, if the daemon tells.

@@ -60,7 +60,8 @@ fn show(globals: &Globals, cards: &Cards) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
+/// The GPU with this index or UUID.
+pub fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
     let is_meant = |card: &&Card| match name.parse::<u32>() {
         Ok(index) => card.index == index,
         Err(_) => card.uuid.eq_ignore_ascii_case(name),

@@ -1,6 +1,7 @@
 //! One file for each command: its flags, what it does, how it looks.
 
 pub mod accept;
+pub mod aside;
 pub mod attach;
 pub mod audit;
 pub mod cards;

@@ -272,8 +272,8 @@ fn supervise(
     }
 }
 
-/// What the command did not get by itself.
-fn pass_on(started: Started, signal: Signal) {
+/// Passes on what the command did not get by itself.
+pub fn pass_on(started: Started, signal: Signal) {
     if !signal.reached_command() {
         started.signal(signal.number);
     }
