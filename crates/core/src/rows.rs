@@ -4,25 +4,25 @@
 //! fact. Readings, activity and everything derived live elsewhere
 //! ([`crate::state`]).
 
+mod card;
 mod learn;
 mod over;
 mod park;
 
 use crate::action::Action;
-use crate::aside::Asides;
 use crate::ask::{Ask, On, Term, Vram};
 use crate::cost::Costs;
 use crate::durations::{Durations, Outcome};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::lateness::Lateness;
-use crate::reading::CardFacts;
 use crate::rung::Rung;
-use crate::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId};
+use crate::stranger::{Rule, RuleId, Step, Stranger, StrangerId};
 use crate::token::Token;
 use crate::units::{Bytes, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+pub use card::{Card, Service};
 pub use over::Over;
 
 /// Everything that survives.
@@ -144,43 +144,6 @@ pub struct Tenant {
     /// How long its leases lasted.
     #[serde(default, skip_serializing_if = "Durations::is_empty")]
     pub durations: Durations,
-}
-
-/// A card that was seen once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Card {
-    /// What it is.
-    pub facts: CardFacts,
-    /// Whether it may be leased, by an operator's or our own word.
-    pub service: Service,
-    /// What is done there about strangers.
-    #[serde(default)]
-    pub mode: Mode,
-    /// For whom it steps aside.
-    #[serde(default, skip_serializing_if = "Asides::is_unused")]
-    pub aside: Asides,
-}
-
-impl Card {
-    /// A GPU that is seen for the first time.
-    pub fn new(facts: CardFacts) -> Card {
-        Card { facts, service: Service::In, mode: Mode::Observe, aside: Asides::default() }
-    }
-}
-
-/// Whether a card may be leased.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Service {
-    /// Yes.
-    In,
-    /// An operator lets it run empty.
-    Draining,
-    /// Not until an operator clears it.
-    Out {
-        /// What happened.
-        why: String,
-    },
 }
 
 /// A lease that has not ended.

@@ -1,7 +1,9 @@
 //! Stories of GPUs that step aside.
 
-use super::check_with;
 use super::preempt::{check, house};
+use super::{check_with, told};
+use crate::explain;
+use crate::ids::LeaseId;
 use crate::policy::{AsideAllow, AsideRule, Parking, Policy};
 use crate::units::{Bytes, Span};
 use expect_test::expect;
@@ -372,4 +374,20 @@ fn no_unleased_process_is_warned_on_a_gpu_that_steps_aside() {
             22s warn X1 until 322s
         "#]],
     );
+}
+
+#[test]
+fn waiters_of_other_gpus_have_an_estimate_behind_one_whose_gpu_steps_aside() {
+    let told = told(
+        "0s  cards 24G 24G
+         0s  card 0 0M
+         0s  card 1 0M
+         1s  aside 0 ann seat for=300s
+         2s  ask ann 20G on=1 time=100s
+         3s  ask bob 8G on=0
+         4s  ask cat 20G on=1",
+        house(),
+    );
+    let estimates = explain::estimates(&told.state, told.now);
+    assert!(!estimates.contains_key(&LeaseId(2)) && estimates.contains_key(&LeaseId(3)), "{estimates:?}");
 }

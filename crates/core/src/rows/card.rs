@@ -1,0 +1,43 @@
+//! A GPU, as it is stored.
+
+use crate::aside::Asides;
+use crate::reading::CardFacts;
+use crate::stranger::Mode;
+use serde::{Deserialize, Serialize};
+
+/// A card that was seen once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    /// What it is.
+    pub facts: CardFacts,
+    /// Whether it may be leased, by an operator's or our own word.
+    pub service: Service,
+    /// What is done there about strangers.
+    #[serde(default)]
+    pub mode: Mode,
+    /// For whom it steps aside.
+    #[serde(default, skip_serializing_if = "Asides::is_unused")]
+    pub aside: Asides,
+}
+
+impl Card {
+    /// A GPU that is seen for the first time.
+    pub fn new(facts: CardFacts) -> Card {
+        Card { facts, service: Service::In, mode: Mode::Observe, aside: Asides::default() }
+    }
+}
+
+/// Whether a card may be leased.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    /// Yes.
+    In,
+    /// An operator lets it run empty.
+    Draining,
+    /// Not until an operator clears it.
+    Out {
+        /// What happened.
+        why: String,
+    },
+}
