@@ -224,7 +224,7 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
         Some(Making::Pauses) => {
             "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
         }
-        Some(Making::Nothing) => "nobody who is in the way can be made to leave now".to_owned(),
+        Some(Making::Nothing) => "no running lease can be preempted for this one right now".to_owned(),
     }
 }
 
