@@ -10,7 +10,7 @@ use sublet_core::units::{Bytes, Span};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ParkingConfig {
-    /// How much (`"48G"`), how much of all of it (`"50%"`), or `"off"`.
+    /// How much (`"48G"`), how much of all of it (`"50%"`), `"auto"` or `"off"`.
     ram: Option<String>,
     /// So much stays available to others whenever somebody is parked (`"8G"`).
     leave: Option<String>,
@@ -28,8 +28,10 @@ impl ParkingConfig {
     pub(super) fn settle(&self, policy: &mut Policy) -> Result<Bytes, ConfigError> {
         let all = Bytes(sublet_host::shims::total().unwrap_or(0));
         let parking = &mut policy.parking;
-        parking.ram = all.less(Bytes(all.0 / 4).max(Bytes::gib(8)));
+        let usual = all.less(Bytes(all.0 / 4).max(Bytes::gib(8)));
+        parking.ram = usual;
         set(&mut parking.ram, "parking.ram", &self.ram, |text| match text {
+            "auto" => Ok(usual),
             "off" => Ok(Bytes::ZERO),
             _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
                 Some(Ok(percent)) if percent <= 90 => Ok(Bytes((u128::from(all.0) * u128::from(percent) / 100) as u64)),
