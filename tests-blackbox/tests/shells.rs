@@ -109,10 +109,11 @@ fn a_program_that_starts_on_a_lease_that_is_over_says_so_once() {
     let service = soft();
     let hold = example("hold");
     let path = sublet().display();
-    // By its file `sublet` is no function of the shell, and clears nothing.
+    // By its file `sublet` is no function of the shell, and clears nothing. A lease that was released counts until its GPU
+    // was read again; only then is it over for a program that starts.
     let script = format!(
         "eval \"$(sublet lease --vram 4G)\"; {hold} 64MiB --seconds 0.1 --idle; echo released >&2; \
-         {path} release L1; exec {hold} 64MiB --idle"
+         {path} release L1; until {path} ps 2>&1 | grep -q 'no leases'; do sleep 0.1; done; exec {hold} 64MiB --idle"
     );
     let said = service.dir().join("said");
     let mut command = shell(&service, "/bin/sh", &script);
