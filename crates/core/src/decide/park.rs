@@ -428,7 +428,9 @@ impl Turn<'_> {
 
     /// Brings passive leases back into room that no waiter claims.
     pub(super) fn resume_passive(&mut self) {
-        let passive = self.state.passive();
+        // While their GPUs are taken, no waiter need be looked at.
+        let mut passive = self.state.passive();
+        passive.retain(|lease| has_room_again(self.state, *lease, self.now));
         if passive.is_empty() {
             return;
         }
@@ -738,6 +740,14 @@ pub(crate) fn takes(state: &State, lease: &Lease, rung: Rung, way: Way) -> Span 
     });
     let program = state.live(lease.id).map_or("", |live| live.program.as_str());
     state.rows().tenants[lease.tenant.0 as usize].costs.estimate(program, rung, way, had)
+}
+
+/// Whether each GPU of a parked lease has the bytes that it needs to come back, whatever waiters claim.
+fn has_room_again(state: &State, lease: LeaseId, now: Time) -> bool {
+    let Some(row) = state.lease(lease) else { return false };
+    let Phase::Parked(hold, _) = &row.phase else { return false };
+    let (vram, at_least) = needs_again(state, row, hold);
+    hold.cards.iter().all(|card| state.promisable(*card, now) >= at_least.unwrap_or(vram))
 }
 
 /// What a parked lease needs on each of its GPUs to come back, and the least that would do, if less would.
