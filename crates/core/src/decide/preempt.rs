@@ -454,11 +454,11 @@ impl Outlook {
             let (row, prospect) = &question.found[*at];
             parking::parkable_but_for_memory(state, row, prospect.rung, now).ok()
         };
-        match choice {
-            Some(choice) if !choice.victims.is_empty() => {
-                Making::Ram { need: choice.victims.iter().filter_map(takes).sum(), room: self.ram }
-            }
-            _ => Making::Nothing,
+        let need: Bytes = choice.into_iter().flat_map(|choice| choice.victims).filter_map(|at| takes(&at)).sum();
+        // If there is enough of it, a user's own cap on parked bytes is what is in the way.
+        match need > Bytes::ZERO && self.ram.is_none_or(|room| room < need) {
+            true => Making::Ram { need, room: self.ram },
+            false => Making::Nothing,
         }
     }
 
