@@ -139,6 +139,11 @@ impl Service {
         self.child = spawn(self.dir.path(), &self.setup);
         self.await_ready();
     }
+    /// Starts it anew where it serves, but grants nothing.
+    pub fn restart_without_grants(&mut self) {
+        self.child = spawn(self.dir.path(), &self.setup);
+        self.await_answer("/healthz");
+    }
     /// What the scripted card shows from the next look on: a list of processes.
     pub fn script(&self, processes: Value, fault: Value) {
         let card = json!({"index": 0, "processes": processes, "other_bytes": 0, "fault": fault});
@@ -167,8 +172,11 @@ impl Service {
     }
 
     fn await_ready(&mut self) {
+        self.await_answer(if self.setup.cramped { "/healthz" } else { "/readyz" });
+    }
+
+    fn await_answer(&mut self, ready: &str) {
         let (client, dir, child) = (self.client(), self.dir.path(), &mut self.child);
-        let ready = if self.setup.cramped { "/healthz" } else { "/readyz" };
         until("the service is ready", LONG, || {
             if let Ok(Some(status)) = child.try_wait() {
                 panic!("the daemon ended at once ({status}); it said:\n{}", log(dir));

@@ -1,7 +1,7 @@
 //! Whatever is sent, the answer is a problem with a stable code, and nothing
 //! is queued, granted or lost by it.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sublet_blackbox::http::{JSON, head};
 use sublet_blackbox::{Client, GIB, Service, ask};
 
@@ -169,7 +169,7 @@ fn bad_utf8_is_refused_in_a_body_and_in_a_path() {
 }
 
 #[test]
-fn what_cannot_be_read_as_http_is_refused_with_words() {
+fn bytes_that_are_not_http_are_refused_and_the_connection_is_closed() {
     let service = Service::start();
     let client = service.client();
     let others: [&[u8]; 6] = [
@@ -184,7 +184,7 @@ fn what_cannot_be_read_as_http_is_refused_with_words() {
         let mut connection = client.connect().expect("the service accepts");
         connection.raw(bytes).expect("the service reads");
         let answer = connection.answer().expect("the service answers");
-        assert_refused(&String::from_utf8_lossy(bytes), &answer, &["bad_request"]);
+        assert_eq!(answer.status, 400, "{}: {answer:?}", String::from_utf8_lossy(bytes));
         assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
     }
     assert_eq!(client.live_ids(), Vec::<String>::new());
@@ -319,6 +319,21 @@ fn an_absurd_idempotency_key_is_refused() {
 }
 
 #[test]
+fn more_than_one_idempotency_key_is_refused() {
+    let service = Service::start();
+    let client = service.client();
+    let body = ask(GIB, json!({})).to_string();
+    for second in ["two", "one"] {
+        let keys = [JSON, ("idempotency-key", "one"), ("Idempotency-Key", second)];
+        let answer = client.send("POST", "/v1/leases", &keys, body.as_bytes());
+        assert_refused("two keys", &answer, &["bad_request"]);
+        let answer = client.send("DELETE", "/v1/leases/L1", &keys[1..], b"");
+        assert_refused("two keys of a release", &answer, &["bad_request"]);
+    }
+    assert_eq!(client.live_ids(), Vec::<String>::new());
+}
+
+#[test]
 fn the_command_line_refuses_what_makes_no_sense_with_exit_code_64() {
     let service = Service::start();
     for arguments in [
@@ -361,6 +376,50 @@ fn the_command_line_says_when_no_daemon_answers_with_exit_code_69() {
         let output = service.cli(arguments);
         assert_eq!(output.status.code(), Some(69), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// Strings of a schema that say neither by a pattern nor by a list what may be in them.
+fn unbounded(document: &Value, at: &str, schema: &Value, found: &mut Vec<String>) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let name = reference.rsplit('/').next().expect("a name");
+        return unbounded(document, at, &document["components"]["schemas"][name], found);
+    }
+    let kind = schema["type"].to_string();
+    if kind.contains("string") && schema["pattern"].is_null() && schema["enum"].is_null() {
+        found.push(at.to_owned());
+    }
+    for several in ["oneOf", "anyOf", "allOf"] {
+        for one in schema[several].as_array().into_iter().flatten() {
+            unbounded(document, at, one, found);
+        }
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        unbounded(document, &format!("{at} {name}"), property, found);
+    }
+}
+
+#[test]
+fn the_description_says_of_every_text_that_a_caller_sends_what_may_be_in_it() {
+    let service = Service::start();
+    let document: Value = service.client().get("/openapi.json").read();
+    let mut found = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("there are routes") {
+        for (method, operation) in methods.as_object().expect("a route has methods") {
+            let at = format!("{} {path}", method.to_uppercase());
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                let name = parameter["name"].as_str().expect("a parameter has a name");
+                unbounded(&document, &format!("{at} {name}"), &parameter["schema"], &mut found);
+            }
+            let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+            unbounded(&document, &at, body, &mut found);
+        }
+    }
+    // A GPU's UUID is the driver's word, and a hook says in its own words why it failed. Of the name of an aside that
+    // ends only whether there is such an aside matters.
+    let free =
+        |at: &String| at.ends_with(" uuid") || at.ends_with("/hook why") || at == "DELETE /v1/cards/{uuid}/aside key";
+    found.retain(|at| !free(at));
+    assert_eq!(found, Vec::<String>::new());
 }
 
 #[test]

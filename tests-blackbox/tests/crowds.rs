@@ -75,8 +75,9 @@ fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memo
     let client = service.client();
     allow_many_files();
     let before = pss_kib(service.pid());
-    // As many as one user may have.
-    let crowd = half_open(&client, 2048, b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo");
+    // As many as operators may have.
+    let half = b"GET /v1/cards HTTP/1.1\r\nhost: x\r\nx-lo";
+    let mut crowd = half_open(&client, 1024, half);
     until("the service has taken them all", LONG, || {
         let mut more = client.connect().map_err(|error| error.to_string())?;
         let _ = more.raw(b"GET /v1/cards HTTP/1.1\r\nhost: x\r\n\r\n");
@@ -84,17 +85,23 @@ fn one_connection_too_many_is_told_to_come_again_and_the_crowd_costs_little_memo
         match answer.status {
             503 => {
                 assert_eq!(answer.code(), "too_busy");
-                assert_eq!(answer.problem().retry_after_s, Some(5));
+                let problem = answer.problem();
+                assert_eq!(problem.retry_after_s, Some(5));
+                assert!(problem.detail.contains("has 1024 open connections"), "{problem:?}");
                 Ok(())
             }
-            status => Err(format!("it answers {status}")),
+            status => {
+                // A call from before had the seat of one of them.
+                crowd.extend(half_open(&client, 1, half));
+                Err(format!("it answers {status}"))
+            }
         }
     });
     let told = service.cli(&["ps"]);
     let talk = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert!(!told.status.success() && talk.contains("too many connections"), "{talk}");
+    assert!(!told.status.success() && talk.contains("1024 open connections"), "{talk}");
     let grown = pss_kib(service.pid()).saturating_sub(before);
-    assert!(grown < 64 << 10, "2,048 connections that say nothing take {grown} KiB");
+    assert!(grown < 64 << 10, "1,024 connections that say nothing take {grown} KiB");
     drop(crowd);
     until("there are seats again", LONG, || match client.try_send("GET", "/v1/cards", &[], b"") {
         Ok(answer) if answer.status == 200 => Ok(()),
@@ -161,7 +168,7 @@ fn headers_beyond_the_limit_are_refused() {
         // The service may close before it was sent all of it.
         let _ = connection.raw(bytes.as_bytes());
         if let Ok(answer) = connection.answer() {
-            assert_eq!((answer.status, answer.code()), (431, "head_too_large"));
+            assert_eq!(answer.status, 431, "{answer:?}");
         }
         assert_answers(&client);
     }

@@ -242,7 +242,11 @@ fn a_backup_that_is_put_back_hands_out_no_epoch_and_no_number_of_a_lease_twice()
         let _ = fs::remove_file(state.join(name));
     }
     fs::rename(&copy, state.join("journal.db")).expect("a backup can be put in place");
-    service.restart();
+    service.restart_without_grants();
+    let refused = client.post("/v1/leases", &ask(GIB, json!({})));
+    assert_eq!((refused.status, refused.code()), (503, "journal_loss"), "{}", refused.text());
+    let accepted = service.cli(&["journal", "accept-loss"]);
+    assert!(accepted.status.success(), "{}", String::from_utf8_lossy(&accepted.stderr));
     assert_eq!(client.lease(&kept.id).epoch, kept.epoch, "what the backup knows is there");
     assert_eq!(client.get(&format!("/v1/leases/{}", lost.id)).code(), "no_such_lease");
     let mut stream = client.connect().expect("the service accepts");

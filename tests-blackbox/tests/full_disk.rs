@@ -113,6 +113,27 @@ fn a_disk_with_too_little_room_for_the_usual_ballast_has_a_smaller_one_that_does
     goes_on_when_full(&small);
 }
 
+#[test]
+fn leases_are_granted_again_on_a_disk_with_less_room_than_when_the_daemon_started() {
+    let Some(small) = Small::start(DISK, false) else { return };
+    assert_eq!(small.ballast(), 80 * MIB);
+    let client = small.service.client();
+    let filler = small.disk.join("filler");
+    fill(&filler);
+    ask_until_full(&client);
+
+    // With the ballast's own 80 MiB there are 120 MiB now: less than twice that ballast.
+    let file = File::options().write(true).open(&filler).expect("the filler can be opened");
+    let length = file.metadata().expect("it has a length").len();
+    file.set_len(length - 40 * MIB).expect("the filler can be cut short");
+    until("requests are taken", LONG, || {
+        let answer = client.post("/v1/leases", &ask(GIB, json!({})));
+        if answer.status < 300 { Ok(()) } else { Err(answer.text()) }
+    });
+    assert_eq!(client.get("/readyz").status, 200);
+    assert!((40 * MIB..80 * MIB).contains(&small.ballast()), "it is sized anew: {}", small.ballast());
+}
+
 fn goes_on_when_full(Small { service, disk, .. }: &Small) {
     let client = service.client();
     let kept = client.grant(&ask(GIB, json!({"ttl_s": 1800})));

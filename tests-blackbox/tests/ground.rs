@@ -124,8 +124,10 @@ fn a_socket_is_made_only_where_nobody_else_could_put_another() {
     chown(&usual, Some(SQUATTER), Some(SQUATTER)).expect("root can give files away");
     let mut refused = serve(&|_| {});
     assert!(!refused.serves(), "{}", refused.said());
-    let why =
-        format!("`{}` belongs to user {SQUATTER}, who could answer there in this daemon's place", usual.display());
+    let why = format!(
+        "`{}` belongs to user {SQUATTER}: another user could answer there in this daemon's place",
+        usual.display()
+    );
     assert!(refused.said().contains(&why), "{why}: {}", refused.said());
     assert!(refused.said().contains("hint: choose a `--socket`"), "{}", refused.said());
     fs::remove_dir_all(&usual).expect("root can remove it");

@@ -16,7 +16,7 @@ const NOBODY: u32 = 12347;
 
 #[test]
 fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
-    let config = Some("unmanaged = [\"1\", \"7\"]\n".to_owned());
+    let config = Some("unmanaged = [\"1\"]\n".to_owned());
     let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), config, ..Setup::default() });
     let client = service.client();
     let cards: Cards = client.get("/v1/cards").read();
@@ -28,7 +28,15 @@ fn nothing_is_leased_on_a_card_that_is_left_unmanaged() {
     let named = client.queue(&ask(GIB, json!({"on": "1"})));
     let why = named.waiting.expect("it waits").why;
     assert!(why.contains("GPU 1 cannot be leased (the configuration leaves it unmanaged)"), "{why}");
-    assert!(service.log().contains("`unmanaged` names a card `7`, and there is none"), "{}", service.log());
+}
+
+#[test]
+fn nothing_is_leased_while_unmanaged_names_a_gpu_that_does_not_exist() {
+    let config = Some("unmanaged = [\"1\", \"7\"]\n".to_owned());
+    let service = Service::start_with(Setup { gpu: Gpu::Named("scripted:2x24GiB"), config, ..Setup::default() });
+    let waiting = service.client().queue(&ask(GIB, json!({})));
+    let why = waiting.waiting.expect("it waits").why;
+    assert!(why.contains("names GPU `7`, which this host does not have; correct it"), "{why}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::thread;
+use sublet_blackbox::http::JSON;
 use sublet_blackbox::{Answer, Client, GIB, LONG, Process, Service, ask, until};
 use sublet_wire::{Lease, LeaseState, Reason};
 
@@ -109,6 +110,29 @@ fn the_same_key_from_many_at_once_makes_one_lease() {
     ids.dedup();
     assert_eq!(ids.len(), 1, "{ids:?}");
     assert_eq!(client.live_ids(), ids);
+}
+
+#[test]
+fn a_repeat_right_after_the_answer_gets_the_same_answer() {
+    let service = Service::start();
+    let client = service.client();
+    let (client, body) = (&client, ask(GIB, json!({})).to_string());
+    let body = body.as_bytes();
+    thread::scope(|scope| {
+        for hand in 0..4 {
+            scope.spawn(move || {
+                let mut connection = client.connect().expect("the service accepts");
+                for n in 0..150 {
+                    let key = format!("{hand}-{n}");
+                    let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key.as_str())];
+                    let mut post = || connection.send("POST", "/v1/leases", &headers, body).expect("an answer");
+                    let (first, again) = (post(), post());
+                    assert_eq!((first.status, first.text()), (again.status, again.text()), "key {key}");
+                    assert_eq!(client.delete(&format!("/v1/leases/{}", first.read::<Lease>().id)).status, 200);
+                }
+            });
+        }
+    });
 }
 
 #[test]

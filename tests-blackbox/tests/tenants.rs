@@ -4,6 +4,8 @@
 //! they were skipped.
 
 use serde_json::json;
+use std::thread;
+use sublet_blackbox::http::JSON;
 use sublet_blackbox::user::{as_user, is_root};
 use sublet_blackbox::{Answer, Client, GIB, Process, Service, Setup, ask};
 use sublet_wire::{Cards, Lease, LeaseState, Leases};
@@ -149,6 +151,50 @@ fn an_idempotency_key_belongs_to_its_user() {
     assert_eq!(bobs.status, 201, "{}", bobs.text());
     assert_ne!(bobs.read::<Lease>().id, alices.id);
     assert_eq!(asked_by(ALICE, GIB).read::<Lease>().id, alices.id);
+}
+
+#[test]
+fn a_users_idempotency_key_outlives_any_number_of_another_users() {
+    let Some(mut service) = two_users("a_users_idempotency_key_outlives_any_number_of_another_users") else { return };
+    let client = service.client();
+    let first = as_user(ALICE, || client.post_once("/v1/leases", "once", &ask(GIB, json!({}))));
+    assert_eq!(first.status, 201, "{}", first.text());
+    let bobs = as_user(BOB, || client.grant(&ask(GIB, json!({}))));
+    let (client, bobs) = (&client, &bobs);
+    let (path, renewal) = (format!("/v1/leases/{}/renew", bobs.id), json!({ "epoch": bobs.epoch }).to_string());
+    // Until bob is refused, or has made more than the daemon keeps of all users.
+    let refused: Vec<Option<Answer>> = thread::scope(|scope| {
+        let hands: Vec<_> = (0..4)
+            .map(|hand| {
+                let (path, renewal) = (&path, &renewal);
+                scope.spawn(move || {
+                    as_user(BOB, || {
+                        let mut connection = client.connect().expect("the service accepts");
+                        (0..26_000).find_map(|n| {
+                            let key = format!("{hand}-{n}");
+                            let headers = [JSON, (sublet_wire::IDEMPOTENCY_KEY, key.as_str())];
+                            let answer = connection.send("POST", path, &headers, renewal.as_bytes());
+                            Some(answer.expect("an answer")).filter(|answer| answer.status != 200)
+                        })
+                    })
+                })
+            })
+            .collect();
+        hands.into_iter().map(|hand| hand.join().expect("bob is answered")).collect()
+    });
+    for answer in refused.into_iter().flatten() {
+        let problem = answer.problem();
+        assert_eq!(problem.code, sublet_wire::Code::TooManyRequests, "{problem:?}");
+        assert!(problem.retry_after_s.is_some_and(|s| (1..=60).contains(&s)), "{problem:?}");
+    }
+    // What counts is what the disk has.
+    service.kill();
+    service.restart();
+    let again = as_user(ALICE, || client.post_once("/v1/leases", "once", &ask(GIB, json!({}))));
+    assert_eq!((again.status, again.text()), (first.status, first.text()));
+    assert_eq!(as_user(ALICE, || client.live_ids()).len(), 1, "there is no second lease");
+    let plain = as_user(BOB, || client.post(&path, &json!({ "epoch": bobs.epoch })));
+    assert_eq!(plain.status, 200, "a call without a key has no such limit: {}", plain.text());
 }
 
 #[test]

@@ -5,10 +5,12 @@
 
 mod bridge;
 mod check;
+mod claims;
 mod direction;
 mod dist;
 mod dist_test;
 mod fuzz;
+mod fuzz_parsers;
 mod generated;
 mod licences;
 mod portable;
@@ -32,6 +34,7 @@ usage: cargo xtask COMMAND
   check         format, lints, dependency direction, licences, tidiness, generated files
   generate      rewrite docs/openapi.json and docs/cli.md
   fuzz          try the API of a live service with schemathesis
+  fuzz-parsers  try hostile requests, packets, lines and files: [--minutes N] [TARGET ...]
   fuzz-ptx      try hostile PTX: --minutes N [--seed S] [--out FOLDER]
   release-soft  build libcuda.so.1 and libnvidia-ml.so.1 for any Linux since glibc 2.17
   release-shim  build libsublet-shim.so for any Linux since glibc 2.17
@@ -62,6 +65,7 @@ fn run(arguments: &[String]) -> Result<()> {
     match command {
         "sim" => return sim(rest),
         "fuzz-ptx" => return fuzz_ptx(rest),
+        "fuzz-parsers" => return fuzz_parsers::fuzz_parsers(rest),
         "bench" => return bench(rest),
         "soak-soft" => return soak_soft(rest),
         _ if !rest.is_empty() => bail!("`cargo xtask {command}` takes no arguments, but got `{}`", rest.join(" ")),

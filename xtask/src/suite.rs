@@ -1,10 +1,11 @@
 //! `cargo xtask test`: everything that must hold before a commit.
 
 use crate::shell::{cargo, program};
-use crate::workspace::{Profile, build_sublet};
+use crate::workspace::{Profile, build_sublet, root};
 use crate::{check, fuzz, setup};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::IsTerminal;
 
 /// Installs, checks, tests.
@@ -15,18 +16,26 @@ pub fn test() -> Result<()> {
     // The black-box tests start this very binary.
     let sublet = build_sublet(Profile::Debug)?;
     let mut again = BTreeSet::new();
+    let mut left_out = Vec::new();
     if program("cargo-nextest").args(["nextest", "--version"]).works() {
         // Real processes on a loaded machine: one failure in a thousand runs is tried again, named at
         // the end, and mended; it does not hide what else there is to see.
         let color = if std::io::stderr().is_terminal() { "always" } else { "never" };
         let run = cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--retries", "1", "--color", color]);
         run.run_heard(|line| again.extend(needed_another_try(line)))?;
+        let report = root().join("target/nextest/default/junit.xml");
+        left_out =
+            skipped(&fs::read_to_string(&report).with_context(|| format!("{} cannot be read", report.display()))?);
         cargo(["test", "--workspace", "--doc", "--quiet"]).run()?;
     } else {
         cargo(["test", "--workspace", "--no-fail-fast"]).run()?;
     }
     fuzz::against(&sublet, &tools)?;
     eprintln!("all checks and tests passed");
+    if !left_out.is_empty() {
+        eprintln!("\nBUT {} could not be run here, in part or at all:", left_out.len());
+        left_out.iter().for_each(|(test, why)| eprintln!("  {test}: {why}"));
+    }
     if !again.is_empty() {
         eprintln!("\nBUT {} failed at first and passed only when tried again; find out why:", again.len());
         again.iter().for_each(|test| eprintln!("  {test}"));
@@ -41,6 +50,18 @@ fn needed_another_try(line: &str) -> Option<String> {
     rest.split_once(']').map(|(_, test)| test.trim().to_owned())
 }
 
+/// The tests that printed `skipped: WHY`, by nextest's report. Such a test passes, and has shown nothing.
+fn skipped(report: &str) -> Vec<(String, String)> {
+    let cases = report.split("<testcase name=\"").skip(1);
+    let found = cases.filter_map(|case| {
+        let (test, rest) = case.split_once('"')?;
+        let why = rest.lines().find_map(|line| line.split_once("skipped: ").map(|(_, why)| why))?;
+        let why = why.split('<').next().unwrap_or(why);
+        Some((test.to_owned(), why.replace("&apos;", "'").replace("&quot;", "\"").replace("&amp;", "&")))
+    });
+    found.collect()
+}
+
 /// Without what makes it coloured.
 fn plain(line: &str) -> String {
     let mut parts = line.split("\x1b[");
@@ -51,6 +72,14 @@ fn plain(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn skipped_tests_are_found_in_the_report_with_their_reasons() {
+        let report = r#"<testsuite><testcase name="a::b" classname="x" time="0.1"><system-err>
+skipped: only root can be &quot;others&quot;</system-err></testcase>
+<testcase name="c"><system-out>ok, 3 skipped</system-out></testcase></testsuite>"#;
+        assert_eq!(super::skipped(report), [("a::b".to_owned(), "only root can be \"others\"".to_owned())]);
+    }
 
     #[test]
     fn tests_that_needed_another_try_are_found_in_what_nextest_says() {

@@ -35,7 +35,7 @@ const NOT_IN_CORE: [(&str, &str); 8] = [
 /// One line for each rule that a file under `root` breaks.
 pub fn violations(root: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
-    for dir in ["crates", "xtask", "bench", "tests-blackbox", "examples"] {
+    for dir in ["crates", "xtask", "bench", "tests-blackbox", "examples", "fuzz"] {
         sources(&root.join(dir), &mut files)?;
     }
     files.sort();

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
-use sublet_daemon::journal::{self, OpenError};
+use sublet_daemon::journal::{self, Beside, OpenError};
 pub use sublet_daemon::{Finding, Options, TcpConfig, Who};
 use sublet_wire::exit;
 
@@ -28,6 +28,19 @@ pub struct Verified {
     pub past: u64,
     /// Ended leases that are older than the log.
     pub past_unchecked: u64,
+    /// The head was noted beside it, so that lines missing at its end were looked for.
+    pub noted: bool,
+    /// Lines that were trimmed, by owner, the most first: a tenant, or `sublet` for operators and the daemon.
+    pub trimmed: Vec<Trimmed>,
+}
+
+/// Lines of one owner that were trimmed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Trimmed {
+    /// The tenant, or `sublet`.
+    pub owner: String,
+    /// How many.
+    pub lines: u64,
 }
 
 /// A lease in a journal.
@@ -88,14 +101,22 @@ pub fn openapi() -> String {
 /// Checks a journal.
 pub fn verify(at: &Path) -> Result<Verified, Failure> {
     let report = journal::verify(at).map_err(|error| cannot_open(&error))?;
+    let lost = match &report.beside {
+        Beside::Lost(loss) => {
+            Some(format!("{}\nhint: {}", sublet_daemon::loss_sentence(loss), sublet_daemon::LOSS_REMEDY))
+        }
+        Beside::NoNote | Beside::Fits => None,
+    };
     Ok(Verified {
+        noted: report.beside != Beside::NoNote,
         head: report.head.iter().map(|byte| format!("{byte:02x}")).collect(),
-        findings: report.findings,
+        findings: lost.into_iter().chain(report.findings).collect(),
         first_seq: report.first_seq,
         last_seq: report.last_seq,
         leases: report.leases,
         past: report.past,
         past_unchecked: report.past_unchecked,
+        trimmed: report.trimmed.into_iter().map(|(owner, lines)| Trimmed { owner, lines }).collect(),
     })
 }
 

@@ -39,6 +39,7 @@ pub fn lease() -> Lease {
         peak_bytes: Some(8 << 30),
         did: None,
         not_parkable: None,
+        left_out: None,
         held_back: None,
         parked: None,
         rung: None,

@@ -10,6 +10,7 @@ use crate::ask::Ask;
 use crate::audit::Audit;
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use crate::lateness::Wait;
+use crate::loss::Loss;
 use crate::reading::CardFacts;
 use crate::rows::{Reason, Service};
 use crate::rung::Rung;
@@ -20,8 +21,9 @@ use serde::{Deserialize, Serialize};
 
 /// The log's format number, written with every entry. 2: tokens. 3: parking. 4: preemption. 5: strangers.
 /// 6: strangers that are parked, what an end took, and why a restore failed. 7: holders with more than their leases. 8: parked
-/// holders of which the driver takes the contexts, too. 9: GPUs that step aside.
-pub const FORMAT: u32 = 9;
+/// holders of which the driver takes the contexts, too. 9: GPUs that step aside. 10: losses that were accepted,
+/// and programs that died while they were parked.
+pub const FORMAT: u32 = 10;
 
 /// One decided fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -290,6 +292,15 @@ pub enum Action {
         /// Why.
         why: String,
     },
+    /// A lease that has ended turns out to have ended because its program died while it was being parked.
+    Died {
+        /// Which.
+        lease: LeaseId,
+        /// When that became known.
+        at: Time,
+        /// What is known of the cause.
+        why: String,
+    },
     /// They are back, and the host memory is free.
     Resumed {
         /// Whose.
@@ -350,6 +361,9 @@ pub enum Action {
         at: Time,
         /// Which of them.
         processes: Vec<ProcKey>,
+        /// Those that got none because they run as another user than the lease's.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        left_out: Vec<ProcKey>,
     },
     /// A lease stops for good.
     End {
@@ -368,7 +382,7 @@ pub enum Action {
         /// It was its tenant's first waiter: the next one's turn begins.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         turn: Option<Time>,
-        /// What the driver said, if it lost its bytes.
+        /// What the driver said, if it lost its bytes; what is known of the cause, if its program died while it was parked.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
         /// If it was granted: the program it ran, empty if that is unknown. The duration is learned by it.
@@ -510,6 +524,11 @@ pub enum Action {
         /// Which.
         rule: RuleId,
     },
+    /// An operator goes on without lines that are missing from the journal.
+    AcceptLoss {
+        /// What is known about them.
+        loss: Loss,
+    },
 }
 
 /// What turned a parked lease that did not wait into an ordinary waiter.
@@ -580,6 +599,7 @@ impl Action {
             | Action::Retreat { lease, .. }
             | Action::Deepen { lease, .. }
             | Action::Shallow { lease, .. }
+            | Action::Died { lease, .. }
             | Action::Resumed { lease, .. }
             | Action::Over { lease, .. }
             | Action::Within { lease }
@@ -634,6 +654,7 @@ impl Action {
             Action::Retreat { .. } => "retreat",
             Action::Deepen { .. } => "deepen",
             Action::Shallow { .. } => "shallow",
+            Action::Died { .. } => "died",
             Action::Resumed { .. } => "resumed",
             Action::Over { .. } => "over",
             Action::Within { .. } => "within",
@@ -658,6 +679,7 @@ impl Action {
             Action::SetMode { .. } => "set_mode",
             Action::SetRule { .. } => "set_rule",
             Action::DropRule { .. } => "drop_rule",
+            Action::AcceptLoss { .. } => "accept_loss",
         }
     }
 }

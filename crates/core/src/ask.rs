@@ -89,9 +89,11 @@ pub enum Vram {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preempt {
-    /// Whatever loses nothing.
+    /// The tier's default: parked, and at spot it may be ended instead.
     #[default]
     Usual,
+    /// Parked and never ended, at tier spot too.
+    Park,
     /// End it: it goes on later from what it saved itself.
     End,
     /// Nothing, as long as it is used. Takes a quota.
@@ -224,7 +226,7 @@ pub enum BadAsk {
     On,
     /// Zero, or not less than what it asks for.
     AtLeast,
-    /// A signal that does not exist, or too long before the end.
+    /// A signal that is not one of [`Ask::NOTICE_SIGNALS`], or too long before the end.
     Notice,
 }
 
@@ -246,8 +248,9 @@ impl Ask {
     pub const NOTICE_MAX: Span = Span::secs(600);
     /// Longest name.
     pub const NAME_MAX: usize = 64;
-    /// The last signal that has a name.
-    pub const SIGNAL_MAX: u8 = 31;
+    /// Signals that can announce the end of a lease, by number: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH. Each
+    /// can be caught, and means no fault.
+    pub const NOTICE_SIGNALS: [u8; 9] = [1, 2, 3, 10, 12, 15, 18, 23, 28];
     /// Longest card selector; of several, each.
     pub const ON_MAX: usize = 128;
 
@@ -292,9 +295,10 @@ impl Ask {
             || self.at_least.is_some_and(|least| least < Ask::VRAM_MIN)
         {
             Err(BadAsk::AtLeast)
-        } else if self.notice.is_some_and(|notice| {
-            notice.signal == 0 || notice.signal > Ask::SIGNAL_MAX || notice.before > Ask::NOTICE_MAX
-        }) {
+        } else if self
+            .notice
+            .is_some_and(|notice| !Ask::NOTICE_SIGNALS.contains(&notice.signal) || notice.before > Ask::NOTICE_MAX)
+        {
             Err(BadAsk::Notice)
         } else {
             Ok(())

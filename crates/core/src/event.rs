@@ -5,6 +5,8 @@ use crate::aside::{KEY_MAX, PER_GPU};
 use crate::ask::{Ask, BadAsk, Tier};
 use crate::audit::Audit;
 use crate::ids::{Epoch, LeaseId, ProcKey, TokenId};
+use crate::loss::Loss;
+use crate::member::Restrictions;
 use crate::parking::{NotParkable, Said};
 use crate::policy::{AsideAllow, Policy};
 use crate::quota::Held;
@@ -293,6 +295,8 @@ pub enum Event {
         lease: LeaseId,
         /// All of them.
         processes: Vec<ProcKey>,
+        /// Those of them that are restricted.
+        restricted: Restrictions,
     },
     /// A holder worked since the last time this was said.
     Worked {
@@ -322,6 +326,13 @@ pub enum Event {
     DiskFilled,
     /// The disk has room again.
     DiskFreed,
+    /// The journal was opened, and lines are missing.
+    LossFound(Loss),
+    /// An operator goes on without the lines that are missing.
+    LossAccepted {
+        /// The operator.
+        by: Caller,
+    },
     /// Time passed.
     Ticked,
 }
@@ -344,6 +355,8 @@ pub struct AsideAsk {
 pub enum Answer {
     /// Noted.
     Done,
+    /// The loss that was accepted.
+    LossAccepted(Loss),
     /// It concerns this lease; look at the state for where it is now.
     Lease(LeaseId),
     /// It concerned this token.
@@ -448,6 +461,10 @@ pub enum Refusal {
     },
     /// No promise can be written down.
     DiskFull,
+    /// Lines are missing from the journal, and no operator has accepted that yet.
+    LossNotAccepted(Loss),
+    /// There is no loss to accept.
+    NoLoss,
     /// The wish for a token makes no sense.
     BadToken(BadToken),
     /// No such token, or another tenant's: nobody can tell which.
@@ -505,7 +522,11 @@ impl fmt::Display for Refusal {
                 f.write_str("`at_least_bytes` must be at least 1 byte and less than `vram_bytes`")
             }
             Refusal::BadAsk(BadAsk::Notice) => {
-                write!(f, "`notice` must be a signal, at most {} before the end", Ask::NOTICE_MAX)
+                write!(
+                    f,
+                    "`notice` must be a signal that programs can catch, at most {} before the end",
+                    Ask::NOTICE_MAX
+                )
             }
             Refusal::BadAsk(BadAsk::On) => write!(
                 f,
@@ -571,6 +592,10 @@ impl fmt::Display for Refusal {
             }
             Refusal::QueueFull { own: false } => f.write_str("the queue is full"),
             Refusal::DiskFull => f.write_str("the disk is full, so no new lease can be promised"),
+            Refusal::LossNotAccepted(_) => {
+                f.write_str("lines of the journal are missing, so no lease is granted until an operator accepts that")
+            }
+            Refusal::NoLoss => f.write_str("no line of the journal is known to be missing"),
             Refusal::BadToken(bad) => bad.fmt(f),
             Refusal::NoSuchToken => f.write_str("no such token"),
             Refusal::ThroughToken => f.write_str("a token cannot make tokens"),

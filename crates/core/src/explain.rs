@@ -9,6 +9,7 @@ use crate::decide::finish;
 use crate::decide::park::is_unsure;
 use crate::decide::preempt;
 use crate::decide::serve::{LOOK_AHEAD, eligible, fits_on, free_to_start, is_hopeful, need};
+use crate::event::Refusal;
 use crate::ids::{CardId, LeaseId, TenantId};
 use crate::mutant::Mutant;
 use crate::parking;
@@ -144,6 +145,8 @@ pub enum NoBound {
     Budget,
     /// The disk is full.
     Disk,
+    /// Lines are missing from the journal, and no operator has accepted that.
+    Loss,
 }
 
 /// When a waiter is served at the latest: one waiter of every other tenant is served before it, and
@@ -154,8 +157,10 @@ pub fn bound(state: &State, lease: &Lease, now: Time) -> Bound {
         Term::Fixed(term) => term > cap,
         Term::Renewed(term) => term > cap || waiter.ask.preempt == Preempt::Never,
     };
-    if state.disk_full() {
-        return Bound::None(NoBound::Disk);
+    match state.stopped() {
+        Some(Refusal::LossNotAccepted(_)) => return Bound::None(NoBound::Loss),
+        Some(_) => return Bound::None(NoBound::Disk),
+        None => {}
     }
     if let Some(held) = quota::held(state, lease) {
         return Bound::None(NoBound::Quota(held));

@@ -22,6 +22,8 @@ pub mod explain;
 pub mod ids;
 pub mod lateness;
 pub mod live;
+pub mod loss;
+pub mod member;
 pub mod mutant;
 pub mod parking;
 pub mod plan;

@@ -4,6 +4,7 @@ use crate::action::Wake;
 use crate::decide::HOOK;
 use crate::ids::{CardId, ProcKey};
 use crate::lateness::Wait;
+use crate::member::Restrictions;
 use crate::parking::{Before, Rest, Voice, Watch};
 use crate::rows::{Lease, Phase};
 use crate::rung::Rung;
@@ -56,6 +57,8 @@ pub struct Live {
     pub(crate) counted: bool,
     /// Its live processes.
     pub members: Vec<ProcKey>,
+    /// Those of them that are restricted.
+    pub restricted: Restrictions,
     /// It worked since its last renewal.
     pub worked: bool,
     /// The most bytes its processes were seen to have on one card.
@@ -80,6 +83,8 @@ pub struct Live {
     pub(crate) before: BTreeMap<CardId, Before>,
     /// What called for it while its bytes were leaving: it waits as soon as it is parked.
     pub(crate) wake: Option<Wake>,
+    /// A program that ended while its bytes were leaving, and what is known of the cause.
+    pub(crate) died: Option<(ProcKey, String)>,
     /// Hints that it is used count again from this time on.
     pub(crate) hints: HintBackoff,
     /// What went wrong lately: it is not parked, or not resumed, in that way before then.

@@ -32,6 +32,8 @@ pub enum Mutant {
     ShowOthers,
     /// Rule 19: the queue has no bound.
     EndlessQueue,
+    /// Rule 19: a refused request is kept as an ended lease.
+    KeepRefused,
     /// The queue serves whoever came last.
     ServeLast,
     /// Exclusivity is forgotten.
@@ -182,11 +184,15 @@ pub enum Mutant {
     GrantAside,
     /// Rule 21: an aside goes on after its time.
     AsideForEver,
+    /// Rule 11: leases are granted though lines of the journal are missing.
+    GrantAfterLoss,
+    /// The record does not say that a program died while it was being parked.
+    ForgetDeath,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 89] = [
+    pub const ALL: [Mutant; 92] = [
         Mutant::UnreadableIsEmpty,
         Mutant::ForgetLoose,
         Mutant::ForgetReserved,
@@ -201,6 +207,7 @@ impl Mutant {
         Mutant::RestartEnds,
         Mutant::ShowOthers,
         Mutant::EndlessQueue,
+        Mutant::KeepRefused,
         Mutant::ServeLast,
         Mutant::ForgetExclusive,
         Mutant::NoClamp,
@@ -276,5 +283,7 @@ impl Mutant {
         Mutant::KeepPlace,
         Mutant::GrantAside,
         Mutant::AsideForEver,
+        Mutant::GrantAfterLoss,
+        Mutant::ForgetDeath,
     ];
 }

@@ -83,6 +83,8 @@ pub enum Said {
     Wants,
     /// It is not there any more.
     Left,
+    /// The same, and it ended while the library took its bytes off its cards: what is known of the cause.
+    Died(String),
 }
 
 impl Said {
@@ -105,6 +107,15 @@ pub enum NotParkable {
     Others(usize),
     /// One of its programs says why not.
     Says(String),
+    /// This process is stopped, and cannot answer.
+    Stopped(ProcKey),
+    /// This process on its cards runs as another user than the lease's.
+    OtherUser {
+        /// The process.
+        process: ProcKey,
+        /// The user.
+        uid: u32,
+    },
     /// It has no hook.
     NoHook,
     /// Nobody has asked the driver about its processes yet.
@@ -146,6 +157,18 @@ impl fmt::Display for NotParkable {
                 write!(f, "{count} of its programs use a card without Sublet's library")
             }
             NotParkable::Says(why) => f.write_str(why),
+            NotParkable::Stopped(process) => {
+                let pid = process.pid;
+                write!(
+                    f,
+                    "process {pid} is stopped (Ctrl-Z): it cannot be parked until it continues (`fg`, or `kill -CONT {pid}`)"
+                )
+            }
+            NotParkable::OtherUser { process, uid } => write!(
+                f,
+                "process {} runs as uid {uid}, not as the lease's user: Sublet neither signals nor parks it",
+                process.pid
+            ),
             NotParkable::NoHook => f.write_str("it has no hook (`sublet run --on-yield`)"),
             NotParkable::NotInspected => f.write_str("nobody has asked the driver about its processes yet"),
             NotParkable::NotSure(why) => {
@@ -334,6 +357,29 @@ pub(crate) fn waits_for_others(state: &State, lease: LeaseId, hold: &Hold) -> Op
     hold.cards.iter().copied().find(|card| others_move(state, lease, *card))
 }
 
+/// A stopped process that would have to act for its lease to leave in this way: its wrapper for a hook, its program on a
+/// card for the library. The driver is asked about each process by itself.
+fn stopped(state: &State, lease: &Lease, hold: &Hold, live: &Live, rung: Rung) -> Option<ProcKey> {
+    let is_stopped = |process: &ProcKey| live.restricted.get(process).is_some_and(|it| it.is_stopped);
+    match rung {
+        Rung::Yield => lease.roots.first().copied().filter(is_stopped).filter(|_| !live.hooks.is_empty()),
+        Rung::Park if !live.restricted.is_empty() => {
+            hold.cards.iter().flat_map(|card| residents(state, lease.id, *card)).find(is_stopped)
+        }
+        Rung::Park | Rung::Driver | Rung::End => None,
+    }
+}
+
+/// A process of a lease that has memory on its cards and runs as another user: the end of the lease would not free that.
+pub(crate) fn other_user_on_cards(state: &State, lease: LeaseId, hold: &Hold) -> Option<NotParkable> {
+    let live = state.live(lease).filter(|live| !live.restricted.is_empty())?;
+    let mut on_cards = hold.cards.iter().flat_map(|card| residents(state, lease, *card));
+    on_cards.find_map(|process| {
+        let uid = live.restricted.get(&process)?.runs_as?;
+        Some(NotParkable::OtherUser { process, uid })
+    })
+}
+
 /// Whether its programs and its cards would let it leave in this way, whatever the host memory.
 pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time) -> Result<(), NotParkable> {
     let nobody = match rung {
@@ -343,6 +389,9 @@ pub fn could_be(state: &State, lease: &Lease, hold: &Hold, rung: Rung, now: Time
     };
     let Some(live) = state.live(lease.id) else { return Err(nobody) };
     let voices = live.voices(rung);
+    if let Some(stopped) = stopped(state, lease, hold, live, rung) {
+        return Err(NotParkable::Stopped(stopped));
+    }
     let mut others = 0;
     for card in &hold.cards {
         let room = state.room(*card);

@@ -36,7 +36,8 @@ impl Place {
     /// Where it stands among the tenants' first waiters.
     pub fn key(&self, mark: Time, turn: Time, debt_max: Span) -> i64 {
         let first = self.arrival.max(turn);
-        self.rank + (first.0 - self.arrival.0) as i64 + mark.since(first).0.min(debt_max.0) as i64
+        let debt = mark.since(first).0.min(debt_max.0);
+        self.rank.saturating_add_unsigned(first.0 - self.arrival.0).saturating_add_unsigned(debt)
     }
 }
 
@@ -283,6 +284,14 @@ mod tests {
 
     /// What a tenant owes, since when its first waiter is the first, and when it was last served.
     type Owes = (u64, u64, u64);
+
+    #[test]
+    fn times_at_their_end_put_a_waiter_last() {
+        let place = Place { rank: 5, lease: LeaseId(1), arrival: Time(5) };
+        let end = Time(u64::MAX);
+        assert_eq!(place.key(end, end, Span(u64::MAX)), i64::MAX);
+        assert_eq!(place.key(Time(0), Time(0), DEBT_MAX), 5);
+    }
 
     fn queue(asks: &[Asked], marks: &[Owes]) -> (Queue, Vec<(Place, TenantId)>) {
         let mut queue = Queue::new(DEBT_MAX);

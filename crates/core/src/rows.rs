@@ -441,12 +441,19 @@ pub enum Reason {
     WaitOver,
     /// Its process never asked for it and was to leave an enforced card by it, which could not be done.
     NotMoved,
+    /// Its program ended while its bytes were being taken off its cards.
+    DiedParking,
 }
 
 impl Reason {
     /// Whether its holder was done with it: the lease lasted as long as it was needed.
     pub fn is_done(self) -> bool {
         matches!(self, Reason::Released | Reason::HolderExited | Reason::TermOver)
+    }
+
+    /// Whether its owner or its last process ended it.
+    pub(crate) fn is_exit(self) -> bool {
+        matches!(self, Reason::Released | Reason::HolderExited)
     }
 
     /// Whether its processes are ended with it.
@@ -479,6 +486,11 @@ impl Tenant {
             let unused = gpu_time(cards, &hold.cards, hold.vram, hold.until.since(now));
             self.today = self.today.saturating_sub(unused.0);
         }
+    }
+
+    /// Adds GPU time to the budget of the day. The terms are of a log that may have been changed, so the sum is capped.
+    fn spend_today(&mut self, span: Span) {
+        self.today = self.today.saturating_add(span.0);
     }
 
     /// Its bytes were in host memory until now.
@@ -683,7 +695,7 @@ impl Rows {
                         self.meta.lateness.learn(*expected, at.since(row.asked), Outcome::Done, *at);
                     }
                     let tenant = &mut self.tenants[row.tenant.0 as usize];
-                    tenant.today += gpu_time(&self.cards, cards, *vram, until.since(*at)).0;
+                    tenant.spend_today(gpu_time(&self.cards, cards, *vram, until.since(*at)));
                     tenant.turn = turn.unwrap_or(tenant.turn);
                     row.phase = Phase::Active(Hold {
                         cards: cards.clone(),
@@ -704,8 +716,8 @@ impl Rows {
             Action::Renew { lease, at, until, idle, mark, before } => {
                 if let Some(Lease { tenant, phase: Phase::Active(hold), .. }) = self.leases.get_mut(lease) {
                     let tenant = &mut self.tenants[tenant.0 as usize];
-                    tenant.today +=
-                        gpu_time(&self.cards, &hold.cards, hold.vram, hold.added(*until, *at, self.meta.day)).0;
+                    let added = hold.added(*until, *at, self.meta.day);
+                    tenant.spend_today(gpu_time(&self.cards, &hold.cards, hold.vram, added));
                     hold.paid = hold.unused(*at) + tenant.pay(*at, *mark);
                     (hold.renewed, hold.until, hold.idle, hold.before) = (*at, *until, *idle, *before);
                     hold.day = self.meta.day;
@@ -751,6 +763,11 @@ impl Rows {
                     finish.signal = Some((*signal, *at));
                 }
             }
+            Action::Died { lease, .. } => {
+                if let Some(Lease { phase: Phase::Ending(_, finish), .. }) = self.leases.get_mut(lease) {
+                    finish.reason = Reason::DiedParking;
+                }
+            }
             Action::Retire { lease, ran } => {
                 if let Some((program, at)) = ran {
                     self.learn_end(*lease, program, *at);
@@ -771,6 +788,7 @@ impl Rows {
                 self.meta.next_rule = self.meta.next_rule.max(rule.id.0 + 1);
                 self.rules.insert(rule.id, rule.clone());
             }
+            Action::AcceptLoss { .. } => {}
             Action::DropRule { rule } => {
                 self.rules.remove(rule);
             }
@@ -839,9 +857,10 @@ impl Rows {
                 hold.forget_over();
                 let (card_us, byte_us) = hold.charge(finish.at);
                 let tenant = &mut self.tenants[row.tenant.0 as usize];
-                tenant.leases += 1;
-                tenant.card_us += card_us;
-                tenant.byte_us += byte_us;
+                // Totals of a file that was changed may be at their ends.
+                tenant.leases = tenant.leases.saturating_add(1);
+                tenant.card_us = tenant.card_us.saturating_add(card_us);
+                tenant.byte_us = tenant.byte_us.saturating_add(byte_us);
                 match row.away() {
                     Some(away) if !row.is_on_cards() => tenant.meter_parked(&hold, away, finish.at),
                     _ => tenant.give_back(&self.cards, self.meta.day, &hold, finish.at),

@@ -10,12 +10,14 @@ mod members;
 mod movable;
 mod over;
 mod strange;
+mod withdraw;
 
 use crate::action::Action;
 use crate::ask::{Ask, On, Preempt, Term, Vram};
 use crate::decide::STALL;
 use crate::ids::{CardId, LeaseId, ProcKey, TenantId, TokenId};
 use crate::live::{HintBackoff, Live, Sent, hook};
+use crate::loss::Loss;
 use crate::mutant::Mutant;
 use crate::parking::{LIED, Rest, Watch};
 use crate::policy::{Policy, Renewal};
@@ -67,6 +69,8 @@ pub struct State {
     listed: BTreeSet<CardId>,
     pub(crate) heard: Option<Time>,
     pub(crate) disk_full: bool,
+    /// Lines that are missing from the journal, until an operator accepts that.
+    pub(crate) loss: Option<Loss>,
     /// Whether something happened since it was last reckoned whether room could be made, and when that was.
     planned: (bool, Time),
     /// By card: whether the last looks showed a holder with more than its lease, and how many of them.
@@ -105,6 +109,7 @@ impl State {
             listed: BTreeSet::new(),
             heard: None,
             disk_full: false,
+            loss: None,
             planned: (false, Time::ZERO),
             excess: vec![Excess::new(); rows.cards.len()],
             ram: None,
@@ -441,6 +446,7 @@ impl State {
             }
             Action::EndAside { card, .. } => self.look_at_parked_on(*card),
             Action::Start { .. }
+            | Action::Died { .. }
             | Action::Grace { .. }
             | Action::Serve { .. }
             | Action::IssueToken { .. }
@@ -448,7 +454,8 @@ impl State {
             | Action::SetMode { .. }
             | Action::SetAside { .. }
             | Action::SetRule { .. }
-            | Action::DropRule { .. } => {}
+            | Action::DropRule { .. }
+            | Action::AcceptLoss { .. } => {}
             Action::Find { .. }
             | Action::Reaudit { .. }
             | Action::Warn { .. }

@@ -1,8 +1,8 @@
 //! What a daemon has for itself before it serves: the cards of this host, and its socket.
 //!
 //! Neither may depend on the goodwill of other users. The name that says who leases the cards can be taken by
-//! anybody, so root holds a lock as well, where nobody else can make files; and a socket is made only where nobody
-//! else could put another in its place.
+//! anybody, so root holds a lock as well, where nobody else can make files; and a socket is made only where no other
+//! user may change a directory above it.
 
 use crate::serve::ServeError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
@@ -12,6 +12,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
+use sublet_journal::{Exposed, exposed_above};
 
 /// The kernel's, for this host; it goes with the process.
 const NAME: &str = "sublet/cards";
@@ -117,6 +118,9 @@ pub fn check_free(socket: &Path) -> Result<(), ServeError> {
     }
 }
 
+/// Connections that may wait to be accepted: more than a crowd of programs that start together.
+const BACKLOG: i32 = 512;
+
 /// Makes the socket that callers of this host connect to: all of them, or this group's members alone.
 pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     let failed = |source| ServeError::Socket { socket: socket.to_owned(), source };
@@ -125,10 +129,10 @@ pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeEr
         Some(parent) => parent,
         None => Path::new("."),
     };
-    DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed)?;
-    if let Some(why) = distrust(dir, uid()).map_err(failed)? {
-        return Err(ServeError::Exposed { dir: dir.to_owned(), why });
+    if let Some(Exposed { path, why }) = exposed_above(socket).map_err(failed)? {
+        return Err(ServeError::Exposed { dir: path, why });
     }
+    DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(failed)?;
     if socket.symlink_metadata().is_ok() {
         std::fs::remove_file(socket).map_err(failed)?;
     }
@@ -144,68 +148,43 @@ pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeEr
         chown(socket, None, Some(gid)).map_err(failed)?;
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o660)).map_err(failed)?;
     }
+    // How many wait to be accepted is how long the last one of them waits. The default is 4,096.
+    rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
-}
-
-/// Why others could put a socket of theirs in the place of one that is in this directory, if they could.
-fn distrust(dir: &Path, uid: u32) -> io::Result<Option<String>> {
-    const STICKY: u32 = 0o1000;
-    // A link is as good as whoever can change it.
-    for found in [std::fs::symlink_metadata(dir)?, std::fs::metadata(dir)?] {
-        if found.uid() != uid && found.uid() != ROOT {
-            return Ok(Some(format!("belongs to user {}", found.uid())));
-        }
-        // In a sticky directory nobody removes what is another's. A link has no mode of its own.
-        let open = if found.is_symlink() || found.mode() & STICKY != 0 { 0 } else { found.mode() };
-        if open & 0o002 != 0 {
-            return Ok(Some("can be changed by everybody".to_owned()));
-        }
-        let own_group = [0, rustix::process::getegid().as_raw()].contains(&found.gid());
-        if open & 0o020 != 0 && !own_group {
-            return Ok(Some(format!("can be changed by the group {}", found.gid())));
-        }
-    }
-    Ok(None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
 
     fn is_root() -> bool {
         uid() == ROOT
     }
 
     #[test]
-    fn a_directory_that_others_can_change_is_none_for_a_socket() {
+    fn a_socket_is_not_made_below_a_directory_that_another_user_may_change() {
         let dir = tempfile::tempdir().unwrap();
-        let why = |mode: u32| {
-            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
-            distrust(dir.path(), uid()).unwrap()
-        };
-        assert_eq!(why(0o700), None);
-        assert_eq!(why(0o755), None);
-        assert_eq!(why(0o775), None, "one's own group");
-        assert_eq!(why(0o1777), None, "nobody removes another's there");
-        assert_eq!(why(0o777).as_deref(), Some("can be changed by everybody"));
-        let refused = socket(&dir.path().join("s"), None).unwrap_err();
+        let above = dir.path().join("above");
+        let path = above.join("own/run/s");
+        std::fs::create_dir_all(above.join("own")).unwrap();
+        std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = socket(&path, None).unwrap_err();
+        let expected = format!(
+            "`{}` can be changed by everybody: another user could answer there in this daemon's place",
+            above.display()
+        );
+        assert_eq!(refused.to_string(), expected);
         assert!(refused.hint().is_some_and(|hint| hint.contains("--socket")), "{refused}");
+        assert!(!above.join("own/run").exists(), "a refusal leaves nothing behind");
+        std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o1777)).unwrap();
+        drop(socket(&path, None).unwrap());
         if !is_root() {
-            return eprintln!("skipped: directories of others need root");
+            return eprintln!("the rest was skipped: only root can give a directory away");
         }
-        chown(dir.path(), Some(4711), None).unwrap();
-        assert_eq!(why(0o700).as_deref(), Some("belongs to user 4711"));
-        assert_eq!(distrust(dir.path(), 4711).unwrap(), None);
-        chown(dir.path(), Some(0), Some(4711)).unwrap();
-        assert_eq!(why(0o775).as_deref(), Some("can be changed by the group 4711"));
-        let target = tempfile::tempdir().unwrap();
-        let link = dir.path().join("link");
-        symlink(target.path(), &link).unwrap();
-        assert_eq!(distrust(&link, 0).unwrap(), None);
-        std::os::unix::fs::lchown(&link, Some(4711), None).unwrap();
-        assert_eq!(distrust(&link, 0).unwrap().as_deref(), Some("belongs to user 4711"));
+        chown(&above, Some(4711), None).unwrap();
+        let refused = socket(&path, None).unwrap_err();
+        assert!(refused.to_string().contains("belongs to user 4711"), "{refused}");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use sublet_journal::{Journal, OpenError, Reader};
 
 /// Looks at the journal at a time: more would only wait for the same disk.
 const READERS: usize = 4;
+/// Of one tenant at a time.
+const READERS_EACH: usize = 2;
 
 /// History for whoever may see it.
 #[derive(Clone)]
@@ -19,7 +21,7 @@ impl History {
     /// That of this journal.
     pub fn of(journal: &Journal) -> Result<History, OpenError> {
         let readers = (0..READERS).map(|_| journal.reader()).collect::<Result<Vec<Reader>, OpenError>>()?;
-        Ok(History { readers: Arc::new(Mutex::new(readers)), turns: Turns::new(READERS) })
+        Ok(History { readers: Arc::new(Mutex::new(readers)), turns: Turns::new(READERS, READERS_EACH) })
     }
 
     /// Reads for a caller when it is its turn; `None` if the daemon stops under it.

@@ -1,8 +1,13 @@
 //! Idempotency-Keys: the same request again gets the same answer, and nothing
 //! happens twice.
 //!
-//! The journal keeps the answers: for a day, and the latest [`ANSWERS_MAX`] of all tenants. Here are the latest of
-//! each tenant, whole, and of the others only that there is an answer. So a key is one of
+//! The journal keeps the answers for a day: of each tenant the latest [`ANSWERS_OF_TENANT`], and [`ANSWERS_MAX`] of all,
+//! beyond which the tenant with most loses the oldest. So no tenant's keys are forgotten for those of another with more.
+//! A tenant's own oldest key makes way for its newest, unless it is younger than [`KEPT_AT_LEAST`]: then the new one is
+//! refused. A program that repeats a request does so within seconds, and a refusal it can see is better than a second lease
+//! it cannot; a whole day of refusals would cost a busy program its leases.
+//!
+//! Here are the latest answers of each tenant, whole, and of the others only that there is an answer. So a key is one of
 //!
 //! ```text
 //!   under way   here, its batch not on the disk     409
@@ -19,10 +24,20 @@ use crate::mail::{Key, Reply};
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use sublet_core::units::{Span, Time};
 use sublet_wire::{Code, Problem};
 
-/// Answers that the journal keeps, of all tenants; the oldest are forgotten first.
+/// Answers that the journal keeps, of all tenants.
 pub const ANSWERS_MAX: usize = 100_000;
+/// Answers that the journal keeps of one tenant.
+pub const ANSWERS_OF_TENANT: usize = 10_000;
+/// No answer is forgotten for a newer one of the same tenant before this.
+pub const KEPT_AT_LEAST: Span = Span::secs(60);
+/// Stored answers known here. More than the journal keeps: a key that is not known here is taken for a new one.
+const STORED_MAX: usize = 2 * ANSWERS_MAX;
 /// Answers that are here whole; the oldest cease to be first.
 const WHOLE_MAX: usize = 100_000;
 /// Whole answers of one tenant, so that nobody takes others' place.
@@ -34,46 +49,99 @@ pub struct Keys {
     known: HashMap<(String, String), Used>,
     /// All of them by age, which their numbers are.
     ages: BTreeMap<u64, (String, String)>,
-    /// Each tenant's, oldest first.
-    of_tenant: HashMap<String, VecDeque<u64>>,
+    of_tenant: HashMap<String, OfTenant>,
     stored: Stored,
     number: u64,
-    open: Vec<(String, String)>,
-    syncing: Vec<(String, String)>,
 }
 
 struct Used {
     fingerprint: [u8; 32],
     reply: Reply,
-    durable: bool,
+    durable: DurableMark,
+}
+
+/// True once the batch with a key's answer is on the disk. The answer itself sets it as it leaves, so a client that has
+/// its answer can repeat the request at once.
+#[derive(Clone, Debug, Default)]
+pub struct DurableMark(Arc<AtomicBool>);
+
+impl DurableMark {
+    /// Says that the answer is on the disk.
+    pub fn set(&self) {
+        self.0.store(true, Release);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Acquire)
+    }
+}
+
+/// The keys of one tenant, oldest first: those that are stored, then those that are whole.
+#[derive(Default)]
+struct OfTenant {
+    stored: VecDeque<StoredKey>,
+    whole: VecDeque<WholeKey>,
+}
+
+#[derive(Clone, Copy)]
+struct WholeKey {
+    number: u64,
+    at: Time,
+}
+
+#[derive(Clone, Copy)]
+struct StoredKey {
+    hash: u64,
+    number: u64,
+    at: Time,
+}
+
+impl OfTenant {
+    fn is_empty(&self) -> bool {
+        self.stored.is_empty() && self.whole.is_empty()
+    }
+
+    /// When the key was used that the journal forgets for a new one; `None` while it forgets none.
+    fn next_forgotten(&self) -> Option<Time> {
+        let place = (self.stored.len() + self.whole.len()).checked_sub(ANSWERS_OF_TENANT)?;
+        let stored = self.stored.get(place).map(|key| key.at);
+        stored.or_else(|| self.whole.get(place - self.stored.len().min(place)).map(|key| key.at))
+    }
 }
 
 /// Answers that only the disk has: no more of each than a number. Two keys with the same one cost a look.
 #[derive(Default)]
 struct Stored {
     hasher: RandomState,
-    /// The number of each key, to its age.
-    ages: HashMap<u64, u64>,
-    keys: BTreeMap<u64, u64>,
+    /// The number of each key, by its hash.
+    numbers: HashMap<u64, u64>,
+    /// How many there are in the lines of all tenants.
+    count: usize,
 }
 
 impl Stored {
-    fn put(&mut self, name: &(String, String), age: u64) {
-        let key = self.hasher.hash_one(name);
-        if let Some(before) = self.ages.insert(key, age) {
-            self.keys.remove(&before);
-        }
-        self.keys.insert(age, key);
-        if self.keys.len() > ANSWERS_MAX
-            && let Some((_, key)) = self.keys.pop_first()
-        {
-            self.ages.remove(&key);
+    fn number(&self, name: &(String, String)) -> Option<u64> {
+        // Most services never have so many: then nothing is hashed.
+        if self.numbers.is_empty() { None } else { self.numbers.get(&self.hasher.hash_one(name)).copied() }
+    }
+
+    fn push(&mut self, of: &mut OfTenant, name: &(String, String), key: WholeKey) {
+        let hash = self.hasher.hash_one(name);
+        self.numbers.insert(hash, key.number);
+        of.stored.push_back(StoredKey { hash, number: key.number, at: key.at });
+        self.count += 1;
+        if of.stored.len() > ANSWERS_OF_TENANT {
+            self.forget_oldest(of);
         }
     }
 
-    fn age(&self, name: &(String, String)) -> Option<u64> {
-        // Most services never have so many: then nothing is hashed.
-        if self.ages.is_empty() { None } else { self.ages.get(&self.hasher.hash_one(name)).copied() }
+    fn forget_oldest(&mut self, of: &mut OfTenant) {
+        let Some(oldest) = of.stored.pop_front() else { return };
+        self.count -= 1;
+        // The key may have been used again since.
+        if self.numbers.get(&oldest.hash) == Some(&oldest.number) {
+            self.numbers.remove(&oldest.hash);
+        }
     }
 }
 
@@ -101,13 +169,13 @@ impl Keys {
     pub fn look_up(&self, tenant: &str, key: &Key, looked: Option<u64>) -> Seen {
         let name = (tenant.to_owned(), key.key.clone());
         let Some(used) = self.known.get(&name) else {
-            return match self.stored.age(&name) {
-                Some(age) if looked.is_none_or(|looked| age > looked) => Seen::Stored(self.number),
+            return match self.stored.number(&name) {
+                Some(number) if looked.is_none_or(|looked| number > looked) => Seen::Stored(self.number),
                 _ => Seen::Never,
             };
         };
         Seen::Answered(repeated(used.fingerprint, key, || {
-            if used.durable {
+            if used.durable.is_set() {
                 return used.reply.clone();
             }
             let problem =
@@ -116,77 +184,74 @@ impl Keys {
         }))
     }
 
-    /// Remembers an answer; it is given again once its batch is durable.
-    pub fn enter(&mut self, tenant: &str, key: &Key, reply: &Reply) {
-        self.insert(tenant.to_owned(), key.key.clone(), key.fingerprint, reply.clone(), false);
-        self.open.push((tenant.to_owned(), key.key.clone()));
+    /// Whether a tenant may use a new key now; if not, after how many seconds it may.
+    pub fn check_room(&self, tenant: &str, now: Time) -> Result<(), u64> {
+        let next = self.of_tenant.get(tenant).and_then(OfTenant::next_forgotten);
+        let missing = next.map_or(Span::ZERO, |at| Span(KEPT_AT_LEAST.0.saturating_sub(now.since(at).0)));
+        if missing == Span::ZERO { Ok(()) } else { Err(missing.secs_ceil()) }
     }
 
-    /// Remembers an answer that the disk has.
-    pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply) {
-        self.insert(tenant, key, fingerprint, reply, true);
+    /// Remembers an answer; it is given again once the returned mark is set.
+    pub fn enter(&mut self, tenant: &str, key: &Key, reply: &Reply, now: Time) -> DurableMark {
+        let durable = DurableMark::default();
+        let used = Used { fingerprint: key.fingerprint, reply: reply.clone(), durable: durable.clone() };
+        self.insert(tenant.to_owned(), key.key.clone(), used, now);
+        durable
     }
 
-    fn insert(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, durable: bool) {
+    /// Remembers an answer that the disk has since `at`.
+    pub fn load(&mut self, tenant: String, key: String, fingerprint: [u8; 32], reply: Reply, at: Time) {
+        let durable = DurableMark::default();
+        durable.set();
+        self.insert(tenant, key, Used { fingerprint, reply, durable }, at);
+    }
+
+    fn insert(&mut self, tenant: String, key: String, used: Used, at: Time) {
         self.number += 1;
-        let line = self.of_tenant.entry(tenant.clone()).or_default();
-        line.push_back(self.number);
-        self.ages.insert(self.number, (tenant.clone(), key.clone()));
-        self.known.insert((tenant.clone(), key), Used { fingerprint, reply, durable });
+        let number = self.number;
+        self.of_tenant.entry(tenant.clone()).or_default().whole.push_back(WholeKey { number, at });
+        self.ages.insert(number, (tenant.clone(), key.clone()));
+        self.known.insert((tenant.clone(), key), used);
         while let Some(number) = self.too_old(&tenant)
             && self.shorten(number)
         {}
+        while self.stored.count > STORED_MAX {
+            let most = self.of_tenant.values_mut().max_by_key(|of| of.stored.len());
+            most.into_iter().for_each(|of| self.stored.forget_oldest(of));
+        }
     }
 
-    /// The oldest key, if there are too many of this tenant's or of all.
+    /// The oldest whole key, if there are too many of this tenant's or of all.
     fn too_old(&self, tenant: &str) -> Option<u64> {
-        let line = self.of_tenant.get(tenant).filter(|line| line.len() > WHOLE_OF_TENANT);
-        let all = self.ages.keys().next().filter(|_| self.known.len() > WHOLE_MAX);
-        line.and_then(VecDeque::front).or(all).copied()
+        let of = self.of_tenant.get(tenant).filter(|of| of.whole.len() > WHOLE_OF_TENANT);
+        let all = self.ages.keys().next().filter(|_| self.known.len() > WHOLE_MAX).copied();
+        of.and_then(|of| of.whole.front()).map(|key| key.number).or(all)
     }
 
-    /// Keeps of the oldest key of a tenant no more than that there is an answer. One that the disk does not have yet
+    /// Keeps of the oldest whole key of a tenant no more than that there is an answer. One that the disk does not have yet
     /// stays, and those behind it: there are no more than requests that are under way.
     fn shorten(&mut self, number: u64) -> bool {
-        let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| used.durable);
+        let durable = |name: &(String, String)| self.known.get(name).is_none_or(|used| used.durable.is_set());
         let Some(name) = self.ages.get(&number).filter(|name| durable(name)).cloned() else { return false };
         self.ages.remove(&number);
-        if let Some(line) = self.of_tenant.get_mut(&name.0) {
-            line.pop_front();
-            if line.is_empty() {
-                self.of_tenant.remove(&name.0);
-            }
-        }
         self.known.remove(&name);
-        self.stored.put(&name, number);
+        if let Some(of) = self.of_tenant.get_mut(&name.0)
+            && let Some(key) = of.whole.pop_front()
+        {
+            self.stored.push(of, &name, key);
+        }
         true
     }
 
-    /// The open batch goes to the disk.
-    pub fn close(&mut self) {
-        self.syncing.append(&mut self.open);
-    }
-
-    /// It arrived there.
-    pub fn settle(&mut self) {
-        for name in self.syncing.drain(..) {
-            if let Some(used) = self.known.get_mut(&name) {
-                used.durable = true;
-            }
-        }
-    }
-
-    /// It did not: what was not durable never happened.
+    /// Forgets every answer that is not on the disk: a batch failed, and what it held never happened.
     pub fn forget_undurable(&mut self) {
-        self.open.clear();
-        self.syncing.clear();
-        self.known.retain(|_, used| used.durable);
+        self.known.retain(|_, used| used.durable.is_set());
         let known = &self.known;
         self.ages.retain(|_, name| known.contains_key(name));
         let ages = &self.ages;
-        self.of_tenant.retain(|_, line| {
-            line.retain(|number| ages.contains_key(number));
-            !line.is_empty()
+        self.of_tenant.retain(|_, of| {
+            of.whole.retain(|key| ages.contains_key(&key.number));
+            !of.is_empty()
         });
     }
 }
@@ -195,19 +260,19 @@ impl Keys {
 mod tests {
     use super::*;
 
+    const NOW: Time = Time(1_000_000_000);
+
     fn key(text: &str) -> Key {
         Key { key: text.to_owned(), fingerprint: [0; 32] }
     }
 
-    fn enter(keys: &mut Keys, tenant: &str, text: &str) {
-        keys.enter(tenant, &key(text), &Reply::new(200, &()));
+    fn enter(keys: &mut Keys, tenant: &str, text: &str) -> DurableMark {
+        keys.enter(tenant, &key(text), &Reply::new(200, &()), NOW)
     }
 
     /// Enters a key, and the disk has it.
     fn settled(keys: &mut Keys, tenant: &str, text: &str) {
-        enter(keys, tenant, text);
-        keys.close();
-        keys.settle();
+        enter(keys, tenant, text).set();
     }
 
     fn shown(seen: Seen) -> String {
@@ -227,15 +292,13 @@ mod tests {
     fn a_key_under_way_is_in_use_until_its_batch_is_on_the_disk() {
         let mut keys = Keys::default();
         assert_eq!(look(&keys, "ana", "k"), "new");
-        enter(&mut keys, "ana", "k");
+        let durable = enter(&mut keys, "ana", "k");
         assert!(look(&keys, "ana", "k").contains("key_in_use"));
         let other = Key { fingerprint: [1; 32], ..key("k") };
         assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"), "whoever is wrong is told so at once");
-        keys.close();
-        assert!(look(&keys, "ana", "k").contains("key_in_use"), "its batch is being written");
-        // The next batch is open already, and waits for another one.
+        // The next batch is open already while this one is written.
         enter(&mut keys, "ana", "next");
-        keys.settle();
+        durable.set();
         assert_eq!(look(&keys, "ana", "k"), "whole");
         assert!(look(&keys, "ana", "next").contains("key_in_use"));
         assert!(shown(keys.look_up("ana", &other, None)).contains("key_reused"));
@@ -257,28 +320,59 @@ mod tests {
         assert_eq!(look(&keys, "ana", "k1"), "stored");
         assert_eq!([look(&keys, "ana", "k2"), look(&keys, "user:0", "k")], ["whole", "whole"]);
         assert_eq!((keys.known.len(), keys.ages.len()), (WHOLE_MAX, WHOLE_MAX));
-        assert_eq!(keys.of_tenant.values().map(VecDeque::len).sum::<usize>(), WHOLE_MAX);
+        assert_eq!(keys.of_tenant.values().map(|of| of.whole.len()).sum::<usize>(), WHOLE_MAX);
     }
 
     #[test]
-    fn of_the_stored_only_as_many_are_known_as_the_journal_keeps() {
+    fn as_many_stored_keys_of_a_tenant_are_known_as_the_journal_keeps() {
         let mut keys = Keys::default();
-        for n in 0..WHOLE_OF_TENANT + ANSWERS_MAX + 1 {
+        for n in 0..WHOLE_OF_TENANT + ANSWERS_OF_TENANT + 1 {
             settled(&mut keys, "ana", &format!("k{n}"));
         }
         assert_eq!([look(&keys, "ana", "k0"), look(&keys, "ana", "k1")], ["new", "stored"]);
-        assert_eq!((keys.stored.keys.len(), keys.stored.ages.len()), (ANSWERS_MAX, ANSWERS_MAX));
+        assert_eq!((keys.stored.numbers.len(), keys.stored.count), (ANSWERS_OF_TENANT, ANSWERS_OF_TENANT));
+    }
+
+    #[test]
+    fn keys_of_one_tenant_never_make_another_tenants_new_again() {
+        let mut keys = Keys::default();
+        settled(&mut keys, "ana", "hers");
+        for n in 0..WHOLE_MAX + ANSWERS_MAX {
+            settled(&mut keys, "ben", &format!("k{n}"));
+        }
+        assert_eq!(look(&keys, "ana", "hers"), "whole");
+        // Many tenants with as many as each may have: those with most lose theirs first.
+        for tenant in 0..=STORED_MAX / ANSWERS_OF_TENANT {
+            for n in 0..WHOLE_OF_TENANT + ANSWERS_OF_TENANT {
+                settled(&mut keys, &format!("user:{tenant}"), &format!("k{n}"));
+            }
+        }
+        assert_ne!(look(&keys, "ana", "hers"), "new");
+        assert_eq!(keys.stored.count, STORED_MAX);
+    }
+
+    #[test]
+    fn a_tenant_with_only_young_keys_is_refused_a_new_one_until_the_oldest_is_a_minute_old() {
+        let mut keys = Keys::default();
+        let room = |keys: &Keys, tenant: &str, after_s: u64| keys.check_room(tenant, Time(NOW.0 + after_s * 1_000_000));
+        for n in 0..ANSWERS_OF_TENANT {
+            assert_eq!(room(&keys, "ana", 0), Ok(()), "key {n}");
+            settled(&mut keys, "ana", &format!("k{n}"));
+        }
+        assert_eq!([room(&keys, "ana", 0), room(&keys, "ana", 59), room(&keys, "ana", 60)], [Err(60), Err(1), Ok(())]);
+        assert_eq!(room(&keys, "ben", 0), Ok(()));
+        let late = Time(NOW.0 + 60_000_000);
+        keys.enter("ana", &key("late"), &Reply::new(200, &()), late).set();
+        assert_eq!(room(&keys, "ana", 60), Ok(()), "the next oldest is a minute old, too");
     }
 
     #[test]
     fn what_is_not_on_the_disk_stays_whole_however_many_there_are() {
         let mut keys = Keys::default();
-        for n in 0..WHOLE_OF_TENANT + 5 {
-            enter(&mut keys, "ana", &format!("k{n}"));
-        }
+        let marks: Vec<DurableMark> =
+            (0..WHOLE_OF_TENANT + 5).map(|n| enter(&mut keys, "ana", &format!("k{n}"))).collect();
         assert!(look(&keys, "ana", "k0").contains("key_in_use"));
-        keys.close();
-        keys.settle();
+        marks.iter().for_each(DurableMark::set);
         assert_eq!(look(&keys, "ana", "k0"), "whole");
         settled(&mut keys, "ana", "one more");
         assert_eq!(["k0", "k5", "k6"].map(|text| look(&keys, "ana", text)), ["stored", "stored", "whole"]);
@@ -294,10 +388,9 @@ mod tests {
         let Seen::Stored(looked) = keys.look_up("ana", &key("k0"), None) else { panic!("it is stored") };
         assert_eq!(again(&keys, looked), "new", "the disk has forgotten it");
         // Somebody else with the same key was quicker.
-        enter(&mut keys, "ana", "k0");
+        let durable = enter(&mut keys, "ana", "k0");
         assert!(again(&keys, looked).contains("key_in_use"));
-        keys.close();
-        keys.settle();
+        durable.set();
         assert_eq!(again(&keys, looked), "whole");
         for n in 0..WHOLE_OF_TENANT {
             settled(&mut keys, "ana", &format!("later{n}"));

@@ -1,5 +1,6 @@
 //! What reaches the loop, and what leaves it.
 
+use crate::keys::DurableMark;
 use crate::signals;
 use crate::view::View;
 use std::sync::Arc;
@@ -253,6 +254,8 @@ pub enum Held {
         reply: Reply,
         /// To whom.
         to: oneshot::Sender<Told>,
+        /// Set just before the answer leaves, if a repeat of the request gets the same answer.
+        key_mark: Option<DurableMark>,
         /// The request, if it is to be tried once more after a full disk.
         again: Option<Box<Again>>,
     },
@@ -320,6 +323,8 @@ pub enum Errand {
     Inspect {
         /// Whose.
         lease: LeaseId,
+        /// Its user.
+        uid: u32,
         /// Its processes on cards.
         processes: Vec<ProcKey>,
         /// What they have there.
@@ -327,6 +332,8 @@ pub enum Errand {
     },
     /// These processes get a signal: each is the one that was meant, or none does.
     Signal {
+        /// Only processes of this user.
+        uid: u32,
         /// Which.
         processes: Vec<ProcKey>,
         /// The signal's number.
@@ -337,6 +344,8 @@ pub enum Errand {
     Announce {
         /// The lease.
         lease: LeaseId,
+        /// Only processes of this user.
+        uid: u32,
         /// Its processes.
         processes: Vec<ProcKey>,
         /// The signal's number.
@@ -375,8 +384,12 @@ impl Held {
     /// Lets it leave.
     pub fn release(self, host: &Host) {
         match self {
-            // Whoever hung up does not want it.
-            Held::Reply { reply, to, .. } => drop(to.send(Ok(reply))),
+            Held::Reply { reply, to, key_mark, .. } => {
+                // Before the answer: its client may repeat the request as soon as it has it.
+                key_mark.into_iter().for_each(|mark| mark.set());
+                // Whoever hung up does not want it.
+                drop(to.send(Ok(reply)));
+            }
             Held::Run(run) => run(),
             Held::Errand(errand) => errand.run(host),
         }
@@ -395,20 +408,20 @@ impl Errand {
             Errand::Look => host.look(),
             Errand::Wish(wish) => host.wish(wish),
             Errand::Drive(driven) => host.drive(driven),
-            Errand::Inspect { lease, processes, bytes } => host.inspect(lease, processes, bytes),
+            Errand::Inspect { lease, uid, processes, bytes } => host.inspect((lease, uid), processes, bytes),
             Errand::Listen => host.listen(),
             Errand::Booked { bytes } => host.booked(bytes),
             Errand::Ahead { lease } => host.ahead(lease),
             Errand::SelfTest { uuid } => host.self_test(uuid),
             Errand::Audit { process } => host.audit(process),
             Errand::Abroad { processes } => host.abroad(processes),
-            Errand::Announce { lease, processes, signal } => announce(lease, &processes, signal),
-            Errand::Signal { processes, signal } => {
+            Errand::Announce { lease, uid, processes, signal } => announce(lease, uid, &processes, signal),
+            Errand::Signal { uid, processes, signal } => {
                 for process in processes {
-                    match hands::signal(process, signal) {
+                    match hands::signal(process, uid, signal) {
                         Ok(()) => tracing::info!(pid = process.pid, signal = signals::name(signal), "signalled"),
                         Err(error) if error.is_gone() => {}
-                        Err(error) => tracing::error!(pid = process.pid, "cannot be signalled: {error}"),
+                        Err(error) => tracing::warn!(pid = process.pid, "left out: {error}"),
                     }
                 }
             }
@@ -417,8 +430,8 @@ impl Errand {
 }
 
 /// Sends the signal that announces the end of a lease, and logs which process got which.
-fn announce(lease: LeaseId, processes: &[ProcKey], signal: u8) {
-    let deliveries = hands::notify(processes, signal);
+fn announce(lease: LeaseId, uid: u32, processes: &[ProcKey], signal: u8) {
+    let deliveries = hands::notify(processes, uid, signal);
     if deliveries.is_empty() {
         let signal = signals::name(signal);
         tracing::info!(%lease, signal, "no process was signalled: its processes ignore the signal, or are gone");
@@ -432,7 +445,7 @@ fn announce(lease: LeaseId, processes: &[ProcKey], signal: u8) {
                 tracing::info!(%lease, pid, signal = name, "signalled: the lease ends soon, and no process catches {asked}");
             }
             Err(error) if error.is_gone() => {}
-            Err(error) => tracing::error!(%lease, pid, signal = name, "cannot be signalled: {error}"),
+            Err(error) => tracing::warn!(%lease, pid, signal = name, "left out: {error}"),
         }
     }
 }

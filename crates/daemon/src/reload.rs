@@ -13,6 +13,7 @@ use crate::access::Access;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig, check};
 use crate::day::{Hours, Moment};
 use crate::http::gate::Gate;
+use crate::http::local_rate::LocalRate;
 use crate::http::tcp::Tls;
 use crate::http::{self, House};
 use crate::mail::{Letters, Mail};
@@ -44,6 +45,8 @@ pub struct Reload {
     pub notices: Arc<RwLock<notices::Settings>>,
     /// Why the last reload was refused; operators see it.
     pub trouble: Arc<RwLock<Option<String>>>,
+    /// How often local users may call.
+    pub local_rate: Arc<LocalRate>,
     /// The service over TCP, if there is one.
     pub remote: Option<(Tcp, Tls, Arc<Gate>)>,
 }
@@ -145,6 +148,7 @@ impl Reload {
     /// What was refused of it, if anything was.
     fn set(&self, settled: Settled) -> Option<String> {
         let refused = self.set_tcp(settled.tcp.as_ref());
+        self.local_rate.set(settled.socket_rate);
         self.access.set(settled.operators_gid, settled.groups.clone());
         if let Ok(mut house) = self.house.write() {
             *house = settled.house();

@@ -7,14 +7,18 @@ use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::epochs::Epochs;
 use crate::history::History;
 use crate::http::gate::Gate;
+use crate::http::local_rate::LocalRate;
+use crate::http::seats::{self, AtLimit, Limits, Seats};
 use crate::http::tls::TlsError;
-use crate::http::{self, App, Limits, Reach};
+use crate::http::{self, App, Reach};
 use crate::looper::{self, Desk, Loop, Parts, Post};
+use crate::loss;
 use crate::mail::{Letters, Mail};
 use crate::marks::Marks;
 use crate::names::Names;
 use crate::notices::Notices;
 use crate::peer::Operators;
+use crate::refusals::Refusals;
 use crate::reload::{Reload, Standing};
 use crate::turns::Turns;
 use crate::writer::{self, Pen};
@@ -32,7 +36,7 @@ use sublet_host::gpu::{GpuKind, GpuSpec, NotAGpuSpec};
 use sublet_host::shims::ShimSettings;
 use sublet_host::soft::{self, SoftError, SoftPlace};
 use sublet_host::{Host, HostError, Settings};
-use sublet_journal::{BALLAST_BYTES, Journal, Loaded, OpenError};
+use sublet_journal::{Alarm, BALLAST_BYTES, Journal, Loaded, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -104,7 +108,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// Others could put a socket of theirs in its place.
-    #[error("`{}` {why}, who could answer there in this daemon's place", dir.display())]
+    #[error("`{}` {why}: another user could answer there in this daemon's place", dir.display())]
     Exposed {
         /// Where the socket should be.
         dir: PathBuf,
@@ -189,7 +193,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         Some(file) => tracing::info!(file = %file.display(), "configuration read"),
         None => tracing::info!("no configuration file: everything is at its default"),
     }
-    raise_descriptor_limit();
+    let limits = raise_descriptor_limit();
     // Whoever is refused shall leave nothing behind; whoever comes after this look is found when the socket is made.
     claim::check_free(&options.socket)?;
     let (journal, loaded) = Journal::open(&options.state_dir)?;
@@ -211,7 +215,8 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
         .enable_all()
         .build()
         .map_err(ServeError::System)?;
-    let result = run(&options, settled, eyes, journal, loaded, Doors { local: listener, remote }, &runtime);
+    let doors = Doors { local: listener, remote, limits };
+    let result = run(&options, settled, eyes, journal, loaded, doors, &runtime);
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -243,6 +248,7 @@ fn announce(place: &SoftPlace, automatic: bool) {
 struct Doors {
     local: std::os::unix::net::UnixListener,
     remote: Option<Remote>,
+    limits: Limits,
 }
 
 /// The door for whoever has a token.
@@ -283,6 +289,10 @@ fn run(
     let (synced_tx, synced) = watch::channel(loaded.seq);
     let (stop_tx, stop) = watch::channel(false);
     let history = History::of(&journal)?;
+    if let Some(lost) = &loaded.loss {
+        tracing::error!("no new leases: {}; {}", loss::sentence(lost), loss::REMEDY);
+    }
+    journal.on_alarm(sound_alarm);
     let no_ballast = announce_ballast(journal.ballast_bytes(), &options.state_dir) == 0;
 
     eyes.measure_context = settled.measure_context;
@@ -339,11 +349,15 @@ fn run(
         groups: settled.groups.clone(),
     };
     let access = Access::new(operators, names.clone());
+    let local_rate = Arc::new(LocalRate::new(settled.socket_rate));
     let app = App::new(Reach {
         post,
         host: Arc::clone(&host),
         history,
-        looks: Turns::new(LOOKS),
+        looks: Turns::new(LOOKS, LOOKS),
+        calls: Turns::new(CALLS, CALLS_EACH),
+        polls: Seats::new(seats::POLLS, AtLimit::Refuse),
+        streams: Seats::new(seats::STREAMS, AtLimit::Refuse),
         names,
         tokens: tokens.clone(),
         synced,
@@ -356,6 +370,8 @@ fn run(
         house: Arc::clone(&house),
         marks,
         stopping: stop.clone(),
+        local_rate: Arc::clone(&local_rate),
+        refusals: Refusals::default(),
     });
     tracing::info!(socket = %options.socket.display(), cards = kind, "serving; nobody is signalled who did not choose it, but on cards set to `enforce`");
     let remote = doors.remote.map(|remote| {
@@ -373,12 +389,16 @@ fn run(
             house: Arc::clone(&house),
             notices: Arc::clone(&notices),
             trouble: config_trouble,
+            local_rate,
             remote: remote
                 .as_ref()
                 .map(|(remote, gate)| (remote.settled.clone(), Arc::clone(&remote.tls), Arc::clone(gate))),
         };
         let beyond = remote
-            .map(|(remote, gate)| open(remote, http::tcp::Door { gate, access: access.clone() }, &app, &stop))
+            .map(|(remote, gate)| {
+                let door = http::tcp::Door { gate, access: access.clone() };
+                open(remote, door, &app, doors.limits, &stop)
+            })
             .transpose()?;
         let (tell, told) = mpsc::channel();
         spawn("sublet-reload", move || reload.run(&told))?;
@@ -386,7 +406,7 @@ fn run(
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         // On a worker, where connections are: here, every new one would cost two wake-ups more.
-        let served = tokio::spawn(http::serve(listener, app, access, Limits::default(), stop)).await;
+        let served = tokio::spawn(http::serve(listener, app, access, doors.limits, stop)).await;
         served.map_err(|error| ServeError::System(io::Error::other(error)))?;
         if let Some(beyond) = beyond {
             // It stops by the same word; whatever became of it, the daemon goes down now.
@@ -404,6 +424,22 @@ fn run(
     let _ = writer.join();
     tracing::info!("stopped; leases go on");
     Ok(())
+}
+
+/// What a journal says that runs: one that was moved is not gone on with.
+fn sound_alarm(alarm: &Alarm) {
+    match alarm {
+        Alarm::Moved { .. } => {
+            tracing::error!(
+                "{alarm}: exiting, because what is acknowledged from here on could be lost; put the state directory back as it was, then start the service again"
+            );
+            // Without a clean stop: nothing may be acknowledged any more.
+            std::process::exit(i32::from(exit::JOURNAL_MOVED))
+        }
+        Alarm::NotNoted(_) => {
+            tracing::warn!("{alarm}; a damaged journal may not be noticed at the next start; it is tried again");
+        }
+    }
 }
 
 /// What a full disk leaves for releases and expiries is said at the start, not when it is needed.
@@ -441,13 +477,14 @@ fn open(
     remote: Remote,
     door: http::tcp::Door,
     app: &App,
+    limits: Limits,
     stop: &watch::Receiver<bool>,
 ) -> Result<tokio::task::JoinHandle<()>, ServeError> {
     let listener = tokio::net::TcpListener::from_std(remote.listener).map_err(ServeError::System)?;
     let address = listener.local_addr().map_err(ServeError::System)?;
     let private = if remote.settled.tls.is_some() { "TLS" } else { "not encrypted, this host only" };
     tracing::info!(%address, private, "serving whoever has a token");
-    Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, stop.clone())))
+    Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, limits, stop.clone())))
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
@@ -493,6 +530,11 @@ const NAMING: Duration = Duration::from_secs(10);
 /// Callers at a time for whom it is looked whose processes are on the cards. With those who read
 /// history they are fewer than the threads that may block.
 const LOOKS: usize = 2;
+/// Requests of all local users that are answered at a time, but for those that wait for a lease to change.
+const CALLS: usize = 256;
+/// Of one user. Another user's request comes after so many at most, and one journal write takes as many.
+const CALLS_EACH: usize = 8;
+
 async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     let (Ok(mut term), Ok(mut int), Ok(mut hup)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()))
@@ -511,11 +553,23 @@ async fn signals(stop: watch::Sender<bool>, reload: mpsc::Sender<()>) {
     stop.send_replace(true);
 }
 
-fn raise_descriptor_limit() {
+/// Raises the limit on open files as far as it goes; the limits on connections that it leaves room for.
+fn raise_descriptor_limit() -> Limits {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // With fewer, connections are turned away earlier; nothing else changes.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let before = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum });
+    let files = if raised.is_ok() { before.maximum } else { before.current };
+    let needed = seats::LIMITS.files();
+    let Some(files) = files.filter(|files| *files < needed) else { return seats::LIMITS };
+    let limits = seats::LIMITS.within(files);
+    tracing::warn!(
+        "this process may open {files} files, and {needed} are needed for all connections: {} of users instead of {}, {} of each user instead of {}, and fewer of the others in proportion; raise LimitNOFILE, or `ulimit -Hn`",
+        limits.users.all,
+        seats::LIMITS.users.all,
+        limits.users.each,
+        seats::LIMITS.users.each
+    );
+    limits
 }
 
 fn log_to_stderr() {

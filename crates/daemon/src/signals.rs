@@ -1,9 +1,7 @@
 //! Signals by name and number.
 
-use sublet_core::ask::Ask;
-
 /// Those that have a name people use, as Linux numbers them on the machines we run on.
-const NAMES: [(&str, u8); 22] = [
+const NAMES: [(&str, u8); 23] = [
     ("HUP", 1),
     ("INT", 2),
     ("QUIT", 3),
@@ -23,15 +21,19 @@ const NAMES: [(&str, u8); 22] = [
     ("CONT", 18),
     ("STOP", 19),
     ("TSTP", 20),
+    ("URG", 23),
     ("XCPU", 24),
     ("WINCH", 28),
     ("PWR", 30),
 ];
 
+/// The last signal that has a name.
+const NUMBER_MAX: u8 = 31;
+
 /// The number of a signal that somebody names: `USR1`, `SIGUSR1`, `sigusr1` or `10`.
 pub fn number(text: &str) -> Option<u8> {
     if let Ok(number) = text.parse::<u8>() {
-        return (1..=Ask::SIGNAL_MAX).contains(&number).then_some(number);
+        return (1..=NUMBER_MAX).contains(&number).then_some(number);
     }
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
@@ -49,6 +51,13 @@ pub fn name(number: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sublet_core::ask::Ask;
+    use sublet_wire::Notice;
+
+    #[test]
+    fn signals_of_a_notice_are_the_same_for_core_and_for_people() {
+        assert_eq!(Notice::SIGNALS.map(number), Ask::NOTICE_SIGNALS.map(Some));
+    }
 
     #[test]
     fn a_signal_is_known_by_its_name_and_by_its_number() {

@@ -1,15 +1,11 @@
-//! Work that blocks, in turns: so many at a time in all, and only a few for one caller.
+//! Work in turns: so many pieces at a time in all, and only a few of one caller.
 //!
-//! Whoever sends two hundred calls that read history waits for himself; the next caller waits for
-//! two of them at most. Nobody is refused: a turn comes, and whoever hangs up while he waits for
-//! his gives up his place.
+//! A caller that sends two hundred requests at once waits for its own; the next caller waits for a few of them at most.
+//! Nobody is refused: a turn comes, and a caller that hangs up while it waits gives up its place.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-/// Turns of one caller at a time.
-const EACH: usize = 2;
 
 /// Who may work now.
 #[derive(Clone, Debug)]
@@ -18,16 +14,20 @@ pub struct Turns(Arc<Inside>);
 #[derive(Debug)]
 struct Inside {
     all: Arc<Semaphore>,
+    /// Turns of one caller at a time.
+    limit: usize,
     each: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// The right to work; given back when it is dropped.
-struct Turn {
+#[derive(Debug)]
+pub struct Turn {
     inside: Arc<Inside>,
     who: String,
     permits: Option<Permits>,
 }
 
+#[derive(Debug)]
 struct Permits {
     // In this order: a caller's next one may stand in line only when this one is over.
     _all: OwnedSemaphorePermit,
@@ -35,9 +35,9 @@ struct Permits {
 }
 
 impl Turns {
-    /// So many at a time.
-    pub fn new(all: usize) -> Turns {
-        Turns(Arc::new(Inside { all: Arc::new(Semaphore::new(all)), each: Mutex::default() }))
+    /// So many at a time, and so many of one caller.
+    pub fn new(all: usize, limit: usize) -> Turns {
+        Turns(Arc::new(Inside { all: Arc::new(Semaphore::new(all)), limit, each: Mutex::default() }))
     }
 
     /// Works for a caller when it is its turn; `None` if the daemon stops under it.
@@ -52,7 +52,8 @@ impl Turns {
         done.await.ok()
     }
 
-    async fn take(&self, who: &str) -> Option<Turn> {
+    /// Waits for a caller's turn; `None` if the daemon stops meanwhile.
+    pub async fn take(&self, who: &str) -> Option<Turn> {
         // First its own: nobody has more in the line of all than it may have at work.
         let own = self.own(who).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.0.all).acquire_owned().await.ok()?;
@@ -62,7 +63,7 @@ impl Turns {
 
     fn own(&self, who: &str) -> Arc<Semaphore> {
         let mut each = self.0.each.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(each.entry(who.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(EACH))))
+        Arc::clone(each.entry(who.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.0.limit))))
     }
 }
 
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn one_caller_with_many_calls_leaves_turns_for_the_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let turns = Turns::new(3);
+        let turns = Turns::new(3, 2);
         runtime.block_on(async {
             let (go, wait) = mpsc::channel::<()>();
             let wait = Arc::new(Mutex::new(wait));
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn whoever_hangs_up_gives_up_its_place() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let turns = Turns::new(3);
+        let turns = Turns::new(3, 2);
         runtime.block_on(async {
             let held = (turns.take("ana").await, turns.take("ana").await);
             let waiting = tokio::spawn({

@@ -129,6 +129,7 @@ impl View<'_> {
             live.map_or(Vec::new(), |live| live.members.iter().take(PIDS_MAX).map(|process| process.pid).collect());
         shown.peak_bytes = live.and_then(|live| live.peak).map(|peak| peak.0);
         shown.did = self.did(lease.id);
+        shown.left_out = words::left_out(preempt::left_out(self.state, lease.id));
         match &lease.phase {
             Phase::Waiting { .. } => shown.waiting = Some(self.waiting(by, lease)),
             Phase::Active(hold) => {
@@ -675,6 +676,7 @@ impl View<'_> {
                     gib_seconds: gib_seconds(tenant.byte_us + byte_us),
                     parked_gib_seconds: Some(gib_seconds(tenant.parked_byte_us + parked_us)),
                     peak_bytes: None,
+                    refused: BTreeMap::new(),
                 });
             }
         }
@@ -727,6 +729,7 @@ fn usage_row(
         gib_seconds: gib_seconds(byte_us),
         parked_gib_seconds: None,
         peak_bytes,
+        refused: BTreeMap::new(),
     }
 }
 
@@ -781,6 +784,7 @@ fn plain(ask: &Ask, id: String, tenant: String, names: &Names) -> wire::Lease {
         did: None,
         peak_bytes: None,
         not_parkable: None,
+        left_out: None,
         held_back: None,
         parked: None,
         rung: None,
@@ -870,6 +874,7 @@ fn reason(reason: rows::Reason) -> wire::Reason {
         rows::Reason::HolderExited => wire::Reason::HolderExited,
         rows::Reason::Revoked => wire::Reason::Revoked,
         rows::Reason::DeviceLost => wire::Reason::DeviceLost,
+        rows::Reason::DiedParking => wire::Reason::DiedParking,
         rows::Reason::RestoreFailed => wire::Reason::RestoreFailed,
         rows::Reason::HostRebooted => wire::Reason::HostRebooted,
         rows::Reason::WaitOver => wire::Reason::WaitOver,

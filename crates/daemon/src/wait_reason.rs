@@ -18,7 +18,7 @@ use sublet_core::ask::Exclusivity;
 use sublet_core::audit::Audit;
 use sublet_core::decide::enforce;
 use sublet_core::decide::preempt::{self, Making};
-use sublet_core::event::Caller;
+use sublet_core::event::{Caller, Refusal};
 use sublet_core::explain::{self, Obstacle};
 use sublet_core::ids::{CardId, LeaseId, TenantId};
 use sublet_core::quota;
@@ -96,8 +96,12 @@ impl View<'_> {
         if let Some(held) = quota::held(state, lease) {
             return format!("{held}; {}", words::when_quota_returns(&held));
         }
-        if state.disk_full() {
-            return "the disk is full, so no lease can be granted; tell the operator".to_owned();
+        match state.stopped() {
+            Some(Refusal::LossNotAccepted(_)) => {
+                return "lines of the journal are missing, so no lease is granted; tell the operator".to_owned();
+            }
+            Some(_) => return "the disk is full, so no lease can be granted; tell the operator".to_owned(),
+            None => {}
         }
         let found = state.cards().map(|card| (card, explain::obstacle(state, lease, card, self.now)));
         let found = found.filter(|(_, obstacle)| *obstacle != Obstacle::Claimed);

@@ -1,5 +1,7 @@
 //! Sentences: what people read where machines read codes.
 
+use crate::keys::{ANSWERS_OF_TENANT, KEPT_AT_LEAST};
+use crate::loss;
 use crate::signals;
 use sublet_core::action::{Action, Hint, Unparked, Wake};
 use sublet_core::aside::AsideOver;
@@ -7,7 +9,7 @@ use sublet_core::ask::{BadAsk, Vram};
 use sublet_core::decide::preempt::{Making, Spared};
 use sublet_core::event::Refusal;
 use sublet_core::explain::NoBound;
-use sublet_core::ids::{CardId, LeaseId};
+use sublet_core::ids::{CardId, LeaseId, ProcKey};
 use sublet_core::parking::{InTheWay, NotParkable};
 use sublet_core::policy::AsideAllow;
 use sublet_core::queue::Place;
@@ -40,6 +42,9 @@ pub fn ended(id: &str, reason: Reason) -> String {
         }
         Reason::RestoreFailed => format!(
             "lease {id} ended: the driver could not bring its bytes back, and what was parked is lost; end its processes and begin anew"
+        ),
+        Reason::DiedParking => format!(
+            "lease {id} ended: its program died while it was being parked; if the kernel killed it for lack of memory, raise the limit of its memory cgroup (`MemoryMax=`, `--memory`, `--mem`), then start it again"
         ),
         Reason::HostRebooted => format!("lease {id} ended: the host was started anew; ask again"),
         Reason::Budget => {
@@ -133,6 +138,7 @@ pub fn no_bound(why: &NoBound) -> String {
         NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
         NoBound::Far => "too many are ahead".to_owned(),
         NoBound::Disk => "the disk is full".to_owned(),
+        NoBound::Loss => "lines of the journal are missing, and no operator has accepted that".to_owned(),
     }
 }
 
@@ -146,6 +152,23 @@ pub fn not_parkable(why: &NotParkable) -> String {
         NotParkable::Quota { cap } => format!("its user may have {} parked at a time", show(cap.0)),
         other => other.to_string(),
     }
+}
+
+/// Processes named in a sentence; further ones are counted.
+const NAMED_MAX: usize = 4;
+
+/// Which processes of a lease run as other users, and what that means; nothing if none does.
+pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> {
+    let others: Vec<String> = others.map(|(process, uid)| format!("{} (uid {uid})", process.pid)).collect();
+    let named = others.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = others.len().saturating_sub(NAMED_MAX);
+    let and_more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let (process, runs, gets) = match others.len() {
+        0 => return None,
+        1 => ("process", "runs as another user than the lease's", "it gets none of the lease's signals and is"),
+        _ => ("processes", "run as other users than the lease's", "they get none of the lease's signals and are"),
+    };
+    Some(format!("{process} {named}{and_more} {runs}: {gets} not parked by the driver"))
 }
 
 /// Why the driver does not bring a holder back yet, and what helps. The name is that of who is in the way, as far as
@@ -321,6 +344,11 @@ pub fn problem(refusal: &Refusal) -> Problem {
         Refusal::DiskFull => Problem::new(Code::DiskFull, detail)
             .hint("free space on the disk of the state directory; leases that are held go on")
             .retry_after(30),
+        Refusal::LossNotAccepted(lost) => {
+            let problem = Problem::new(Code::JournalLoss, format!("{detail}: {}", loss::sentence(lost)));
+            problem.hint(format!("an operator can {}; leases that are held go on", loss::REMEDY)).retry_after(30)
+        }
+        Refusal::NoLoss => Problem::new(Code::NoLoss, detail).hint("`sublet journal verify` checks all of it"),
         Refusal::NoSuchStranger => Problem::new(Code::NoSuchStranger, detail)
             .hint("`sublet enforce status` lists those that are; a process is known a second after it came"),
         Refusal::NotAdoptable(_) => Problem::new(Code::NotAdoptable, detail),
@@ -356,7 +384,9 @@ fn sensible(bad: &BadAsk) -> &'static str {
         BadAsk::Name => "letters, digits, signs and spaces do",
         BadAsk::On => "`sublet cards` lists indices, UUIDs and models; a list has commas, such as `0,2`",
         BadAsk::AtLeast => "give less than `vram_bytes`, or leave it out",
-        BadAsk::Notice => "such as {\"signal\": \"USR1\", \"before_s\": 60}",
+        BadAsk::Notice => {
+            "such as {\"signal\": \"USR1\", \"before_s\": 60}; signals: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH"
+        }
     }
 }
 
@@ -466,9 +496,13 @@ pub fn action(action: &Action) -> String {
             }
         }
         Action::Spare { lease } => format!("{lease} goes on: nobody needs its cards any more"),
-        Action::Signal { lease, signal, processes, .. } => {
-            let pids: Vec<String> = processes.iter().map(ToString::to_string).collect();
-            format!("{} is sent to {} of {lease}", signals::name(*signal), pids.join(", "))
+        Action::Signal { lease, signal, processes, left_out, .. } => {
+            let pids = |of: &[ProcKey]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let sent = format!("{} is sent to {} of {lease}", signals::name(*signal), pids(processes));
+            match left_out.as_slice() {
+                [] => sent,
+                others => format!("{sent}; not to {}, run by another user", pids(others)),
+            }
         }
         Action::Unpark { lease, why, .. } => {
             let why = match why {
@@ -500,8 +534,15 @@ pub fn action(action: &Action) -> String {
         Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its cards again"),
         Action::Resumed { lease, .. } => format!("{lease} is back on its cards"),
         Action::End { lease, reason, why, .. } => {
-            let said = why.as_ref().map_or_else(String::new, |why| format!(" (it said: {why})"));
+            let said = match (reason, why) {
+                (_, None) => String::new(),
+                (Reason::DiedParking, Some(why)) => format!(" ({why})"),
+                (_, Some(why)) => format!(" (it said: {why})"),
+            };
             ended(&lease.to_string(), *reason) + &said
+        }
+        Action::Died { lease, why, .. } => {
+            format!("{} ({why})", ended(&lease.to_string(), Reason::DiedParking))
         }
         Action::IssueToken { token } => {
             let name = token.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
@@ -572,9 +613,19 @@ pub fn action(action: &Action) -> String {
             };
             format!("rule {}: strangers of {} {what}", rule.id, rule.who)
         }
+        Action::AcceptLoss { loss: lost } => format!("an operator accepts a loss: {}", loss::sentence(lost)),
         Action::DropRule { rule } => format!("rule {rule} holds no more"),
         Action::Retire { lease, .. } => format!("the cards of {lease} were seen again; its bytes count no more"),
     }
+}
+
+/// Says that a tenant used as many Idempotency-Keys as are kept, all of them lately.
+pub fn too_many_keys(after_s: u64) -> Problem {
+    let (kept, lately) = (ANSWERS_OF_TENANT, KEPT_AT_LEAST.secs_ceil());
+    let detail = format!("{kept} calls with an Idempotency-Key were made in the last {lately} s, and no more are kept");
+    Problem::new(Code::TooManyRequests, detail)
+        .hint("try again later, or send no key where the call may happen twice")
+        .retry_after(after_s)
 }
 
 #[cfg(test)]

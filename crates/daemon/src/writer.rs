@@ -25,8 +25,11 @@ pub enum Order {
 /// How often it is tidied, and how many answers are kept. How much history is kept the house says; beyond it the
 /// oldest is folded away.
 mod keep {
+    use crate::keys::{ANSWERS_MAX, ANSWERS_OF_TENANT};
+    use sublet_journal::AnswerLimits;
+
     /// Stored answers.
-    pub const ANSWERS: u64 = super::super::keys::ANSWERS_MAX as u64;
+    pub const ANSWERS: AnswerLimits = AnswerLimits { of_tenant: ANSWERS_OF_TENANT as u64, all: ANSWERS_MAX as u64 };
     /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
     pub const EVERY: usize = 1_000;
     /// Stored answers live a day.

@@ -221,7 +221,13 @@ impl CardThread {
     }
 
     fn list(&mut self, now: Instant) -> Result<(), Silence> {
-        match self.ask(Request::List, self.settings.deadline * LIST_PATIENCE)? {
+        let answer = self.ask(Request::List, self.settings.deadline * LIST_PATIENCE)?;
+        self.take_list(now, answer)
+    }
+
+    /// Takes in what the worker answered to [`Request::List`].
+    pub(crate) fn take_list(&mut self, now: Instant, answer: Answer) -> Result<(), Silence> {
+        match answer {
             Answer::Cards { cards, unread } => {
                 self.facts = cards;
                 self.list_at = now + if unread { LIST_EVERY_UNLISTED } else { LIST_EVERY };
@@ -236,7 +242,13 @@ impl CardThread {
 
     fn look(&mut self) -> Result<(), Silence> {
         let begun = self.clock.now();
-        match self.ask(Request::Look { busy: self.eyes.is_watching() }, self.settings.deadline)? {
+        let answer = self.ask(Request::Look { busy: self.eyes.is_watching() }, self.settings.deadline)?;
+        self.take_look(begun, answer)
+    }
+
+    /// Takes in what the worker answered to [`Request::Look`].
+    pub(crate) fn take_look(&mut self, begun: Time, answer: Answer) -> Result<(), Silence> {
+        match answer {
             Answer::Looks(looks) => {
                 self.wait = WAIT_MIN;
                 self.tell_looks(begun, looks);
@@ -253,8 +265,7 @@ impl CardThread {
     fn ask(&mut self, request: Request, patience: Duration) -> Result<Answer, Silence> {
         let link = self.link.as_mut().ok_or(Silence::Ended)?;
         let line = serde_json::to_string(&request).map_err(|_| Silence::Senseless)?;
-        let answer = link.ask(&line, patience, &self.shared.stop)?;
-        serde_json::from_slice(&answer).map_err(|_| Silence::Senseless)
+        read_answer(&link.ask(&line, patience, &self.shared.stop)?)
     }
 
     /// The worker is hung, dead or mad: nothing is known any more, and a new one is due later.
@@ -349,6 +360,11 @@ impl CardThread {
         }
         reap(self.unreaped);
     }
+}
+
+/// Reads one line of the worker.
+pub(crate) fn read_answer(line: &[u8]) -> Result<Answer, Silence> {
+    serde_json::from_slice(line).map_err(|_| Silence::Senseless)
 }
 
 /// Measures one card after the other. What fails stays unknown; the worker says why on stderr.

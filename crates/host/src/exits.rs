@@ -22,6 +22,17 @@ const HEARD_AT_ONCE: usize = 256;
 /// The token of the bell, which is no process.
 const BELL: u64 = 0;
 
+/// Whether the exit of a process must be heard at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ear {
+    /// Half of the descriptors are for these: the processes that leases are bound to, and those on cards.
+    Reserved,
+    /// While there are descriptors for it.
+    Ordinary,
+    /// The next refresh does.
+    None,
+}
+
 pub(crate) struct Exits {
     epoll: OwnedFd,
     ears: BTreeMap<ProcKey, (u64, OwnedFd)>,
@@ -44,8 +55,16 @@ impl Exits {
     }
 
     /// Listens for the end of exactly this process. False if it has ended already.
-    pub(crate) fn listen(&mut self, key: ProcKey) -> bool {
-        let ear = if self.ears.len() < self.ears_max { open(key.pid) } else { Ok(None) };
+    pub(crate) fn listen(&mut self, key: ProcKey, ear: Ear) -> bool {
+        if self.ears.contains_key(&key) {
+            return true;
+        }
+        let ears_max = match ear {
+            Ear::Reserved => self.ears_max,
+            Ear::Ordinary => self.ears_max / 2,
+            Ear::None => 0,
+        };
+        let ear = if self.ears.len() < ears_max { open(key.pid) } else { Ok(None) };
         // Asked after opening: from here on the descriptor means this process or nobody.
         let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
         if let Some(ear) = ear {
@@ -57,6 +76,11 @@ impl Exits {
             }
         }
         true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.ears.len()
     }
 
     /// Stops listening.

@@ -60,6 +60,8 @@ pub(crate) enum Message {
     },
     /// Processes came or went: whoever descends from a member is looked for while its parents live.
     Stirred,
+    /// All leases that there were at the start are watched.
+    RosterComplete,
     /// To be passed on as it is, in its turn.
     Tell(Sight),
     Stop,
@@ -101,6 +103,11 @@ pub(crate) struct Eyes {
     watching: Arc<AtomicBool>,
     period: Duration,
     refresh_at: Instant,
+    /// How often it was time for a refresh.
+    refreshes: u32,
+    /// The last look at each GPU before all leases of an earlier daemon were watched; `None` from then on. A look that was
+    /// passed on before would show their programs as unleased.
+    early: Option<BTreeMap<String, (Observation, Vec<ProcKey>)>>,
     /// Processes on a card that were found to be nobody's, until the next refresh.
     strangers: BTreeSet<ProcKey>,
     /// Who holds what the driver names dead processes for.
@@ -132,6 +139,8 @@ impl Eyes {
             watching,
             period,
             refresh_at: Instant::now(),
+            refreshes: 0,
+            early: Some(BTreeMap::new()),
             strangers: BTreeSet::new(),
             heirs: BTreeMap::new(),
             begun: BTreeSet::new(),
@@ -160,7 +169,10 @@ impl Eyes {
         loop {
             let idle = self.roster.is_empty();
             self.watching.store(!idle, Ordering::Release);
-            let timeout = self.refresh_at.saturating_duration_since(Instant::now());
+            let timeout = match self.roster.is_walking() {
+                true => Duration::ZERO,
+                false => self.refresh_at.saturating_duration_since(Instant::now()),
+            };
             let Ok(ended) = self.roster.exits().wait((!idle).then_some(timeout)) else { return };
             self.bell.hush();
             // First, so that of a lease that is forgotten before its end no end is told.
@@ -171,7 +183,23 @@ impl Eyes {
             if !self.roster.is_empty() && self.refresh_at <= Instant::now() {
                 self.refresh();
             }
+            self.walk_on();
         }
+    }
+
+    /// The next slice of the walks that are under way. Exits and messages are heard before the one after it.
+    fn walk_on(&mut self) {
+        let progress = self.roster.advance();
+        for (lease, activity) in progress.refreshed {
+            if activity.worked {
+                (self.sink)(Sight::Worked { lease });
+            }
+            if activity.got_input {
+                (self.sink)(Sight::Input { lease });
+            }
+            self.tell_members(lease);
+        }
+        self.settle(progress.touched);
     }
 
     fn note_ends(&mut self, ended: Vec<ProcKey>) {
@@ -180,7 +208,7 @@ impl Eyes {
     }
 
     /// False when it is time to stop.
-    fn take_messages(&mut self) -> bool {
+    pub(crate) fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
                 Message::Watch { lease, uid, roots, grant } => self.begin(lease, uid, roots, grant),
@@ -194,8 +222,19 @@ impl Eyes {
                 }
                 Message::Looked { uuid, observation, busy } => {
                     self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
+                    match &mut self.early {
+                        Some(early) => drop(early.insert(uuid, (observation, busy))),
+                        None => {
+                            self.find_begun();
+                            self.pass_on_look(uuid, observation, &busy);
+                        }
+                    }
+                }
+                Message::RosterComplete => {
                     self.find_begun();
-                    self.pass_on_look(uuid, observation, &busy);
+                    for (uuid, (observation, busy)) in self.early.take().into_iter().flatten() {
+                        self.pass_on_look(uuid, observation, &busy);
+                    }
                 }
                 Message::Heir { dead, heir } => {
                     self.heirs.remove(&dead);
@@ -205,9 +244,12 @@ impl Eyes {
                 }
                 Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
                 Message::Stirred => {
-                    let leases = self.roster.leases();
-                    leases.iter().for_each(|lease| self.roster.grow(*lease));
-                    leases.into_iter().for_each(|lease| self.tell_members(lease));
+                    for lease in self.roster.leases() {
+                        if !self.roster.is_crowd(lease) {
+                            self.roster.grow(lease);
+                            self.tell_members(lease);
+                        }
+                    }
                 }
                 Message::Tell(sight) => (self.sink)(sight),
                 Message::Stop => return false,
@@ -244,7 +286,8 @@ impl Eyes {
             && !self.roster.is_empty()
         {
             let residents = used.processes.iter().map(|resident| resident.process);
-            let joined: BTreeSet<LeaseId> = residents.filter_map(|process| self.place(process)).collect();
+            let untold = |process| self.place(process).or_else(|| self.roster.untold(process));
+            let joined: BTreeSet<LeaseId> = residents.filter_map(untold).collect();
             joined.into_iter().for_each(|lease| self.tell_members(lease));
             busy.iter().for_each(|process| self.roster.note_card_use(*process));
             if let (Some(hub), Some(bytes)) = (&self.hub, shims::uuid_bytes(&uuid)) {
@@ -322,17 +365,12 @@ impl Eyes {
     fn refresh(&mut self) {
         self.refresh_at = Instant::now() + self.period;
         self.strangers.clear();
-        let leases = self.roster.leases();
-        for &lease in &leases {
-            let activity = self.roster.refresh(lease);
-            if activity.worked {
-                (self.sink)(Sight::Worked { lease });
-            }
-            if activity.got_input {
-                (self.sink)(Sight::Input { lease });
+        self.refreshes = self.refreshes.wrapping_add(1);
+        for lease in self.roster.leases() {
+            if self.refreshes.is_multiple_of(self.roster.periods(lease)) {
+                self.roster.refresh(lease);
             }
         }
-        self.settle(leases);
     }
 
     /// Tells what changed. Before a holder is called gone, every process is asked.
@@ -340,12 +378,16 @@ impl Eyes {
         if touched.iter().any(|lease| self.roster.is_deserted(*lease)) {
             self.sweep_and_settle(touched);
         } else {
-            touched.into_iter().for_each(|lease| self.tell_members(lease));
+            for lease in touched {
+                if !self.roster.is_crowd(lease) {
+                    self.tell_members(lease);
+                }
+            }
         }
     }
 
     fn sweep_and_settle(&mut self, mut touched: BTreeSet<LeaseId>) {
-        let swept = self.roster.sweep();
+        let swept = self.roster.sweep(&touched);
         let sure = swept.is_ok();
         touched.extend(swept.unwrap_or_default());
         for lease in touched {
@@ -360,8 +402,8 @@ impl Eyes {
     }
 
     fn tell_members(&mut self, lease: LeaseId) {
-        if let Some(processes) = self.roster.news(lease) {
-            (self.sink)(Sight::Members { lease, processes });
+        if let Some((processes, restricted)) = self.roster.news(lease) {
+            (self.sink)(Sight::Members { lease, processes, restricted });
         }
     }
 }

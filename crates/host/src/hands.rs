@@ -1,19 +1,45 @@
 //! Signals to processes, each to the one that was meant or to nobody.
 //!
 //! The processes are chosen elsewhere, and on the record before this is called. [`notify`] alone chooses among the
-//! processes it is given, by what each of them does with the signal.
+//! processes it is given, by what each of them does with the signal. A process of another user than `uid`, which is the
+//! user that chose the signal, gets none: `sudo` and `su` make processes of one lease that are other users'.
 
-use crate::process::{self, ProcessError, status_field};
+use crate::process::{self, ProcessError, Uids, status_field};
+use crate::wake::timespec;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
+use std::time::Duration;
 use sublet_core::ids::ProcKey;
+use thiserror::Error;
 
-/// Sends a signal to exactly this process. The descriptor is opened first and the process looked at
-/// through its number afterwards: if that is another by now, the descriptor may be of either, and
-/// nobody is signalled.
-pub fn signal(process: ProcKey, number: u8) -> Result<(), ProcessError> {
+/// Why a process gets no signal.
+#[derive(Debug, Error)]
+pub enum NotSignalled {
+    /// It ended, or cannot be signalled.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It runs as another user, at least in part.
+    #[error("it runs as uid {uid}, not as the lease's user")]
+    OtherUser {
+        /// The other user.
+        uid: u32,
+    },
+}
+
+impl NotSignalled {
+    /// The process is not there.
+    pub const fn is_gone(&self) -> bool {
+        matches!(self, NotSignalled::Process(error) if error.is_gone())
+    }
+}
+
+/// Sends a signal to exactly this process of this user. The descriptor is opened first and the process looked at
+/// through its number afterwards: if that is another by now, or another user's, nothing is signalled. The last check
+/// is of the descriptor itself: it has not ended, so the number was its own while the uids were read.
+pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled> {
     let pid = process.pid;
-    let refused = |source: io::Error| ProcessError::of(pid, source);
+    let refused = |source: io::Error| NotSignalled::from(ProcessError::of(pid, source));
     let odd = || refused(io::ErrorKind::InvalidInput.into());
     let signal = Signal::from_named_raw(number.into()).ok_or_else(odd)?;
     let raw = i32::try_from(pid).ok().filter(|pid| *pid > 1).and_then(Pid::from_raw).ok_or_else(odd)?;
@@ -22,9 +48,16 @@ pub fn signal(process: ProcKey, number: u8) -> Result<(), ProcessError> {
     }
     let descriptor = pidfd_open(raw, PidfdFlags::empty()).map_err(|error| refused(error.into()))?;
     if process::identify(pid)?.key != process {
-        return Err(ProcessError::Gone { pid });
+        return Err(ProcessError::Gone { pid }.into());
     }
-    pidfd_send_signal(descriptor, signal).map_err(|error| refused(error.into()))
+    if let Some(uid) = Uids::read(pid)?.other_than(uid) {
+        return Err(NotSignalled::OtherUser { uid });
+    }
+    let mut asked = [PollFd::new(&descriptor, PollFlags::IN)];
+    if poll(&mut asked, Some(&timespec(Duration::ZERO))).map_err(|error| refused(error.into()))? > 0 {
+        return Err(ProcessError::Gone { pid }.into());
+    }
+    pidfd_send_signal(&descriptor, signal).map_err(|error| refused(error.into()))
 }
 
 /// SIGTERM.
@@ -38,7 +71,7 @@ pub struct Delivery {
     /// The signal's number: the one that was asked for, or SIGTERM.
     pub signal: u8,
     /// Why the process did not get it.
-    pub outcome: Result<(), ProcessError>,
+    pub outcome: Result<(), NotSignalled>,
 }
 
 /// Gives the processes of a lease the signal that announces its end.
@@ -50,16 +83,23 @@ pub struct Delivery {
 /// A process without a handler would die of most signals, and one that ignores the signal chose not to hear it: neither
 /// gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`, its
 /// command.
-pub fn notify(processes: &[ProcKey], signal: u8) -> Vec<Delivery> {
-    let send =
-        |process: ProcKey, number: u8| Delivery { process, signal: number, outcome: self::signal(process, number) };
+pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<Delivery> {
+    let send = |process: ProcKey, number: u8| {
+        let outcome = self::signal(process, uid, number);
+        Delivery { process, signal: number, outcome }
+    };
+    let is_others = |process: &ProcKey| Uids::read(process.pid).is_ok_and(|uids| uids.other_than(uid).is_some());
+    let (others, own): (Vec<ProcKey>, Vec<ProcKey>) = processes.iter().copied().partition(is_others);
+    // Refused each by itself, which says why.
+    let left_out: Vec<Delivery> = others.into_iter().map(|process| send(process, signal)).collect();
+    let processes = own.as_slice();
     let catches = |process: &&ProcKey| disposition(**process, signal) == Some(Disposition::Caught);
     let caught: Vec<Delivery> = processes.iter().filter(catches).map(|process| send(*process, signal)).collect();
     if !caught.is_empty() {
-        return caught;
+        return caught.into_iter().chain(left_out).collect();
     }
     let top = top_process(processes).filter(|top| disposition(*top, signal) == Some(Disposition::Default));
-    top.map(|top| send(top, TERM)).into_iter().collect()
+    top.map(|top| send(top, TERM)).into_iter().chain(left_out).collect()
 }
 
 /// What a process does with a signal.
@@ -101,9 +141,13 @@ fn top_process(processes: &[ProcKey]) -> Option<ProcKey> {
 mod tests {
     use super::*;
     use std::io::{BufRead, BufReader};
-    use std::os::unix::process::ExitStatusExt;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::Stdio;
     use std::process::{Child, Command};
+
+    fn own_uid() -> u32 {
+        rustix::process::getuid().as_raw()
+    }
 
     fn sleeper() -> (Child, ProcKey) {
         let child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -114,18 +158,18 @@ mod tests {
     #[test]
     fn a_signal_reaches_the_process_that_is_meant() {
         let (mut child, key) = sleeper();
-        signal(key, 15).unwrap();
+        signal(key, own_uid(), 15).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15));
-        assert!(signal(key, 15).unwrap_err().is_gone());
+        assert!(signal(key, own_uid(), 15).unwrap_err().is_gone());
     }
 
     #[test]
     fn another_process_with_the_same_number_gets_none() {
         let (mut child, key) = sleeper();
         let earlier = ProcKey { start: key.start - 1, ..key };
-        assert!(signal(earlier, 9).unwrap_err().is_gone());
+        assert!(signal(earlier, own_uid(), 9).unwrap_err().is_gone());
         assert_eq!(child.try_wait().unwrap(), None);
-        signal(key, 9).unwrap();
+        signal(key, own_uid(), 9).unwrap();
         child.wait().unwrap();
     }
 
@@ -133,7 +177,7 @@ mod tests {
     fn neither_the_first_process_nor_this_one_gets_any() {
         for pid in [0, 1, std::process::id()] {
             let start = process::stat(pid).map_or(0, |stat| stat.key(pid).start);
-            assert!(!signal(ProcKey { pid, start }, 15).unwrap_err().is_gone(), "{pid}");
+            assert!(!signal(ProcKey { pid, start }, own_uid(), 15).unwrap_err().is_gone(), "{pid}");
         }
     }
 
@@ -164,11 +208,11 @@ mod tests {
         let (mut catches, mut out, two) =
             shell("trap 'echo told; exit 3' USR1; echo ready; while :; do sleep 0.05; done");
         let (mut ignores, _out, three) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
-        assert_eq!(sent(&notify(&[one, two, three], USR1)), [(two.pid, USR1)]);
+        assert_eq!(sent(&notify(&[one, two, three], own_uid(), USR1)), [(two.pid, USR1)]);
         assert_eq!((line(&mut out).as_str(), catches.wait().unwrap().code()), ("told", Some(3)));
         assert_eq!((plain.try_wait().unwrap(), ignores.try_wait().unwrap()), (None, None));
-        signal(one, 9).unwrap();
-        signal(three, 9).unwrap();
+        signal(one, own_uid(), 9).unwrap();
+        signal(three, own_uid(), 9).unwrap();
         plain.wait().unwrap();
         ignores.wait().unwrap();
     }
@@ -177,20 +221,60 @@ mod tests {
     fn without_a_handler_the_top_process_gets_sigterm() {
         let (mut parent, mut out, top) = shell("sleep 60 & echo ready; echo $!; wait");
         let below = process::identify(line(&mut out).parse().unwrap()).unwrap().key;
-        assert_eq!(sent(&notify(&[below, top], USR1)), [(top.pid, TERM)]);
+        assert_eq!(sent(&notify(&[below, top], own_uid(), USR1)), [(top.pid, TERM)]);
         assert_eq!(parent.wait().unwrap().signal(), Some(15));
         assert!(process::is_running(below), "only the top process gets it");
-        signal(below, 9).unwrap();
+        signal(below, own_uid(), 9).unwrap();
     }
 
     #[test]
     fn a_top_process_that_ignores_the_signal_is_left_alone() {
         let (mut child, _out, top) = shell("trap '' USR1; echo ready; while :; do sleep 0.05; done");
-        assert_eq!(sent(&notify(&[top], USR1)), []);
+        assert_eq!(sent(&notify(&[top], own_uid(), USR1)), []);
         let gone = ProcKey { start: top.start + 1, ..top };
-        assert_eq!(sent(&notify(&[gone], USR1)), []);
+        assert_eq!(sent(&notify(&[gone], own_uid(), USR1)), []);
         assert_eq!(child.try_wait().unwrap(), None);
-        signal(top, 9).unwrap();
+        signal(top, own_uid(), 9).unwrap();
         child.wait().unwrap();
+    }
+
+    /// A user without a name, which no test host has programs of.
+    const OTHER: u32 = 61_234;
+
+    #[test]
+    fn a_process_of_another_user_gets_no_signal() {
+        if own_uid() != 0 {
+            return eprintln!("skipped: only root can start programs of other users");
+        }
+        let mut child = Command::new("sleep").arg("60").uid(OTHER).spawn().unwrap();
+        let key = process::identify(child.id()).unwrap().key;
+        let refused = |uid| matches!(signal(key, uid, 9), Err(NotSignalled::OtherUser { uid: OTHER }));
+        assert!(refused(0) && refused(OTHER + 1));
+        assert_eq!(child.try_wait().unwrap(), None);
+        signal(key, OTHER, 9).unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_notice_reaches_only_processes_of_the_user_and_names_those_left_out() {
+        if own_uid() != 0 {
+            return eprintln!("skipped: only root can start programs of other users");
+        }
+        let script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done";
+        let start = |uid| {
+            let mut child = Command::new("sh").args(["-c", script]).uid(uid).stdout(Stdio::piped()).spawn().unwrap();
+            assert_eq!(line(&mut BufReader::new(child.stdout.take().unwrap())), "ready");
+            let key = process::identify(child.id()).unwrap().key;
+            (child, key)
+        };
+        let ((mut roots, one), (mut users, two)) = (start(0), start(OTHER));
+        let told = notify(&[one, two], OTHER, USR1);
+        assert_eq!(sent(&told), [(two.pid, USR1), (one.pid, USR1)]);
+        assert!(told[0].outcome.is_ok());
+        assert!(matches!(told[1].outcome, Err(NotSignalled::OtherUser { uid: 0 })));
+        assert_eq!(users.wait().unwrap().code(), Some(3));
+        assert_eq!(roots.try_wait().unwrap(), None);
+        signal(one, 0, 9).unwrap();
+        roots.wait().unwrap();
     }
 }

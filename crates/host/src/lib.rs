@@ -25,8 +25,11 @@ pub mod clock;
 pub mod driver;
 mod exits;
 mod eyes;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gpu;
 pub mod hands;
+mod headroom;
 mod link;
 pub mod mark;
 mod patient;
@@ -150,8 +153,9 @@ impl Host {
         }
         let (mut eyes, inbox) = eyes::Eyes::new(settings.period, Box::new(sink)).map_err(HostError::Descriptors)?;
         let shared = Arc::new(cards::Shared::new().map_err(HostError::Descriptors)?);
+        let bookings = headroom::Bookings::default();
         let hub = settings.shims.as_ref().map(|shims| {
-            Hub::open(shims, inbox.clone(), Arc::clone(&shared))
+            Hub::open(shims, inbox.clone(), Arc::clone(&shared), bookings.clone())
                 .map_err(|source| HostError::Shims { socket: shims.socket.clone(), source })
         });
         let (hub, hub_work) = hub.transpose()?.unzip();
@@ -161,7 +165,8 @@ impl Host {
         let (exe, soft) = (settings.worker_exe.clone(), settings.soft.clone());
         // Scripted cards have no driver.
         let driver = settings.driver.clone().filter(|_| !matches!(settings.gpu, GpuSpec::Scripted { .. }));
-        let driver = driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared)));
+        let driver =
+            driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared), bookings));
         let (driver, driver_work) = driver.transpose().map_err(HostError::Descriptors)?.unzip();
         let trial = Trial {
             exe: settings.worker_exe.clone(),
@@ -239,9 +244,11 @@ impl Host {
         }
     }
 
-    /// Lets programs with the library in, which wait at the door until then: all leases that there were at the start have
-    /// been told by [`Host::wish`], so that nobody of theirs is taken for one whose lease is over.
+    /// All leases that there were at the start have been told by [`Host::watch`] and [`Host::wish`]. From now on looks at
+    /// the GPUs are told, and programs with the library are let in, which waited until then: none of theirs is taken for
+    /// unleased, or for one of a lease that is over.
     pub fn listen(&self) {
+        self.eyes.send(Message::RosterComplete);
         if let Some(hub) = &self.hub {
             hub.listen();
         }
@@ -275,11 +282,11 @@ impl Host {
         }
     }
 
-    /// Looks from outside whether the driver could move a holder's processes, which have so many bytes
+    /// Looks from outside whether the driver could move the processes of a lease of this user, which have so many bytes
     /// on cards. Answered for each by a [`Sight::Driven`]; nothing happens to them.
-    pub fn inspect(&self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
+    pub fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
         if let Some(driver) = &self.driver {
-            driver.inspect(lease, processes, bytes);
+            driver.inspect((lease, uid), processes, bytes);
             // Whoever could be moved needs memory to be moved to.
             match &self.hub {
                 Some(hub) => hub.ram(),

@@ -92,6 +92,14 @@ pub fn is_running(key: ProcKey) -> bool {
     }
 }
 
+/// Has exactly this process ended, or is it about to? Its memory goes before its files are closed.
+pub(crate) fn is_ending(key: ProcKey) -> bool {
+    match stat(key.pid) {
+        Ok(stat) => stat.start != key.start || stat.state == b'Z' || stat.has_ended() || stat.image[1] == 0,
+        Err(error) => error.is_gone(),
+    }
+}
+
 /// What a process runs: the name of its executable, without the path, as far as it can be read.
 pub fn program(pid: u32) -> Option<String> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
@@ -141,6 +149,30 @@ pub fn all() -> Result<Vec<u32>, ProcessError> {
 /// The real user id of a process.
 pub fn uid(pid: u32) -> Result<u32, ProcessError> {
     status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| odd(pid, "status"))
+}
+
+/// The user ids of a process: the real, the effective and the saved one, and that for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uids([u32; 4]);
+
+impl Uids {
+    /// The uids that a process has now.
+    pub fn read(pid: u32) -> Result<Uids, ProcessError> {
+        Uids::parse(&read(pid, "status")?).ok_or_else(|| odd(pid, "status"))
+    }
+
+    fn parse(status: &[u8]) -> Option<Uids> {
+        let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+        let ids: Vec<u32> =
+            str::from_utf8(line).ok()?.split_ascii_whitespace().map_while(|id| id.parse().ok()).collect();
+        ids.try_into().ok().map(Uids)
+    }
+
+    /// A uid of these that is not `uid`; `None` if the process is `uid`'s in every respect. A set-user-ID program is its
+    /// caller's by its real uid only, and can become the other user at any time.
+    pub fn other_than(self, uid: u32) -> Option<u32> {
+        self.0.into_iter().find(|id| *id != uid)
+    }
 }
 
 /// So much of an environment is looked at.
@@ -200,7 +232,7 @@ pub fn cgroups(pid: u32) -> Result<Vec<Cgroup>, ProcessError> {
 }
 
 /// A place in one cgroup hierarchy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cgroup {
     /// The hierarchy's controllers (`memory`, `name=systemd`); empty for version 2.
     pub controllers: String,
@@ -285,6 +317,11 @@ impl Stat {
     /// others shows as a zombie too, and that process lives.
     pub(crate) const fn has_ended(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
+    }
+
+    /// Whether the places of its image are told: another `exec` has others then.
+    pub(crate) const fn has_known_image(&self) -> bool {
+        self.image[0] > 1 && self.image[1] > 1 && !self.is_starting()
     }
 
     /// In the middle of an `exec`: the old program is gone, and the new one's places are not known yet. Its
@@ -390,6 +427,18 @@ mod tests {
     fn another_start_is_another_process() {
         let key = identify(std::process::id()).unwrap().key;
         assert!(!is_running(ProcKey { start: key.start + 1, ..key }));
+    }
+
+    #[test]
+    fn a_process_is_a_users_only_if_all_its_uids_are() {
+        let uids = |line: &str| Uids::parse(format!("Name:\tx\nUid:\t{line}\nGid:\t0\n").as_bytes());
+        let other = |line| uids(line).unwrap().other_than(1000);
+        assert_eq!(other("1000 1000 1000 1000"), None);
+        assert_eq!(other("1000 0 0 0"), Some(0));
+        assert_eq!(other("1000 1000 0 1000"), Some(0), "a set-user-ID program that dropped its rights for now");
+        assert_eq!(other("0 1000 1000 1000"), Some(0));
+        assert_eq!((uids("1000 1000 1000"), uids("")), (None, None));
+        assert_eq!(Uids::read(std::process::id()).unwrap().other_than(rustix::process::getuid().as_raw()), None);
     }
 
     #[test]

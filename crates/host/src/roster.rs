@@ -5,25 +5,34 @@
 //! its parent becomes. A process belongs to one lease at most: the first that found
 //! it, unless another names it as a root. Nothing is reported here.
 
-use crate::activity::{Counters, Meter};
+use crate::activity::Meter;
+mod walk;
+
 use crate::audit::{self, Forebears};
-use crate::exits::Exits;
+use crate::exits::{Ear, Exits};
 use crate::mark::{self, Grant, Mark};
 use crate::process::{self, Cgroup, Environment, ProcessError};
-use crate::terminal;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::member::Restrictions;
+use walk::Walk;
 
 /// Names the lease in the environment of whatever was started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
 /// And the epoch it was granted with: another service on this host, or an earlier one, had leases of the
 /// same names.
 const EPOCH_VARIABLE: &str = "SUBLET_EPOCH";
-/// Cgroups below a holder's own are followed this deep.
-const CGROUP_DEPTH_MAX: usize = 16;
+/// Exits of so many processes of a lease are heard at once, beside its roots and those on cards; the refresh notices the
+/// others. Descriptors are few, and one lease must not take those that others need.
+const EARS_PER_LEASE: usize = 256;
+/// A lease with more processes than this tells of changes only with a refresh: each report names all of them.
+const MANY: usize = 1024;
+/// However many processes a lease has, it is refreshed after this many periods.
+const PERIODS_MAX: u32 = 8;
 
 /// The processes bound to one lease.
 pub(crate) struct Holder {
@@ -41,8 +50,10 @@ pub(crate) struct Holder {
     last_input: Option<SystemTime>,
     /// Its programs say when they use a card.
     by_shim: bool,
+    /// Those of them that are restricted, as of the last refresh.
+    restricted: Restrictions,
     /// The members as they were last told.
-    told: Option<Vec<ProcKey>>,
+    told: Option<(Vec<ProcKey>, Restrictions)>,
 }
 
 /// What the processes of a lease did between two samples.
@@ -53,19 +64,49 @@ pub(crate) struct Activity {
     pub(crate) got_input: bool,
 }
 
+/// What the environment of a process says of leases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Lease(LeaseId),
+    /// It names none.
+    Nothing,
+    /// It cannot be read, or names one that is not here, not yet perhaps.
+    Unknown,
+}
+
+impl Named {
+    fn lease(self) -> Option<LeaseId> {
+        match self {
+            Named::Lease(lease) => Some(lease),
+            Named::Nothing | Named::Unknown => None,
+        }
+    }
+}
+
 pub(crate) struct Roster {
     holders: BTreeMap<LeaseId, Holder>,
     owner: BTreeMap<ProcKey, LeaseId>,
     exits: Exits,
     forebears: Forebears,
     ticks_per_s: u64,
+    walks: VecDeque<Walk>,
+    /// Processes that a sweep found to name no lease, and the image that they ran then.
+    unmarked: BTreeMap<ProcKey, [u64; 3]>,
 }
 
 impl Roster {
     pub(crate) fn new(exits: Exits) -> Roster {
         let ticks_per_s = rustix::param::clock_ticks_per_second();
         let forebears = Forebears::default();
-        Roster { holders: BTreeMap::new(), owner: BTreeMap::new(), exits, forebears, ticks_per_s }
+        Roster {
+            holders: BTreeMap::new(),
+            owner: BTreeMap::new(),
+            exits,
+            forebears,
+            ticks_per_s,
+            walks: VecDeque::new(),
+            unmarked: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
@@ -107,6 +148,7 @@ impl Roster {
             used_card: false,
             last_input: None,
             by_shim: false,
+            restricted: Restrictions::new(),
             told: None,
         });
         holder.uid = uid;
@@ -167,14 +209,36 @@ impl Roster {
     }
 
     /// The members, if they are others than were told last; remembers them as told.
-    pub(crate) fn news(&mut self, lease: LeaseId) -> Option<Vec<ProcKey>> {
+    pub(crate) fn news(&mut self, lease: LeaseId) -> Option<(Vec<ProcKey>, Restrictions)> {
         let holder = self.holders.get_mut(&lease)?;
         let members: Vec<ProcKey> = holder.members.iter().copied().collect();
-        if holder.told.as_ref() == Some(&members) {
+        // Of those that ended since the refresh nothing is told.
+        let restricted = holder.restricted.iter().filter(|(process, _)| holder.members.contains(process));
+        let news = (members, restricted.map(|(process, restriction)| (*process, *restriction)).collect());
+        if holder.told.as_ref() == Some(&news) {
             return None;
         }
-        holder.told = Some(members.clone());
-        Some(members)
+        holder.told = Some(news.clone());
+        Some(news)
+    }
+
+    /// The lease that has this process, if that was not told yet.
+    pub(crate) fn untold(&self, process: ProcKey) -> Option<LeaseId> {
+        let lease = self.owner(process)?;
+        let told = self.holders.get(&lease)?.told.as_ref();
+        told.is_none_or(|(members, _)| members.binary_search(&process).is_err()).then_some(lease)
+    }
+
+    /// Its members were told, and are too many to be told again with every change.
+    pub(crate) fn is_crowd(&self, lease: LeaseId) -> bool {
+        self.holders.get(&lease).is_some_and(|holder| holder.told.is_some() && holder.members.len() > MANY)
+    }
+
+    /// How many periods pass between two refreshes of a lease: more for one with thousands of processes, so that
+    /// looking at those is not all that is done.
+    pub(crate) fn periods(&self, lease: LeaseId) -> u32 {
+        let members = self.holders.get(&lease).map_or(0, |holder| holder.members.len());
+        u32::try_from(members / MANY + 1).unwrap_or(PERIODS_MAX).min(PERIODS_MAX)
     }
 
     /// Watched, and no process of it is known; nor does another lease have the one that it was bound to.
@@ -195,29 +259,6 @@ impl Roster {
         }
     }
 
-    /// Takes out the members that ended and adds those that came. Returns what the holder did since the last time.
-    pub(crate) fn refresh(&mut self, lease: LeaseId) -> Activity {
-        let Some(holder) = self.holders.get(&lease) else { return Activity::default() };
-        let mut counters = BTreeMap::new();
-        let mut input = None;
-        for member in holder.members.clone() {
-            match count(member) {
-                Some((counted, read)) => {
-                    counters.insert(member, counted);
-                    input = input.max(read);
-                }
-                None => drop(self.leave(member)),
-            }
-        }
-        self.grow(lease);
-        let Some(holder) = self.holders.get_mut(&lease) else { return Activity::default() };
-        let used_card = std::mem::take(&mut holder.used_card);
-        let worked = holder.meter.sample(Instant::now(), &counters);
-        let before = std::mem::replace(&mut holder.last_input, input);
-        let got_input = before.zip(input).is_some_and(|(before, input)| before < input);
-        Activity { worked: (worked && !holder.by_shim) || used_card, got_input }
-    }
-
     /// What else its programs do counts only while nobody says when they use a card.
     pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
         if let Some(holder) = self.holders.get_mut(&lease) {
@@ -232,19 +273,32 @@ impl Roster {
         let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
         let by_session = || self.by_session(process.pid);
         let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_session).or_else(by_origin)?;
-        self.admit(process, lease).then_some(lease)
+        self.admit(process, lease, Ear::Reserved).then_some(lease)
     }
 
-    /// Looks at every process of the host for a lease's mark. Returns the leases that gained one.
-    pub(crate) fn sweep(&mut self) -> Result<BTreeSet<LeaseId>, ProcessError> {
+    /// Looks at every process of the host for a lease's mark, above all for those of `sought`. Returns the leases that
+    /// gained one.
+    pub(crate) fn sweep(&mut self, sought: &BTreeSet<LeaseId>) -> Result<BTreeSet<LeaseId>, ProcessError> {
         let mut gained = BTreeSet::new();
+        let users: BTreeSet<u32> = sought.iter().filter_map(|lease| Some(self.holders.get(lease)?.uid)).collect();
+        let before = std::mem::take(&mut self.unmarked);
         for pid in process::all()? {
+            if self.is_anothers(pid, &users) {
+                continue;
+            }
             let Ok(stat) = process::stat(pid) else { continue };
             let key = stat.key(pid);
             if stat.has_ended() || self.owner.contains_key(&key) {
                 continue;
             }
-            if let Some(lease) = self.by_mark(pid).filter(|lease| self.admit(key, *lease)) {
+            // A program that was started without naming a lease never does.
+            let is_unmarked = before.get(&key).is_some_and(|image| *image == stat.image);
+            let named = if is_unmarked { Named::Nothing } else { self.by_environ(pid) };
+            if named == Named::Nothing && stat.has_known_image() {
+                self.unmarked.insert(key, stat.image);
+            }
+            let lease = self.by_cgroup(pid).or(named.lease());
+            if let Some(lease) = lease.filter(|lease| self.admit(key, *lease, Ear::Ordinary)) {
                 gained.insert(lease);
             }
         }
@@ -252,9 +306,23 @@ impl Roster {
         Ok(gained)
     }
 
+    /// A member of a lease of another user has this number, or a later process of that same user: it is not looked for. One
+    /// call tells, where reading who it is takes five, and a user can have ten thousand processes.
+    fn is_anothers(&self, pid: u32, users: &BTreeSet<u32>) -> bool {
+        let holder = self.known(pid).and_then(|(_, lease)| self.holders.get(&lease));
+        let Some(uid) = holder.map(|holder| holder.uid).filter(|uid| !users.contains(uid)) else { return false };
+        fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
+    }
+
+    /// The member that has this number, and its lease. It may have ended since.
+    fn known(&self, pid: u32) -> Option<(ProcKey, LeaseId)> {
+        let all = ProcKey { pid, start: 0 }..=ProcKey { pid, start: u64::MAX };
+        self.owner.range(all).next().map(|(process, lease)| (*process, *lease))
+    }
+
     /// The lease whose cgroup a process is in, or that its environment names.
     fn by_mark(&self, pid: u32) -> Option<LeaseId> {
-        self.by_cgroup(pid).or_else(|| self.by_environ(pid))
+        self.by_cgroup(pid).or_else(|| self.by_environ(pid).lease())
     }
 
     /// The lease that the leader of its session is a member of: nobody is in a session who does not descend from that.
@@ -276,9 +344,16 @@ impl Roster {
     /// The environment is the process's own word, so it counts only for its own user; or in a container, whose
     /// users are its own, if it has the mark that only the lease's owner was told: names and epochs can be guessed.
     /// It must be a container that root's engine made, or the holder's, too.
-    fn by_environ(&self, pid: u32) -> Option<LeaseId> {
-        let environment = Environment::read(pid).ok()?;
-        let lease: LeaseId = environment.get(LEASE_VARIABLE)?.parse().ok()?;
+    fn by_environ(&self, pid: u32) -> Named {
+        let Ok(environment) = Environment::read(pid) else { return Named::Unknown };
+        match environment.get(LEASE_VARIABLE) {
+            None => Named::Nothing,
+            Some(name) => self.lease_named(pid, &environment, &name).map_or(Named::Unknown, Named::Lease),
+        }
+    }
+
+    fn lease_named(&self, pid: u32, environment: &Environment, name: &str) -> Option<LeaseId> {
+        let lease: LeaseId = name.parse().ok()?;
         let holder = self.holders.get(&lease)?;
         let grant = holder.grant?;
         let is_granted = environment.get(EPOCH_VARIABLE)?.parse() == Ok(grant.epoch.0);
@@ -286,45 +361,6 @@ impl Roster {
         let has_mark = || environment.get(mark::VARIABLE).is_some_and(|text| text.parse::<Mark>() == Ok(grant.mark));
         let is_own = || is_users() || (has_mark() && audit::is_in_container_of(pid, holder.uid));
         (is_granted && is_own()).then_some(lease)
-    }
-
-    /// Takes in whatever descends from the members or is in the holder's cgroups.
-    pub(crate) fn grow(&mut self, lease: LeaseId) {
-        let Some(holder) = self.holders.get(&lease) else { return };
-        let dirs: Vec<_> = holder.cgroups.iter().filter_map(Cgroup::directory).collect();
-        let mut parents: Vec<ProcKey> = holder.members.iter().copied().collect();
-        for pid in dirs.iter().flat_map(|dir| pids_in(dir, CGROUP_DEPTH_MAX)) {
-            parents.extend(self.admit_pid(pid, lease));
-        }
-        while let Some(parent) = parents.pop() {
-            for child in process::children(parent.pid).unwrap_or_default() {
-                parents.extend(self.admit_pid(child, lease));
-            }
-        }
-    }
-
-    /// Takes in a root and all below it, from other leases too; but not the roots of those, and who waits takes
-    /// none from who does not.
-    fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
-        let mut losers = BTreeSet::new();
-        let mut next = vec![root];
-        let waits = !self.is_granted(lease);
-        while let Some(process) = next.pop() {
-            match self.owner(process) {
-                Some(owner) if owner == lease => {}
-                Some(owner) if process != root && self.is_root(process, owner) => continue,
-                Some(owner) if waits && self.is_granted(owner) => continue,
-                Some(owner) => {
-                    self.hand_over(process, owner, lease);
-                    losers.insert(owner);
-                }
-                None if self.admit(process, lease) => {}
-                None => continue,
-            }
-            let children = process::children(process.pid).unwrap_or_default();
-            next.extend(children.into_iter().filter_map(|pid| Some(process::stat(pid).ok()?.key(pid))));
-        }
-        losers
     }
 
     fn is_granted(&self, lease: LeaseId) -> bool {
@@ -352,12 +388,18 @@ impl Roster {
 
     fn admit_pid(&mut self, pid: u32, lease: LeaseId) -> Option<ProcKey> {
         let key = process::stat(pid).ok()?.key(pid);
-        self.admit(key, lease).then_some(key)
+        self.admit(key, lease, Ear::Ordinary).then_some(key)
     }
 
     /// True if the process is new here and runs.
-    fn admit(&mut self, process: ProcKey, lease: LeaseId) -> bool {
-        if self.owner.contains_key(&process) || !self.holders.contains_key(&lease) || !self.exits.listen(process) {
+    fn admit(&mut self, process: ProcKey, lease: LeaseId, ear: Ear) -> bool {
+        let Some(holder) = self.holders.get(&lease) else { return false };
+        let ear = match ear {
+            Ear::Ordinary if holder.roots.contains(&process) => Ear::Reserved,
+            Ear::Ordinary if holder.members.len() >= EARS_PER_LEASE => Ear::None,
+            ear => ear,
+        };
+        if self.owner.contains_key(&process) || !self.exits.listen(process, ear) {
             return false;
         }
         if let Some(holder) = self.holders.get_mut(&lease) {
@@ -365,19 +407,6 @@ impl Roster {
             self.owner.insert(process, lease);
         }
         true
-    }
-}
-
-/// What a living process has done so far, and when it last read from its terminal; `None` if it has ended.
-fn count(process: ProcKey) -> Option<(Counters, Option<SystemTime>)> {
-    match process::stat(process.pid) {
-        Ok(stat) if stat.start != process.start || stat.has_ended() => None,
-        Ok(stat) => {
-            let (cpu_ticks, io_bytes) = (Some(stat.cpu_ticks), process::io_bytes(process.pid).ok());
-            Some((Counters { cpu_ticks, io_bytes }, terminal::last_input(process.pid, &stat)))
-        }
-        Err(error) if error.is_gone() => None,
-        Err(_) => Some((Counters { cpu_ticks: None, io_bytes: None }, None)),
     }
 }
 

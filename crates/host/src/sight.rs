@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use sublet_core::audit::Audit;
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::member::Restrictions;
 use sublet_core::parking::Said;
 use sublet_core::reading::{CardFacts, Observation};
 use sublet_core::stranger::{StrangerId, Struck};
@@ -35,6 +36,8 @@ pub enum Sight {
         lease: LeaseId,
         /// Never empty.
         processes: Vec<ProcKey>,
+        /// Those of them that run as another user than the lease's, or are stopped.
+        restricted: Restrictions,
     },
     /// The holder worked since the last report; at most once a period.
     Worked {

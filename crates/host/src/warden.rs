@@ -10,10 +10,10 @@
 use crate::Sight;
 use crate::audit::{self, Custody, Devices, Forebears, Refused};
 use crate::cards::{self, reap, with_cause};
-use crate::exits::Exits;
+use crate::exits::{Ear, Exits};
 use crate::eyes::{Inbox, Message};
 use crate::link::Link;
-use crate::process;
+use crate::process::{self, Uids};
 use crate::soft::SoftPlace;
 use crate::wake::Wake;
 use crate::worker::Measured;
@@ -362,7 +362,7 @@ impl Warden {
             // It is there and says nothing of itself; the next look asks again.
             Err(_) => return,
         };
-        if !self.kept.contains_key(&process) && !self.exits.listen(process) {
+        if !self.kept.contains_key(&process) && !self.exits.listen(process, Ear::Reserved) {
             return;
         }
         // Whoever is not what it was is kept anew.
@@ -401,9 +401,13 @@ impl Warden {
     fn strike(&mut self, blows: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
         let mut outcome: Vec<Struck> = Vec::new();
         let mut waits = false;
+        // Only the stranger itself was found on a card. What descends from it as another user (`sudo`) did nothing there.
+        let stranger = blows.first().map(|first| first.process);
+        let user = stranger.and_then(|process| Some(self.custody.audit_of(process)?.uid));
         for blow in blows {
             let mut uid = None;
-            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow, spared, &mut uid) };
+            let user = user.filter(|_| Some(blow.process) != stranger);
+            let sent = if waits { Err(Refused::Unwanted) } else { self.send(&blow, user, spared, &mut uid) };
             self.blows.with(|blows| blows.remove(&blow));
             let refused = sent.err();
             let changed = refused.as_ref().is_some_and(Refused::is_undecided);
@@ -417,13 +421,18 @@ impl Warden {
         outcome
     }
 
-    /// Says in `uid` whose it was by then, if it was another's.
-    fn send(&self, blow: &Blow, spared: &[Who], uid: &mut Option<u32>) -> Result<(), Refused> {
+    /// Says in `uid` whose it was by then, if it was another's. Where a user is given, only a process of that gets it.
+    fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), Refused> {
         let before = self.custody.audit_of(blow.process).map(|audit| audit.uid);
         self.custody.signal_if(blow.process, blow.signal, |now, send| {
             *uid = Some(now.uid).filter(|uid| Some(*uid) != before);
             if spared.iter().any(|who| who.matches(now)) {
                 return Err(Refused::Changed("a rule is about what it is by now"));
+            }
+            if let Some(user) = user
+                && let Some(other) = Uids::read(blow.process.pid).map_err(Refused::Unreadable)?.other_than(user)
+            {
+                return Err(Refused::OtherUser(other));
             }
             // Held while it is sent: who takes it back comes before or after that.
             self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(Refused::Unwanted) })
@@ -472,6 +481,7 @@ impl Warden {
 mod tests {
     use super::*;
     use crate::eyes::Eyes;
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
     /// A process that is kept as if it had been audited, killed in the end.
@@ -479,7 +489,11 @@ mod tests {
 
     impl Sleeper {
         fn kept(warden: &mut Warden) -> Sleeper {
-            let sleeper = Sleeper(Command::new("sleep").arg("600").spawn().expect("a program"));
+            Sleeper::of_user(warden, rustix::process::getuid().as_raw())
+        }
+
+        fn of_user(warden: &mut Warden, uid: u32) -> Sleeper {
+            let sleeper = Sleeper(Command::new("sleep").arg("600").uid(uid).spawn().expect("a program"));
             let ready =
                 || std::fs::read_link(format!("/proc/{}/exe", sleeper.0.id())).is_ok_and(|exe| exe.ends_with("sleep"));
             while !ready() {
@@ -550,6 +564,22 @@ mod tests {
         assert_eq!(reached(&mut warden, blows), [(false, false), (false, true)]);
         assert_eq!(all[1].0.try_wait().expect("an own child"), None);
         assert_eq!(inbox.blows.with(|blows| blows.len()), 0, "nothing is left of it");
+    }
+
+    #[test]
+    fn descendants_of_an_unleased_process_that_run_as_another_user_get_no_signal() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can start programs of other users");
+        }
+        let (mut warden, inbox) = warden();
+        let mut all = [61_234, 0, 61_234].map(|uid| Sleeper::of_user(&mut warden, uid));
+        let blows = strike(&inbox, all.each_ref().map(Sleeper::key).to_vec());
+        let outcome = warden.strike(blows, &[]);
+        assert_eq!(outcome.iter().map(|struck| struck.refused.is_none()).collect::<Vec<_>>(), [true, false, true]);
+        assert!(outcome[1].refused.as_ref().is_some_and(|why| why.starts_with("it runs as uid 0, another user")));
+        assert!(!outcome[1].changed);
+        assert_eq!(all[1].0.try_wait().expect("an own child"), None);
+        assert!(!all[0].0.wait().expect("an own child").success() && !all[2].0.wait().expect("an own child").success());
     }
 
     #[test]

@@ -191,6 +191,7 @@ impl Open {
             | Action::Retreat { lease, .. }
             | Action::Deepen { lease, .. }
             | Action::Shallow { lease, .. }
+            | Action::Died { lease, .. }
             | Action::Over { lease, .. }
             | Action::Within { lease }
             | Action::Notice { lease, .. }
@@ -215,6 +216,8 @@ impl Open {
                 self.meta = true;
                 self.rules.insert(rule.id);
             }
+            // It changes no row.
+            Action::AcceptLoss { .. } => {}
             Action::DropRule { rule } => {
                 self.rules.insert(*rule);
             }

@@ -1,7 +1,6 @@
 //! Connections: how each is opened and set up.
 
 use crate::error::OpenError;
-use crate::gather;
 use crate::place;
 use crate::schema::{self, Kind};
 use rusqlite::config::DbConfig;
@@ -26,12 +25,7 @@ pub fn configure(conn: &Connection) -> Result<()> {
 /// Opens the database for the one who writes, and brings it up to date.
 pub fn writer(path: &Path) -> Result<Connection, OpenError> {
     let failed = |error| OpenError::sqlite(path, &error);
-    let flags = OpenFlags::default();
-    let opened = match gather::vfs() {
-        Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
-        None => Connection::open_with_flags(path, flags),
-    };
-    let mut conn = opened.map_err(failed)?;
+    let mut conn = Connection::open(path).map_err(failed)?;
     // Until the file is known to be ours, closing it must leave its write-ahead log alone.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(failed)?;
     check_kind(&conn, path)?;

@@ -57,6 +57,16 @@ pub enum OpenError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Another user may change a directory above it.
+    #[error("`{}`, above the state directory `{}`, {why}: another user could put a directory in its place", above.display(), path.display())]
+    ExposedAbove {
+        /// The state directory.
+        path: PathBuf,
+        /// The directory or link above it.
+        above: PathBuf,
+        /// What is wrong with that one, as the rest of a sentence.
+        why: String,
+    },
     /// Another daemon has it.
     #[error("the journal in `{}` is in use{}", path.display(), by(*pid))]
     Locked {
@@ -155,6 +165,10 @@ impl OpenError {
                 path.display()
             ),
             OpenError::Exposed { path, .. } => format!("run `chmod 700 {}`", path.display()),
+            OpenError::ExposedAbove { above, .. } => format!(
+                "choose another `--state-dir`, or let only root change that directory: `chown root:root {0}` and `chmod go-w {0}`",
+                above.display()
+            ),
             OpenError::Locked { pid: Some(pid), .. } => {
                 format!("stop process {pid} first, or choose another state directory")
             }

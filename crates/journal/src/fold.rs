@@ -6,7 +6,7 @@
 use crate::chain::{Hash, Hasher, Head};
 use crate::read::LogLine;
 use sublet_core::action::{Action, FORMAT};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{CardId, LeaseId};
 use sublet_core::rows::{Ended, Rows};
 use sublet_core::units::Time;
 
@@ -27,23 +27,37 @@ pub fn linked(hasher: &mut Hasher, before: &Hash, seq: u64, line: &LogLine) -> R
     }
 }
 
-/// Applies an entry.
+/// Reads and applies an entry.
 pub fn step(rows: &mut Rows, line: &LogLine) -> Result<Option<Ended>, String> {
-    let wrong = |what: &str| format!("entry {} of the log {what}", line.seq);
+    apply(rows, line, &read(line)?)
+}
+
+/// The action of an entry, if this release can read it.
+pub fn read(line: &LogLine) -> Result<Action, String> {
     if line.format > FORMAT {
-        return Err(wrong("has a format of a later release"));
+        return Err(wrong(line, "has a format of a later release"));
     }
-    let action = line.action().map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    let action = line.action().map_err(|error| wrong(line, &format!("cannot be read: {error}")))?;
     if action.lease() != line.lease {
-        return Err(wrong("names another lease than its action"));
+        return Err(wrong(line, "names another lease than its action"));
     }
-    fits(rows, &action).map_err(wrong)?;
-    Ok(rows.apply(&action))
+    Ok(action)
+}
+
+/// Applies an entry's action.
+pub fn apply(rows: &mut Rows, line: &LogLine, action: &Action) -> Result<Option<Ended>, String> {
+    fits(rows, action).map_err(|what| wrong(line, what))?;
+    Ok(rows.apply(action))
+}
+
+fn wrong(line: &LogLine, what: &str) -> String {
+    format!("entry {} of the log {what}", line.seq)
 }
 
 /// Whether applying the action is defined at all.
 fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
     let check = |fits: bool, what| if fits { Ok(()) } else { Err(what) };
+    let knows = |cards: &[CardId]| cards.iter().all(|card| usize::from(card.0) < rows.cards.len());
     match action {
         Action::Enrol { tenant, .. } => check(tenant.0 as usize == rows.tenants.len(), "enrols a tenant out of order"),
         Action::List { card, .. } => check(usize::from(card.0) <= rows.cards.len(), "lists a card out of order"),
@@ -56,6 +70,7 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
             check(lease.0 < u64::MAX, "names an impossible lease")?;
             check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant")
         }
+        Action::Regroup { tenant, .. } => check((tenant.0 as usize) < rows.tenants.len(), "names an unknown tenant"),
         Action::IssueToken { token } => {
             check(token.id.0 < u32::MAX, "names an impossible token")?;
             check(!rows.tokens.contains_key(&token.id), "makes a token that is there")
@@ -65,10 +80,14 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         Action::DropRule { rule } => check(rows.rules.contains_key(rule), "drops an unknown rule"),
         Action::Find { stranger } => {
             check(stranger.id.0 < u64::MAX, "names an impossible stranger")?;
+            check(knows(&stranger.cards), "names an unknown card")?;
             check(!rows.strangers.contains_key(&stranger.id), "finds a stranger that is there")
         }
-        Action::Reaudit { stranger, .. }
-        | Action::Warn { stranger, .. }
+        Action::Reaudit { stranger, cards, .. } => {
+            check(knows(cards), "names an unknown card")?;
+            check(rows.strangers.contains_key(stranger), "names an unknown stranger")
+        }
+        Action::Warn { stranger, .. }
         | Action::Strike { stranger, .. }
         | Action::Struck { stranger, .. }
         | Action::Take { stranger, .. }
@@ -76,7 +95,10 @@ fn fits(rows: &Rows, action: &Action) -> Result<(), &'static str> {
         | Action::Relent { stranger, .. }
         | Action::Survived { stranger, .. }
         | Action::Close { stranger, .. } => check(rows.strangers.contains_key(stranger), "names an unknown stranger"),
-        Action::Grant { epoch, .. } => check(epoch.0 < u64::MAX, "names an impossible epoch"),
+        Action::Grant { epoch, cards, .. } => {
+            check(knows(cards), "names an unknown card")?;
+            check(epoch.0 < u64::MAX, "names an impossible epoch")
+        }
         Action::End { lease, at, .. } => check(chargeable(rows, *lease, at.0), "charges more than can be counted"),
         _ => Ok(()),
     }
@@ -95,4 +117,64 @@ fn chargeable(rows: &Rows, lease: LeaseId, at_us: u64) -> bool {
         tenant.byte_us.checked_add(byte_us)
     };
     sum().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_core::ask::{Ask, Term};
+    use sublet_core::ids::{Epoch, TenantId};
+    use sublet_core::reading::CardFacts;
+    use sublet_core::units::{Bytes, Span};
+
+    const LEASE: LeaseId = LeaseId(1);
+
+    fn fold(rows: &mut Rows, action: &Action) -> Result<Option<Ended>, String> {
+        let json = serde_json::to_string(action).unwrap();
+        let (lease, actor, hash) = (action.lease(), String::new(), [0; 32]);
+        step(rows, &LogLine { seq: 9, at: Time(1), wall_us: 1, actor, lease, format: FORMAT, json, hash })
+    }
+
+    /// A tenant with a lease that waits, and a card.
+    fn rows() -> Rows {
+        let mut rows = Rows::default();
+        let (tenant, card, name) = (TenantId(0), CardId(0), "uid:0".to_owned());
+        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        for action in [
+            Action::Enrol { tenant, name },
+            Action::List { card, facts: CardFacts::plain(0, Bytes::gib(24)) },
+            Action::Queue { lease: LEASE, tenant, ask, at: Time(1), give_up: Time(9), root: None, token: None },
+        ] {
+            fold(&mut rows, &action).unwrap();
+        }
+        rows
+    }
+
+    fn grant(cards: Vec<CardId>, until: Time) -> Action {
+        let (vram, epoch, at) = (Bytes::gib(24), Epoch(1), Time(1));
+        Action::Grant { lease: LEASE, cards, vram, epoch, at, until, mark: None, before: None, turn: None, told: None }
+    }
+
+    #[test]
+    fn an_action_that_names_an_unknown_tenant_or_card_is_named_and_changes_nothing() {
+        let mut rows = rows();
+        let before = rows.clone();
+        for (action, what) in [
+            (Action::Regroup { tenant: TenantId(1), groups: Vec::new() }, "tenant"),
+            (grant(vec![CardId(0), CardId(1)], Time(9)), "card"),
+        ] {
+            let said = fold(&mut rows, &action).unwrap_err();
+            assert_eq!(said, format!("entry 9 of the log names an unknown {what}"));
+            assert_eq!(rows, before);
+        }
+    }
+
+    #[test]
+    fn terms_without_end_do_not_overflow_the_budget_of_a_day() {
+        let mut rows = rows();
+        for _ in 0..3 {
+            fold(&mut rows, &grant(vec![CardId(0)], Time(u64::MAX))).unwrap();
+        }
+        assert_eq!(rows.tenants[0].today, u64::MAX);
+    }
 }

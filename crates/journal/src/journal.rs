@@ -13,21 +13,24 @@ use crate::checkpoint::Checkpointer;
 use crate::codec::{self, signed};
 use crate::connect;
 use crate::error::{Cause, CommitError, OpenError};
-use crate::gather;
+use crate::head::{self, Alarm, Keeper};
 use crate::place::{self, Ballast, Lock};
 use crate::read::{self, Loaded, Marks, Reader};
 use rusqlite::{Connection, Error, Result, Statement};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use sublet_core::action::FORMAT;
+use sublet_core::action::{Action, FORMAT};
+use sublet_core::ids::TenantId;
 use sublet_core::units::Time;
 
 /// The one who writes. Dropping it hands the state directory back.
 #[derive(Debug)]
 pub struct Journal {
-    // Dropped in this order: the thread, the connection, then the lock.
+    // Dropped in this order: the threads, the connection, then the lock.
+    keeper: Keeper,
     checkpointer: Checkpointer,
     pub(crate) conn: Connection,
     path: PathBuf,
@@ -35,8 +38,8 @@ pub struct Journal {
     _lock: Lock,
     hasher: Hasher,
     tip: Tip,
-    /// How many ended leases there are, once they were counted.
-    pub(crate) past: Option<u64>,
+    /// How many ended leases each tenant has, once they were counted.
+    pub(crate) past: Option<BTreeMap<TenantId, u64>>,
     health: Health,
 }
 
@@ -77,13 +80,19 @@ impl Journal {
             Err(OpenError::Full { .. }) if ballast.give_up().is_ok() => Journal::connect(&path),
             opened => opened,
         };
-        let (conn, loaded, marks, mut checkpointer) = opened?;
+        let (conn, mut loaded, marks, mut checkpointer) = opened?;
+        let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
+        let keeper = Keeper::start(&path, &conn, &marks, &noted)?;
+        loaded.loss = keeper.loss();
         // Too little room for it is no reason not to start: whoever starts asks how much there is.
         let _ = ballast.restore();
         checkpointer.fit(ballast.bytes());
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
         let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
-        Ok((Journal { checkpointer, conn, path, ballast, _lock: lock, hasher, tip, past: None, health }, loaded))
+        Ok((
+            Journal { keeper, checkpointer, conn, path, ballast, _lock: lock, hasher, tip, past: None, health },
+            loaded,
+        ))
     }
 
     fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
@@ -111,7 +120,13 @@ impl Journal {
         match tip {
             Ok(tip) => {
                 self.tip = tip;
-                self.past = self.past.map(|past| past + batch.past.len() as u64);
+                self.keeper.committed(tip.seq, tip.hash, batch.entries.last().map(|entry| entry.wall_us));
+                if batch.entries.iter().any(|entry| matches!(entry.action, Action::AcceptLoss { .. })) {
+                    self.keeper.accepted();
+                }
+                if let Some(past) = &mut self.past {
+                    batch.past.iter().for_each(|ended| *past.entry(ended.tenant).or_default() += 1);
+                }
                 Ok(tip.seq)
             }
             Err(error) => {
@@ -125,7 +140,8 @@ impl Journal {
 
     /// Reads the state again, after a commit failed.
     pub fn reload(&mut self) -> Result<Loaded, OpenError> {
-        let (loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
+        let (mut loaded, marks) = read::load(&self.conn).map_err(|error| OpenError::sqlite(&self.path, &error))?;
+        loaded.loss = self.keeper.loss();
         self.tip = Tip::from(&marks);
         if matches!(self.health, Health::Stale) {
             self.health = Health::Ready;
@@ -141,6 +157,12 @@ impl Journal {
     /// The number and the hash of the log's last entry: what goes to the system's own log.
     pub fn head(&self) -> (u64, Hash) {
         (self.tip.seq, self.tip.hash)
+    }
+
+    /// Has a thread call `bell` when the journal's files were moved, or its head cannot be noted beside it. After the
+    /// former every commit fails.
+    pub fn on_alarm(&self, bell: impl Fn(&Alarm) + Send + 'static) {
+        self.keeper.on_alarm(bell);
     }
 
     /// Frees the ballast's bytes, for releases and expiries on a full disk.
@@ -216,7 +238,7 @@ impl Journal {
     }
 
     fn check_health(&mut self) -> Result<(), CommitError> {
-        if let Some(cause) = self.checkpointer.fault() {
+        if let Some(cause) = self.keeper.moved().or_else(|| self.checkpointer.fault()) {
             self.health = Health::Lost(cause);
         }
         match &self.health {
@@ -237,7 +259,6 @@ impl Journal {
             // What cannot be taken back is as unknown as what cannot be confirmed.
             sorted = CommitError::Sync(Cause::new(format!("{error} (while rolling back)")));
         }
-        gather::forget(&self.conn);
         if let CommitError::Sync(cause) = &sorted {
             self.health = Health::Lost(cause.clone());
         }

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! journal.db  journal.db-wal  journal.db-shm   SQLite's
+//! journal.head                                 the last line that was committed (`head.rs`)
 //! lock                                         held while a daemon runs; says its pid
 //! ballast                                      bytes to give up when the disk is full
 //! ```
 //! The database's own files are never opened here: closing any descriptor of such a
 //! file would drop SQLite's locks on it.
 
+use crate::above::{Exposed, exposed_above};
 use crate::error::OpenError;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use rustix::io::Errno;
@@ -22,6 +24,8 @@ pub const DATABASE: &str = "journal.db";
 pub const LOCK: &str = "lock";
 /// The ballast. It is emptied, never removed: where it is, a journal was set up.
 pub const BALLAST: &str = "ballast";
+/// The head of the chain: see `head.rs`.
+pub const HEAD: &str = "journal.head";
 /// Room to copy the longest write-ahead log into the database (64 MiB), and for some ten thousand
 /// releases and expiries. On a small disk there is less of it, and the write-ahead log stays as much
 /// shorter (`checkpoint.rs`).
@@ -35,6 +39,9 @@ const PAGE: u64 = 4096;
 /// Makes sure that the directory is there and ours to use.
 pub fn prepare(dir: &Path) -> Result<(), OpenError> {
     let failed = |source| OpenError::Directory { path: dir.to_owned(), source };
+    if let Some(Exposed { path: above, why }) = exposed_above(dir).map_err(failed)? {
+        return Err(OpenError::ExposedAbove { path: dir.to_owned(), above, why });
+    }
     if !dir.exists() {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -103,7 +110,7 @@ fn pid_in(file: &mut File) -> Option<u32> {
 pub fn check_not_lost(dir: &Path) -> Result<(), OpenError> {
     let path = dir.join(DATABASE);
     let bytes = |path: &Path| fs::metadata(path).map_or(0, |about| about.len());
-    let held = dir.join(BALLAST).exists() || bytes(&dir.join("journal.db-wal")) > 0;
+    let held = dir.join(BALLAST).exists() || dir.join(HEAD).exists() || bytes(&dir.join("journal.db-wal")) > 0;
     match bytes(&path) {
         ..PAGE if held => Err(OpenError::Gone { path }),
         // SQLite takes so little for nothing, and would write over it.
@@ -133,17 +140,16 @@ pub fn free_bytes(at: &Path) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Ballast {
     path: PathBuf,
-    /// How much there is when there is room: it is found out once, so that a disk on which a little comes
-    /// free does not count as one with room.
-    size: Option<u64>,
     /// How much there is now.
     bytes: u64,
+    /// The least that was free since the ballast was given up: with no more than this, no room came back.
+    least_free: Option<u64>,
 }
 
 impl Ballast {
     /// The ballast of a state directory.
     pub fn of(dir: &Path) -> Ballast {
-        Ballast { path: dir.join(BALLAST), size: None, bytes: 0 }
+        Ballast { path: dir.join(BALLAST), bytes: 0, least_free: None }
     }
 
     /// How much there is to give up.
@@ -153,6 +159,8 @@ impl Ballast {
 
     /// Hands its bytes to whoever writes next on that disk.
     pub fn give_up(&mut self) -> io::Result<()> {
+        // The disk was full a moment ago, so what is free from here on are the ballast's own bytes.
+        self.least_free = Some(self.least_free.unwrap_or(u64::MAX).min(self.bytes));
         self.bytes = 0;
         let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
         match OpenOptions::new().write(true).custom_flags(nofollow).open(&self.path) {
@@ -166,17 +174,20 @@ impl Ballast {
         }
     }
 
-    /// Takes the bytes back, and says whether they are all there now. It does not take
-    /// the last ones: with those the disk would be full again.
+    /// Takes bytes back, as many as fit the disk now, and says whether there is a ballast again. Bytes that were free
+    /// ever since it was given up are its own, and no sign of room.
     pub fn restore(&mut self) -> io::Result<bool> {
         let file = own_file(&self.path)?;
         self.bytes = file.metadata()?.len();
-        let room = self.bytes.saturating_add(free_bytes(&self.path)?);
-        let size = self.size.unwrap_or_else(|| fitting(room));
-        if self.bytes < size {
-            if room < 2 * size {
+        let free = free_bytes(&self.path)?;
+        if let Some(least) = &mut self.least_free {
+            *least = free.min(*least);
+            if free - *least < 2 * BALLAST_LEAST {
                 return Ok(false);
             }
+        }
+        let size = fitting(self.bytes.saturating_add(free));
+        if self.bytes < size {
             if let Err(error) = reserve(&file, size) {
                 self.bytes = 0;
                 file.set_len(0)?;
@@ -188,7 +199,7 @@ impl Ballast {
         if self.bytes < BALLAST_LEAST {
             return Ok(false);
         }
-        self.size.get_or_insert(self.bytes);
+        self.least_free = None;
         Ok(true)
     }
 }

@@ -11,6 +11,7 @@ use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 use std::path::{Path, PathBuf};
 use sublet_core::action::Action;
 use sublet_core::ids::{LeaseId, TenantId};
+use sublet_core::loss::Loss;
 use sublet_core::rows::{Ended, Rows, Tenant};
 use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::units::Time;
@@ -26,6 +27,8 @@ pub struct Loaded {
     pub seq: u64,
     /// The stored answers, the oldest first.
     pub answers: Vec<StoredAnswer>,
+    /// Lines that are missing, until an operator accepts that.
+    pub loss: Option<Loss>,
 }
 
 /// One line of the log, which is the audit trail.
@@ -65,11 +68,14 @@ pub(crate) struct Marks {
     pub base_seq: u64,
     pub base_hash: Hash,
     pub past_floor: u64,
+    /// The log begins after this line, which has this hash.
+    pub log_seq: u64,
+    pub log_hash: Hash,
 }
 
 pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
-    let sql = "SELECT clock_us, head_seq, head_hash, base_seq, base_hash, past_floor FROM meta";
-    conn.prepare_cached(sql)?.query_row([], |row| {
+    let sql = "SELECT clock_us, head_seq, head_hash, base_seq, base_hash, past_floor, log_seq, log_hash FROM meta";
+    let marks = conn.prepare_cached(sql)?.query_row([], |row| {
         let int = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
         Ok(Marks {
             clock: Time(int(0)?),
@@ -78,13 +84,31 @@ pub(crate) fn marks(conn: &Connection) -> Result<Marks> {
             base_seq: int(3)?,
             base_hash: codec::hash(row, 4)?,
             past_floor: int(5)?,
+            log_seq: int(6)?,
+            log_hash: codec::hash(row, 7)?,
         })
-    })
+    })?;
+    // The next number is one more than each.
+    let in_order = marks.log_seq <= marks.base_seq && marks.base_seq <= marks.head_seq;
+    if !in_order || marks.head_seq >= i64::MAX.cast_unsigned() {
+        let (log, base, head) = (marks.log_seq, marks.base_seq, marks.head_seq);
+        let why = format!("no log begins after entry {log}, is folded up to {base} and ends at {head}");
+        return Err(rusqlite::Error::ToSqlConversionFailure(why.into()));
+    }
+    Ok(marks)
 }
 
 /// Reads every row that is the state.
 pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
     let mut rows = Rows { meta: conn.prepare_cached(codec::META)?.query_row([], codec::meta)?, ..Rows::default() };
+    let (long, short) = (
+        [rows.meta.next_lease, rows.meta.next_epoch.0, rows.meta.next_stranger],
+        [rows.meta.next_token, rows.meta.next_rule],
+    );
+    // What follows the last number is 0, and that was given out long ago.
+    if long.contains(&u64::MAX) || short.contains(&u32::MAX) {
+        return Err(rusqlite::Error::ToSqlConversionFailure("the table `meta` has a counter at its end".into()));
+    }
     for found in conn.prepare_cached(codec::TENANTS)?.query_map([], codec::tenant)? {
         let (id, tenant) = found?;
         in_order(id.0 as usize, rows.tenants.len(), "tenant")?;
@@ -112,7 +136,12 @@ pub(crate) fn rows(conn: &Connection) -> Result<Rows> {
             return Err(missing("tenant", lease.tenant.0 as usize));
         }
     }
-    Ok(rows)
+    let of_leases = rows.leases.values().filter_map(|lease| lease.hold()).flat_map(|hold| &hold.cards);
+    let of_strangers = rows.strangers.values().flat_map(|stranger| &stranger.cards);
+    match of_leases.chain(of_strangers).find(|card| usize::from(card.0) >= rows.cards.len()) {
+        Some(card) => Err(missing("card", usize::from(card.0))),
+        None => Ok(rows),
+    }
 }
 
 fn in_order(found: usize, expected: usize, what: &str) -> Result<()> {
@@ -128,7 +157,7 @@ pub(crate) fn load(conn: &Connection) -> Result<(Loaded, Marks)> {
     let tx = conn.unchecked_transaction()?;
     let marks = marks(&tx)?;
     let answers = tx.prepare_cached(codec::ANSWERS)?.query_map([], codec::answer)?.collect::<Result<_>>()?;
-    Ok((Loaded { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers }, marks))
+    Ok((Loaded { rows: rows(&tx)?, clock: marks.clock, seq: marks.head_seq, answers, loss: None }, marks))
 }
 
 pub(crate) const LOG: &str =
@@ -198,7 +227,7 @@ impl Reader {
         self.named(read())
     }
 
-    /// Lines of the log after `seq`, in order.
+    /// Lines of the log after `seq`, in order. Where lines were cut, their numbers are missing.
     pub fn log(&self, after: u64, limit: usize) -> Result<Vec<LogLine>, OpenError> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.named((|| self.conn.prepare_cached(LOG)?.query_map([signed(after), limit], log_line)?.collect())())
@@ -206,7 +235,14 @@ impl Reader {
 
     /// The oldest line that is still in the log, or the next one's number if there is none.
     pub fn first_seq(&self) -> Result<u64, OpenError> {
-        self.named(marks(&self.conn).map(|marks| marks.base_seq + 1))
+        self.named(marks(&self.conn).map(|marks| marks.log_seq + 1))
+    }
+
+    /// True if a line is known to be a tenant's own. Lines newer than the base have no known owner.
+    pub fn is_owned_by(&self, tenant: &str, seq: u64) -> Result<bool, OpenError> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM kept JOIN owners ON kept.owner = owners.id
+                                  WHERE owners.name = ?1 AND kept.rank IN (0, 1) AND kept.seq = ?2)";
+        self.named((|| self.conn.prepare_cached(sql)?.query_row(params![tenant, signed(seq)], |row| row.get(0)))())
     }
 
     /// The number of the last line, 0 before the first.

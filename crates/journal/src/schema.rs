@@ -254,6 +254,38 @@ ALTER TABLE meta ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}';         -- JSON
     "
 ALTER TABLE cards ADD COLUMN aside TEXT NOT NULL DEFAULT '{}';           -- JSON: for whom it steps aside
 ",
+    "
+-- The log may have gaps at and below `base_seq`, where lines were cut (see `cut.rs`).
+ALTER TABLE meta ADD COLUMN log_seq INTEGER NOT NULL DEFAULT 0;          -- the log begins after this line,
+ALTER TABLE meta ADD COLUMN log_hash BLOB NOT NULL                       -- which has this hash
+    DEFAULT x'0000000000000000000000000000000000000000000000000000000000000000';
+UPDATE meta SET log_seq = base_seq, log_hash = base_hash;
+CREATE TABLE owners (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,    -- a tenant, or `sublet`: operators and the daemon itself
+    lines INTEGER NOT NULL,       -- in `kept`
+    cut INTEGER NOT NULL          -- cut so far
+) STRICT;
+INSERT INTO owners SELECT 0, 'an earlier release', 0, base_seq FROM meta WHERE base_seq > 0;
+-- The lines up to `base_seq` that are still in the log, by owner.
+CREATE TABLE kept (
+    owner INTEGER NOT NULL,
+    rank INTEGER NOT NULL,        -- 1: a signal, a warning or an operator's act, cut after the others
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (owner, rank, seq)
+) STRICT, WITHOUT ROWID;
+-- Runs of lines that were cut; two stubs never touch.
+CREATE TABLE stubs (
+    first_seq INTEGER PRIMARY KEY,
+    last_seq INTEGER NOT NULL,
+    hash BLOB NOT NULL,           -- of the last line: the line after it covers this hash
+    owners TEXT NOT NULL          -- JSON: how many lines of each owner
+) STRICT;
+CREATE TABLE past_floors (
+    tenant INTEGER PRIMARY KEY,
+    floor INTEGER NOT NULL        -- ended leases of the tenant below it may be forgotten
+) STRICT;
+",
 ];
 
 /// What a file is, by its own word.

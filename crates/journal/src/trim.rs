@@ -1,27 +1,33 @@
-//! Keeps the journal bounded: old entries of the log are folded into the base, old answers
-//! and ended leases are forgotten.
+//! Keeps the journal bounded: entries of the log are folded into the base and then cut (`cut.rs`), old answers and
+//! ended leases are forgotten. Of the log and of ended leases, the tenant with most loses its oldest first.
 //!
 //! Each call does a bounded piece of work in one transaction, so that no commit waits long
 //! behind it; call again until there is nothing left to do. Folding reads the log itself,
 //! and checks the chain as it goes: a log that does not hold is left alone.
 
+use crate::answers::{self, AnswerLimits};
 use crate::chain::Hasher;
 use crate::codec::{self, signed};
+use crate::cut;
 use crate::error::CommitError;
 use crate::fold;
 use crate::journal::Journal;
+use crate::owner::Owner;
 use crate::read::{self, LogLine, Marks};
-use rusqlite::{Connection, Error, OptionalExtension, Result, params};
+use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::Rows;
 use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::token::Token;
 
-/// Entries, answers or ended leases per call: some milliseconds.
+/// Answers or ended leases per call: some milliseconds.
 const PIECE: u64 = 1024;
+/// Lines that one call folds, and cuts, at most. A daemon calls once per 1,000 lines; more, so that it catches up.
+const FOLD_PIECE: u64 = 4 * PIECE;
+const CUT_PIECE: u64 = 2 * PIECE;
 
 /// What one call of [`Journal::forget`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,25 +39,26 @@ pub struct Forgotten {
 }
 
 impl Journal {
-    /// Folds the oldest entries into the base, as long as the log has more than `keep`.
-    /// Says how many; 0 when there is nothing left to do.
+    /// Cuts lines out of the log as long as it has more than `keep`. The newest half of them stays whole: only older
+    /// lines are cut, first those of the tenant with most. Returns how many lines were folded into the base or cut; 0
+    /// when there is nothing left to do.
     pub fn trim(&mut self, keep: u64) -> Result<u64, CommitError> {
         self.transact(|journal| trim(&journal.conn, keep))
     }
 
-    /// Forgets the oldest answers, those from before `answers_before_wall_us` and those beyond
-    /// `answers_max`, and the oldest ended leases beyond `past_max`.
+    /// Forgets answers from before `answers_before_wall_us` and those beyond `answers`, and ended leases beyond `past_max`:
+    /// the oldest of the tenant with most.
     pub fn forget(
         &mut self,
         answers_before_wall_us: u64,
-        answers_max: u64,
+        answers: AnswerLimits,
         past_max: u64,
     ) -> Result<Forgotten, CommitError> {
         let (forgotten, left) = self.transact(|journal| {
-            let answers = forget_answers(&journal.conn, answers_before_wall_us, answers_max)?;
-            let count = journal.past.map_or_else(|| count_past(&journal.conn), Ok)?;
-            let past = forget_past(&journal.conn, count, past_max)?;
-            Ok((Forgotten { answers, past }, count - past))
+            let answers = answers::forget(&journal.conn, answers_before_wall_us, answers, PIECE)?;
+            let mut left = journal.past.clone().map_or_else(|| count_past(&journal.conn), Ok)?;
+            let past = forget_past(&journal.conn, &mut left, past_max)?;
+            Ok((Forgotten { answers, past }, left))
         })?;
         self.past = Some(left);
         Ok(forgotten)
@@ -60,7 +67,19 @@ impl Journal {
 
 fn trim(conn: &Connection, keep: u64) -> Result<u64> {
     let marks = read::marks(conn)?;
-    let surplus = marks.head_seq.saturating_sub(marks.base_seq).saturating_sub(keep).min(PIECE);
+    let whole = marks.head_seq.saturating_sub(marks.base_seq);
+    let surplus = whole.saturating_sub(keep / 2);
+    let folded = fold_oldest(conn, &marks, surplus.min(FOLD_PIECE))?;
+    if folded < surplus {
+        // What is not folded yet has no owner: cutting now would take lines of others for it.
+        return Ok(folded);
+    }
+    let lines = whole - folded + cut::kept(conn)?;
+    Ok(folded + cut::cut(conn, lines.saturating_sub(keep).min(CUT_PIECE), keep)?)
+}
+
+/// Folds the oldest lines that are newer than the base. They stay in the log, with their owners noted.
+fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64) -> Result<u64> {
     if surplus == 0 {
         return Ok(0);
     }
@@ -68,13 +87,13 @@ fn trim(conn: &Connection, keep: u64) -> Result<u64> {
         .prepare_cached(read::LOG)?
         .query_map([signed(marks.base_seq), signed(surplus)], read::log_line)?
         .collect::<Result<_>>()?;
-    fold_into_base(conn, &marks, &lines)?;
-    let last = marks.base_seq + lines.len() as u64;
-    conn.prepare_cached("DELETE FROM log WHERE seq <= ?1")?.execute([signed(last)])?;
+    let owners = fold_into_base(conn, marks, &lines)?;
+    cut::keep(conn, lines.iter().map(|line| line.seq).zip(owners))?;
     Ok(lines.len() as u64)
 }
 
-fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine]) -> Result<()> {
+/// Returns the owner of each line.
+fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine]) -> Result<Vec<Owner>> {
     let refused = |what: String| Error::ToSqlConversionFailure(what.into());
     let touched: BTreeSet<LeaseId> = lines.iter().filter_map(|line| line.lease).collect();
     let before = base_without_leases(conn)?;
@@ -83,15 +102,18 @@ fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine]) -> Result
         rows.leases.extend(get(conn, "lease", id.0)?.map(|lease| (*id, lease)));
     }
     let (mut hasher, mut hash) = (Hasher::default(), marks.base_hash);
+    let mut owners = Vec::with_capacity(lines.len());
     for (seq, line) in (marks.base_seq + 1..).zip(lines) {
         fold::linked(&mut hasher, &hash, seq, line).map_err(refused)?;
-        fold::step(&mut rows, line).map_err(refused)?;
+        let action = fold::read(line).map_err(refused)?;
+        owners.push(Owner::of(&rows, &action));
+        fold::apply(&mut rows, line, &action).map_err(refused)?;
         hash = line.hash;
     }
     put_base(conn, &before, &rows, &touched)?;
     conn.prepare_cached("UPDATE meta SET base_seq = ?1, base_hash = ?2")?
         .execute(params![signed(marks.base_seq + lines.len() as u64), hash])?;
-    Ok(())
+    Ok(owners)
 }
 
 fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<LeaseId>) -> Result<()> {
@@ -166,33 +188,41 @@ pub fn base(conn: &Connection) -> Result<Rows> {
     Ok(rows)
 }
 
-fn forget_answers(conn: &Connection, before_wall_us: u64, max: u64) -> Result<u64> {
-    let count: i64 = conn.prepare_cached("SELECT count(*) FROM answers")?.query_row([], |row| row.get(0))?;
-    let surplus = count.cast_unsigned().saturating_sub(max).min(PIECE);
-    // Among the oldest: too many, or too old.
-    let sql = "DELETE FROM answers WHERE number IN (
-                   SELECT number FROM (
-                       SELECT number, wall_us, row_number() OVER (ORDER BY number) AS place
-                       FROM answers ORDER BY number LIMIT ?1)
-                   WHERE place <= ?2 OR wall_us < ?3)";
-    let removed = conn.prepare_cached(sql)?.execute(params![signed(PIECE), signed(surplus), signed(before_wall_us)])?;
-    Ok(removed as u64)
+/// Ended leases by tenant. Looks at every page of an index: with a million ended leases, some 100 ms, once.
+fn count_past(conn: &Connection) -> Result<BTreeMap<TenantId, u64>> {
+    let mut count = conn.prepare_cached("SELECT tenant, count(*) FROM past GROUP BY tenant")?;
+    let pair = |row: &Row<'_>| Ok((TenantId(row.get(0)?), row.get::<_, i64>(1)?.cast_unsigned()));
+    count.query_map([], pair)?.collect()
 }
 
-/// Looks at every page of an index: with a million ended leases, some milliseconds.
-fn count_past(conn: &Connection) -> Result<u64> {
-    let count: i64 = conn.prepare_cached("SELECT count(*) FROM past")?.query_row([], |row| row.get(0))?;
-    Ok(count.cast_unsigned())
-}
-
-fn forget_past(conn: &Connection, count: u64, max: u64) -> Result<u64> {
-    let surplus = count.saturating_sub(max).min(PIECE);
-    if surplus == 0 {
-        return Ok(0);
+fn forget_past(conn: &Connection, counts: &mut BTreeMap<TenantId, u64>, max: u64) -> Result<u64> {
+    let mut surplus = counts.values().sum::<u64>().saturating_sub(max).min(PIECE);
+    let mut removed = 0;
+    for _ in 0..cut::VICTIMS {
+        let mut most = [None, None];
+        for found in counts.iter().map(|(tenant, count)| Some((*count, *tenant))) {
+            if found > most[0] {
+                most = [found, most[0]];
+            } else if found > most[1] {
+                most[1] = found;
+            }
+        }
+        let Some((largest, tenant)) = most[0].filter(|_| surplus > 0) else { break };
+        let second = most[1].map_or(0, |(count, _)| count);
+        let gone = forget_oldest(conn, tenant, surplus.min(cut::at_once(largest, second, max)))?;
+        counts.insert(tenant, largest.saturating_sub(gone));
+        (surplus, removed) = (surplus.saturating_sub(gone), removed + gone);
     }
-    let find = "SELECT id FROM past ORDER BY id LIMIT 1 OFFSET ?1";
-    let last: i64 = conn.prepare_cached(find)?.query_row([signed(surplus - 1)], |row| row.get(0))?;
-    let removed = conn.prepare_cached("DELETE FROM past WHERE id <= ?1")?.execute([last])?;
-    conn.prepare_cached("UPDATE meta SET past_floor = max(past_floor, ?1)")?.execute([last + 1])?;
+    Ok(removed)
+}
+
+fn forget_oldest(conn: &Connection, tenant: TenantId, count: u64) -> Result<u64> {
+    let find = "SELECT id FROM past WHERE tenant = ?1 ORDER BY id LIMIT 1 OFFSET ?2";
+    let last: i64 = conn.prepare_cached(find)?.query_row(params![tenant.0, signed(count - 1)], |row| row.get(0))?;
+    let removed =
+        conn.prepare_cached("DELETE FROM past WHERE tenant = ?1 AND id <= ?2")?.execute(params![tenant.0, last])?;
+    let floor = "INSERT INTO past_floors (tenant, floor) VALUES (?1, ?2)
+                 ON CONFLICT (tenant) DO UPDATE SET floor = max(floor, excluded.floor)";
+    conn.prepare_cached(floor)?.execute(params![tenant.0, last + 1])?;
     Ok(removed as u64)
 }

@@ -2,15 +2,18 @@
 //! and the clock are such as could have been written.
 //!
 //! Everything is read in one transaction, so it may run beside a daemon. Nothing is
-//! repaired. What is older than the log's first entry rests on the base that trimming
-//! left; its ended leases cannot be checked any more and are counted as such.
+//! repaired. The chain is followed from the log's first entry to its last, over the stubs of lines that were cut.
+//! Rows are checked against the base that trimming left and the entries after it; ended leases that are older than
+//! the base cannot be checked any more and are counted as such.
 
 use crate::chain::{Hash, Hasher};
 use crate::codec::{self, signed};
 use crate::connect;
+use crate::cut::{self, Stub};
 use crate::error::OpenError;
 use crate::fold;
-use crate::read::{self, Marks};
+use crate::head::{self, Beside};
+use crate::read::{self, LogLine, Marks};
 use crate::trim;
 use rusqlite::{Connection, OptionalExtension, Result};
 use serde::Serialize;
@@ -18,7 +21,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
-use sublet_core::ids::LeaseId;
+use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::rows::{Ended, Rows};
 use sublet_core::units::Time;
 
@@ -40,14 +43,18 @@ pub struct Report {
     pub leases: u64,
     /// Ended leases that the log explains.
     pub past: u64,
-    /// Ended leases that are older than the log.
+    /// Ended leases that are older than the base.
     pub past_unchecked: u64,
+    /// How the journal's end compares with what was noted beside it.
+    pub beside: Beside,
+    /// How many lines of each owner were trimmed, the most first: a tenant, or `sublet` for operators and the daemon.
+    pub trimmed: Vec<(String, u64)>,
 }
 
 impl Report {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty()
+        self.findings.is_empty() && !matches!(self.beside, Beside::Lost(_))
     }
 
     fn find(&mut self, what: impl Into<String>) {
@@ -61,7 +68,12 @@ impl Report {
 pub fn verify(at: &Path) -> Result<Report, OpenError> {
     let (conn, path) = connect::look(at)?;
     let mut report = Report::default();
-    let checked = check(&conn, &mut report);
+    // Before the journal, which may grow meanwhile.
+    let noted = head::read(&path).map_err(|error| OpenError::file(&path.with_extension("head"), error))?;
+    let checked = check(&conn, &mut report).and_then(|()| {
+        report.beside = head::compare(&conn, &read::marks(&conn)?, &noted)?;
+        Ok(())
+    });
     if let Err(error) = checked {
         match OpenError::sqlite(&path, &error) {
             OpenError::Corrupt { source, .. } => report.find(format!("the file is damaged: {source}")),
@@ -75,8 +87,9 @@ fn check(conn: &Connection, report: &mut Report) -> Result<()> {
     let tx = conn.unchecked_transaction()?;
     check_file(&tx, report)?;
     let marks = read::marks(&tx)?;
-    (report.first_seq, report.last_seq, report.head) = (marks.base_seq + 1, marks.head_seq, marks.head_hash);
+    (report.first_seq, report.last_seq, report.head) = (marks.log_seq + 1, marks.head_seq, marks.head_hash);
     let base = trim::base(&tx)?;
+    report.trimmed = trimmed(&tx)?;
     let Some(folded) = fold_log(&tx, &marks, &base, report)? else {
         return Ok(()); // A log that does not hold explains nothing.
     };
@@ -130,18 +143,120 @@ struct Folded {
     ended: BTreeSet<LeaseId>,
 }
 
+/// Lines that were cut, by owner.
+fn trimmed(conn: &Connection) -> Result<Vec<(String, u64)>> {
+    let mut find = conn.prepare("SELECT name, cut FROM owners WHERE cut <> 0 ORDER BY cut DESC, id")?;
+    find.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned())))?.collect()
+}
+
+/// Where a walk along the log has come to.
+struct Walk<'a> {
+    marks: &'a Marks,
+    hasher: Hasher,
+    seq: u64,
+    hash: Hash,
+    /// The stub right before the next line.
+    stub: Option<Stub>,
+    /// Lines up to the base that are there.
+    kept: u64,
+    /// Lines that stubs stand for.
+    cut: u64,
+}
+
+impl Walk<'_> {
+    fn pass_line(&mut self, line: &LogLine) -> Result<(), String> {
+        let linked = fold::linked(&mut self.hasher, &self.hash, self.seq + 1, line);
+        if let (Err(_), Some(stub)) = (&linked, &self.stub)
+            && line.seq == self.seq + 1
+        {
+            let Stub { first, last, .. } = stub;
+            return Err(format!(
+                "entry {} of the log, or the stub of entries {first} to {last} before it, was changed: \
+                 the hashes do not fit",
+                line.seq
+            ));
+        }
+        linked?;
+        (self.seq, self.hash, self.stub) = (line.seq, line.hash, None);
+        self.kept += u64::from(line.seq <= self.marks.base_seq);
+        self.meet_base()
+    }
+
+    fn pass_stub(&mut self, stub: Stub) -> Result<(), String> {
+        let Stub { first, last, .. } = stub;
+        if first > self.seq + 1 {
+            return Err(format!("entry {} of the log is missing", self.seq + 1));
+        }
+        let lines: u64 = stub.owners.values().fold(0, |sum, lines| sum.saturating_add(*lines));
+        let fits = first == self.seq + 1 && last >= first && last <= self.marks.base_seq && self.stub.is_none();
+        if !fits || lines != last - first + 1 {
+            return Err(format!("the stub of entries {first} to {last} is none that trimming leaves"));
+        }
+        self.cut += lines;
+        (self.seq, self.hash, self.stub) = (last, stub.hash, Some(stub));
+        self.meet_base()
+    }
+
+    fn meet_base(&self) -> Result<(), String> {
+        if self.seq == self.marks.base_seq && self.hash != self.marks.base_hash {
+            return Err(format!("the base does not fit entry {} of the log: their hashes differ", self.seq));
+        }
+        Ok(())
+    }
+
+    /// Compares what was met with what trimming has counted.
+    fn check_counts(&self, conn: &Connection, report: &mut Report) -> Result<()> {
+        let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned);
+        let cut = self.marks.log_seq + self.cut;
+        let counted = count("SELECT coalesce(sum(cut), 0) FROM owners")?;
+        if counted != cut {
+            report.find(format!("{cut} lines of the log were trimmed, but {counted} were counted"));
+        }
+        let noted = count("SELECT count(*) FROM kept JOIN log USING (seq)")?;
+        let counted = count("SELECT coalesce(sum(lines), 0) FROM owners")?;
+        if (noted, counted) != (self.kept, self.kept) {
+            report.find(format!(
+                "the log has {} lines that are folded into the base, but the owners of {noted} are noted and {counted} \
+                 are counted",
+                self.kept
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Folds the log, checking the chain and the history on the way; `None` if the log does not hold.
 fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) -> Result<Option<Folded>> {
     let mut folded = Folded { rows: base.clone(), ended: BTreeSet::new() };
-    let (mut hasher, mut hash, mut seq) = (Hasher::default(), marks.base_hash, marks.base_seq);
+    let (seq, hash) = (marks.log_seq, marks.log_hash);
+    let mut walk = Walk { marks, hasher: Hasher::default(), seq, hash, stub: None, kept: 0, cut: 0 };
     let mut latest = Time::ZERO;
+    let mut stubs = conn.prepare(&format!("{}ORDER BY first_seq", cut::STUBS))?;
+    let mut stubs = stubs.query_map([], cut::stub)?.peekable();
     let mut log = conn.prepare(read::LOG)?;
-    for line in log.query_map([signed(marks.base_seq), -1], read::log_line)? {
-        let line = line?;
-        let stepped =
-            fold::linked(&mut hasher, &hash, seq + 1, &line).and_then(|()| fold::step(&mut folded.rows, &line));
-        (hash, seq) = (line.hash, line.seq);
-        latest = latest.max(line.at);
+    let mut lines = log.query_map([signed(marks.log_seq), -1], read::log_line)?;
+    if let Err(what) = walk.meet_base() {
+        report.find(what);
+        return Ok(None);
+    }
+    loop {
+        let line = lines.next().transpose()?;
+        let is_before = |stub: &Result<Stub>| match (stub, &line) {
+            (Ok(stub), Some(line)) => stub.first <= line.seq,
+            _ => true,
+        };
+        let mut stepped = Ok(None);
+        while let Some(stub) = stubs.next_if(is_before) {
+            stepped = stepped.and(walk.pass_stub(stub?).map(|()| None));
+        }
+        let is_last = line.is_none();
+        if let Some(line) = line {
+            latest = latest.max(line.at);
+            stepped = stepped.and_then(|_| {
+                walk.pass_line(&line)?;
+                if line.seq <= marks.base_seq { Ok(None) } else { fold::step(&mut folded.rows, &line) }
+            });
+        }
         match stepped {
             Ok(Some(ended)) => {
                 folded.ended.insert(ended.id);
@@ -153,11 +268,15 @@ fn fold_log(conn: &Connection, marks: &Marks, base: &Rows, report: &mut Report) 
                 return Ok(None);
             }
         }
+        if is_last {
+            break;
+        }
     }
-    if (seq, hash) != (marks.head_seq, marks.head_hash) {
-        report.find(format!("the log ends at entry {seq}, but {} were written", marks.head_seq));
+    if (walk.seq, walk.hash) != (marks.head_seq, marks.head_hash) {
+        report.find(format!("the log ends at entry {}, but {} were written", walk.seq, marks.head_seq));
         return Ok(None);
     }
+    walk.check_counts(conn, report)?;
     if marks.clock < latest {
         report.find(format!(
             "the table `meta` has the clock at {} µs, but the log has an entry of {} µs",
@@ -173,10 +292,16 @@ fn check_past_holds(conn: &Connection, marks: &Marks, ended: &Ended, report: &mu
     match find.query_row([signed(ended.id.0)], codec::past).optional()? {
         Some(row) if row == *ended => report.past += 1,
         Some(row) => report.find(differs(&format!("ended lease {}", ended.id), ended, &row)),
-        None if ended.id.0 < marks.past_floor => {}
+        None if ended.id.0 < marks.past_floor.max(past_floor(conn, ended.tenant)?) => {}
         None => report.find(format!("ended lease {} is in the log, but its row is missing", ended.id)),
     }
     Ok(())
+}
+
+fn past_floor(conn: &Connection, tenant: TenantId) -> Result<u64> {
+    let mut find = conn.prepare_cached("SELECT floor FROM past_floors WHERE tenant = ?1")?;
+    let floor = find.query_row([tenant.0], |row| row.get::<_, i64>(0)).optional()?;
+    Ok(floor.map_or(0, i64::cast_unsigned))
 }
 
 /// What is in the history must have been ended by the log, unless it is older.

@@ -495,7 +495,7 @@ impl Driver<'_> {
         }
         self.stops(lease);
         if reason.ends_processes() {
-            self.replies.push_back(Event::Members { lease, processes: Vec::new() });
+            self.replies.push_back(Event::Members { lease, processes: Vec::new(), restricted: BTreeMap::new() });
         }
         let job = &self.setup.trace.jobs[number as usize];
         let course = &mut self.courses[number as usize];

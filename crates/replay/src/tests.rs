@@ -206,6 +206,17 @@ fn a_trace_that_was_written_is_read_again_as_it_was() {
 }
 
 #[test]
+fn names_with_spaces_at_their_ends_and_empty_names_survive_being_written_as_csv() {
+    let job = r#"{"arrival_s":0,"tenant":"TENANT","vram":1,"cards":1,"duration_s":1,"tier":"spot","name":"NAME"}"#;
+    for (tenant, name) in [("\u{a0}ann", "x\u{2003}"), (" ann ", ""), ("a,\"b", " "), ("\u{feff}ann", "\u{3000}")] {
+        let quoted = |text: &str| text.replace('"', "\\\"");
+        let trace = json::read(&job.replace("TENANT", &quoted(tenant)).replace("NAME", &quoted(name)), "").unwrap();
+        let again = csv::read(&trace.to_csv(), "").unwrap();
+        assert_eq!((again.jobs, again.tenants), (trace.jobs, trace.tenants), "{tenant:?} {name:?}");
+    }
+}
+
+#[test]
 fn a_made_up_trace_has_what_makes_sharing_hard() {
     let trace = crowd(1);
     let of = |name: &str| {

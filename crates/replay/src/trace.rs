@@ -148,7 +148,7 @@ impl Builder {
             duration: Span(micros(row.duration_s).max(1)),
             tier: row.tier,
             priority: row.priority as i8,
-            name: row.name.map(String::into_boxed_str),
+            name: row.name.filter(|name| !name.is_empty()).map(String::into_boxed_str),
         });
         Ok(())
     }
@@ -277,7 +277,7 @@ fn decimal(us: u64) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    if text.contains([',', '"']) || text.starts_with(' ') || text.ends_with(' ') {
+    if text.contains([',', '"']) || text.trim() != text {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {
         text.to_owned()

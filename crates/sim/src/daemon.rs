@@ -127,7 +127,7 @@ impl Sim<'_> {
     }
 
     /// The state takes in one event, and the checker looks on.
-    fn take(&mut self, actor: usize, event: Event) -> Result<Answer, Violation> {
+    pub(crate) fn take(&mut self, actor: usize, event: Event) -> Result<Answer, Violation> {
         let now = self.now();
         let Some(daemon) = &mut self.daemon else { return Ok(Answer::Done) };
         self.story.step.set(self.story.step.get() + 1);
@@ -381,7 +381,7 @@ impl Sim<'_> {
         // Whose processes are all others' is not gone.
         if !processes.is_empty() || roots.iter().any(alive) {
             self.greet(lease, &processes);
-            self.report(Event::Members { lease, processes })?;
+            self.report(Event::Members { lease, processes, restricted: Default::default() })?;
             self.mind_deep(lease);
             return Ok(());
         }
@@ -421,6 +421,8 @@ impl Sim<'_> {
         }
         self.begin();
         self.checker.restarted(&self.disk)?;
+        self.lose_lines();
+        self.find_loss()?;
         let epoch_floor = if self.rng.chance(100) { self.disk.rows.meta.next_epoch.0 + 1_000 } else { 1 };
         let started = Event::Started {
             boot: format!("boot-{}", self.boot),
@@ -439,6 +441,7 @@ impl Sim<'_> {
         self.begin();
         self.checker.rebuilt(&self.disk)?;
         self.take(self.callers.len(), Event::DiskFilled)?;
+        self.find_loss()?;
         self.look_around()
     }
 

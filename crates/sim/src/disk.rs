@@ -6,6 +6,8 @@
 //! short one.
 
 use std::collections::BTreeMap;
+use sublet_core::action::Action;
+use sublet_core::loss::Loss;
 use sublet_core::rows::{Hold, Phase, Rows};
 use sublet_core::units::Time;
 use sublet_journal::Batch;
@@ -26,6 +28,8 @@ pub struct Disk {
     pub clock: Time,
     /// The number of the log's last entry.
     pub seq: u64,
+    /// Lines that are missing, as it is noted beside the journal until an operator accepts that.
+    pub loss: Option<Loss>,
     /// Nothing new fits, unless the ballast is given up.
     pub full: bool,
 }
@@ -85,6 +89,9 @@ impl Disk {
     pub fn write_log(&mut self, batch: &Batch) {
         for entry in &batch.entries {
             self.fold.apply(&entry.action);
+            if let Action::AcceptLoss { .. } = entry.action {
+                self.loss = None;
+            }
         }
         self.seq += batch.entries.len() as u64;
         self.clock = batch.entries.iter().map(|entry| entry.at).fold(self.clock.max(batch.at), Time::max);

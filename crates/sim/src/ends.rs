@@ -20,6 +20,7 @@ impl Sim<'_> {
         let preempt = match self.whim.below(100) {
             0..8 => Preempt::Never,
             8..38 => Preempt::End,
+            38..46 => Preempt::Park,
             _ => Preempt::Usual,
         };
         let notice = self.whim.chance(if preempt == Preempt::End { 800 } else { 300 }).then(|| Notice {

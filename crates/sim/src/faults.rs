@@ -10,6 +10,7 @@ use crate::timers::Timer;
 use crate::world::Ail;
 use sublet_core::event::Event;
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::loss::Loss;
 use sublet_core::units::{Bytes, Span};
 
 impl Sim<'_> {
@@ -110,6 +111,32 @@ impl Sim<'_> {
             true => self.report(Event::DiskFreed),
             false => Ok(()),
         }
+    }
+
+    /// Sometimes what is noted beside the journal does not fit it. What was lost is not played: no rule holds for it.
+    pub(crate) fn lose_lines(&mut self) {
+        if !self.calm && self.rng_losses.chance(self.losses) {
+            let lines = self.rng_losses.within(1, 100);
+            let loss = Loss::Missing { lines, after: self.disk.seq, since_wall_us: None, until_wall_us: self.wall_us };
+            self.disk.loss = Some(loss.after(self.disk.loss));
+        }
+    }
+
+    /// A daemon that starts is told of a loss that was not accepted yet.
+    pub(crate) fn find_loss(&mut self) -> Result<(), Violation> {
+        let Some(loss) = self.disk.loss else { return Ok(()) };
+        let delay = self.rng_losses.within(S, 100 * S);
+        self.timers.set(self.t + delay, Timer::AcceptLoss);
+        self.take(self.callers.len(), Event::LossFound(loss)).map(drop)
+    }
+
+    /// A tenant accepts the loss, which changes nothing, and then an operator.
+    pub(crate) fn accept_loss(&mut self) -> Result<(), Violation> {
+        for number in [0, self.callers.len() - 1] {
+            let by = self.callers[number].clone();
+            self.call(Call { by: number, event: Event::LossAccepted { by }, job: None })?;
+        }
+        Ok(())
     }
 
     /// The configuration is read anew.

@@ -10,6 +10,7 @@ use crate::checker::Violation;
 use crate::daemon::Call;
 use crate::rng::Rng;
 use crate::shape::S;
+use crate::shims::Order;
 use crate::sim::Sim;
 use crate::timers::Timer;
 use sublet_core::ask::{Ask, Exclusivity, On, Preempt, Term, Tier, Vram};
@@ -465,7 +466,8 @@ impl Sim<'_> {
         for ((process, rung), program) in std::mem::take(&mut self.world.left) {
             if let Some(lease) = program.heard_as(self.life) {
                 let delay = self.luck.within(0, S / 3);
-                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung));
+                let died = rung == Rung::Park && program.doing == Some(Order::Park);
+                self.timers.set(self.t + delay, Timer::Left(self.life, lease.0, process, rung, died));
             }
         }
         for lease in leases {

@@ -8,7 +8,7 @@ use sublet_sim::mutants::{Planted, hunt};
 use sublet_sim::run::{Options, Passed, run, tell};
 
 /// Seeds within which a planted bug must be caught.
-const HUNT_SEEDS: u64 = 600;
+const HUNT_SEEDS: u64 = 2_000;
 
 /// Simulates the lease service from seeds, with faults, and checks the rules.
 #[derive(Debug, Parser)]

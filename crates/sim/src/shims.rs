@@ -417,8 +417,9 @@ impl Sim<'_> {
     }
 
     /// A program is not there any more.
-    pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken) -> Result<(), Violation> {
-        self.report(Event::Said { lease, rung, process, said: Said::Left })?;
+    pub(crate) fn left(&mut self, lease: LeaseId, (process, rung): Spoken, died: bool) -> Result<(), Violation> {
+        let said = if died { Said::Died("killed for lack of memory".to_owned()) } else { Said::Left };
+        self.report(Event::Said { lease, rung, process, said })?;
         self.mind_deep(lease);
         Ok(())
     }
@@ -567,6 +568,8 @@ impl Sim<'_> {
         let (temper, odd) = (program.temper, self.luck.chance(400));
         match order {
             _ if temper == Temper::Dies && odd => {
+                // It had not done yet what it was told.
+                program.doing = Some(order);
                 let leases = self.world.exit_process(process.0);
                 self.noticed(&leases);
                 return Ok(());

@@ -29,6 +29,8 @@ const CALM_WAITERS: usize = 120;
 
 /// Tells the luck of parking from that of everything else.
 const LUCK: u64 = 0x7061_721D;
+/// And that of a journal that lost lines.
+const RNG_LOSSES: u64 = 0x6C6F_7373;
 /// And that of making room.
 const WHIM: u64 = 0x726F_6F6D;
 /// And that of wrappers.
@@ -61,6 +63,9 @@ pub struct Sim<'a> {
     pub(crate) rng: Rng,
     /// Of what has to do with parking.
     pub(crate) luck: Rng,
+    /// So many starts in a thousand find that lines are missing.
+    pub(crate) losses: u64,
+    pub(crate) rng_losses: Rng,
     /// Of what has to do with making room.
     pub(crate) whim: Rng,
     /// Of which wrappers die alone.
@@ -145,6 +150,8 @@ impl<'a> Sim<'a> {
         let often = astray.pick(&[0, 0, 40, 200]);
         let mut grabs = Rng::new(seed ^ GRABS);
         let grasping = grabs.pick(&[0, 0, 30, 200]);
+        let mut rng_losses = Rng::new(seed ^ RNG_LOSSES);
+        let losses = rng_losses.pick(&[0, 0, 0, 300]);
         let mut rng_hints = Rng::new(seed ^ RNG_HINTS);
         let hints = rng_hints.pick(&[0, 0, 200, 900]);
         let mut rng_aside = Rng::new(seed ^ RNG_ASIDE);
@@ -192,6 +199,8 @@ impl<'a> Sim<'a> {
             story,
             rng,
             luck,
+            losses,
+            rng_losses,
             whim,
             doom: Rng::new(seed ^ DOOM),
             odds,
@@ -271,10 +280,13 @@ impl<'a> Sim<'a> {
             Timer::Operator => self.operate(),
             Timer::Aside => self.aside(),
             Timer::DiskFreed => self.disk_freed(),
+            Timer::AcceptLoss => self.accept_loss(),
             Timer::Connect(life, process, rung) if life == self.life => self.connect((process, rung)),
             Timer::Hear(life, process, rung) if life == self.life => self.hear((process, rung)),
             Timer::Mind(life, process, rung) if life == self.life => self.mind((process, rung)),
-            Timer::Left(life, lease, process, rung) if life == self.life => self.left(LeaseId(lease), (process, rung)),
+            Timer::Left(life, lease, process, rung, died) if life == self.life => {
+                self.left(LeaseId(lease), (process, rung), died)
+            }
             Timer::Done(process, rung, turn) => self.done((process, rung), turn),
             Timer::Heed(life, lease) if life == self.life => self.heed(LeaseId(lease)),
             Timer::Hooked(lease, turn) => self.hook_done(LeaseId(lease), turn),
@@ -408,6 +420,7 @@ impl<'a> Sim<'a> {
 
     fn open_all(&mut self) -> Result<(), Violation> {
         self.report(Event::DiskFreed)?;
+        self.accept_loss()?;
         self.report(Event::Listed(eyes::list(&self.world)))?;
         self.end_asides()?;
         for card in 0..self.world.cards.len() {

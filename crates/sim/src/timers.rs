@@ -45,14 +45,17 @@ pub enum Timer {
     Aside,
     /// The disk has room again.
     DiskFreed,
+    /// Callers accept that lines are missing, an operator among them.
+    AcceptLoss,
     /// A program gets through to the daemon.
     Connect(u32, ProcKey, Rung),
     /// The daemon hears what a program said.
     Hear(u32, ProcKey, Rung),
     /// The daemon looks whether a program is where it should be.
     Mind(u32, ProcKey, Rung),
-    /// The daemon notices that a program of a lease's is not there any more.
-    Left(u32, u64, ProcKey, Rung),
+    /// The daemon notices that a program of a lease's is not there any more, and whether it died while the library in it
+    /// was parking it.
+    Left(u32, u64, ProcKey, Rung, bool),
     /// A program has done what it was told; the number tells old orders from new ones.
     Done(ProcKey, Rung, u32),
     /// A wrapper hears where its lease is.

@@ -12,6 +12,14 @@ fn check(seed: u64, options: Options) -> Passed {
     })
 }
 
+/// The first `count` seeds whose worlds show what a test is about. Every change of core or of the worlds makes other worlds
+/// of the same seeds, so they are looked for and not written down.
+fn worlds(count: usize, options: Options, shows: impl Fn(&Passed) -> bool) -> Vec<u64> {
+    let found: Vec<u64> = (1..5_000).filter(|seed| shows(&check(*seed, options))).take(count).collect();
+    assert_eq!(found.len(), count, "worlds that show it are too rare");
+    found
+}
+
 #[test]
 fn two_hundred_seeds_keep_the_rules() {
     let (mut events, mut kept, mut parked, mut resumed) = (0, 0, 0, 0);
@@ -112,6 +120,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(400_088_704, Options::default());
     // A program that was parked for a smaller lease than it had bytes came back, to room that was another's by then.
     check(500_008_956, Options::default());
+    // A request that might not wait was refused and forgotten, and a grant that it had held up spoke of it.
+    check(882, Options { steps: 500, ..Options::default() });
 }
 
 #[test]
@@ -138,10 +148,9 @@ fn a_daemon_that_dies_at_each_journal_write_loses_nothing_it_told() {
 #[test]
 fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut];
-    for seed in [32, 754, 1049] {
-        let options = Options { steps: 700, blind: true, ..Options::default() };
+    let options = Options { steps: 700, blind: true, ..Options::default() };
+    for seed in worlds(3, options, |passed| passed.driven > 0) {
         let passed = check(seed, options);
-        assert!(passed.driven > 0, "nobody is parked by the driver in {seed}");
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });
@@ -154,11 +163,9 @@ fn a_daemon_that_dies_while_it_makes_room_parks_ends_and_loses_nobody_by_that() 
 #[test]
 fn a_daemon_that_dies_while_contexts_leave_brings_all_of_them_back() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
-    for seed in [24, 96, 801, 1754] {
-        let options = Options { steps: 500, ..Options::default() };
+    let options = Options { steps: 500, ..Options::default() };
+    for seed in worlds(4, options, |passed| passed.deep > 1 && passed.surfaced > 0) {
         let passed = check(seed, options);
-        let (deep, surfaced) = (passed.deep, passed.surfaced);
-        assert!(deep > 1 && surfaced > 0, "{deep} leave altogether in {seed}, and {surfaced} come back");
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });
@@ -171,10 +178,9 @@ fn a_daemon_that_dies_while_contexts_leave_brings_all_of_them_back() {
 #[test]
 fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_else() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
-    for seed in [102, 114, 190] {
-        let options = Options { steps: 500, ..Options::default() };
+    let options = Options { steps: 500, ..Options::default() };
+    for seed in worlds(3, options, |passed| passed.struck > 3) {
         let passed = check(seed, options);
-        assert!(passed.struck > 3, "only {} are signalled in {seed}", passed.struck);
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });
@@ -187,11 +193,9 @@ fn a_daemon_that_dies_while_it_ends_strangers_signals_nobody_by_that_and_nobody_
 #[test]
 fn a_daemon_that_dies_while_it_parks_strangers_tries_each_once_and_signals_nobody_by_that() {
     let deaths = [Fate::KilledBefore, Fate::KilledWithin, Fate::KilledAfter, Fate::PowerCut, Fate::Full];
-    for seed in [685, 1021, 1445] {
-        let options = Options { steps: 500, ..Options::default() };
+    let options = Options { steps: 500, ..Options::default() };
+    for seed in worlds(3, options, |passed| passed.spared > 0 && passed.unmoved > 0) {
         let passed = check(seed, options);
-        let (spared, unmoved) = (passed.spared, passed.unmoved);
-        assert!(spared > 0 && unmoved > 0, "{spared} are parked in {seed}, and {unmoved} cannot be");
         for commit in 1..=passed.commits {
             for fate in deaths {
                 check(seed, Options { kill_at: Some((commit, fate)), ..options });
@@ -221,8 +225,8 @@ fn the_same_seed_is_the_same_run() {
 fn every_planted_bug_is_caught() {
     let survivors: Vec<String> = Planted::all()
         .into_iter()
-        .filter(|planted| hunt(*planted, 1..600, 2_000).is_none())
+        .filter(|planted| hunt(*planted, 1..2_000, 2_000).is_none())
         .map(Planted::name)
         .collect();
-    assert!(survivors.is_empty(), "not caught within 599 seeds: {survivors:?}");
+    assert!(survivors.is_empty(), "not caught within 1,999 seeds: {survivors:?}");
 }

@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 pub struct AsideAsk {
     /// For how many seconds from now on, 1 to 86400; 43200 (12 h) if null.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 86_400))]
     pub for_s: Option<u64>,
     /// Tells several asides of one user apart; letters, digits, `-`, `.`, `:` and `_`, 64 at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 64, pattern = "^[A-Za-z0-9.:_-]*$"))]
     pub key: Option<String>,
     /// Only prolong an aside with this key that is there already.
     #[serde(default, skip_serializing_if = "crate::ask::is_false")]

@@ -33,9 +33,9 @@ pub struct Ask {
     /// Whom the card may be shared with meanwhile. Default: anybody.
     #[serde(default)]
     pub exclusivity: Exclusivity,
-    /// What others who need the cards may do to it. Default: whatever loses nothing.
-    #[serde(default)]
-    pub preempt: Preempt,
+    /// What may be done to the lease when other requests need its GPU. Default: `park`, but `end` at tier spot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preempt: Option<Preempt>,
     /// Its wrapper runs a hook when its cards are needed, and says by `POST /v1/leases/{id}/hook` what came of it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub yields: bool,
@@ -44,7 +44,8 @@ pub struct Ask {
     pub may_lose: bool,
     /// Which signal its programs get before the lease ends, and how long before: when it is to end for others, and
     /// when its fixed term (`time_s`) is over. Only processes that catch the signal get it; if none does, the first
-    /// process of the lease gets SIGTERM instead, unless it ignores the signal.
+    /// process of the lease gets SIGTERM instead, unless it ignores the signal. Processes that run as another user than
+    /// the lease's (`sudo`, `su`) get none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
     /// Less will do, down to so many bytes of each card, if that can start at once: then it does.
@@ -54,14 +55,28 @@ pub struct Ask {
     /// Only on this card (index, or UUID or its beginning), or on cards whose model contains this text; up to 64 of
     /// these with commas between them (`1,GPU-5f3a`): on any of them. Each has at most 128 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 8255))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(
+            min_length = 1,
+            max_length = 8255,
+            pattern = r"^[^,\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]+(,[^,\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]+)*$"
+        )
+    )]
     pub on: Option<String>,
     /// What people call it. At most 64 characters; none that controls something, is invisible (zero width) or turns
     /// the others around (bidirectional formatting).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(max_length = 64))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(
+            max_length = 64,
+            pattern = r"^[^\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]*$"
+        )
+    )]
     pub name: Option<String>,
-    /// How long to stay in the queue, in seconds; 0: granted now or refused. Default: a day.
+    /// How long to stay in the queue, in seconds; 0: granted now, or refused without a trace (no lease, no
+    /// line in the audit trail). Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(maximum = 604_800))]
     pub wait_s: Option<u64>,
@@ -87,12 +102,20 @@ pub(crate) fn is_false(said: &bool) -> bool {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Notice {
-    /// The signal's name without `SIG` (`USR1`), or its number.
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 16, example = "USR1"))]
+    /// The signal's name without `SIG`, or its number: HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG or WINCH.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(min_length = 1, max_length = 16, pattern = "^[A-Za-z0-9+]+$", example = "USR1")
+    )]
     pub signal: String,
     /// So many seconds before the end.
     #[cfg_attr(feature = "openapi", schema(maximum = 600))]
     pub before_s: u64,
+}
+
+impl Notice {
+    /// Signals that can be asked for. Others end a program that does not know them, or cannot be caught.
+    pub const SIGNALS: [&str; 9] = ["HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT", "URG", "WINCH"];
 }
 
 /// How much of each card.
@@ -183,12 +206,11 @@ pub enum Exclusivity {
 }
 
 /// What others who need the cards may do to a holder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Preempt {
-    /// Whatever loses nothing: it is parked when others need its cards more, and goes on later.
-    #[default]
+    /// Park it and resume it later; never end it.
     Park,
     /// Also end it: notice, SIGTERM, SIGKILL. It begins again from what it saved.
     End,
@@ -216,6 +238,7 @@ pub struct Accept {
 #[serde(deny_unknown_fields)]
 pub struct Renew {
     /// The epoch the lease was granted with; an old one is refused.
+    #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
 }
 
@@ -225,6 +248,7 @@ pub struct Renew {
 #[serde(deny_unknown_fields)]
 pub struct Bind {
     /// The epoch the lease was granted with; an old one is refused.
+    #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
     /// A live process of the caller's own user. Its descendants belong to it.
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
@@ -238,6 +262,7 @@ pub struct Bind {
 #[serde(deny_unknown_fields)]
 pub struct Hooked {
     /// The epoch the lease was granted with; an old one is refused.
+    #[cfg_attr(feature = "openapi", schema(maximum = 9_223_372_036_854_775_807_u64))]
     pub epoch: u64,
     /// What came of it.
     pub done: Done,
@@ -270,7 +295,7 @@ mod tests {
     fn an_ask_of_an_older_client_is_read_and_sent_as_it_was() {
         let old = r#"{"vram_bytes":1048576,"tier":"batch","priority":0,"exclusivity":"shared","preempt":"park"}"#;
         let ask: Ask = serde_json::from_str(old).unwrap();
-        assert_eq!((ask.yields, ask.may_lose, &ask.notice, ask.preempt), (false, false, &None, Preempt::Park));
+        assert_eq!((ask.yields, ask.may_lose, &ask.notice, ask.preempt), (false, false, &None, Some(Preempt::Park)));
         assert_eq!(serde_json::to_string(&ask).unwrap(), old);
     }
 

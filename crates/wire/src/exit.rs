@@ -8,6 +8,8 @@ pub const OK: u8 = 0;
 pub const FAILURE: u8 = 1;
 /// The command line makes no sense (EX_USAGE).
 pub const USAGE: u8 = 64;
+/// The daemon's journal was removed or moved while it ran (EX_NOINPUT).
+pub const JOURNAL_MOVED: u8 = 66;
 /// No daemon answers (EX_UNAVAILABLE).
 pub const NO_DAEMON: u8 = 69;
 /// The lease was lost, or there is no room (EX_TEMPFAIL).
@@ -43,6 +45,7 @@ pub const fn of(code: Code) -> u8 {
         | Code::LeaseNotActive
         | Code::Fenced
         | Code::DiskFull
+        | Code::JournalLoss
         | Code::TooManyRequests
         | Code::TooBusy => LEASE_LOST,
         Code::Stopping | Code::JournalFailed => NO_DAEMON,

@@ -70,6 +70,10 @@ pub struct Lease {
     /// Why its holder cannot be parked now; null if it can, or has nothing on a card.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_parkable: Option<String>,
+    /// Which of its processes run as another user than the lease's, and so get none of its signals and are not moved by
+    /// the driver; absent if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
     /// While it is `resuming`: why the driver does not bring its processes back yet, and what helps; null if nothing
     /// keeps it from that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -317,6 +321,8 @@ pub enum Reason {
     NotMoved,
     /// It had more than its lease on cards where that is enforced, and others needed them.
     OverUse,
+    /// Its program died while it was being parked: it may have been killed for lack of memory in its cgroup.
+    DiedParking,
 }
 
 /// `GET /v1/leases/{id}/explain`.

@@ -25,7 +25,7 @@ pub use lease::{
     Offer, OverUse, Parked, Reason, Rung, Waiting,
 };
 pub use problem::{Code, Problem, Remedy};
-pub use record::{AuditLine, AuditPage, Health, Usage, UsageBy, UsageRow};
+pub use record::{AuditLine, AuditPage, Health, JournalLoss, Usage, UsageBy, UsageRow};
 pub use stranger::{Adopt, CardMode, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Treat};
 pub use token::{TOKEN_DIGITS, TOKEN_PREFIX, Token, TokenAsk, Tokens};
 

@@ -162,8 +162,6 @@ codes! {
     TooBusy = "too_busy", 503, Retry;
     /// The body is too large.
     TooLarge = "too_large", 413, Stop;
-    /// The request's line and headers are too large.
-    HeadTooLarge = "head_too_large", 431, Stop;
     /// The body did not arrive in time.
     TooSlow = "too_slow", 408, Retry;
     /// The Idempotency-Key was used for another request.
@@ -172,6 +170,10 @@ codes! {
     KeyInUse = "key_in_use", 409, Retry;
     /// The disk is full: no new leases; releases go on.
     DiskFull = "disk_full", 507, TellOperator;
+    /// Lines of the journal are missing: no new leases until an operator accepts that.
+    JournalLoss = "journal_loss", 503, TellOperator;
+    /// No line of the journal is known to be missing.
+    NoLoss = "no_loss", 409, Stop;
     /// The journal could not be written; nothing was acknowledged.
     JournalFailed = "journal_failed", 503, Retry;
     /// The daemon is stopping.

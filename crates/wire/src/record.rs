@@ -1,6 +1,7 @@
 //! Usage, the audit trail, health.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What `GET /v1/usage` adds up by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,10 @@ pub struct UsageRow {
     pub parked_gib_seconds: Option<f64>,
     /// The most VRAM seen on one card; null if never seen, or when adding up by tenant.
     pub peak_bytes: Option<u64>,
+    /// Requests for leases that were refused since the daemon started, by the problem's `code`; none when adding up by
+    /// lease.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// `GET /v1/audit`: a page of the trail, oldest first.
@@ -84,6 +89,14 @@ pub struct AuditLine {
     pub action: serde_json::Value,
     /// The chain's value at this line, in hex.
     pub hash: String,
+}
+
+/// `POST /v1/journal/accept-loss`: what was accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct JournalLoss {
+    /// Which lines are missing, in one sentence.
+    pub sentence: String,
 }
 
 /// `GET /healthz`, `GET /readyz`.

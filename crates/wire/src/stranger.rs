@@ -180,7 +180,14 @@ pub struct ModeAsk {
 #[serde(deny_unknown_fields)]
 pub struct RuleAsk {
     /// `exe:PATH` (or its name alone), `unit:NAME`, `container:ID` (12 characters at least) or `uid:N`.
-    #[cfg_attr(feature = "openapi", schema(min_length = 5, max_length = 266))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(
+            min_length = 5,
+            max_length = 266,
+            pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"
+        )
+    )]
     pub who: String,
     /// What about them.
     pub treat: Treat,

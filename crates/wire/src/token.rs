@@ -18,11 +18,18 @@ pub struct TokenAsk {
     pub hash: String,
     /// For whom: `uid:1000`, or a kind and a name such as `user:ana` (operators). Default: the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 3, max_length = 64))]
+    #[cfg_attr(feature = "openapi", schema(min_length = 3, max_length = 64, pattern = r"^[^:\s]+:\S+$"))]
     pub tenant: Option<String>,
     /// What people call it. At most 64 characters, no control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 64))]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(
+            min_length = 1,
+            max_length = 64,
+            pattern = r"^[^\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]+$"
+        )
+    )]
     pub name: Option<String>,
     /// It may look and change nothing.
     #[serde(default)]

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{
-    Accept, Adopt, AsideAsk, Ask, Bind, Card, Code, Hooked, Lease, LeaseState, Leases, ModeAsk, Problem, Renew, Rule,
-    RuleAsk, Token, TokenAsk, exit,
+    Accept, Adopt, AsideAsk, Ask, Bind, Card, Code, Hooked, JournalLoss, Lease, LeaseState, Leases, ModeAsk, Problem,
+    Renew, Rule, RuleAsk, Token, TokenAsk, exit,
 };
 
 /// The daemon answers in milliseconds; a disk that stalls takes seconds.
@@ -236,6 +236,11 @@ impl Client {
     pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
         let target = format!("/v1/cards/{uuid}/{verb}");
         self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
+    }
+
+    /// Goes on without lines that are missing from the journal.
+    pub fn accept_loss(&self) -> Result<JournalLoss, Failure> {
+        self.post("/v1/journal/accept-loss", None::<&()>, RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
     /// Has a GPU step aside, within `patience`.

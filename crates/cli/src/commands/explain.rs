@@ -61,7 +61,9 @@ fn has(lease: &Lease) -> String {
     let each = if lease.card_indices.len() > 1 { " each" } else { "" };
     let (vram, cards) = (size::show(vram), text::cards(&lease.card_indices));
     let left = lease.remaining_s.map_or_else(String::new, |s| format!(", {} left", span::show(s)));
-    format!("\nhas: {vram}{each} on {cards}{left}")
+    let stays = lease.not_parkable.iter().map(|why| format!("\ncannot be parked now: {why}"));
+    let others = lease.left_out.iter().map(|others| format!("\nother users: {others}"));
+    format!("\nhas: {vram}{each} on {cards}{left}") + &stays.chain(others).collect::<String>()
 }
 
 fn asked(lease: &Lease) -> String {

@@ -2,6 +2,7 @@
 
 use super::serve::no_home;
 use crate::args::Globals;
+use crate::client::Client;
 use crate::daemon::{self, Held, Verified};
 use crate::failure::Failure;
 use crate::output;
@@ -35,6 +36,12 @@ pub enum Verb {
     },
     /// List the leases in it that have not ended
     Leases,
+    /// Have the running daemon go on without lines that are missing (operators only)
+    ///
+    /// A damaged or lost write-ahead log, and a backup that was put back, leave the journal with fewer lines than were
+    /// written. The daemon notices that when it starts, and grants nothing until this is said. It is recorded. Programs
+    /// of leases that were lost go on, and count as programs without a lease.
+    AcceptLoss,
 }
 
 /// Does it.
@@ -51,7 +58,21 @@ pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
             Ok(exit::OK)
         }
         Verb::Leases => leases(globals, &daemon::leases(&dir)?),
+        Verb::AcceptLoss => accept_loss(globals, args.state_dir.as_deref()),
     }
+}
+
+fn accept_loss(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failure> {
+    if state_dir.is_some() {
+        let failure = Failure::usage("the running daemon records it, so `--state-dir` has no meaning here");
+        return Err(failure.hint("say `--socket` if there is more than one daemon"));
+    }
+    let accepted = Client::open(globals)?.accept_loss()?;
+    match globals.json {
+        true => output::json(&accepted)?,
+        false => eprintln!("accepted: {}; leases are granted again", accepted.sentence),
+    }
+    Ok(exit::OK)
 }
 
 /// Checks the journal in this directory, or where `serve` keeps it.
@@ -69,6 +90,9 @@ fn verify(globals: &Globals, found: &Verified) -> Result<u8, Failure> {
     Ok(if found.findings.is_empty() { exit::OK } else { exit::FAILURE })
 }
 
+/// Owners of trimmed lines that are printed.
+const TRIMMED_SHOWN: usize = 10;
+
 fn render(found: &Verified) -> String {
     let mut text: String = found.findings.iter().map(|finding| format!("wrong: {finding}\n")).collect();
     text.push_str(&format!(
@@ -83,8 +107,17 @@ fn render(found: &Verified) -> String {
         found.last_seq,
         found.head,
     ));
+    for trimmed in found.trimmed.iter().take(TRIMMED_SHOWN) {
+        text.push_str(&format!("trimmed: {} of {}\n", text::count(trimmed.lines, "line"), trimmed.owner));
+    }
+    if let Some(more) = found.trimmed.len().checked_sub(TRIMMED_SHOWN).filter(|more| *more > 0) {
+        text.push_str(&format!("trimmed: lines of {more} more (`--json` lists all)\n"));
+    }
     text.push_str(&match found.findings.len() as u64 {
-        0 => "the journal is whole\n".into(),
+        0 if found.noted => "the journal is whole\n".into(),
+        0 => {
+            "no head is noted beside it: what is inside is whole, and lines missing at its end cannot be seen\n".into()
+        }
         n => format!("the journal is NOT whole: {}\n", text::count(n, "finding")),
     });
     text
@@ -140,6 +173,7 @@ fn list(leases: &[Held]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::Trimmed;
     use expect_test::expect;
 
     fn whole() -> Verified {
@@ -151,7 +185,17 @@ mod tests {
             leases: 1,
             past: 7,
             past_unchecked: 0,
+            noted: true,
+            trimmed: vec![],
         }
+    }
+
+    #[test]
+    fn trimmed_lines_are_shown_by_owner() {
+        let trimmed = (0..12).map(|n| Trimmed { owner: format!("uid:{}", 1000 + n), lines: 100 - n }).collect();
+        let text = render(&Verified { trimmed, ..whole() });
+        assert!(text.contains("head 42 ab12\ntrimmed: 100 lines of uid:1000\n"), "{text}");
+        assert!(text.contains("trimmed: lines of 2 more (`--json` lists all)\nthe journal is whole\n"), "{text}");
     }
 
     #[test]
@@ -174,6 +218,12 @@ mod tests {
             the journal is NOT whole: 1 finding
         "#]]
         .assert_eq(&render(&found));
+    }
+
+    #[test]
+    fn what_is_not_compared_with_a_head_beside_it_is_said_to_be_so() {
+        let text = render(&Verified { noted: false, ..whole() });
+        assert!(text.ends_with("what is inside is whole, and lines missing at its end cannot be seen\n"), "{text}");
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.not_parkable.as_ref()?))) {
             eprintln!("{} cannot be parked now: {why}", lease.id);
         }
+        for (lease, others) in leases.leases.iter().filter_map(|lease| Some((lease, lease.left_out.as_ref()?))) {
+            eprintln!("{}: {others}", lease.id);
+        }
         for (lease, why) in leases.leases.iter().filter_map(|lease| Some((lease, lease.held_back.as_ref()?))) {
             eprintln!("{} is not brought back yet: {why}", lease.id);
         }

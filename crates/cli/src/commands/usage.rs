@@ -54,11 +54,12 @@ fn render(usage: &Usage) -> String {
 }
 
 fn by_tenant(usage: &Usage) -> String {
-    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS", ">PARKED GIB HOURS"]);
+    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS", ">PARKED GIB HOURS", ">REFUSED"]);
     for row in &usage.rows {
         let time = span::show(row.card_seconds);
         let parked = row.parked_gib_seconds.map_or_else(|| text::NONE.to_owned(), gib_hours);
-        table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds), parked]);
+        let refused = row.refused.values().sum::<u64>().to_string();
+        table.row([row.user.clone(), row.leases.to_string(), time, gib_hours(row.gib_seconds), parked, refused]);
     }
     table.show("")
 }
@@ -99,6 +100,7 @@ mod tests {
             gib_seconds: 90_000.0,
             parked_gib_seconds: Some(7_200.0),
             peak_bytes: Some(8 << 30),
+            refused: [("no_room".to_owned(), 4_312)].into(),
         };
         let ben = UsageRow {
             user: "ben".into(),
@@ -109,6 +111,7 @@ mod tests {
             gib_seconds: 3.0,
             parked_gib_seconds: Some(0.0),
             peak_bytes: None,
+            refused: [].into(),
             ..ana.clone()
         };
         vec![ana, ben]
@@ -117,9 +120,9 @@ mod tests {
     #[test]
     fn usage_adds_up_by_user_or_lease() {
         expect![[r#"
-            USER  LEASES   CARD TIME  GIB HOURS  PARKED GIB HOURS
-            ana       12  2 h 30 min      25.00              2.00
-            ben        1        42 s       0.00              0.00
+            USER  LEASES   CARD TIME  GIB HOURS  PARKED GIB HOURS  REFUSED
+            ana       12  2 h 30 min      25.00              2.00     4312
+            ben        1        42 s       0.00              0.00        0
         "#]]
         .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows(), more: false }));
         expect![[r#"

@@ -47,9 +47,9 @@ pub struct AskArgs {
     /// Less will do, down to this much per card, if that can start at once
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_hyphen_values = true)]
     pub accept_smaller: Option<u64>,
-    /// What others who need the cards may do to it
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = PreemptArg::Park, help_heading = ROOM)]
-    pub preempt: PreemptArg,
+    /// What may be done to it when other requests need the GPU [default: park, but end at --tier spot]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = ROOM)]
+    pub preempt: Option<PreemptArg>,
     /// What makes the program give its memory on the cards back: `POST http://HOST:PORT/PATH [JSON]`,
     /// `unix:/PATH MESSAGE`, or a command line for sh
     #[arg(long, value_name = "HOOK", help_heading = ROOM)]
@@ -63,7 +63,8 @@ pub struct AskArgs {
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
     /// such as USR1@120: when it is to end for others (then SIGTERM, then SIGKILL), and when its --time
     /// is over (then nothing: the programs go on without a lease). Only processes that catch the signal get
-    /// it; if none does, the command gets SIGTERM instead, unless it ignores the signal
+    /// it; if none does, the command gets SIGTERM instead, unless it ignores the signal. Processes of other
+    /// users (sudo) get none. One of HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH
     #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM)]
     pub signal: Option<Notice>,
     /// Ask and start the command again when it was ended for others: each time, or at most N times
@@ -117,7 +118,7 @@ impl From<TierArg> for Tier {
 /// `--preempt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreemptArg {
-    /// Whatever loses nothing: it is parked when others need the cards more, and goes on later
+    /// Park it and resume it later; never end it
     Park,
     /// Also end it: a notice, SIGTERM, SIGKILL
     End,
@@ -181,7 +182,7 @@ impl AskArgs {
         words.add("tier", (*tier != TierArg::Batch).then(|| choice(tier)));
         words.add("priority", (*priority != 0).then(|| priority.to_string()));
         words.add("accept-smaller", accept_smaller.map(typed_size));
-        words.add("preempt", (*preempt != PreemptArg::Park).then(|| choice(preempt)));
+        words.add("preempt", preempt.as_ref().map(choice));
         words.add("on-yield", on_yield.as_ref().map(Hook::to_string));
         words.add("on-resume", on_resume.as_ref().map(Hook::to_string));
         words.add("hook-timeout", hook_timeout.map(typed_span));
@@ -222,11 +223,11 @@ impl AskArgs {
                 Some(ExclusiveArg::Session) => Exclusivity::SessionExclusive,
                 Some(ExclusiveArg::Device) => Exclusivity::DeviceExclusive,
             },
-            preempt: match self.preempt {
+            preempt: self.preempt.map(|preempt| match preempt {
                 PreemptArg::Park => Preempt::Park,
                 PreemptArg::End => Preempt::End,
                 PreemptArg::Never => Preempt::Never,
-            },
+            }),
             yields: self.on_yield.is_some(),
             may_lose: self.may_lose,
             notice: self.signal.clone(),

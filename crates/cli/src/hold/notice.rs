@@ -7,7 +7,7 @@ use sublet_wire::Notice;
 const BEFORE_S: u64 = 60;
 /// Whoever needs the cards waits no longer for somebody who chose to be ended.
 const BEFORE_MAX_S: u64 = 600;
-/// The last that has a name.
+/// The last signal that has a name.
 const NUMBER_MAX: i32 = 31;
 
 /// Reads `USR1@60`, `SIGUSR1` or `10@30`.
@@ -24,10 +24,12 @@ pub fn parse(text: &str) -> Result<Notice, String> {
         }
     };
     let number = number_of(signal).ok_or_else(|| format!("`{signal}` is not a signal\nhint: {hint}"))?;
-    match name_of(number) {
-        Some(name @ ("KILL" | "STOP")) => Err(format!("no program can be told anything by {name}\nhint: {hint}")),
+    match name_of(number).filter(|name| Notice::SIGNALS.contains(name)) {
         Some(name) => Ok(Notice { signal: name.to_owned(), before_s }),
-        None => Ok(Notice { signal: number.to_string(), before_s }),
+        None => {
+            let known = Notice::SIGNALS.join(", ");
+            Err(format!("`{signal}` cannot announce the end of a lease\nhint: choose one of {known}"))
+        }
     }
 }
 
@@ -62,7 +64,9 @@ mod tests {
             assert_eq!(parse(text), Ok(Notice { signal: "USR1".into(), before_s: 60 }), "{text}");
         }
         assert_eq!(parse("TERM@0"), Ok(Notice { signal: "TERM".into(), before_s: 0 }));
-        assert_eq!(parse("16@600"), Ok(Notice { signal: "16".into(), before_s: 600 }), "it has no name");
+        for name in Notice::SIGNALS {
+            assert_eq!(parse(name), Ok(Notice { signal: name.into(), before_s: 60 }));
+        }
     }
 
     #[test]
@@ -70,14 +74,14 @@ mod tests {
         for text in ["", "@60", "USR9@60", "0", "32", "USR1@", "USR1@-1", "USR1@+1", "USR1@601", "USR1@1m", "-10"] {
             assert!(parse(text).is_err_and(|error| error.contains("hint: ")), "{text}");
         }
-        for text in ["KILL@60", "9", "SIGSTOP"] {
-            assert!(parse(text).is_err_and(|error| error.contains("no program can be told")), "{text}");
+        for text in ["KILL@60", "9", "SIGSTOP", "SEGV", "TSTP", "16"] {
+            assert!(parse(text).is_err_and(|error| error.contains("hint: choose one of HUP, INT,")), "{text}");
         }
     }
 
     #[test]
     fn what_was_read_can_be_typed_again() {
-        for text in ["USR1", "USR2@120", "16@5"] {
+        for text in ["USR1", "USR2@120", "WINCH@5"] {
             assert_eq!(parse(text).map(|notice| typed(&notice)).as_deref(), Ok(text));
         }
     }

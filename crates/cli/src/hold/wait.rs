@@ -267,6 +267,7 @@ fn why_soon(reason: Reason) -> &'static str {
         Reason::ParkExpired => "it was parked as long as anything may be",
         Reason::DeviceLost => "its card is lost",
         Reason::RestoreFailed => "the driver could not bring its bytes back",
+        Reason::DiedParking => "its program died while it was being parked",
         Reason::NotMoved => "it could not be parked",
         Reason::Released | Reason::HolderExited | Reason::HostRebooted | Reason::WaitOver => "it is over",
     }

@@ -34,10 +34,22 @@ impl Turn<'_> {
             let held = row.and_then(|row| quota::held(self.state, row)).map(Refusal::OverQuota);
             let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.ask)));
             let no_room = self.no_room(lease);
-            self.end(lease, Reason::WaitOver);
+            self.withdraw(lease);
             return Answer::Refused(held.unwrap_or(no_room));
         }
         Answer::Lease(lease)
+    }
+
+    /// A refused request writes nothing: a user could otherwise fill the log, and trim away the history of others. The
+    /// exception is a request that was in the queue while another lease was granted or preempted: that decision followed
+    /// from the queue as it was, and makes no sense without the request.
+    fn withdraw(&mut self, lease: LeaseId) {
+        let is_last = matches!(self.actions.last(), Some(Action::Queue { lease: queued, .. }) if *queued == lease);
+        if !is_last || self.state.planted(Mutant::KeepRefused) {
+            return self.end(lease, Reason::WaitOver);
+        }
+        self.state.withdraw(lease, self.now);
+        self.actions.pop();
     }
 
     /// On a full house nobody is looked at, and whom a quota holds back must not look like somebody
@@ -56,8 +68,8 @@ impl Turn<'_> {
         {
             return Err(Refusal::OverQuota(held));
         }
-        if self.state.disk_full {
-            return Err(Refusal::DiskFull);
+        if let Some(stopped) = self.state.stopped() {
+            return Err(stopped);
         }
         if self.state.planted(Mutant::EndlessQueue) {
             return Ok(());

@@ -95,8 +95,8 @@ impl Turn<'_> {
         }
         match last {
             None if known.now.len() >= PER_GPU => return Err(Refusal::TooManyAsides),
-            None if self.state.disk_full => return Err(Refusal::DiskFull),
-            _ => {}
+            None => self.state.stopped().map_or(Ok(()), Err)?,
+            Some(_) => {}
         }
         let since = last.map_or(self.now, |last| last.since);
         // The user of a renewal may have switched to another session meanwhile, but not for ever.

@@ -475,7 +475,7 @@ fn wish(state: &State, lease: &Lease, card: CardId) -> Wish {
     let term = match (lease.ask.term, lease.ask.preempt) {
         (Term::Fixed(term), _) => term,
         (Term::Renewed(_), Preempt::Never) => Span(Time::NEVER.0),
-        (Term::Renewed(_), Preempt::Usual | Preempt::End) => state.policy().hold_cap,
+        (Term::Renewed(_), Preempt::Usual | Preempt::Park | Preempt::End) => state.policy().hold_cap,
     };
     let need = if whole { state.room(card).largest_ever() } else { need(state, &lease.ask, card) };
     // A program without the library that starts beside it would put its restore off again.

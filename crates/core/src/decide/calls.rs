@@ -4,6 +4,7 @@ use super::Turn;
 use crate::action::Action;
 use crate::event::{Answer, Caller, Refusal};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::member::Restrictions;
 use crate::mutant::Mutant;
 use crate::rows::{Hold, Lease, Phase, Reason, Service};
 
@@ -102,13 +103,25 @@ impl Turn<'_> {
     }
 
     pub(super) fn gone(&mut self, lease: LeaseId) {
-        self.state.set_members(lease, Vec::new());
+        self.state.set_members(lease, Vec::new(), Restrictions::new());
         let Some(row) = self.state.lease(lease).filter(|row| !matches!(row.phase, Phase::Ending(..))) else { return };
         let queued = row.queued().is_some();
         self.end(lease, Reason::HolderExited);
         if queued {
             self.serve();
         }
+    }
+
+    /// An operator accepts that lines are missing: leases are granted again.
+    pub(super) fn accept_loss(&mut self, by: &Caller) -> Answer {
+        if !by.operator {
+            return Answer::Refused(Refusal::NotOperator);
+        }
+        let Some(loss) = self.state.loss else { return Answer::Refused(Refusal::NoLoss) };
+        self.emit(Action::AcceptLoss { loss });
+        self.state.loss = None;
+        self.serve();
+        Answer::LossAccepted(loss)
     }
 
     pub(super) fn drain(&mut self, by: &Caller, uuid: &str) -> Answer {

@@ -339,7 +339,7 @@ impl Turn<'_> {
 
     /// Compares the record with what is on the cards, and takes the steps that are due.
     pub(super) fn reconcile(&mut self) {
-        if self.state.rows().strangers.is_empty() || self.state.disk_full {
+        if self.state.rows().strangers.is_empty() || self.state.is_stopped() {
             return;
         }
         let all: Vec<StrangerId> = self.state.rows().strangers.keys().copied().collect();
@@ -547,8 +547,8 @@ impl Turn<'_> {
         if excluded {
             return Err(Refusal::NotAdoptable("somebody has its card alone".to_owned()));
         }
-        if self.state.disk_full {
-            return Err(Refusal::DiskFull);
+        if let Some(stopped) = self.state.stopped() {
+            return Err(stopped);
         }
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let root = Some(stranger.audit.process);

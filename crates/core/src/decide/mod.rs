@@ -134,12 +134,12 @@ impl Turn<'_> {
             Event::RuleDropped { by, rule } => return self.rule_dropped(&by, rule),
             Event::Listed(cards) => self.list(cards),
             Event::Observed { card, observation } => self.observe(&card, observation),
-            Event::Members { lease, processes } => {
+            Event::Members { lease, processes, restricted } => {
                 // Of who waits another lease may have the wrapper.
                 let held = self.state.lease(lease).filter(|row| row.hold().is_some());
                 let wrapper = held.and_then(|row| row.roots.first());
                 let is_there = wrapper.is_none_or(|wrapper| processes.contains(wrapper));
-                self.state.set_members(lease, processes);
+                self.state.set_members(lease, processes, restricted);
                 self.note_still(lease);
                 if !is_there {
                     self.without_hook(lease);
@@ -159,6 +159,8 @@ impl Turn<'_> {
                 self.state.disk_full = false;
                 self.serve();
             }
+            Event::LossFound(loss) => self.state.loss = Some(loss),
+            Event::LossAccepted { by } => return self.accept_loss(&by),
             Event::Ticked => {
                 self.end_asides();
                 self.come_due();
@@ -241,8 +243,12 @@ impl Turn<'_> {
         self.end_because(lease, reason, None);
     }
 
-    /// The same with what the driver said.
+    /// The same with what is known of the cause.
     fn end_because(&mut self, lease: LeaseId, reason: Reason, why: Option<String>) {
+        let (reason, why) = match self.death_while_parking(lease, reason) {
+            Some(death) => (Reason::DiedParking, Some(death)),
+            None => (reason, why),
+        };
         let peak = self.state.live(lease).and_then(|live| live.peak);
         let at = match self.state.lease(lease) {
             Some(row) if self.state.planted(Mutant::ChargeWait) => self.now + self.now.since(row.asked),
@@ -260,6 +266,15 @@ impl Turn<'_> {
         if self.state.planted(Mutant::BelieveRelease) && self.state.lease(lease).is_some() {
             self.emit(Action::Retire { lease, ran: None });
         }
+    }
+
+    /// What is known of the death of the last program of a lease, if it died while it was being parked: a wrapper gives
+    /// the lease back after that, but nothing of it was done.
+    fn death_while_parking(&self, lease: LeaseId, reason: Reason) -> Option<String> {
+        let is_away = self.state.lease(lease).is_some_and(|row| row.away().is_some());
+        let live = self.state.live(lease).filter(|live| is_away && live.shims.is_empty())?;
+        let died = (reason.is_exit() && !self.state.planted(Mutant::ForgetDeath)).then_some(live.died.as_ref());
+        died.flatten().map(|(_, why)| why.clone())
     }
 
     /// What was expected of a waiter when it asked, if that was remembered.

@@ -52,8 +52,7 @@ impl Turn<'_> {
     fn waiting(&self, by: &Caller, lease: LeaseId) -> Result<&Lease, Refusal> {
         let row = self.find(by, lease)?;
         match row.phase {
-            Phase::Waiting { .. } if self.state.disk_full => Err(Refusal::DiskFull),
-            Phase::Waiting { .. } => Ok(row),
+            Phase::Waiting { .. } => self.state.stopped().map_or(Ok(row), Err),
             Phase::Ending(..) => Err(Refusal::Ended),
             _ => Err(Refusal::NotWaiting),
         }
@@ -88,7 +87,7 @@ fn smaller(lease: &Lease, vram: Bytes, gpus: u16) -> Lease {
 
 /// What a waiter could have now instead of waiting: less of as many cards, or fewer cards.
 pub fn offers(state: &State, lease: &Lease, now: Time) -> Vec<Offer> {
-    if state.disk_full() || !matches!(lease.phase, Phase::Waiting { .. }) {
+    if state.is_stopped() || !matches!(lease.phase, Phase::Waiting { .. }) {
         return Vec::new();
     }
     // Nothing is offered to who is further back than anybody looks: who is ahead might need it.

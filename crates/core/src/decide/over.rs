@@ -55,7 +55,7 @@ pub fn more(state: &State, lease: &Lease, now: Time) -> Option<Bytes> {
     let Phase::Active(hold) = &lease.phase else { return None };
     hold.over()?;
     let seen = most_seen(state, lease.id, hold);
-    if seen <= hold.vram || state.disk_full() {
+    if seen <= hold.vram || state.is_stopped() {
         return None;
     }
     // Of what is free nothing is taken from who waits for it.
@@ -95,7 +95,7 @@ fn is_allowed(state: &State, lease: &Lease, hold: &Hold, vram: Bytes, now: Time)
 impl Turn<'_> {
     /// A card was looked at: who has more there than its lease is told, and who has not any more is let be.
     pub(super) fn look_for_over(&mut self, card: CardId) {
-        if self.state.disk_full {
+        if self.state.is_stopped() {
             return;
         }
         for (lease, has) in self.state.excess_on(card) {
@@ -119,8 +119,8 @@ impl Turn<'_> {
 
     /// Its holder takes a larger one.
     pub(super) fn take_more(&mut self, by: &Caller, lease: LeaseId, vram: Bytes, gpus: u16) -> Answer {
-        if self.state.disk_full {
-            return Answer::Refused(Refusal::DiskFull);
+        if let Some(stopped) = self.state.stopped() {
+            return Answer::Refused(stopped);
         }
         // Whoever can start now does so first.
         self.serve();

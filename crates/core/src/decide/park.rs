@@ -151,8 +151,10 @@ impl Turn<'_> {
     pub(super) fn park_by(&mut self, lease: LeaseId, order: ParkOrder) -> Result<(), NotParkable> {
         let ParkOrder { rung, again, by_hand, room_for, aside, with_context } = order;
         let row = self.state.lease(lease).ok_or(NotParkable::NotActive)?;
-        if self.state.disk_full {
-            return Err(NotParkable::Lately("the disk is full".to_owned()));
+        match self.state.stopped() {
+            Some(Refusal::DiskFull) => return Err(NotParkable::Lately("the disk is full".to_owned())),
+            Some(_) => return Err(NotParkable::Lately("lines of the journal are missing".to_owned())),
+            None => {}
         }
         let booked = parking::parkable(self.state, row, rung, self.now)?;
         let had = row.hold().map_or(Bytes::ZERO, |hold| parking::had(self.state, lease, hold));
@@ -184,7 +186,7 @@ impl Turn<'_> {
         });
         if let Some(live) = self.state.live_mut(lease) {
             // What it needed at an earlier try it has had.
-            live.wake = None;
+            (live.wake, live.died) = (None, None);
             live.before = before;
         }
         self.settle(lease);
@@ -198,8 +200,15 @@ impl Turn<'_> {
         }
         let Some(voices) = self.state.live_mut(lease).and_then(|live| live.voices_mut(rung)) else { return };
         match said {
-            Said::Here { parked } => voices.entry(process).or_default().put(parked),
+            Said::Here { parked } => {
+                voices.entry(process).or_default().put(parked);
+                self.note_alive(lease, process);
+            }
             Said::Left => drop(voices.remove(&process)),
+            Said::Died(why) => {
+                voices.remove(&process);
+                self.note_death(lease, rung, process, why);
+            }
             Said::Cannot(why) => voices.entry(process).or_default().cannot = why,
             Said::Parked(bytes) => voices.entry(process).or_default().put(Some(bytes)),
             Said::Unknown => voices.entry(process).or_default().unknown = true,
@@ -236,6 +245,30 @@ impl Turn<'_> {
             live.watch = Watch::default();
         }
         self.settle(lease);
+    }
+
+    /// A program ended while its bytes were leaving.
+    fn note_death(&mut self, lease: LeaseId, rung: Rung, process: ProcKey, why: String) {
+        let Some((row, live)) = self.state.lease(lease).zip(self.state.live(lease)) else { return };
+        match &row.phase {
+            Phase::Parking(_, away) if away.rung == rung => {
+                if let Some(live) = self.state.live_mut(lease) {
+                    live.died = Some((process, why));
+                }
+            }
+            // Its wrapper, or its exit, was heard first.
+            Phase::Ending(_, finish) if finish.reason.is_exit() && live.shims.is_empty() => {
+                self.emit(Action::Died { lease, at: self.now, why });
+            }
+            _ => {}
+        }
+    }
+
+    /// A program that was taken for dead is there.
+    fn note_alive(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(live) = self.state.live_mut(lease) {
+            live.died.take_if(|(died, _)| *died == process);
+        }
     }
 
     /// Whether a process of which the driver was asked for a lease is another's by now: it must not move it for this one.
@@ -318,7 +351,7 @@ impl Turn<'_> {
 
     /// The driver shall take the contexts of a parked lease, if it can.
     pub(super) fn take_contexts(&mut self, lease: LeaseId) {
-        let Some(row) = self.state.lease(lease).filter(|_| !self.state.disk_full) else { return };
+        let Some(row) = self.state.lease(lease).filter(|_| !self.state.is_stopped()) else { return };
         let Ok((processes, booked)) = contexts::removable(self.state, row, self.now) else { return };
         self.emit(Action::Deepen { lease, at: self.now, processes, booked });
         if let Some(live) = self.state.live_mut(lease) {

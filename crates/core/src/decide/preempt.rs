@@ -26,6 +26,7 @@ use crate::rows::{Finish, Hold, Lease, Phase, Reason, Service};
 use crate::rung::Rung;
 use crate::state::State;
 use crate::units::{Bytes, Span, Time};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -179,21 +180,26 @@ fn prospect_in(space: Space, state: &State, waiter: &Lease, holder: &Lease, now:
             Err(why) => stays.push((rung, why)),
         }
     }
+    // The end of a lease frees nothing that a process of another user holds: that one gets no signal.
+    let other_user = parking::other_user_on_cards(state, holder.id, hold);
+    let can_end = other_user.is_none();
+    stays.extend(other_user.map(|why| (Rung::End, why)));
     // Between the grant and the start of its command there is nobody who could be told.
     let chose = holder.ask.may_be_ended() || state.planted(Mutant::EndUnchosen);
     // Equals take turns by moves that lose nothing: two who end each other would both come to nothing.
     let first = waiter.first_ask();
     let is_equal = first.tier == holder.ask.tier && first.priority <= holder.ask.priority;
     // Its choice is for those who stand higher, however much it has.
-    let is_higher = (first.tier, -first.priority) < (holder.ask.tier, -holder.ask.priority);
+    let is_higher = (first.tier, Reverse(first.priority)) < (holder.ask.tier, Reverse(holder.ask.priority));
     let ends_for = !is_equal && (!over || is_higher);
-    if chose && (ends_for || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
+    if chose && can_end && (ends_for || state.planted(Mutant::EndEqual)) && hold.began() + SETTLE <= now {
         let notice = holder.ask.notice.map_or(Span::ZERO, |notice| notice.before);
         let out = takes(state, holder, Rung::End, Way::Out) + notice;
         let lost = now.since(hold.began());
         ways.push((out + lost, Rung::End, out, lost, Span::ZERO));
     }
     if !chose
+        && can_end
         && ways.is_empty()
         && stays.iter().all(|(_, why)| why.lasts())
         && over::is_to_end(state, holder, hold, now)
@@ -667,7 +673,7 @@ impl Turn<'_> {
     /// Makes room for whoever waits, as far as it can be made and is worth it.
     pub(super) fn make_room(&mut self) {
         let off = !self.state.policy().parking.preempt;
-        if off || self.state.queue().is_empty() || self.state.disk_full || self.state.movable().next().is_none() {
+        if off || self.state.queue().is_empty() || self.state.is_stopped() || self.state.movable().next().is_none() {
             return;
         }
         if self.state.is_plan_due(self.now) {
@@ -677,7 +683,7 @@ impl Turn<'_> {
 
     /// The same whenever it was last reckoned.
     pub(super) fn plan_now(&mut self) {
-        if !self.state.policy().parking.preempt || self.state.disk_full {
+        if !self.state.policy().parking.preempt || self.state.is_stopped() {
             return;
         }
         self.state.set_planned(self.now);
@@ -767,7 +773,8 @@ impl Turn<'_> {
                 return self.state.set_due(lease, None);
             }
         };
-        self.emit(Action::Signal { lease, signal, at: self.now, processes });
+        let left_out = left_out(self.state, lease).map(|(process, _)| process).collect();
+        self.emit(Action::Signal { lease, signal, at: self.now, processes, left_out });
     }
 
     /// A signal to the processes of a lease has left: from now on they have their time.
@@ -783,7 +790,14 @@ impl Turn<'_> {
     }
 }
 
-/// Processes of a lease that was ended for others: all but its wrapper, unless that uses a card itself.
+/// Processes of a lease that run as another user, and get none of the signals that its user chose; with that user.
+pub fn left_out(state: &State, lease: LeaseId) -> impl Iterator<Item = (ProcKey, u32)> {
+    let restricted = state.live(lease).into_iter().flat_map(|live| &live.restricted);
+    restricted.filter_map(|(process, restriction)| Some((*process, restriction.runs_as?)))
+}
+
+/// Processes of a lease that get the signals its user chose: all but its wrapper, unless that uses a card itself, and but
+/// those of other users.
 pub fn targets(state: &State, row: &Lease) -> Vec<ProcKey> {
     let Some(live) = state.live(row.id) else { return Vec::new() };
     let wrapper = row.roots.first();
@@ -794,5 +808,7 @@ pub fn targets(state: &State, row: &Lease) -> Vec<ProcKey> {
             Reading::Unreadable(_) => false,
         })
     };
-    live.members.iter().copied().filter(|process| Some(process) != wrapper || on_card(process)).collect()
+    let is_own = |process: &ProcKey| live.restricted.get(process).is_none_or(|it| it.runs_as.is_none());
+    let members = live.members.iter().copied().filter(is_own);
+    members.filter(|process| Some(process) != wrapper || on_card(process)).collect()
 }

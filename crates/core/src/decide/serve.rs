@@ -32,7 +32,7 @@ const WHOLE_PERCENT: u64 = 75;
 impl Turn<'_> {
     /// Grants what can be granted: first to waiters, in their order, then to passive leases.
     pub(super) fn serve(&mut self) {
-        if self.state.disk_full {
+        if self.state.is_stopped() {
             return;
         }
         self.serve_waiters();

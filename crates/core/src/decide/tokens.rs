@@ -53,8 +53,7 @@ impl Turn<'_> {
         match self.state.rows().tokens.values().find(|token| token.hash == ask.hash) {
             Some(token) if token.is_for(tenant, ask) => Ok(Some(token.clone())),
             Some(_) => Err(Refusal::BadToken(BadToken::Hash)),
-            None if self.state.disk_full => Err(Refusal::DiskFull),
-            None => Ok(None),
+            None => self.state.stopped().map_or(Ok(None), Err),
         }
     }
 

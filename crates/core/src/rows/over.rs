@@ -55,7 +55,7 @@ impl Rows {
         let (left, term) = (hold.until.since(at), hold.until.since(hold.renewed));
         let costs = |vram: Bytes| gpu_time(&self.cards, &hold.cards, vram, left).0;
         let before = if hold.day == self.meta.day { costs(hold.vram) } else { 0 };
-        tenant.today += costs(vram).saturating_sub(before);
+        tenant.spend_today(Span(costs(vram).saturating_sub(before)));
         // As if the whole term had been paid so: the part that is left is what counts.
         let paid = u128::from(tenant.pay(at, mark).0) * u128::from(term.0) / u128::from(left.0.max(1));
         hold.paid = hold.paid + Span(u64::try_from(paid).unwrap_or(u64::MAX));

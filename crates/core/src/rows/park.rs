@@ -133,7 +133,7 @@ impl Rows {
         let (mut hold, wanted) = (hold.clone(), away.wants);
         let tenant = &mut self.tenants[row.tenant.0 as usize];
         tenant.meter_parked(&hold, away, *at);
-        tenant.today += gpu_time(&self.cards, &hold.cards, *vram, until.since(*at)).0;
+        tenant.spend_today(gpu_time(&self.cards, &hold.cards, *vram, until.since(*at)));
         tenant.turn = turn.unwrap_or(tenant.turn);
         (hold.vram, hold.renewed, hold.until, hold.before) = (*vram, *at, *until, *before);
         (hold.paid, hold.day) = (tenant.pay(*at, *mark), self.meta.day);

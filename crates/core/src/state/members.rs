@@ -3,6 +3,7 @@
 use super::State;
 use crate::decide::enforce::STRANGERS_MAX;
 use crate::ids::{CardId, LeaseId, ProcKey};
+use crate::member::Restrictions;
 use crate::mutant::Mutant;
 use crate::reading::{Reading, Resident};
 use crate::rows::Lease;
@@ -65,17 +66,18 @@ impl State {
     pub(super) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(live) = self.lives.get_mut(&lease) {
             live.worked = true;
-            let mut members = live.members.clone();
+            let (mut members, restricted) = (live.members.clone(), live.restricted.clone());
             if !members.contains(&process) {
                 members.push(process);
-                self.set_members(lease, members);
+                self.set_members(lease, members, restricted);
             }
         }
     }
 
-    pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>) {
+    pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>, restricted: Restrictions) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
         live.counted = true;
+        live.restricted = restricted;
         for process in std::mem::replace(&mut live.members, processes.clone()) {
             if self.owners.get(&process) == Some(&lease) {
                 self.owners.remove(&process);

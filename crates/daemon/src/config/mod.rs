@@ -8,11 +8,13 @@ mod error;
 mod notices;
 mod parking;
 mod preemption;
+mod socket;
 mod tcp;
 mod values;
 
 pub use check::{Checked, Finding, check};
 pub use error::ConfigError;
+use socket::SocketConfig;
 pub use tcp::{Tcp, TcpConfig};
 
 use self::aside::AsideConfig;
@@ -23,18 +25,19 @@ use self::notices::NoticesConfig;
 use self::parking::ParkingConfig;
 use self::preemption::PreemptionConfig;
 use self::values::{
-    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_renewal, read_size, read_span,
+    HISTORY, at_least_one, on, read_card, read_gpu, read_history, read_margin, read_renewal, read_span,
     read_span_or_none, read_visibility, set,
 };
 use crate::day::{Hours, Moment};
 use crate::http::House;
+use crate::http::rate::Rate;
 use crate::notices::Settings;
 use crate::view::Visibility;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use sublet_core::policy::Policy;
+use sublet_core::policy::{Policy, Renewal};
 use sublet_core::units::{Bytes, Span};
 use sublet_host::gpu::GpuSpec;
 
@@ -90,6 +93,8 @@ pub struct Config {
     windows: Vec<WindowConfig>,
     /// The service beyond this host, for whoever has a token.
     tcp: TcpConfig,
+    /// How often local users may call.
+    socket: SocketConfig,
     /// Host memory for bytes that have to leave a card.
     parking: ParkingConfig,
     /// Who leaves its cards for whom, and when.
@@ -140,6 +145,8 @@ pub struct Settled {
     pub gpu: Option<GpuSpec>,
     /// The service over TCP, if there is to be one.
     pub tcp: Option<Tcp>,
+    /// How often each local user may call.
+    pub socket_rate: Rate,
     /// Host memory that is kept ready for parked bytes.
     pub stock: Bytes,
     /// Programs are started with the library that caps and parks them.
@@ -206,12 +213,18 @@ impl Config {
         set(&mut policy.hold_cap, "hold_cap", &self.hold_cap, read_span)?;
         set(&mut policy.wait, "wait", &self.wait, read_span)?;
         set(&mut policy.grace, "grace", &self.grace, read_span)?;
-        set(&mut policy.margin, "margin", &self.margin, read_size)?;
-        set(&mut policy.margin_display, "margin_display", &self.margin_display, read_size)?;
+        set(&mut policy.margin, "margin", &self.margin, read_margin)?;
+        set(&mut policy.margin_display, "margin_display", &self.margin_display, read_margin)?;
         policy.queue_max = at_least_one("queue_max", self.queue_max)?.unwrap_or(policy.queue_max);
         if policy.ttl > policy.hold_cap {
             let why = format!("a term may not be longer than `hold_cap`, which is {}; set both", policy.hold_cap);
             return Err(ConfigError::value("ttl", policy.ttl, why));
+        }
+        if let Renewal::Every(every) = policy.renewal
+            && every >= policy.ttl
+        {
+            let why = format!("a lease ends after `ttl`, which is {}: renew it more often", policy.ttl);
+            return Err(ConfigError::value("renewal", format!("every {every}"), why));
         }
         let head = &mut policy.head_start;
         set(&mut head.interactive, "head_start.interactive", &self.head_start.interactive, read_span_or_none)?;
@@ -269,6 +282,7 @@ impl Config {
             unmanaged: self.unmanaged.iter().map(|name| read_card(name)).collect::<Result<_, _>>()?,
             gpu: self.gpu.as_deref().map(read_gpu).transpose()?,
             tcp: self.tcp.settle()?,
+            socket_rate: self.socket.settle()?,
             stock,
             shim: on("shim", self.shim.as_deref())?,
             driver,
@@ -280,8 +294,6 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::rate::Rate;
-    use sublet_core::policy::Renewal;
 
     fn settle(text: &str) -> Result<Settled, String> {
         let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
@@ -499,6 +511,25 @@ mod tests {
         let settled = settle(&examples).unwrap();
         assert_eq!((settled.socket_gid, settled.hours.len(), settled.policy.caps.leases.is_some()), (Some(0), 1, true));
         assert!(settle("head_start.spot = \"0s\"").is_ok(), "none is a head start too");
+    }
+
+    #[test]
+    fn values_that_no_host_could_mean_are_errors() {
+        for (text, why) in [
+            ("parking.ram = \"999T\"", "of memory in all"),
+            ("margin = \"999T\"", "at most 32 GiB"),
+            ("margin_display = \"33G\"", "at most 32 GiB"),
+            ("renewal = \"every 9h\"", "renew it more often"),
+            ("ttl = \"1m\"\nrenewal = \"every 1m\"", "renew it more often"),
+            ("unmanaged = [\"GPU-typo\"]", "nvidia-smi -L"),
+            ("unmanaged = [\"GPU-8a0c5c1e-6d6b-4a5e-9d8e-00000000000\"]", "nvidia-smi -L"),
+            ("unmanaged = [\"gpu1\"]", "nvidia-smi -L"),
+        ] {
+            let error = settle(text).map(drop).expect_err(text);
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        settle("margin = \"2G\"\nrenewal = \"every 1m\"\nunmanaged = [\"GPU-8A0c5c1e-6d6b-4a5e-9d8e-000000000001\"]")
+            .unwrap();
     }
 
     #[test]

@@ -36,7 +36,10 @@ impl ParkingConfig {
             _ => match text.strip_suffix('%').map(|number| number.trim().parse::<u64>()) {
                 Some(Ok(percent)) if percent <= 90 => Ok(Bytes((u128::from(all.0) * u128::from(percent) / 100) as u64)),
                 Some(_) => Err("write a share up to \"90%\"".to_owned()),
-                None => read_size(text),
+                None => match read_size(text)? {
+                    size if size > all && all > Bytes::ZERO => Err(format!("this host has {all} of memory in all")),
+                    size => Ok(size),
+                },
             },
         })?;
         set(&mut parking.leave, "parking.leave", &self.leave, read_size)?;

@@ -10,6 +10,9 @@ use sublet_wire::{size, span};
 /// Some 300 MB, months of a busy card.
 pub(super) const HISTORY: u64 = 1_000_000;
 
+/// A driver and a display need a few GiB; more is a typing error.
+const MARGIN_MAX: Bytes = Bytes::gib(32);
+
 /// Fewer would not tell what happened an hour ago.
 pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
     match lines {
@@ -20,11 +23,19 @@ pub(super) fn read_history(lines: u64) -> Result<u64, ConfigError> {
 
 /// A card as `nvidia-smi -L` names it: its number or its UUID.
 pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
-    if name.starts_with("GPU-") || name.parse::<u32>().is_ok() {
+    if is_uuid(name) || name.parse::<u32>().is_ok() {
         return Ok(name.to_owned());
     }
     let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them";
     Err(ConfigError::value("unmanaged", name, why))
+}
+
+/// `GPU-` and the 8-4-4-4-12 hexadecimal digits of a UUID.
+fn is_uuid(name: &str) -> bool {
+    let Some(digits) = name.strip_prefix("GPU-") else { return false };
+    let groups: Vec<&str> = digits.split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    lengths == [8, 4, 4, 4, 12] && groups.iter().all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Whether something is on, which it is unless it is said to be off.
@@ -82,6 +93,16 @@ pub(super) fn read_span_or_none(text: &str) -> Result<Span, String> {
 
 pub(super) fn read_size(text: &str) -> Result<Bytes, String> {
     size::parse(text).map(Bytes).map_err(|error| error.hint().to_owned())
+}
+
+/// Bytes of each GPU that are never leased.
+pub(super) fn read_margin(text: &str) -> Result<Bytes, String> {
+    match read_size(text)? {
+        margin if margin > MARGIN_MAX => {
+            Err(format!("it must be at most {MARGIN_MAX}: that much of each GPU is never leased"))
+        }
+        margin => Ok(margin),
+    }
 }
 
 pub(super) fn read_renewal(text: &str) -> Result<Renewal, String> {

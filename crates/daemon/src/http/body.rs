@@ -5,8 +5,8 @@ use crate::mail::Key;
 use crate::peer::Peer;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Request};
-use axum::http::header;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub async fn json<T: DeserializeOwned>(request: Request) -> Result<Heard<T>, Ref
 }
 
 /// A JSON body that was read.
-pub fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let body = T::deserialize(&mut reader).and_then(|body| reader.end().map(|()| body));
     body.map_err(|error| {
@@ -68,7 +68,7 @@ pub async fn empty(request: Request) -> Result<Heard<()>, Refused> {
 }
 
 /// Refuses a body with anything in it. Many clients send `{}` with every POST, so that is accepted, and so is `null`.
-pub fn nothing(bytes: &[u8]) -> Result<(), Refused> {
+fn nothing(bytes: &[u8]) -> Result<(), Refused> {
     let read = serde_json::from_slice::<Option<serde_json::Map<String, serde_json::Value>>>;
     if bytes.is_empty() || read(bytes).is_ok_and(|object| object.is_none_or(|members| members.is_empty())) {
         return Ok(());
@@ -79,7 +79,7 @@ pub fn nothing(bytes: &[u8]) -> Result<(), Refused> {
 async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
     let peer = peer(&request)?;
     let (parts, body) = request.into_parts();
-    let key = parts.headers.get(IDEMPOTENCY_KEY).map(|value| key_of(value.as_bytes())).transpose()?;
+    let key = key_in(&parts.headers)?;
     let body = read(body).await?;
     let key = key.map(|key| {
         let mut hash = blake3::Hasher::new();
@@ -89,6 +89,19 @@ async fn raw(request: Request) -> Result<Heard<axum::body::Bytes>, Refused> {
         Key { key, fingerprint: *hash.finalize().as_bytes() }
     });
     Ok(Heard { peer, body, key })
+}
+
+/// The Idempotency-Key of a request. Two of them are refused, even two equal ones: which of them a proxy on the way kept
+/// cannot be known, so a retry might not find the answer.
+fn key_in(headers: &HeaderMap) -> Result<Option<String>, Refused> {
+    let mut sent = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let key = sent.next().map(|value| key_of(value.as_bytes())).transpose()?;
+    match sent.next() {
+        None => Ok(key),
+        Some(_) => Err(Problem::new(Code::BadRequest, "`Idempotency-Key` was sent more than once")
+            .hint("send one key with each request")
+            .into()),
+    }
 }
 
 fn key_of(value: &[u8]) -> Result<String, Refused> {

@@ -6,6 +6,7 @@
 
 use super::body;
 use super::records::{Sieve, history, shown};
+use super::seats::{NoSeat, Seat};
 use super::shared::OnRead;
 use super::{App, Refused};
 use crate::looper::wall_us;
@@ -17,7 +18,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use sublet_wire::{Code, Problem};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// How long a stream that nothing happens on outlives the token it was opened with.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -27,7 +28,7 @@ const CHUNK: usize = 256;
 /// What is decided, as it becomes durable. `id` is the audit line's number; give it
 /// back as Last-Event-ID to go on from there.
 #[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
-    params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one")), responses(
+    params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one", maximum = 9_223_372_036_854_775_806_u64)), responses(
     (status = 200, description = "audit lines. An event `gap` says which lines are gone (`{\"from\":1,\"to\":9}`), or, to whoever has seen more lines than there are, where the log ends (`{\"seen\":500,\"last\":20}`): a backup was put back, and the stream goes on from there", body = String, content_type = "text/event-stream"),
     OnRead,
 ))]
@@ -38,13 +39,21 @@ pub async fn stream(
     let peer = body::peer(&request)?;
     let by = peer.caller.clone();
     let after = last_event_id(&request)?;
+    let lost = Arc::new(Notify::new());
+    let told = |no_seat: NoSeat| no_seat.problem(&by.tenant, "open event streams");
+    let seat = app.streams.take(&by.tenant, &lost).map_err(told)?;
     let sieve = Sieve::of(&app, by.clone(), None).await?;
     let start = history(&app, &by, |reader| Ok((reader.first_seq()?, reader.last_seq()?))).await?;
     let (after, gap) = begin(after, start);
-    let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after };
+    let follow = Follow { synced: app.synced.clone(), app, peer, sieve, after, _seat: seat };
     let stop = {
         let mut stopping = follow.app.stopping.clone();
-        async move { drop(stopping.wait_for(|stop| *stop).await) }
+        async move {
+            tokio::select! {
+                _ = stopping.wait_for(|stop| *stop) => {}
+                () = lost.notified() => {}
+            }
+        }
     };
     let lines = stream::unfold(follow, Follow::next).flat_map(stream::iter);
     let events = stream::iter(gap).chain(lines).map(Ok).take_until(stop);
@@ -67,6 +76,7 @@ struct Follow {
     synced: watch::Receiver<u64>,
     sieve: Sieve,
     after: u64,
+    _seat: Seat<String>,
 }
 
 impl Follow {
@@ -77,10 +87,10 @@ impl Follow {
             let (app, peer) = (self.app.clone(), Arc::clone(&self.peer));
             let read = history(&app, &peer.caller, move |reader| {
                 let lines = reader.log(self.after, CHUNK)?;
-                // What was folded away while nobody listened is missing before the first.
-                let mut events: Vec<Event> =
-                    lines.first().and_then(|line| gap(self.after, line.seq)).into_iter().collect();
+                let mut events: Vec<Event> = Vec::new();
                 for line in &lines {
+                    // Lines may have been trimmed before the first one and between any two.
+                    events.extend(gap(self.after, line.seq));
                     self.after = line.seq;
                     if self.sieve.passes(line, reader)? {
                         events.push(event(&shown(line)));

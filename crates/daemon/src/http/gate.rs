@@ -15,8 +15,10 @@ use std::time::Instant;
 use sublet_core::token::TokenHash;
 use sublet_wire::{Code, Problem, TOKEN_DIGITS, TOKEN_PREFIX};
 
-/// What anybody may read: whether the service lives, and how to speak to it.
-const PUBLIC: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
+/// Whether the service lives: answered even where there is no seat.
+const HEALTH: [&str; 2] = ["/healthz", "/readyz"];
+/// How to speak to the service: anybody may read it, as health.
+const DESCRIPTION: &str = "/openapi.json";
 /// Secrets that are wrong, of one address. Nobody mistypes faster, and nobody guesses 256 bits.
 const FAILURES: Rate = Rate { per_s: 10.0, burst: 20.0 };
 
@@ -104,13 +106,24 @@ pub fn looks<B>(request: &Request<B>) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
+/// Whether a request may wait for a lease to change.
+pub fn waits<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    *request.method() == Method::GET && query.split('&').any(|part| part.starts_with("wait="))
+}
+
 /// Whether anybody may know the answer to a request.
 pub fn is_public<B>(request: &Request<B>) -> bool {
-    looks(request) && PUBLIC.contains(&request.uri().path())
+    is_health(request) || (looks(request) && request.uri().path() == DESCRIPTION)
+}
+
+/// Whether a request asks if the service lives.
+pub fn is_health<B>(request: &Request<B>) -> bool {
+    looks(request) && HEALTH.contains(&request.uri().path())
 }
 
 /// Whether a request keeps a lease alive, or gives it back.
-fn keeps<B>(request: &Request<B>) -> bool {
+pub(super) fn keeps<B>(request: &Request<B>) -> bool {
     let Some(rest) = request.uri().path().strip_prefix("/v1/leases/") else { return false };
     match (request.method(), rest.split_once('/')) {
         (&Method::DELETE, None) => true,

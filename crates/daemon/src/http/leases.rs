@@ -1,6 +1,7 @@
 //! Leases over HTTP.
 
 use super::body::{self, Heard, Name, lease_id};
+use super::seats::NoSeat;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Reply, Until, Watch};
@@ -11,6 +12,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde::Deserialize;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::decide::find;
@@ -20,7 +22,7 @@ use sublet_core::parking::Said;
 use sublet_core::units::{Bytes, Span};
 use sublet_wire as wire;
 use sublet_wire::{Code, Problem};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// Leases in one listing.
 const LIST_MAX: usize = 1_000;
@@ -34,11 +36,24 @@ const LIST_MAX: usize = 1_000;
     OnCall,
 ))]
 pub async fn ask(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
-    asked(&app, body::json(request).await?).await
+    let heard: Heard<wire::Ask> = body::json(request).await?;
+    let tenant = heard.peer.caller.tenant.clone();
+    let answer = decided(&app, heard).await;
+    let code = match &answer {
+        Ok(reply) if reply.is_problem() => {
+            serde_json::from_str::<Problem>(&reply.body).ok().map(|problem| problem.code)
+        }
+        Ok(_) => None,
+        Err(Refused(problem)) => Some(problem.code),
+    };
+    if let Some(code) = code {
+        app.refusals.count(&tenant, code);
+    }
+    answer
 }
 
-/// Has an ask decided that was read.
-pub async fn asked(app: &App, heard: Heard<wire::Ask>) -> Result<Reply, Refused> {
+/// Has a request decided that was read. A refusal is counted and leaves nothing else behind.
+async fn decided(app: &App, heard: Heard<wire::Ask>) -> Result<Reply, Refused> {
     let root = heard.body.pid.map(|pid| heard.peer.process(pid)).transpose()?;
     let by = heard.peer.caller.clone();
     if heard.body.wait_s.is_some_and(|s| s > 7 * 86_400) {
@@ -101,9 +116,10 @@ fn ask_of(ask: wire::Ask, ttl: Span) -> Result<Ask, Problem> {
             wire::Exclusivity::DeviceExclusive => Exclusivity::Device,
         },
         preempt: match ask.preempt {
-            wire::Preempt::Park => Preempt::Usual,
-            wire::Preempt::End => Preempt::End,
-            wire::Preempt::Never => Preempt::Never,
+            None => Preempt::Usual,
+            Some(wire::Preempt::Park) => Preempt::Park,
+            Some(wire::Preempt::End) => Preempt::End,
+            Some(wire::Preempt::Never) => Preempt::Never,
         },
         at_least: ask.at_least_bytes.map(Bytes),
         on: ask.on.as_deref().map(On::read),
@@ -141,7 +157,7 @@ struct ListQuery {
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
     params(
         ("all" = Option<bool>, Query, description = "everybody's; who is no operator is refused"),
-        ("after" = Option<String>, Query, description = "those made after this one: where `more` is true, the last that was listed", example = "L1000"),
+        ("after" = Option<String>, Query, description = "those made after this one: where `more` is true, the last that was listed", pattern = "^[Ll][1-9][0-9]*$", example = "L1000"),
     ), responses(
     (status = 200, description = "the leases", body = wire::Leases),
     (status = 403, description = "`all` is for operators", body = Problem, content_type = "application/problem+json"),
@@ -187,7 +203,7 @@ struct ShowQuery {
 /// One lease. With `wait`, answers when it no longer waits (`for=end`: when it ended; `for=change`: when it is
 /// not as the caller knows it).
 #[utoipa::path(get, operation_id = "show_lease", path = "/v1/leases/{id}", tag = "leases", params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     ("wait" = Option<String>, Query, description = "how long to wait for a change, at most 60s", pattern = "^([0-9]{1,4}[smh])+$"),
     ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known`, `told` and `over` say", pattern = "^(end|change)$"),
     ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that is known [default: active]"),
@@ -232,6 +248,9 @@ async fn await_change(
     until: Until,
     wait: Duration,
 ) -> Result<Option<wire::Lease>, Refused> {
+    let lost = Arc::new(Notify::new());
+    let told = |no_seat: NoSeat| no_seat.problem(&by.tenant, "calls that wait for a lease");
+    let _seat = app.polls.take(&by.tenant, &lost).map_err(told)?;
     let (reply, answer) = oneshot::channel();
     let watch = Watch { by: by.clone(), lease, until, reply };
     app.post.watch(watch)?;
@@ -242,6 +261,8 @@ async fn await_change(
             // Time is up, or the state was rebuilt under us: look again.
             Ok(Err(_)) | Err(_) => Ok(None),
         },
+        // Another tenant, with fewer, waits in its place: the caller is told how things are, and may ask again.
+        () = lost.notified() => Ok(None),
         _ = stopping.wait_for(|stop| *stop) => Err(crate::looper::LoopGone::Stopping.into()),
     }
 }
@@ -270,7 +291,7 @@ fn no_such_lease() -> Refused {
 
 /// Why a lease is where it is.
 #[utoipa::path(get, operation_id = "explain_lease", path = "/v1/leases/{id}/explain", tag = "leases",
-    params(("id" = String, Path, description = "the lease", example = "L1")), responses(
+    params(("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1")), responses(
     (status = 200, description = "why", body = wire::Explanation),
     OnRead,
 ))]
@@ -294,7 +315,7 @@ pub async fn explain(
 /// Goes on with a lease that no process is bound to. Of one with processes it is
 /// seen whether it is used; there this only tells how long it lasts.
 #[utoipa::path(post, operation_id = "renew_lease", path = "/v1/leases/{id}/renew", tag = "leases", request_body = wire::Renew, params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
@@ -313,7 +334,7 @@ pub async fn renew(State(app): State<App>, Name(id): Name, request: Request) -> 
 /// for it: if it is gone meanwhile, the place stays. A lease that has more on a card than it is for takes the
 /// larger one that `over` offers.
 #[utoipa::path(post, operation_id = "accept_offer", path = "/v1/leases/{id}/accept", tag = "leases", request_body = wire::Accept, params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease, active", body = wire::Lease),
@@ -346,7 +367,7 @@ pub async fn accept(State(app): State<App>, Name(id): Name, request: Request) ->
 
 /// Binds a process of the caller's to a lease; its descendants belong to it.
 #[utoipa::path(post, operation_id = "bind_lease", path = "/v1/leases/{id}/bind", tag = "leases", request_body = wire::Bind, params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
@@ -372,7 +393,7 @@ pub async fn bind(State(app): State<App>, Name(id): Name, request: Request) -> R
 /// Moves a holder's bytes off its cards to host memory, and keeps the lease: answers when that has begun.
 /// Its programs live, and wait where they use a card.
 #[utoipa::path(post, operation_id = "park_lease", path = "/v1/leases/{id}/park", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
@@ -388,7 +409,7 @@ pub async fn park(State(app): State<App>, Name(id): Name, request: Request) -> R
 
 /// Asks for a parked holder's cards: it waits for them in the queue like anybody, and its bytes come back.
 #[utoipa::path(post, operation_id = "resume_lease", path = "/v1/leases/{id}/resume", tag = "leases", request_body(content = Option<Nothing>, description = "none is needed"), params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
@@ -404,7 +425,7 @@ pub async fn resume(State(app): State<App>, Name(id): Name, request: Request) ->
 
 /// What came of the hook that a holder's wrapper ran. Its word moves no bytes: the cards are looked at.
 #[utoipa::path(post, operation_id = "tell_hook", path = "/v1/leases/{id}/hook", tag = "leases", request_body = wire::Hooked, params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     Repeat,
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
@@ -434,7 +455,7 @@ struct ReleaseQuery {
 
 /// Gives a lease back, or leaves the queue. Its bytes count until the card was seen again.
 #[utoipa::path(delete, operation_id = "release_lease", path = "/v1/leases/{id}", tag = "leases", params(
-    ("id" = String, Path, description = "the lease", example = "L1"),
+    ("id" = String, Path, description = "the lease", pattern = "^[Ll][1-9][0-9]*$", example = "L1"),
     ("epoch" = Option<u64>, Query, description = "as granted, to be sure"),
     Repeat,
 ), responses(
@@ -443,16 +464,12 @@ struct ReleaseQuery {
 ))]
 pub async fn release(State(app): State<App>, Name(id): Name, request: Request) -> Result<Reply, Refused> {
     let query: ReleaseQuery = body::query(&request)?;
-    released(&app, &id, query.epoch.map(Epoch), body::empty(request).await?).await
-}
-
-/// Has a release decided that was read.
-pub async fn released(app: &App, id: &str, epoch: Option<Epoch>, heard: Heard<()>) -> Result<Reply, Refused> {
-    let lease = lease_id(id)?;
+    let heard = body::empty(request).await?;
+    let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let event = Event::Released { by: by.clone(), lease, epoch };
+    let event = Event::Released { by: by.clone(), lease, epoch: query.epoch.map(Epoch) };
     let reply = app.post.call(by.clone(), event, heard.key).await?;
-    ended_is_ended(app, by, lease, reply).await
+    ended_is_ended(&app, by, lease, reply).await
 }
 
 /// The state forgets a lease that is history; its owner is told that it ended, not that it never was.

@@ -3,29 +3,29 @@
 //! No decision is made here. A handler reads its request, sends one letter to
 //! the loop and writes down the answer.
 
+mod arrivals;
 mod body;
 mod cards;
 mod events;
 pub mod gate;
-mod lane;
 mod leases;
+pub mod local_rate;
 mod openapi;
 mod progress;
 pub mod rate;
 mod records;
+pub mod seats;
 mod server;
 mod shared;
 mod strangers;
 pub mod tcp;
-mod timer;
 pub mod tls;
 mod tokens;
-mod ways;
-mod worded;
 
 pub use openapi::document;
-pub use server::{Limits, serve};
+pub use server::serve;
 
+use self::seats::Seats;
 use self::shared::OnRead;
 use crate::history::History;
 use crate::looper::{LoopGone, Post};
@@ -34,7 +34,7 @@ use crate::marks::Marks;
 use crate::names::Names;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
-use crate::view::Visibility;
+use crate::view::{View, Visibility};
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -77,6 +77,12 @@ pub struct Reach {
     pub history: History,
     /// For whoever asks whose processes are on a card.
     pub looks: Turns,
+    /// Requests of local users that are being answered.
+    pub calls: Turns,
+    /// Calls that wait for a lease to change, of each tenant.
+    pub polls: Seats<String>,
+    /// Event streams of each tenant.
+    pub streams: Seats<String>,
     /// Names for people.
     pub names: Names,
     /// Who is let in over TCP.
@@ -101,6 +107,10 @@ pub struct Reach {
     pub marks: Marks,
     /// The daemon stops.
     pub stopping: watch::Receiver<bool>,
+    /// How often local users may call.
+    pub local_rate: Arc<local_rate::LocalRate>,
+    /// Refused requests, counted.
+    pub refusals: crate::refusals::Refusals,
 }
 
 /// What the configuration says to the face.
@@ -147,6 +157,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/usage", get(records::usage))
         .route("/v1/audit", get(records::audit))
         .route("/v1/events", get(events::stream))
+        .route("/v1/journal/accept-loss", post(records::accept_loss))
         .route("/healthz", get(health))
         .route("/readyz", get(ready))
         .route("/openapi.json", get(openapi::show))
@@ -225,19 +236,23 @@ pub(crate) async fn health(axum::extract::State(app): axum::extract::State<App>)
     Ok(Json(status("ok")))
 }
 
-/// Whether asks can be granted: the driver lists cards and the disk has room.
+/// Whether leases can be granted: the driver lists GPUs, the disk has room, and the journal lost nothing.
 #[utoipa::path(get, path = "/readyz", tag = "service", responses(
     (status = 200, description = "asks are taken", body = Health),
+    (status = 503, description = "no GPUs, or lines of the journal are missing", body = Problem, content_type = PROBLEM_JSON),
     (status = 507, description = "the disk is full, or has too little room", body = Problem, content_type = PROBLEM_JSON),
     OnRead,
 ))]
 pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) -> Result<Json<Health>, Refused> {
-    let (listed, full) = app.post.read(|view| (!view.state.listed_facts().is_empty(), view.state.disk_full())).await?;
+    let look = |view: &View<'_>| (!view.state.listed_facts().is_empty(), view.state.stopped());
+    let (listed, stopped) = app.post.read(look).await?;
     let trouble = app.trouble.read().ok().and_then(|trouble| trouble.clone());
-    match trouble {
-        Some(trouble) => Err(Problem::new(Code::NoCards, trouble).hint("run `sublet doctor`").into()),
-        None if full => Err(crate::words::problem(&sublet_core::event::Refusal::DiskFull).into()),
-        None if !listed => Err(Problem::new(Code::NoCards, "the cards were not listed yet").retry_after(1).into()),
-        None => Ok(Json(status("ok"))),
+    match (trouble, stopped) {
+        (_, Some(stopped)) => Err(crate::words::problem(&stopped).into()),
+        (Some(trouble), None) => Err(Problem::new(Code::NoCards, trouble).hint("run `sublet doctor`").into()),
+        (None, None) if !listed => {
+            Err(Problem::new(Code::NoCards, "the cards were not listed yet").retry_after(1).into())
+        }
+        (None, None) => Ok(Json(status("ok"))),
     }
 }

@@ -20,7 +20,7 @@ use utoipa::{Modify, OpenApi};
         leases::explain, leases::queue, cards::list, cards::drain, cards::clear, cards::put_aside,
         cards::end_aside,
         strangers::list, strangers::mode, strangers::adopt, strangers::set_rule, strangers::drop_rule, tokens::make, tokens::list,
-        tokens::revoke, records::usage, records::audit, events::stream,
+        tokens::revoke, records::usage, records::audit, records::accept_loss, events::stream,
         super::health, super::ready,
     ),
     modifiers(&Bearer),

@@ -24,11 +24,6 @@ impl<T> Progress<T> {
         Progress { stream, patience, end: None }
     }
 
-    /// The stream itself.
-    pub fn get_ref(&self) -> &T {
-        &self.stream
-    }
-
     /// Passes on what came of a write, unless nothing came for too long.
     fn judge<R>(&mut self, context: &mut Context<'_>, came: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if came.is_ready() {

@@ -1,8 +1,9 @@
 //! Usage and the audit trail over HTTP.
 
 use super::body;
-use super::shared::OnRead;
+use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
+use crate::mail::Reply;
 use crate::view;
 use crate::words;
 use axum::Json;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use sublet_core::action::Action;
 use sublet_core::decide::enforce;
-use sublet_core::event::Caller;
+use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{LeaseId, TenantId};
 use sublet_core::stranger::StrangerId;
 use sublet_journal::{LogLine, OpenError, Reader};
@@ -53,11 +54,26 @@ struct UsageQuery {
 pub async fn usage(State(app): State<App>, request: Request) -> Result<Json<wire::Usage>, Refused> {
     let by = body::peer(&request)?.caller.clone();
     let query: UsageQuery = body::query(&request)?;
-    let (rows, more) = match query.by {
+    let (mut rows, more) = match query.by {
         wire::UsageBy::Tenant => (app.post.read(move |view| view.usage(&by)).await?, false),
         wire::UsageBy::Lease => usage_by_lease(&app, by).await?,
     };
+    if query.by == wire::UsageBy::Tenant {
+        rows.iter_mut().for_each(|row| row.refused = app.refusals.of(&row.tenant));
+    }
     Ok(Json(wire::Usage { by: query.by, rows, more }))
+}
+
+/// Goes on without lines that are missing from the journal (operators): leases are granted again. That is recorded.
+#[utoipa::path(post, operation_id = "accept_journal_loss", path = "/v1/journal/accept-loss", tag = "records",
+    request_body(content = Option<Nothing>, description = "none is needed"), params(Repeat), responses(
+    (status = 200, description = "what was accepted", body = wire::JournalLoss),
+    OnCall,
+))]
+pub async fn accept_loss(State(app): State<App>, request: Request) -> Result<Reply, Refused> {
+    let heard = body::empty(request).await?;
+    let by = heard.peer.caller.clone();
+    Ok(app.post.call(by.clone(), Event::LossAccepted { by }, heard.key).await?)
 }
 
 /// The leases that are live and the last that ended, and whether more did.
@@ -92,10 +108,10 @@ struct AuditQuery {
 
 /// What was decided, oldest first: the caller's own leases (an operator's view: everything).
 #[utoipa::path(get, operation_id = "audit", path = "/v1/audit", tag = "records", params(
-    ("after" = Option<u64>, Query, description = "lines after this number"),
+    ("after" = Option<u64>, Query, description = "lines after this number", maximum = 9_223_372_036_854_775_807_u64),
     ("limit" = Option<usize>, Query, description = "at most so many lines", minimum = 1, maximum = 1000),
-    ("lease" = Option<String>, Query, description = "only of this lease"),
-    ("stranger" = Option<String>, Query, description = "only of this process without a lease (`X3`)"),
+    ("lease" = Option<String>, Query, description = "only of this lease", pattern = "^[Ll][1-9][0-9]*$"),
+    ("stranger" = Option<String>, Query, description = "only of this process without a lease (`X3`)", pattern = "^[Xx][1-9][0-9]*$"),
 ), responses(
     (status = 200, description = "a page of the trail", body = wire::AuditPage),
     OnRead,
@@ -218,7 +234,11 @@ impl Sieve {
             Ok(Action::Queue { tenant, .. }) => Some(tenant),
             _ => reader.ended(lease)?.map(|ended| ended.tenant),
         };
-        let mine = tenant.is_some() && tenant == self.tenant;
+        let mine = match tenant {
+            Some(_) => tenant == self.tenant,
+            // The lease and its first line were trimmed; trimming noted the owner of what it left.
+            None => reader.is_owned_by(&self.by.tenant, line.seq)?,
+        };
         if self.mine.len() >= MINE_MAX {
             self.mine.clear();
         }

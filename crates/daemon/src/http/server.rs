@@ -1,94 +1,131 @@
-//! Connections: who they are from, how many, how slow they may be.
+//! Connections: who they are from, how slow they may be, and when they are over. How many there may be is in `seats.rs`.
 
-use super::timer::OneTimer;
-use super::ways::Ways;
-use super::worded::Worded;
-use super::{App, Refused, gate, lane};
+use super::arrivals::Arrivals;
+use super::local_rate::{HELD_BACK, Purpose};
+use super::progress::Progress;
+use super::seats::{AtLimit, Limits, Seats};
+use super::{App, Refused, gate, router};
 use crate::access::{Access, Session};
 use crate::credentials::Credentials;
 use crate::looper::wall_us;
-use axum::http::Request;
+use axum::Router;
+use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use std::collections::HashMap;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::hash::Hash;
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-/// Bounds on connections.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// In all.
-    pub connections: usize,
-    /// Of one user, or one address, so that one cannot shut out the others.
-    pub per_user: usize,
-    /// A header that takes longer, or a connection idle for longer, is closed. (Whoever begins its first header in the
-    /// last moment has as long again for the rest.)
-    pub header_time: Duration,
-    /// A client that takes nothing of its answer for so long is hung up on.
-    pub write_time: Duration,
-    /// Bytes of one header.
-    pub header_bytes: usize,
-}
-
-/// Longer than a laptop's network is away for, and shorter than anybody waits for a seat.
+/// A header that takes longer, or a connection idle for longer, is closed. (A client that begins its first header in the
+/// last moment has as long again for the rest.)
+pub(super) const HEADER_TIME: Duration = Duration::from_secs(30);
+/// The same for a connection beyond the limits.
+const SPARE_HEADER_TIME: Duration = Duration::from_secs(5);
+/// Bytes of one header.
+const HEADER_BYTES: usize = 16 << 10;
+/// A client that takes nothing of its answer for so long is hung up on: longer than a laptop's network is away for.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
+/// Connections that are accepted before others have a turn: those of a user that connects without end are closed as they
+/// come, and what is under way goes on meanwhile.
+const ACCEPT_MAX: u32 = 16;
+/// How often it is looked whether the client of a connection is gone.
+const GONE_AGAIN: Duration = Duration::from_secs(1);
 
-/// When to come again if there were too many, in seconds.
-const BUSY_S: u64 = 5;
+/// All routes, as hyper calls them.
+pub(super) type Routes = TowerToHyperService<Router>;
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            connections: 4_096,
-            per_user: 2_048,
-            header_time: Duration::from_secs(30),
-            write_time: WRITE_TIME,
-            header_bytes: 16 << 10,
-        }
-    }
+/// What every connection of the socket needs.
+struct Socket {
+    app: App,
+    routes: Routes,
+    access: Access,
+    users: Seats<u32>,
+    operators: Seats<u32>,
+    spare: Seats<u32>,
+    arrivals: Arrivals,
+    stop: watch::Receiver<bool>,
 }
 
 /// Serves until told to stop, then lets what is under way finish for a while.
 pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Limits, stop: watch::Receiver<bool>) {
-    let ways = Ways::new(app);
-    let counts = Arc::new(Counts::default());
+    let socket = Arc::new(Socket {
+        routes: TowerToHyperService::new(router(app.clone())),
+        app,
+        access,
+        users: Seats::new(limits.users, AtLimit::Refuse),
+        operators: Seats::new(limits.operators, AtLimit::Refuse),
+        spare: Seats::new(limits.spare, AtLimit::ReplaceOldest),
+        arrivals: Arrivals::new(),
+        stop: stop.clone(),
+    });
     let begin = |(stream, _): (UnixStream, _)| {
         let uid = stream.peer_cred().ok()?.uid();
-        let Some(seat) = Seat::take(&counts, uid, limits) else {
-            tokio::spawn(async move {
-                if stream.writable().await.is_ok() {
-                    turn_away(|bytes| stream.try_write(bytes));
-                }
-            });
-            return None;
-        };
-        let (ways, access, stop) = (ways.clone(), access.clone(), stop.clone());
-        Some(async move {
-            // Whoever cannot be told from others is not served.
-            let Ok(credentials) = Credentials::of(&stream) else { return };
-            let session = Arc::new(Session::new(access, credentials));
-            let caller = lane::Caller { app: ways.app(), session: &session };
-            let Some(stream) = lane::drive(stream, limits, stop.clone(), &caller).await else { return };
-            let service = service_fn(move |request| answer(request, Arc::clone(&session), ways.clone()));
-            converse(stream, service, limits, stop).await;
-            drop(seat);
-        })
+        socket.arrivals.admit(uid, Instant::now()).then(|| Arc::clone(&socket).connection(stream))
     };
-    accept(|context| listener.poll_accept(context), begin, stop.clone()).await;
+    accept(|context| listener.poll_accept(context), begin, stop).await;
 }
 
-/// Lets connections begin until told to stop, then lets those under way finish for a while.
+impl Socket {
+    async fn connection(self: Arc<Socket>, stream: UnixStream) {
+        // A client that cannot be told from others is not served.
+        let Ok(credentials) = Credentials::of(&stream) else { return };
+        let (uid, lost) = (credentials.uid, Arc::new(Notify::new()));
+        let seats = if self.access.is_operator(&credentials) { &self.operators } else { &self.users };
+        let talk = async {
+            match seats.take(&uid, &lost) {
+                Ok(_seat) => self.talk(stream, credentials).await,
+                Err(no_seat) => {
+                    let Ok(_seat) = self.spare.take(&uid, &lost) else { return };
+                    self.refuse(stream, no_seat.problem(&format!("user {uid}"), "open connections")).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = talk => {}
+            () = lost.notified() => tracing::debug!(uid, "a connection was closed for another user's"),
+        }
+    }
+
+    async fn talk(&self, stream: UnixStream, credentials: Credentials) {
+        let session = Arc::new(Session::new(self.access.clone(), credentials));
+        let service =
+            service_fn(move |request| answer(request, Arc::clone(&session), self.app.clone(), self.routes.clone()));
+        let socket = stream.as_raw_fd();
+        converse(Progress::new(stream, WRITE_TIME), socket, service, HEADER_TIME, self.stop.clone()).await;
+    }
+
+    /// Answers health checks, and everything else with the problem.
+    async fn refuse(&self, stream: UnixStream, problem: Problem) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let (routes, problem) = (self.routes.clone(), problem.clone());
+            async move {
+                let mut response = match gate::is_health(&request) {
+                    true => routes.call(request).await?,
+                    false => Refused(problem).into_response(),
+                };
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let socket = stream.as_raw_fd();
+        converse(Progress::new(stream, WRITE_TIME), socket, service, SPARE_HEADER_TIME, self.stop.clone()).await;
+    }
+}
+
+/// Lets connections begin until told to stop, then lets those under way finish for a while. A connection for which
+/// `begin` returns `None` is closed.
 pub(super) async fn accept<A, C>(
     mut next: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<A>>,
     mut begin: impl FnMut(A) -> Option<C>,
@@ -97,6 +134,7 @@ pub(super) async fn accept<A, C>(
     C: Future<Output = ()> + Send + 'static,
 {
     let mut tasks = tokio::task::JoinSet::new();
+    let mut accepted_in_a_row = 0;
     loop {
         let accepted = tokio::select! {
             accepted = poll_fn(&mut next) => accepted,
@@ -104,16 +142,17 @@ pub(super) async fn accept<A, C>(
         };
         while tasks.try_join_next().is_some() {}
         match accepted {
-            Ok(accepted) => {
-                if let Some(connection) = begin(accepted) {
-                    tasks.spawn(connection);
-                }
-            }
+            Ok(accepted) => drop(begin(accepted).map(|connection| tasks.spawn(connection))),
             Err(error) => {
                 // Out of descriptors, most likely: others will close.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
+        }
+        accepted_in_a_row += 1;
+        if accepted_in_a_row == ACCEPT_MAX {
+            accepted_in_a_row = 0;
+            tokio::task::yield_now().await;
         }
     }
     let finish = async { while tasks.join_next().await.is_some() {} };
@@ -122,102 +161,87 @@ pub(super) async fn accept<A, C>(
     }
 }
 
-/// Answers on one connection until it ends. The stream itself gives up on whoever takes no answer.
-pub(super) async fn converse<S, T>(stream: T, service: S, limits: Limits, mut stop: watch::Receiver<bool>)
-where
+/// Answers on one connection until it ends. The stream itself gives up on a client that takes no answer. A client that
+/// closed its sending half is answered; one that is gone is noticed by what the kernel says of `socket`, which is the
+/// stream's own.
+pub(super) async fn converse<S, T>(
+    stream: T,
+    socket: RawFd,
+    service: S,
+    header_time: Duration,
+    mut stop: watch::Receiver<bool>,
+) where
     T: AsyncRead + AsyncWrite + Unpin,
     S: hyper::service::HttpService<hyper::body::Incoming, ResBody = axum::body::Body>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let connection = http1::Builder::new()
-        .timer(OneTimer::default())
-        .header_read_timeout(limits.header_time)
-        .max_buf_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(Worded::new(stream)), service);
+        .timer(TokioTimer::new())
+        .header_read_timeout(header_time)
+        .max_buf_size(HEADER_BYTES)
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
+    // SAFETY: `connection` has the stream whose descriptor this is, and is dropped after whatever uses this.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let stopped = tokio::select! {
         // A broken connection is the client's affair.
         _ = connection.as_mut() => false,
+        () = gone(socket) => false,
         _ = async { drop(stop.wait_for(|stop| *stop).await) } => true,
     };
     if stopped {
         connection.as_mut().graceful_shutdown();
-        let _ = connection.await;
+        tokio::select! {
+            _ = connection => {}
+            () = gone(socket) => {}
+        }
+    }
+}
+
+/// Returns when the client of a socket has closed it, or reset the connection. While a request is under way hyper does
+/// not read, so it would notice that only when it writes. Over TCP a closed connection looks like one whose sending half
+/// is closed, until something is written; long polls end within 60 s, and event streams write every 15 s.
+async fn gone(socket: BorrowedFd<'_>) {
+    loop {
+        tokio::time::sleep(GONE_AGAIN).await;
+        // The end of both halves, and errors, are reported unasked.
+        let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+        if poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|changed| changed > 0) {
+            return;
+        }
     }
 }
 
 /// Writes on a request who sent it, as of now, and has it answered.
-async fn answer(mut request: Request<Incoming>, session: Arc<Session>, ways: Ways) -> Result<Response, Infallible> {
+async fn answer(
+    mut request: Request<Incoming>,
+    session: Arc<Session>,
+    app: App,
+    routes: Routes,
+) -> Result<Response, Infallible> {
     if gate::is_public(&request) {
-        return ways.answer(request).await;
+        return routes.call(request).await;
     }
     let peer = match session.peer().await {
         Ok(peer) => peer,
         Err(problem) => return Ok(Refused(problem).into_response()),
     };
+    if let Err(problem) = app.local_rate.admit(&peer.caller, Purpose::of(&request), Instant::now()) {
+        tokio::time::sleep(HELD_BACK).await;
+        return Ok(Refused(problem).into_response());
+    }
     let looks = gate::looks(&request);
+    let _turn = match peer.caller.operator || gate::waits(&request) {
+        true => None,
+        false => app.calls.take(&peer.caller.tenant).await,
+    };
     request.extensions_mut().insert(Arc::clone(&peer));
-    let response = ways.answer(request).await?;
+    let response = routes.call(request).await?;
     // A look may have waited for a minute, and who looked is no operator any more.
     if looks && !peer.still_good(wall_us()) {
         let detail = "you were an operator when you asked, and are none now";
         return Ok(Refused(Problem::new(Code::Denied, detail)).into_response());
     }
     Ok(response)
-}
-
-/// Says that there are too many, and hangs up.
-pub(super) fn turn_away(write: impl FnOnce(&[u8]) -> std::io::Result<usize>) {
-    let problem = Problem::new(Code::TooBusy, "too many connections are open").retry_after(BUSY_S);
-    let body = serde_json::to_string(&problem).unwrap_or_default();
-    let answer = format!(
-        "HTTP/1.1 {} Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: {BUSY_S}\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        problem.status,
-        body.len()
-    );
-    // It fits into the buffer of a new connection, or nobody wants it.
-    let _ = write(answer.as_bytes());
-}
-
-/// Who is connected.
-pub(super) struct Counts<K>(Mutex<(usize, HashMap<K, usize>)>);
-
-impl<K> Default for Counts<K> {
-    fn default() -> Counts<K> {
-        Counts(Mutex::new((0, HashMap::new())))
-    }
-}
-
-/// A place among the connections; given back when it is dropped.
-pub(super) struct Seat<K: Hash + Eq> {
-    counts: Arc<Counts<K>>,
-    who: K,
-}
-
-impl<K: Hash + Eq + Copy> Seat<K> {
-    pub(super) fn take(counts: &Arc<Counts<K>>, who: K, limits: Limits) -> Option<Seat<K>> {
-        let mut held = counts.0.lock().ok()?;
-        let of_user = held.1.get(&who).copied().unwrap_or(0);
-        if held.0 >= limits.connections || of_user >= limits.per_user {
-            return None;
-        }
-        held.0 += 1;
-        held.1.insert(who, of_user + 1);
-        Some(Seat { counts: Arc::clone(counts), who })
-    }
-}
-
-impl<K: Hash + Eq> Drop for Seat<K> {
-    fn drop(&mut self) {
-        if let Ok(mut held) = self.counts.0.lock() {
-            held.0 -= 1;
-            if let Some(of_user) = held.1.get_mut(&self.who) {
-                *of_user -= 1;
-                if *of_user == 0 {
-                    held.1.remove(&self.who);
-                }
-            }
-        }
-    }
 }

@@ -24,7 +24,7 @@ impl IntoResponses for OnRead {
             (403, "you may not see this, or not any more"),
             (404, "there is no such thing, or it is not yours"),
             (429, "over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, or has no cards"),
+            (503, "not now: the daemon stops, has no cards, or has no connection or wait left for the caller"),
         ])
     }
 }
@@ -41,8 +41,8 @@ impl IntoResponses for OnCall {
             (410, "the lease has ended"),
             (413, "the body is too large"),
             (422, "a value makes no sense, could never be met, or the key was used for something else"),
-            (429, "the queue is full, or over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, or has no cards"),
+            (429, "the queue is full, too many new keys, or over TCP: more calls than one may make"),
+            (503, "not now: the daemon stops, has no cards, or has no connection or wait left for the caller"),
             (507, "the disk is full"),
         ])
     }
@@ -67,7 +67,10 @@ impl IntoParams for Repeat {
             .required(Required::False)
             .description(Some(
                 "makes the call safe to send again: the same key with the same request gets the same answer. Answers \
-                 are kept for a day, and the latest 100,000 of all users; after that the key is a new one",
+                 are kept for a day, the latest 10,000 of each user and 100,000 of all, beyond which the user with most \
+                 loses the oldest; after that the key is a new one. While a user's latest 10,000 are all younger than \
+                 a minute, a new key is refused with 429. A refusal is not kept: the same key is decided anew. Sent more \
+                 than once, the header is refused",
             ))
             .schema(Some(schema));
         vec![parameter.build()]

@@ -35,7 +35,7 @@ struct StrangersQuery {
 /// Processes on cards that belong to no lease: the caller's own (an operator's view: all of them).
 #[utoipa::path(get, operation_id = "list_strangers", path = "/v1/strangers", tag = "strangers", params(
     ("mode" = Option<wire::Mode>, Query, description = "what would happen to them in this mode"),
-    ("who" = Option<String>, Query, description = "only those that a rule about `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would be about"),
+    ("who" = Option<String>, Query, description = "only those that a rule about `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would be about", pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"),
 ), responses(
     (status = 200, description = "the strangers, the modes of the cards, the rules", body = wire::Strangers),
     OnRead,
@@ -131,7 +131,7 @@ pub async fn set_rule(State(app): State<App>, request: Request) -> Result<Reply,
 
 /// Takes a rule back (operators).
 #[utoipa::path(delete, operation_id = "drop_rule", path = "/v1/rules/{id}", tag = "strangers", params(
-    ("id" = String, Path, description = "the rule", example = "R1"),
+    ("id" = String, Path, description = "the rule", pattern = "^[Rr][1-9][0-9]*$", example = "R1"),
     Repeat,
 ), responses(
     (status = 200, description = "the rule as it was", body = wire::Rule),

@@ -1,30 +1,32 @@
 //! The TCP listener: the same routes as on the socket, behind the [gate](super::gate).
 //!
-//! Its seats are its own: however many strangers connect, the host's own socket has room.
+//! Its seats are its own: however many strangers connect, the host's own socket has room. A connection begins among those
+//! that have not shown a good token, which are few and short-lived; with its first good token it gets one of its tenant's
+//! seats.
 
 use super::gate::{self, Gate};
-use super::lane::{After, write_answer};
 use super::progress::Progress;
-use super::server::{Counts, Limits, Seat, WRITE_TIME, accept, turn_away};
-use super::ways::Ways;
-use super::{App, Refused};
+use super::seats::{AtLimit, Limits, NoSeat, Seat, Seats};
+use super::server::{HEADER_TIME, Routes, WRITE_TIME, accept, converse};
+use super::{App, Refused, router};
 use crate::access::Access;
 use crate::looper::wall_us;
-use crate::mail::Reply;
 use crate::peer::Peer;
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
+use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, RwLock};
-use std::time::{Duration, Instant, SystemTime};
-use sublet_wire::{Code, Problem};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use sublet_wire::{Code, PROBLEM_JSON, Problem};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
@@ -35,15 +37,8 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// At most this much of a request without TLS is read after it was answered.
 const UNREAD_MAX: u64 = 1 << 20;
 
-/// Bounds on connections over TCP.
-pub const LIMITS: Limits = Limits {
-    connections: 1_024,
-    // A building behind one address is some dozens; one program that leaks connections is more.
-    per_user: 256,
-    header_time: Duration::from_secs(30),
-    write_time: WRITE_TIME,
-    header_bytes: 16 << 10,
-};
+/// A connection shows a good token within this, or is closed. A client that has one sends it at once.
+const PROOF_TIME: Duration = Duration::from_secs(10);
 
 /// How connections are made private; `None`: they are not. Read anew on reload.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
@@ -57,63 +52,141 @@ pub struct Door {
     pub access: Access,
 }
 
-impl Door {
-    async fn admit<B>(&self, request: &Request<B>, from: IpAddr) -> Result<Option<Arc<Peer>>, Problem> {
-        match self.gate.admit(request, from, wall_us(), Instant::now())? {
-            Some(peer) => self.access.grouped(peer).await.map(Some),
-            None => Ok(None),
+/// What every connection of the listener needs.
+struct Remote {
+    routes: Routes,
+    door: Door,
+    tls: Tls,
+    unproven: Seats<IpAddr>,
+    tokens: Seats<String>,
+    stop: watch::Receiver<bool>,
+}
+
+/// Serves until told to stop, then lets what is under way finish for a while.
+pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, limits: Limits, stop: watch::Receiver<bool>) {
+    let remote = Arc::new(Remote {
+        routes: TowerToHyperService::new(router(app)),
+        door,
+        tls,
+        // A connection without a token is never refused: the oldest one without goes for it.
+        unproven: Seats::new(limits.unproven, AtLimit::ReplaceOldest),
+        tokens: Seats::new(limits.tokens, AtLimit::Refuse),
+        stop: stop.clone(),
+    });
+    let begin = |(stream, from): (TcpStream, SocketAddr)| Some(Arc::clone(&remote).connection(stream, from));
+    accept(|context| listener.poll_accept(context), begin, stop).await;
+}
+
+/// The seat of one connection.
+enum Place {
+    /// No good token was seen yet.
+    Unproven { _seat: Seat<IpAddr> },
+    /// This tenant's token was seen last.
+    Proven { tenant: String, _seat: Seat<String> },
+}
+
+/// One connection: its seat, and what is told when that went to another.
+struct Caller {
+    place: Mutex<Place>,
+    lost: Arc<Notify>,
+}
+
+impl Caller {
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tenant's token was good: the connection takes one of the tenant's seats.
+    fn prove(&self, tokens: &Seats<String>, tenant: &str) -> Result<(), Problem> {
+        let mut place = self.place();
+        if matches!(&*place, Place::Proven { tenant: known, .. } if known == tenant) {
+            return Ok(());
+        }
+        let told = |no_seat: NoSeat| no_seat.problem(tenant, "open connections over TCP");
+        let seat = tokens.take(&tenant.to_owned(), &self.lost).map_err(told)?;
+        *place = Place::Proven { tenant: tenant.to_owned(), _seat: seat };
+        Ok(())
+    }
+
+    /// Returns when the time to show a good token is over and none was seen.
+    async fn fails_to_prove(&self) {
+        tokio::time::sleep(PROOF_TIME).await;
+        if matches!(&*self.place(), Place::Proven { .. }) {
+            std::future::pending::<()>().await;
         }
     }
 }
 
-/// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, stop: watch::Receiver<bool>) {
-    let ways = Ways::new(app);
-    let counts = Arc::new(Counts::default());
-    let begin = |(stream, from): (TcpStream, SocketAddr)| {
-        // A lock that is poisoned lets nobody in: without its answer nothing may go out in clear.
-        let config = tls.read().ok()?.clone();
-        let Some(seat) = Seat::take(&counts, gate::whole(from.ip()), LIMITS) else {
-            if config.is_none() {
-                tokio::spawn(async move {
-                    if stream.writable().await.is_ok() {
-                        turn_away(|bytes| stream.try_write(bytes));
-                    }
-                });
+impl Remote {
+    async fn connection(self: Arc<Remote>, stream: TcpStream, from: SocketAddr) {
+        let lost = Arc::new(Notify::new());
+        let Ok(seat) = self.unproven.take(&gate::whole(from.ip()), &lost) else { return };
+        let caller = Caller { place: Mutex::new(Place::Unproven { _seat: seat }), lost };
+        tokio::select! {
+            () = self.talk(stream, from, &caller) => {}
+            () = caller.lost.notified() => tracing::debug!(%from, "a connection was closed for another caller's"),
+            () = caller.fails_to_prove() => {
+                tracing::debug!(%from, "a connection was closed: it showed no good token in time");
             }
-            return None;
-        };
-        let (ways, door, stop) = (ways.clone(), door.clone(), stop.clone());
-        Some(async move {
-            connection(stream, from, config, ways, door, stop).await;
-            drop(seat);
-        })
-    };
-    accept(|context| listener.poll_accept(context), begin, stop.clone()).await;
-}
-
-async fn connection(
-    stream: TcpStream,
-    from: SocketAddr,
-    config: Option<Arc<ServerConfig>>,
-    ways: Ways,
-    door: Door,
-    stop: watch::Receiver<bool>,
-) {
-    // Answers are small and wanted at once; where that cannot be set they come a little later.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| answer(request, from.ip(), door.clone(), ways.clone()));
-    let Some(config) = config else {
-        return super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
-    };
-    match tokio::time::timeout(HANDSHAKE_TIME, handshake(stream, config)).await {
-        Ok(Ok(Some(stream))) => {
-            super::server::converse(Progress::new(stream, LIMITS.write_time), service, LIMITS, stop).await;
         }
-        Ok(Ok(None)) => tracing::debug!(%from, "a request came without TLS, and was told to use https://"),
-        // A client that fails at TLS, or needs too long for it, is not answered.
-        Ok(Err(error)) => tracing::debug!(%from, %error, "a handshake failed"),
-        Err(_) => tracing::debug!(%from, "a handshake took too long"),
+    }
+
+    async fn talk(&self, stream: TcpStream, from: SocketAddr, caller: &Caller) {
+        // A lock that is poisoned lets no client in: without its answer nothing may go out in clear.
+        let Ok(config) = self.tls.read().map(|tls| tls.clone()) else { return };
+        // Answers are small and wanted at once; where that cannot be set they come a little later.
+        let _ = stream.set_nodelay(true);
+        let socket = stream.as_raw_fd();
+        let service = service_fn(move |request| self.answer(request, from.ip(), caller));
+        let Some(config) = config else {
+            let stream = Progress::new(stream, WRITE_TIME);
+            return converse(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
+        };
+        match tokio::time::timeout(HANDSHAKE_TIME, handshake(stream, config)).await {
+            Ok(Ok(Some(stream))) => {
+                let stream = Progress::new(stream, WRITE_TIME);
+                converse(stream, socket, service, HEADER_TIME, self.stop.clone()).await;
+            }
+            Ok(Ok(None)) => tracing::debug!(%from, "a request came without TLS, and was told to use https://"),
+            // A client that fails at TLS, or needs too long for it, is not answered.
+            Ok(Err(error)) => tracing::debug!(%from, %error, "a handshake failed"),
+            Err(_) => tracing::debug!(%from, "a handshake took too long"),
+        }
+    }
+
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        from: IpAddr,
+        caller: &Caller,
+    ) -> Result<Response, Infallible> {
+        let peer = match self.admit(&request, from, caller).await {
+            Ok(peer) => peer,
+            Err(problem) => return Ok(Refused(problem).into_response()),
+        };
+        let looks = gate::looks(&request);
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(Arc::clone(peer));
+        }
+        let response = self.routes.call(request).await?;
+        // A look may have waited for a minute, and what it waited for is not its any more. What was
+        // done is done, and whoever did it is told.
+        Ok(match peer.filter(|peer| looks && !peer.still_good(wall_us())) {
+            Some(peer) => Refused(gate::gone(&name_of(&peer))).into_response(),
+            None => response,
+        })
+    }
+
+    /// Who sends a request, with a seat for it; `None` for what anybody may read.
+    async fn admit<B>(
+        &self,
+        request: &Request<B>,
+        from: IpAddr,
+        caller: &Caller,
+    ) -> Result<Option<Arc<Peer>>, Problem> {
+        let Some(peer) = self.door.gate.admit(request, from, wall_us(), Instant::now())? else { return Ok(None) };
+        caller.prove(&self.tokens, &peer.caller.tenant)?;
+        self.door.access.grouped(peer).await.map(Some)
     }
 }
 
@@ -133,34 +206,24 @@ async fn handshake(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<O
 async fn refuse_plain(mut stream: TcpStream) -> io::Result<()> {
     let problem = Problem::new(Code::BadRequest, "this port speaks TLS, and the request came without it")
         .hint("write https:// instead of http://");
-    let date = httpdate::fmt_http_date(SystemTime::now());
-    let mut answer = Vec::new();
-    write_answer(&mut answer, &Reply::problem(&problem), After::Close, &date);
-    stream.write_all(&answer).await?;
+    stream.write_all(&refusal(&problem)).await?;
     stream.shutdown().await?;
     // A connection that is closed with unread bytes is reset, and the answer may be lost with it.
     let mut unread = (&mut stream).take(UNREAD_MAX);
     tokio::io::copy(&mut unread, &mut tokio::io::sink()).await.map(drop)
 }
 
-async fn answer(mut request: Request<Incoming>, from: IpAddr, door: Door, ways: Ways) -> Result<Response, Infallible> {
-    let peer = match door.admit(&request, from).await {
-        Ok(peer) => peer,
-        Err(problem) => return Ok(Refused(problem).into_response()),
-    };
-    let looks = gate::looks(&request);
-    if let Some(peer) = &peer {
-        request.extensions_mut().insert(Arc::clone(peer));
-    }
-    let response = ways.answer(request).await?;
-    // A look may have waited for a minute, and what it waited for is not its any more. What was
-    // done is done, and whoever did it is told.
-    Ok(match peer.filter(|peer| looks && !peer.still_good(wall_us())) {
-        Some(peer) => Refused(gate::gone(&name_of(&peer))).into_response(),
-        None => response,
-    })
-}
-
 fn name_of(peer: &Peer) -> String {
     peer.caller.token.map_or_else(String::new, |token| token.to_string())
+}
+
+/// A whole HTTP response with a problem, for a connection that hyper does not serve; the connection is closed after it.
+fn refusal(problem: &Problem) -> Vec<u8> {
+    let body = serde_json::to_string(problem).unwrap_or_default();
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {PROBLEM_JSON}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
 }

@@ -75,7 +75,7 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 
 /// Revokes a token: it is of no use from then on. Leases that were asked for through it go on.
 #[utoipa::path(delete, operation_id = "revoke_token", path = "/v1/tokens/{id}", tag = "tokens", params(
-    ("id" = String, Path, description = "the token", example = "K1"),
+    ("id" = String, Path, description = "the token", pattern = "^[Kk][1-9][0-9]*$", example = "K1"),
     Repeat,
 ), responses(
     (status = 200, description = "the token as it was", body = wire::Token),

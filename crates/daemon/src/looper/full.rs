@@ -146,6 +146,7 @@ impl Loop {
         }
         let (_, open) = self.engine.close(self.clock.now());
         self.tokens.fill(&loaded.rows);
+        self.loss = loaded.loss;
         self.engine = Engine::on_a_full_disk(loaded.rows, self.policy.clone());
         self.plans = Plans::default();
         self.keys.forget_undurable();

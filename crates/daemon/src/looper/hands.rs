@@ -83,7 +83,9 @@ impl Loop {
             // Before the answer to whoever wanted it, which is held after this.
             Action::Signal { lease, processes, signal, .. } => {
                 let (processes, signal) = (processes.clone(), *signal);
-                self.engine.hold(Held::Errand(Errand::Signal { processes, signal }));
+                if let Some(uid) = self.uid_of_lease(*lease) {
+                    self.engine.hold(Held::Errand(Errand::Signal { uid, processes, signal }));
+                }
                 let (post, gone) = (self.post.clone(), Mail::Signalled { lease: *lease, signal });
                 self.engine.hold(Held::Run(Box::new(move || drop(post.send(gone)))));
             }
@@ -120,11 +122,20 @@ impl Loop {
     /// A lease that ends soon: its processes get the signal that was asked for.
     fn send_notice(&mut self, lease: LeaseId) {
         let state = self.engine.state();
-        let Some(row) = state.lease(lease) else { return };
+        let Some((row, uid)) = state.lease(lease).zip(self.uid_of_lease(lease)) else { return };
         if let Some(notice) = row.ask.notice {
-            let (processes, signal) = (preempt::targets(state, row), notice.signal);
-            self.engine.hold(Held::Errand(Errand::Announce { lease, processes, signal }));
+            // Those of other users are named too: each is refused by itself, and logged.
+            let others = preempt::left_out(state, lease).map(|(process, _)| process);
+            let processes = preempt::targets(state, row).into_iter().chain(others).collect();
+            self.engine.hold(Held::Errand(Errand::Announce { lease, uid, processes, signal: notice.signal }));
         }
+    }
+
+    /// The user of a lease: only processes of this user are signalled, or moved by the driver, for it. `None` if its tenant
+    /// is no user of this host; such a lease has no processes here.
+    fn uid_of_lease(&self, lease: LeaseId) -> Option<u32> {
+        let state = self.engine.state();
+        uid_of(state.tenant_name(state.lease(lease)?.tenant))
     }
 
     fn was_parked(&self, lease: LeaseId) -> bool {
@@ -184,7 +195,8 @@ impl Loop {
         };
         let found = |row: &Lease| {
             let (processes, bytes) = on_cards(state, row);
-            (!processes.is_empty()).then_some(Errand::Inspect { lease: row.id, processes, bytes })
+            let uid = uid_of(state.tenant_name(row.tenant))?;
+            (!processes.is_empty()).then_some(Errand::Inspect { lease: row.id, uid, processes, bytes })
         };
         let errands: Vec<Errand> =
             state.rows().leases.values().filter(stuck).filter_map(found).take(INSPECTED).collect();
@@ -281,6 +293,7 @@ fn wish(state: &State, row: &Lease) -> Option<Wish> {
 /// The same of a holder whose processes the driver moves.
 fn driven(state: &State, row: &Lease) -> Option<Driven> {
     let (hold, away) = (row.hold()?, row.away().filter(|away| away.needs_driver())?);
+    let uid = uid_of(state.tenant_name(row.tenant))?;
     // Nobody is taken whose own calls could still find the driver gone.
     let leaves = matches!(row.phase, Phase::Parking(..) | Phase::Parked(..));
     if away.deep && leaves && !parking::are_still(state, row) {
@@ -294,7 +307,7 @@ fn driven(state: &State, row: &Lease) -> Option<Driven> {
         Phase::Resuming(..) => DrivenPlace::OnCards { needs: hold.cards.iter().filter_map(need).collect() },
         _ => return None,
     };
-    Some(Driven { lease: row.id, place, processes: away.processes.clone() })
+    Some(Driven { lease: row.id, uid, place, processes: away.processes.clone() })
 }
 
 /// A holder's processes on its cards as of the last look, and what they have there.

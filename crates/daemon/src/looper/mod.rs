@@ -14,7 +14,9 @@ mod full;
 mod hands;
 mod notices;
 mod post;
+mod unmanaged;
 
+use self::unmanaged::Unmanaged;
 use desk::Rush;
 pub use desk::{Desk, Work};
 use full::{Full, refuse};
@@ -24,7 +26,7 @@ pub use post::{LoopGone, Post};
 use crate::engine::{Engine, Taken};
 use crate::epochs::{Epochs, Floor};
 use crate::http::House;
-use crate::keys::{Keys, Seen};
+use crate::keys::{DurableMark, Keys, Seen};
 use crate::mail::{Again, Call, Errand, Held, Key, Letters, Look, Mail, Reply, Synced, Until, Watch};
 use crate::marks::Marks;
 use crate::names::Names;
@@ -44,12 +46,13 @@ use sublet_core::action::{Action, Hint};
 use sublet_core::decide::find;
 use sublet_core::event::{Answer, Caller, Event, Refusal};
 use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::loss::Loss;
 use sublet_core::parking::Said;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::rows::{Ended, Phase};
 use sublet_core::rung::Rung;
-use sublet_core::units::Span;
+use sublet_core::units::{Span, Time};
 use sublet_host::clock::{self, Clock};
 use sublet_host::{Counts, Host, Sight, process};
 use sublet_journal::{Loaded, StoredAnswer};
@@ -129,6 +132,8 @@ pub struct Loop {
     /// When core is told again which day it is, by the wall clock.
     day_again_us: u64,
     full: Option<Full>,
+    /// Lines that are missing from the journal, as it was last loaded.
+    loss: Option<Loss>,
     /// Reads that wait for a try to write again: they shall see what is durable, whatever comes of it.
     later: Vec<Mail>,
     own: Arc<str>,
@@ -143,7 +148,7 @@ pub struct Loop {
     epochs: Epochs,
     floor: Floor,
     marks: Marks,
-    unmanaged: Vec<String>,
+    unmanaged: Unmanaged,
     notices: Notices,
     house: Arc<RwLock<House>>,
     /// Why leases that left their GPUs were parked, for their users.
@@ -177,6 +182,7 @@ impl Loop {
             suspended_us: suspended_us(),
             day_again_us: day_again_us(),
             full: parts.no_ballast.then(Full::from_the_start),
+            loss: parts.loaded.loss,
             later: Vec::new(),
             own: Arc::from("sublet"),
             host: parts.host,
@@ -188,7 +194,7 @@ impl Loop {
             epochs: parts.epochs.0,
             floor: parts.epochs.1,
             marks: parts.marks,
-            unmanaged: parts.unmanaged,
+            unmanaged: Unmanaged::new(parts.unmanaged),
             notices: parts.notices,
             house: parts.house,
             park_reasons: BTreeMap::new(),
@@ -202,16 +208,21 @@ impl Loop {
 
     fn load_keys(&mut self, loaded: &Loaded) {
         self.keys = Keys::default();
+        let (now, wall) = (self.clock.now(), wall_us());
         for answer in &loaded.answers {
             if let Some(tenant) = loaded.rows.tenants.get(answer.tenant.0 as usize) {
                 let reply = stored_reply(answer);
-                self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply);
+                let at = Time(now.0.saturating_sub(wall.saturating_sub(answer.wall_us)));
+                self.keys.load(tenant.name.clone(), answer.key.clone(), answer.fingerprint, reply, at);
             }
         }
     }
 
     /// Tells core that the daemon started, and the eyes whom to watch.
     pub fn start(&mut self) {
+        if let Some(loss) = self.loss {
+            self.take(Event::LossFound(loss));
+        }
         let boot = self.boot.clone();
         let clock_offset_us = i64::try_from(self.clock.offset().0).unwrap_or(i64::MAX);
         let Floor { epoch: epoch_floor, lease: lease_floor } = self.floor;
@@ -329,7 +340,6 @@ impl Loop {
             held.into_iter().for_each(|held| held.release(&self.host));
             return None;
         }
-        self.keys.close();
         self.syncing = true;
         let work = Work { batch: Box::new(batch), held };
         self.rush = Rush::with(&work);
@@ -350,10 +360,7 @@ impl Loop {
     fn synced(&mut self, done: Synced) {
         self.syncing = false;
         match done {
-            Synced::Done => {
-                self.keys.settle();
-                self.got_through();
-            }
+            Synced::Done => self.got_through(),
             Synced::Failed { error, loaded, held } => {
                 self.start_over(*loaded, held, &crate::writer::chain(&error));
             }
@@ -416,11 +423,17 @@ impl Loop {
         let Call { by, event, key, looked, reply: to } = call;
         if let Some(used) = &key {
             match (self.keys.look_up(&by.tenant, used, looked), self.engine.state().tenant(&by.tenant), key.clone()) {
-                (Seen::Answered(reply), ..) => return self.engine.hold(Held::Reply { reply, to, again: None }),
+                (Seen::Answered(reply), ..) => {
+                    return self.engine.hold(Held::Reply { reply, to, key_mark: None, again: None });
+                }
                 (Seen::Stored(looked), Some(tenant), Some(key)) => {
                     return drop(to.send(Err(Box::new(Look { by, event, key, tenant, looked }))));
                 }
                 _ => {}
+            }
+            if let Err(after_s) = self.keys.check_room(&by.tenant, self.clock.now()) {
+                let reply = Reply::problem(&words::too_many_keys(after_s));
+                return self.engine.hold(Held::Reply { reply, to, key_mark: None, again: None });
             }
         }
         let release = match &event {
@@ -442,13 +455,12 @@ impl Loop {
         };
         let taken = self.take_for(&actor, event);
         let reply = self.reply(&by, &taken, asked, card.as_deref());
-        if let Some(key) = &key
-            && !reply.is_problem()
-        {
-            self.remember(&by, key, &reply);
-        }
+        let key_mark = match &key {
+            Some(key) if !reply.is_problem() => self.remember(&by, key, &reply),
+            _ => None,
+        };
         let again = release.map(|(lease, epoch)| Box::new(Again { by, lease, epoch, key }));
-        self.engine.hold(Held::Reply { reply, to, again });
+        self.engine.hold(Held::Reply { reply, to, key_mark, again });
     }
 
     fn reply(&self, by: &Caller, taken: &Taken, asked: bool, card: Option<&str>) -> Reply {
@@ -459,6 +471,9 @@ impl Loop {
                 Some(card) => Reply::new(200, &card),
                 None => Reply::new(200, &()),
             },
+            Answer::LossAccepted(loss) => {
+                Reply::new(200, &sublet_wire::JournalLoss { sentence: crate::loss::sentence(loss) })
+            }
             Answer::Rule(rule) => Reply::new(200, &strangers::rule(rule)),
             Answer::Token(token) => Reply::new(if asked { 201 } else { 200 }, &view.token(token)),
             Answer::Lease(id) => match view.state.lease(*id) {
@@ -480,10 +495,10 @@ impl Loop {
         }
     }
 
-    fn remember(&mut self, by: &Caller, key: &Key, reply: &Reply) {
-        // Who was never enrolled has nothing that could happen twice.
-        let Some(tenant) = self.engine.state().tenant(&by.tenant) else { return };
-        self.keys.enter(&by.tenant, key, reply);
+    /// Keeps an answer for its key; `None` for a tenant that was never enrolled, which has nothing that could happen twice.
+    fn remember(&mut self, by: &Caller, key: &Key, reply: &Reply) -> Option<DurableMark> {
+        let tenant = self.engine.state().tenant(&by.tenant)?;
+        let durable = self.keys.enter(&by.tenant, key, reply, self.clock.now());
         self.engine.store(StoredAnswer {
             tenant,
             key: key.key.clone(),
@@ -492,6 +507,7 @@ impl Loop {
             body: reply.body.clone(),
             wall_us: wall_us(),
         });
+        Some(durable)
     }
 
     // ---- waiting for a lease -----------------------------------------------
@@ -585,7 +601,7 @@ impl Loop {
         match sight {
             Sight::Cards(mut cards) => {
                 self.set_trouble(None);
-                leave_alone(&mut cards, &self.unmanaged);
+                self.unmanaged.apply(&mut cards);
                 self.take(Event::Listed(cards));
                 self.send_self_test();
             }
@@ -626,8 +642,8 @@ impl Loop {
                 self.take(Event::Ram { available });
                 self.send_ahead();
             }
-            Sight::Members { lease, processes } => {
-                self.take(Event::Members { lease, processes });
+            Sight::Members { lease, processes, restricted } => {
+                self.take(Event::Members { lease, processes, restricted });
                 self.send_next(lease);
             }
             Sight::Counted { lease, counts } => self.note_counts(lease, counts),
@@ -690,17 +706,6 @@ impl Loop {
         for card in uuids {
             let reading = Reading::Unreadable(Unreadable::Failed(what.to_owned()));
             self.take(Event::Observed { card, observation: Observation { begun: self.clock.now(), reading } });
-        }
-    }
-}
-
-/// Nothing is leased on a card that the configuration leaves alone.
-fn leave_alone(cards: &mut [CardFacts], unmanaged: &[String]) {
-    for name in unmanaged {
-        let index = name.parse().ok();
-        match cards.iter_mut().find(|card| card.uuid == *name || Some(card.index) == index) {
-            Some(card) => card.unusable = Some("the configuration leaves it unmanaged".to_owned()),
-            None => tracing::error!("`unmanaged` names a card `{name}`, and there is none: `nvidia-smi -L` lists them"),
         }
     }
 }

@@ -57,6 +57,9 @@ pub enum Refused {
     /// It is there, but no longer what was audited. It must be audited anew before anything is done to it.
     #[error("it is not what was audited: {0}")]
     Changed(&'static str),
+    /// It descends from a process on a card, and runs as another user than that.
+    #[error("it runs as uid {0}, another user than the process on the GPU that it descends from")]
+    OtherUser(u32),
     /// Whoever wanted it has thought better of it.
     #[error("it is not wanted any more")]
     Unwanted,

@@ -138,6 +138,8 @@ const OF_PROGRAMS: [(&str, &str); 14] = [
 ];
 /// Programs that have one only for who logs in: otherwise it is a port.
 const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
+/// The largest id of a process.
+const PID_MAX: u32 = 1 << 22;
 /// Characters of a key that are looked at.
 const KEY_SHOWN: usize = 64;
 /// Letters and digits in a row without a sense: shorter ones occur in names of files.
@@ -165,6 +167,8 @@ enum Next {
     Header(Option<char>),
     /// A user's name and, after a colon, a secret.
     UserAndSecret,
+    /// The value of `-p`: in many programs a password, in many others a port, a process or a directory.
+    PasswordOrPort,
     /// The rest of a secret, up to the mark that closes it.
     Until(char),
 }
@@ -184,6 +188,10 @@ impl Reader {
         let is_script = std::mem::replace(&mut self.is_script, is_shells_c(argument));
         match self.next {
             Next::SecretArgument if !looks_like_option(argument) => {
+                self.next = Next::Plain;
+                return REDACTED.to_owned();
+            }
+            Next::PasswordOrPort if !is_script && !looks_like_option(argument) && !is_port_or_path(argument) => {
                 self.next = Next::Plain;
                 return REDACTED.to_owned();
             }
@@ -253,6 +261,9 @@ impl Reader {
             }
             let taken = match std::mem::replace(&mut self.next, Next::Plain) {
                 Next::SecretWord if !looks_like_option(word) => secret(&mut out, rest, word.len()),
+                Next::PasswordOrPort if !looks_like_option(word) && !is_port_or_path(word.trim_matches(is_quote)) => {
+                    secret(&mut out, rest, word.len())
+                }
                 Next::Until(mark) => {
                     out.truncate(out.trim_end().len());
                     out.push(mark);
@@ -287,6 +298,7 @@ impl Reader {
             self.next = match bare {
                 _ if bare.eq_ignore_ascii_case("bearer") => Next::SecretWord,
                 "-u" | "-U" | "--user" | "--proxy-user" => Next::UserAndSecret,
+                "-p" => Next::PasswordOrPort,
                 _ if looks_like_option(bare) && is_secret(bare) => Next::SecretWord,
                 _ if is_secret(bare) => Next::SecretIfGiven,
                 _ => Next::Plain,
@@ -381,6 +393,14 @@ fn secret_name(field: &str) -> Option<(usize, &str)> {
         begin = at + 1;
     }
     None
+}
+
+/// Ports, mappings of ports (`127.0.0.1:8080:80/tcp`), ids of processes, and paths that show where they begin.
+fn is_port_or_path(word: &str) -> bool {
+    let numbers = word.strip_suffix("/tcp").or_else(|| word.strip_suffix("/udp")).unwrap_or(word);
+    let is_number = |part: &str| part.parse::<u32>().is_ok_and(|number| number <= PID_MAX);
+    let is_path = ["/", "./", "../", "~/"].iter().any(|begin| word.starts_with(begin));
+    is_path || numbers.split([':', '.', ',', '-']).all(is_number)
 }
 
 /// `-c`, `-lc`: what comes next is a script.
@@ -578,6 +598,16 @@ mod tests {
         check("mongodump -px db", "mongodump -p*** db");
         stays("docker run -p 8080:80 img");
         stays("llama-server -p 8080 -a name");
+        check("tool -p hunter2 -n 3", "tool -p *** -n 3");
+        check("tool -p two␠words x", "tool -p *** x");
+        check("sh -c tool␠-p␠hunter2␠x", "sh -c tool␠-p␠***␠x");
+        check("sh -c \"tool␠-p␠'two␠words'␠x\"", "sh -c \"tool␠-p␠'***'␠x\"");
+        check("tool -p 99999999", "tool -p ***");
+        stays("docker run -p 127.0.0.1:8080:80/tcp img");
+        stays("mkdir -p /data/x ./y");
+        stays("mkdir -p ./y");
+        stays("tool -p --verbose");
+        stays("ps -p 4194303");
         check("openssl -passin pass:x -in k.pem", "openssl -passin pass:*** -in k.pem");
     }
 

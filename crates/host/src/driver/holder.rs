@@ -124,6 +124,8 @@ impl Next {
 pub(super) struct Holder {
     /// Nowhere: it is forgotten, and goes when nothing of it is locked.
     pub(super) place: Option<DrivenPlace>,
+    /// Its user: a process of another is not taken away.
+    pub(super) uid: u32,
     pub(super) members: BTreeMap<ProcKey, Member>,
     pub(super) attempt: Attempt,
     /// When somebody last wished for another place, or again.
@@ -133,8 +135,8 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    pub(super) fn new(now: Instant) -> Holder {
-        Holder { place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
+    pub(super) fn new(uid: u32, now: Instant) -> Holder {
+        Holder { uid, place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
     }
 
     /// Takes a wish: whatever was refused may be tried again, what is under way goes on. Says whether it was to leave
@@ -244,7 +246,7 @@ mod tests {
 
     fn holder(place: DrivenPlace, one: At, two: At) -> Holder {
         let now = Instant::now();
-        let mut holder = Holder::new(now);
+        let mut holder = Holder::new(0, now);
         for (process, at) in [(ONE, one), (TWO, two)] {
             let member = Member { at, target: None, ..Member::new(process) };
             holder.members.insert(process, member);

@@ -23,9 +23,11 @@ mod work;
 
 use crate::cards;
 use crate::eyes::Inbox;
+use crate::headroom::Bookings;
 use crate::soft::SoftPlace;
 use crate::wake::Wake;
 use hands::Hands;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -92,6 +94,8 @@ pub enum DrivenPlace {
 pub struct Driven {
     /// Whose.
     pub lease: LeaseId,
+    /// Its user: processes of others are not moved away.
+    pub uid: u32,
     /// Where its bytes shall be.
     pub place: DrivenPlace,
     /// Its processes that had bytes on cards when it began.
@@ -100,7 +104,7 @@ pub struct Driven {
 
 enum Note {
     Drive(Driven),
-    Inspect { lease: LeaseId, processes: Vec<ProcKey>, bytes: u64 },
+    Inspect { lease: LeaseId, uid: u32, processes: Vec<ProcKey>, bytes: u64 },
     Forget(LeaseId),
 }
 
@@ -120,11 +124,23 @@ impl Hub {
         soft: Option<SoftPlace>,
         eyes: Inbox,
         cards: Arc<cards::Shared>,
+        bookings: Bookings,
     ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
         let (bell, stop) = (Arc::new(Wake::new()?), Arc::new(Wake::new()?));
         let (notes, inbox) = mpsc::channel();
         let hands = Hands::new(settings.clone(), exe, soft, Arc::clone(&stop));
-        let work = Work::new(settings, hands, inbox, Arc::clone(&bell), Arc::clone(&stop), eyes, cards);
+        let work = Work {
+            settings,
+            hands,
+            inbox,
+            bell: Arc::clone(&bell),
+            stop: Arc::clone(&stop),
+            eyes,
+            cards,
+            bookings,
+            holders: BTreeMap::new(),
+            inspections: BTreeMap::new(),
+        };
         Ok((Hub { notes, bell, stop }, move || work.run()))
     }
 
@@ -138,8 +154,8 @@ impl Hub {
         self.note(Note::Drive(wish));
     }
 
-    pub(crate) fn inspect(&self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
-        self.note(Note::Inspect { lease, processes, bytes });
+    pub(crate) fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
+        self.note(Note::Inspect { lease, uid, processes, bytes });
     }
 
     pub(crate) fn forget(&self, lease: LeaseId) {

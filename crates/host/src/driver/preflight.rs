@@ -6,11 +6,12 @@
 
 use super::hazard::{self, Hazard};
 use super::protocol::Facts;
+use crate::headroom::{Booker, Bookings, MemoryCgroup, Unknown};
 use crate::patient;
-use crate::process::{self, Cgroup, Environment, Identity};
-use std::path::{Path, PathBuf};
+use crate::process::{self, Environment, Identity, Uids};
+use std::path::PathBuf;
 use std::{fs, io};
-use sublet_core::ids::ProcKey;
+use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::units::Bytes;
 
 /// What a client of MPS is told its server by.
@@ -28,27 +29,46 @@ const IPC_FILES: &str = "/dev/shm/cuda.shm.";
 const MAPS_MAX: u64 = 32 << 20;
 /// `CAP_SYS_PTRACE`.
 const PTRACE: u32 = 19;
-/// Limits of version 1 beyond this are none.
-const NO_LIMIT: u64 = 1 << 60;
 
-/// Whether a process can be moved, its lease having so many bytes on cards; one plain sentence if not.
-pub(crate) fn examine(process: ProcKey, bytes: u64, facts: &Facts) -> Result<(), String> {
+/// Whether a process of a lease of this user can be moved, its lease having so many bytes on cards; one plain sentence if
+/// not. Host memory that `lease` has booked already counts as free.
+pub(crate) fn examine(
+    (process, uid): (ProcKey, u32),
+    lease: LeaseId,
+    bytes: u64,
+    facts: &Facts,
+    bookings: &Bookings,
+) -> Result<(), String> {
     let rules = rules(facts)?;
     let found = present(process)?;
     let who = format!("process {} ({})", process.pid, found.name);
+    of_user(&found, uid)?;
     owned(&found, &who)?;
     let signs = Signs::read(process.pid).map_err(|error| format!("what {who} has mapped cannot be read: {error}"))?;
     if let Some(rule) = rules.iter().find(|rule| signs.show(rule.hazard)) {
         return Err(format!("{who} stays where it is: {}", rule.why));
     }
     whole_card(process.pid, &found.name, &who)?;
-    let room = headroom(process.pid).map_err(|()| format!("the memory limit of {who} cannot be read"))?;
-    match room {
+    let unknown = |error: Unknown| format!("the memory limit of {who} cannot be read: {error}");
+    let Some(cgroup) = MemoryCgroup::of(process.pid).map_err(unknown)? else { return Ok(()) };
+    match bookings.room(&cgroup, Booker::Driver(lease)).map_err(unknown)? {
         Some(room) if room < bytes => {
             let (room, bytes) = (Bytes(room), Bytes(bytes));
             Err(format!("{who} may have {room} more of host memory (its cgroup), and its {bytes} would go there"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether a process is wholly its lease's user's: a user must not have another user's process (`sudo`, `su`) stopped.
+pub(super) fn of_user(found: &Identity, uid: u32) -> Result<(), String> {
+    let pid = found.key.pid;
+    match Uids::read(pid).map_err(|error| error.to_string())?.other_than(uid) {
+        None => Ok(()),
+        Some(other) => Err(format!(
+            "process {pid} ({}) runs as uid {other}, not as the lease's user: Sublet neither signals nor parks it",
+            found.name
+        )),
     }
 }
 
@@ -61,7 +81,10 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     }
     // A stopped process makes the driver wait for it, whatever the timeout.
     match process::stat(pid) {
-        Ok(stat) if matches!(stat.state, b'T' | b't') => Err(format!("process {pid} ({}) is stopped", found.name)),
+        Ok(stat) if matches!(stat.state, b'T' | b't') => Err(format!(
+            "process {pid} ({}) is stopped (Ctrl-Z): it cannot be parked until it continues (`fg`, or `kill -CONT {pid}`)",
+            found.name
+        )),
         // What it has mapped and open is not told of it any more, so nobody knows what would be lost.
         Ok(stat) if stat.state == b'Z' => Err(format!("the first thread of process {pid} ({}) has ended", found.name)),
         _ => Ok(found),
@@ -161,85 +184,33 @@ fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Host memory that a process's cgroups still let it have; no limit, or they cannot be read.
-fn headroom(pid: u32) -> Result<Option<u64>, ()> {
-    let mut least = None;
-    for cgroup in process::cgroups(pid).map_err(drop)? {
-        let files = match cgroup.controllers.as_str() {
-            "" => &UNIFIED,
-            controllers if controllers.split(',').any(|one| one == "memory") => &MEMORY,
-            _ => continue,
-        };
-        let room = headroom_in(&cgroup, files)?;
-        least = least.into_iter().chain(room).min();
-    }
-    Ok(least)
-}
-
-fn headroom_in(cgroup: &Cgroup, files: &LimitFiles) -> Result<Option<u64>, ()> {
-    match cgroup.directory() {
-        Some(directory) if directory.is_dir() => Ok(files.headroom(&directory)),
-        // No such hierarchy is mounted, or this is the top of it.
-        _ if cgroup.path == "/" => Ok(None),
-        _ => Err(()),
-    }
-}
-
-/// How one version of cgroups names its files.
-struct LimitFiles {
-    limits: &'static [&'static str],
-    used: &'static str,
-    /// Lines of `memory.stat` that the kernel takes back before it refuses anything.
-    reclaimable: &'static [&'static str],
-}
-
-const UNIFIED: LimitFiles = LimitFiles {
-    limits: &["memory.max", "memory.high"],
-    used: "memory.current",
-    reclaimable: &["inactive_file", "active_file"],
-};
-const MEMORY: LimitFiles = LimitFiles {
-    limits: &["memory.limit_in_bytes"],
-    used: "memory.usage_in_bytes",
-    reclaimable: &["total_inactive_file", "total_active_file"],
-};
-
-impl LimitFiles {
-    /// The least room of a place and of all above it.
-    fn headroom(&self, directory: &Path) -> Option<u64> {
-        let places = directory.ancestors().take_while(|place| place.join("cgroup.procs").exists());
-        places.filter_map(|place| self.room_of(place)).min()
-    }
-
-    fn room_of(&self, place: &Path) -> Option<u64> {
-        let number = |file: &&str| fs::read_to_string(place.join(file)).ok()?.trim().parse::<u64>().ok();
-        // The word `max` is no number, and so no limit.
-        let limit = self.limits.iter().filter_map(number).filter(|limit| *limit < NO_LIMIT).min()?;
-        let used = number(&self.used).unwrap_or(limit);
-        let stat = fs::read_to_string(place.join("memory.stat")).unwrap_or_default();
-        let spare: u64 = stat
-            .lines()
-            .filter_map(|line| line.split_once(' '))
-            .filter(|(name, _)| self.reclaimable.contains(name))
-            .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
-            .sum();
-        Some(limit.saturating_sub(used.saturating_sub(spare)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    const GIB: u64 = 1 << 30;
-
     fn facts(driver: Option<&str>) -> Facts {
         Facts { cuda: 13_000, driver: driver.map(str::to_owned), calls: true }
     }
 
+    fn own_uid() -> u32 {
+        rustix::process::getuid().as_raw()
+    }
+
+    fn examine_with(process: (ProcKey, u32), bytes: u64, facts: &Facts) -> Result<(), String> {
+        examine(process, LeaseId(1), bytes, facts, &Bookings::default())
+    }
+
+    #[test]
+    fn a_process_of_another_user_than_the_leases_stays() {
+        let sleeper = Sleeper::new(&[]);
+        let told = examine_with((sleeper.key(), own_uid() + 1), 1, &facts(Some("580.1")));
+        let why = format!("runs as uid {}, not as the lease's user", own_uid());
+        assert!(told.unwrap_err().contains(&why));
+    }
+
     fn on(driver: &str, process: ProcKey, bytes: u64) -> Result<(), String> {
-        examine(process, bytes, &facts(Some(driver)))
+        examine_with((process, own_uid()), bytes, &facts(Some(driver)))
     }
 
     struct Sleeper(Child);
@@ -281,10 +252,10 @@ mod tests {
         let key = Sleeper::new(&[]).key();
         assert!(on("535.1", key, 1).unwrap_err().contains("before 570"));
         let none = facts(None);
-        let told = examine(key, 1, &none);
+        let told = examine_with((key, own_uid()), 1, &none);
         assert!(told.unwrap_err().contains("which version"));
         let old = Facts { calls: false, ..facts(Some("580.1")) };
-        assert!(examine(key, 1, &old).is_err());
+        assert!(examine_with((key, own_uid()), 1, &old).is_err());
     }
 
     #[test]
@@ -294,7 +265,7 @@ mod tests {
         while present(sleeper.key()).is_ok() {
             std::thread::yield_now();
         }
-        assert!(on("580.1", sleeper.key(), 1).unwrap_err().ends_with("(sleep) is stopped"));
+        assert!(on("580.1", sleeper.key(), 1).unwrap_err().contains("(sleep) is stopped (Ctrl-Z)"));
     }
 
     #[test]
@@ -347,46 +318,12 @@ mod tests {
         assert!(named("pt_nccl_watchdg\n") && named("NCCL Service 0\n") && !named("python\n"));
     }
 
-    /// Places below each other, each with a limit, what is used and what can be taken back.
-    fn places(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
-        for (name, limit, used, cache) in rows {
-            let place = root.join(name);
-            fs::create_dir_all(&place).unwrap();
-            fs::write(place.join("cgroup.procs"), "").unwrap();
-            fs::write(place.join(files.limits[0]), format!("{limit}\n")).unwrap();
-            fs::write(place.join(files.used), format!("{used}\n")).unwrap();
-            let stat = format!("anon 7\n{} {cache}\n", files.reclaimable[0]);
-            fs::write(place.join("memory.stat"), stat).unwrap();
-        }
-    }
-
-    #[test]
-    fn the_tightest_of_all_limits_counts_and_cache_is_no_use() {
-        let dir = tempfile::tempdir().unwrap();
-        let (eight, four) = ((8 * GIB).to_string(), (4 * GIB).to_string());
-        let rows =
-            [("a", eight.as_str(), 7 * GIB, 2 * GIB), ("a/b", four.as_str(), GIB / 2, 0), ("a/b/c", "max", 0, 0)];
-        places(dir.path(), &UNIFIED, &rows);
-        assert_eq!(UNIFIED.headroom(&dir.path().join("a/b/c")), Some(3 * GIB));
-        assert_eq!(UNIFIED.headroom(&dir.path().join("a")), Some(3 * GIB));
-        fs::write(dir.path().join("a/b/memory.high"), GIB.to_string()).unwrap();
-        assert_eq!(UNIFIED.headroom(&dir.path().join("a/b/c")), Some(GIB / 2));
-    }
-
-    #[test]
-    fn no_limit_is_no_headroom_to_miss() {
-        let dir = tempfile::tempdir().unwrap();
-        places(dir.path(), &UNIFIED, &[("a", "max", GIB, 0)]);
-        places(dir.path(), &MEMORY, &[("b", "9223372036854771712", GIB, 0)]);
-        assert_eq!(UNIFIED.headroom(&dir.path().join("a")), None);
-        assert_eq!(MEMORY.headroom(&dir.path().join("b")), None);
-    }
-
     #[test]
     fn more_than_a_cgroup_allows_is_refused() {
         let own = process::identify(std::process::id()).unwrap().key;
         // Where there is no limit at all there is nothing to refuse.
-        let limited = headroom(own.pid).unwrap().is_some();
-        assert_eq!(on("580.1", own, u64::MAX).is_err(), limited);
+        let cgroup = MemoryCgroup::of(own.pid).unwrap();
+        let room = cgroup.and_then(|cgroup| Bookings::default().room(&cgroup, Booker::Driver(LeaseId(1))).unwrap());
+        assert_eq!(on("580.1", own, u64::MAX).is_err(), room.is_some());
     }
 }

@@ -10,6 +10,7 @@ use super::protocol::{Answer, Failure, Need, Place, Request};
 use super::{Driven, DrivenPlace, DriverSettings, Note};
 use crate::cards;
 use crate::eyes::{Inbox, Message};
+use crate::headroom::{Booker, Bookings, MemoryCgroup, NoRoom};
 use crate::process;
 use crate::sight::Sight;
 use crate::wake::{Wake, wait_readable};
@@ -37,7 +38,8 @@ const HUNG_MAX: u32 = 6;
 const STEPS: usize = 256;
 
 /// What was found about a lease's processes, from outside.
-struct Inspection {
+pub(super) struct Inspection {
+    uid: u32,
     processes: Vec<ProcKey>,
     bytes: u64,
     /// When, and what; nothing yet while the driver did not say what it is.
@@ -45,31 +47,20 @@ struct Inspection {
 }
 
 pub(super) struct Work {
-    settings: DriverSettings,
-    hands: Hands,
-    inbox: mpsc::Receiver<Note>,
-    bell: Arc<Wake>,
-    stop: Arc<Wake>,
-    eyes: Inbox,
-    cards: Arc<cards::Shared>,
-    holders: BTreeMap<LeaseId, Holder>,
-    inspections: BTreeMap<LeaseId, Inspection>,
+    pub(super) settings: DriverSettings,
+    pub(super) hands: Hands,
+    pub(super) inbox: mpsc::Receiver<Note>,
+    pub(super) bell: Arc<Wake>,
+    pub(super) stop: Arc<Wake>,
+    pub(super) eyes: Inbox,
+    pub(super) cards: Arc<cards::Shared>,
+    /// What parks under way may still take of memory cgroups.
+    pub(super) bookings: Bookings,
+    pub(super) holders: BTreeMap<LeaseId, Holder>,
+    pub(super) inspections: BTreeMap<LeaseId, Inspection>,
 }
 
 impl Work {
-    pub(super) fn new(
-        settings: DriverSettings,
-        hands: Hands,
-        inbox: mpsc::Receiver<Note>,
-        bell: Arc<Wake>,
-        stop: Arc<Wake>,
-        eyes: Inbox,
-        cards: Arc<cards::Shared>,
-    ) -> Work {
-        let (holders, inspections) = (BTreeMap::new(), BTreeMap::new());
-        Work { settings, hands, inbox, bell, stop, eyes, cards, holders, inspections }
-    }
-
     pub(super) fn run(mut self) {
         while self.wait() {
             self.bell.hush();
@@ -90,15 +81,15 @@ impl Work {
     fn read_notes(&mut self) {
         while let Ok(note) = self.inbox.try_recv() {
             match note {
-                Note::Drive(Driven { lease, place, processes }) => {
+                Note::Drive(Driven { lease, uid, place, processes }) => {
                     let now = Instant::now();
-                    let holder = self.holders.entry(lease).or_insert_with(|| Holder::new(now));
+                    let holder = self.holders.entry(lease).or_insert_with(|| Holder::new(uid, now));
                     let turned = holder.take(place, &processes, now);
                     if turned {
                         self.tell_here(lease);
                     }
                 }
-                Note::Inspect { lease, processes, bytes } => self.inspect(lease, processes, bytes),
+                Note::Inspect { lease, uid, processes, bytes } => self.inspect((lease, uid), processes, bytes),
                 Note::Forget(lease) => {
                     self.inspections.remove(&lease);
                     if let Some(holder) = self.holders.get_mut(&lease) {
@@ -109,12 +100,12 @@ impl Work {
         }
     }
 
-    fn inspect(&mut self, lease: LeaseId, processes: Vec<ProcKey>, bytes: u64) {
+    fn inspect(&mut self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
         let known = self.inspections.get(&lease).filter(|it| it.processes == processes && it.bytes == bytes);
         let fresh = known.and_then(|it| it.found.as_ref()).filter(|(at, _)| at.elapsed() < FRESH);
         match fresh.map(|(_, found)| found.clone()) {
             Some(found) => self.tell_found(lease, found),
-            None => drop(self.inspections.insert(lease, Inspection { processes, bytes, found: None })),
+            None => drop(self.inspections.insert(lease, Inspection { uid, processes, bytes, found: None })),
         }
     }
 
@@ -138,6 +129,11 @@ impl Work {
                 }
             }
         }
+        let is_under_way = |lease| {
+            let attempt = self.holders.get(&lease).map(|holder| &holder.attempt);
+            matches!(attempt, Some(Attempt::Trying { .. }))
+        };
+        self.bookings.keep_driver(is_under_way);
     }
 
     fn examine_inspected(&mut self) {
@@ -155,7 +151,11 @@ impl Work {
         for (lease, inspection) in self.inspections.iter_mut().filter(|(_, it)| it.found.is_none()) {
             let verdict = |process: &ProcKey| match &facts {
                 _ if !process::is_running(*process) => Said::Left,
-                Ok(facts) => Said::Cannot(preflight::examine(*process, inspection.bytes, facts).err()),
+                Ok(facts) => {
+                    let process = (*process, inspection.uid);
+                    let found = preflight::examine(process, *lease, inspection.bytes, facts, &self.bookings);
+                    Said::Cannot(found.err())
+                }
                 Err(why) => Said::Cannot(Some(why.clone())),
             };
             let found: Vec<_> = inspection.processes.iter().map(|process| (*process, verdict(process))).collect();
@@ -363,13 +363,15 @@ impl Work {
         };
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let Some(DrivenPlace::Away { within, booked }) = holder.place else { return };
+        let uid = holder.uid;
         let here = holder.members.iter().filter(|(_, member)| !matches!(member.at, At::Checkpointed | At::Lost));
         let judged = here.map(|(process, member)| {
-            preflight::examine(*process, booked, &facts)?;
+            preflight::examine((*process, uid), lease, booked, &facts, &self.bookings)?;
             let known = member.at != At::Unknown;
-            known.then_some(()).ok_or_else(|| format!("the driver does not say where process {} is", process.pid))
+            known.then_some(*process).ok_or_else(|| format!("the driver does not say where process {} is", process.pid))
         });
-        match judged.collect::<Result<(), String>>() {
+        let judged = judged.collect::<Result<Vec<ProcKey>, String>>();
+        match judged.and_then(|processes| book(&self.bookings, lease, &processes, booked)) {
             Ok(()) => holder.attempt = Attempt::Trying { until: Instant::now() + within },
             Err(why) => self.fail(lease, why),
         }
@@ -378,7 +380,8 @@ impl Work {
     fn lock(&mut self, lease: LeaseId, process: ProcKey) {
         let Some(holder) = self.holders.get(&lease) else { return };
         let Attempt::Trying { until } = holder.attempt else { return };
-        if let Err(why) = preflight::present(process) {
+        let ready = preflight::present(process).and_then(|found| preflight::of_user(&found, holder.uid));
+        if let Err(why) = ready {
             return self.fail(lease, why);
         }
         if holder.members.get(&process).is_some_and(|member| member.had.is_empty()) {
@@ -644,4 +647,22 @@ impl Work {
             None => {}
         }
     }
+}
+
+/// Books the host memory of a lease in the memory cgroups of its processes, so that another park does not count on it.
+fn book(bookings: &Bookings, lease: LeaseId, processes: &[ProcKey], bytes: u64) -> Result<(), String> {
+    let mut cgroups: Vec<MemoryCgroup> = Vec::new();
+    for process in processes {
+        let cgroup = MemoryCgroup::of(process.pid);
+        let cgroup =
+            cgroup.map_err(|error| format!("the memory limit of process {} cannot be read: {error}", process.pid));
+        cgroups.extend(cgroup?.filter(|it| !cgroups.contains(it)));
+    }
+    bookings.book(Booker::Driver(lease), &cgroups, bytes).map_err(|lack| match lack {
+        NoRoom::Only(room) => {
+            let (room, bytes) = (Bytes(room), Bytes(bytes));
+            format!("its memory cgroup has {room} left, and its {bytes} would go there; raise its limit (`MemoryMax=`)")
+        }
+        NoRoom::Unknown(error) => format!("the limit of its memory cgroup cannot be read: {error}"),
+    })
 }

@@ -8,7 +8,9 @@
 //! The stock is a part of the parking RAM: it has what nobody has booked, and gives way to who books. What a holder takes
 //! of it is the holder's from then on, and the stock is filled again only as far as the ledger has room.
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use super::supply::book_own;
+use crate::headroom::{Booker, Bookings};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -48,6 +50,8 @@ struct Shared {
     keep: u64,
     /// So much host memory stays available.
     leave: u64,
+    /// What is booked of the daemon's own memory cgroup.
+    bookings: Bookings,
 }
 
 #[derive(Default)]
@@ -62,11 +66,11 @@ struct State {
 
 impl Stock {
     /// A stock of so many bytes, filled in the background.
-    pub(crate) fn start(keep: u64, leave: u64) -> io::Result<Stock> {
+    pub(crate) fn start(keep: u64, leave: u64, bookings: Bookings) -> io::Result<Stock> {
         // A stock of small pages would be slower than a process's own memory.
         let keep = if has_huge_pages() { keep - keep % PIECE } else { 0 };
         let state = Mutex::new(State { limit: keep, ..State::default() });
-        let shared = Arc::new(Shared { state, bell: Condvar::new(), keep, leave });
+        let shared = Arc::new(Shared { state, bell: Condvar::new(), keep, leave, bookings });
         if keep > 0 {
             let work = Arc::clone(&shared);
             Builder::new().name("sublet-stock".to_owned()).spawn(move || work.fill())?;
@@ -106,6 +110,20 @@ impl Stock {
     /// Files of together so many bytes, or fewer where a process's own memory is better: small pages are slow
     /// to fill and slow to make known to the driver, and its own can be huge.
     pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<Memory>> {
+        let mut found = self.take_ready(bytes);
+        let ready: u64 = found.iter().map(|memory| memory.bytes).sum();
+        let left = bytes.next_multiple_of(HUGE).saturating_sub(ready);
+        let is_scattered = self.shared.lock().is_scattered;
+        if left > 0 && has_huge_pages() && !is_scattered {
+            found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
+        }
+        Ok(found)
+    }
+}
+
+impl Stock {
+    /// The same of those whose pages are there: the daemon's cgroup is charged for them.
+    pub(crate) fn take_ready(&self, bytes: u64) -> Vec<Memory> {
         let mut left = bytes.next_multiple_of(HUGE);
         let mut found = Vec::new();
         let mut state = self.shared.lock();
@@ -116,13 +134,9 @@ impl Stock {
             left = left.saturating_sub(memory.bytes);
             found.push(memory);
         }
-        let is_scattered = state.is_scattered;
         drop(state);
         self.shared.bell.notify_all();
-        if left > 0 && has_huge_pages() && !is_scattered {
-            found.push(Memory { file: file(left, MemfdFlags::empty())?, bytes: left, filled: false });
-        }
-        Ok(found)
+        found
     }
 }
 
@@ -149,7 +163,10 @@ impl Shared {
             }
             drop(state);
             let room = available().is_some_and(|available| available >= self.leave + PIECE);
+            // At the limit of its own cgroup the daemon itself would be killed.
+            let room = room && book_own(&self.bookings, Booker::Stock, PIECE).is_ok();
             let made = if room { filled(PIECE).ok() } else { None };
+            self.bookings.release(Booker::Stock);
             state = self.lock();
             if let Some((_, is_huge)) = &made {
                 state.is_scattered = !is_huge;
@@ -166,6 +183,15 @@ impl Shared {
             }
         }
     }
+}
+
+/// A file whose pages are there and charged to the daemon's cgroup, whichever process writes to them later.
+pub(crate) fn charged(bytes: u64) -> io::Result<Memory> {
+    let (memory, _) = filled(bytes)?;
+    if !memory.filled {
+        fallocate(&memory.file, FallocateFlags::empty(), 0, bytes)?;
+    }
+    Ok(memory)
 }
 
 /// An empty file of so many bytes that nobody can make longer or shorter.
@@ -299,7 +325,13 @@ mod tests {
         // Empty files: whether their pages are there does not matter here, and nobody fills it.
         let piece = || Memory { file: file(PIECE, MemfdFlags::empty()).expect("a file"), bytes: PIECE, filled: true };
         let state = State { ready: (0..4).map(|_| piece()).collect(), limit: 4 * PIECE, ..State::default() };
-        let shared = Shared { state: Mutex::new(state), bell: Condvar::new(), keep: 4 * PIECE, leave: 0 };
+        let shared = Shared {
+            state: Mutex::new(state),
+            bell: Condvar::new(),
+            keep: 4 * PIECE,
+            leave: 0,
+            bookings: Bookings::default(),
+        };
         let stock = Stock { shared: Arc::new(shared) };
         let taken = stock.take(PIECE).expect("files");
         assert_eq!((taken.len(), stock.ready()), (1, 3 * PIECE));
@@ -314,12 +346,12 @@ mod tests {
     #[test]
     fn what_is_taken_is_made_again() {
         if !has_huge_pages() {
-            let stock = Stock::start(PIECE, 0).expect("a stock");
+            let stock = Stock::start(PIECE, 0, Bookings::default()).expect("a stock");
             assert!(stock.take(PIECE).expect("no files").is_empty() && stock.ready() == 0);
             stock.stop();
             return;
         }
-        let stock = Stock::start(PIECE, 0).expect("a stock");
+        let stock = Stock::start(PIECE, 0, Bookings::default()).expect("a stock");
         let until = Instant::now() + Duration::from_secs(60);
         let wait = |bytes| {
             while stock.ready() != bytes && Instant::now() < until {

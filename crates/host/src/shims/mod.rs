@@ -11,6 +11,7 @@
 mod line;
 mod memory;
 mod page;
+mod supply;
 
 pub use memory::{available, page_kind, total};
 pub use page::CardCap;
@@ -18,6 +19,7 @@ pub use sublet_shim_wire::beside;
 
 use crate::cards;
 use crate::eyes::{Inbox, Message};
+use crate::headroom::{Booker, Bookings};
 use crate::process;
 use crate::sight::{Counts, Sight};
 use crate::wake::Wake;
@@ -37,6 +39,7 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::{Order, Word};
+use supply::{Filler, Given, Supply};
 
 /// How often pages and host memory are looked at, and what failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
@@ -55,8 +58,6 @@ const WORDS_AT_ONCE: usize = 16;
 const UNREAD: usize = 512;
 /// Memory that a resumed holder keeps for its next park goes back after this.
 const WARM: Duration = Duration::from_secs(600);
-/// Beside what a program says it has: chunks that are not full.
-const SLACK: u64 = 64 << 20;
 /// Programs that say this version, or a later one, can leave the driver alone altogether.
 const DEEPENS: u32 = 2;
 /// A context takes no more, whatever anybody says.
@@ -157,9 +158,10 @@ impl Hub {
         settings: &ShimSettings,
         eyes: Inbox,
         cards: Arc<cards::Shared>,
+        bookings: Bookings,
     ) -> io::Result<(Hub, impl FnOnce() + Send + 'static)> {
         let door = Door::open(&settings.socket)?;
-        let stock = Stock::start(settings.stock.min(settings.ram), settings.leave)?;
+        let stock = Stock::start(settings.stock.min(settings.ram), settings.leave, bookings.clone())?;
         let bell = Arc::new(Wake::new()?);
         let (notes, inbox) = mpsc::channel();
         let desk = Arc::new(Desk::default());
@@ -171,6 +173,8 @@ impl Hub {
             eyes,
             cards,
             stock: stock.clone(),
+            filler: Filler::start(Arc::clone(&bell))?,
+            bookings,
             ram: settings.ram,
             booked: 0,
             listens: false,
@@ -274,12 +278,11 @@ struct Program {
     under_way: Option<u64>,
     /// It said no, and is not told again before then.
     again: Option<Instant>,
-    /// Memory it was given to be parked in, and when it last needed it.
-    given: u64,
-    used: Instant,
-    /// As much of it was told to be made ready.
-    prepared: u64,
-    cannot: Option<&'static str>,
+    /// Memory it was given to be parked in.
+    given: Given,
+    /// Why there is too little host memory to park it, as of the last tick.
+    short_of: Option<String>,
+    cannot: Option<String>,
 }
 
 struct Work {
@@ -290,6 +293,9 @@ struct Work {
     eyes: Inbox,
     cards: Arc<cards::Shared>,
     stock: Stock,
+    filler: Filler,
+    /// What parks under way may still take of memory cgroups.
+    bookings: Bookings,
     ram: u64,
     /// So much of it is booked, by whoever moves in whatever way.
     booked: u64,
@@ -315,6 +321,7 @@ impl Work {
             if !self.read_notes() {
                 return;
             }
+            self.take_filled();
             if self.listens {
                 self.let_in();
             }
@@ -406,6 +413,7 @@ impl Work {
         for number in programs {
             if let Some(program) = self.lines.get_mut(&number) {
                 program.again = None;
+                program.given.failed = None;
             }
             self.put(number);
         }
@@ -434,9 +442,8 @@ impl Work {
                 deepens: false,
                 under_way: None,
                 again: None,
-                given: 0,
-                used: now,
-                prepared: 0,
+                given: Given::new(now),
+                short_of: None,
                 cannot: None,
             };
             self.lines.insert(self.next_line, program);
@@ -459,13 +466,19 @@ impl Work {
 
     fn hang_up(&mut self, number: u64) {
         let Some(program) = self.lines.remove(&number) else { return };
+        self.bookings.release(Booker::Library(number));
         let (Some(lease), Some(process)) = (program.lease, program.process) else { return };
         self.sweep(lease);
         self.tell_counts(lease);
         if self.of_lease(lease).next().is_none() {
             self.eyes.send(Message::JudgedByShim { lease, is: false });
         }
-        self.say(lease, process, Said::Left);
+        let is_parking = program.under_way.is_some() && !program.parked && !program.deepens;
+        let said = match is_parking && process::is_ending(process) {
+            true => Said::Died(program.given.why_died()),
+            false => Said::Left,
+        };
+        self.say(lease, process, said);
         self.cards.wish();
     }
 
@@ -516,12 +529,14 @@ impl Work {
         let said = match word {
             Word::Hello { .. } | Word::Prepared { .. } => return,
             Word::Parked { id, bytes, .. } if answers(id, program) => {
-                (program.under_way, program.parked, program.used) = (None, true, Instant::now());
+                (program.under_way, program.parked) = (None, true);
+                program.given.parked(bytes);
+                self.bookings.release(Booker::Library(number));
                 Said::Parked(Bytes(bytes))
             }
             Word::Resumed { id, .. } if answers(id, program) => {
-                (program.under_way, program.parked, program.used) = (None, false, Instant::now());
-                program.deep = false;
+                (program.under_way, program.parked) = (None, false);
+                (program.given.used, program.deep) = (Instant::now(), false);
                 Said::Resumed
             }
             Word::Deep { id } if answers(id, program) => {
@@ -539,16 +554,22 @@ impl Work {
             }
             Word::Refused { id, why } if answers(id, program) => {
                 (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
+                self.bookings.release(Booker::Library(number));
                 Said::Refused(short(why))
             }
             Word::Wants { .. } if program.parked => Said::Wants,
             // Too late, or never asked.
             _ => return,
         };
+        let gives_back =
+            program.given.is_borrowed && matches!(said, Said::Resumed | Said::Refused(_)) && !program.parked;
         let looks = matches!(said, Said::Parked(_) | Said::Resumed);
         self.say(lease, process, said);
         if looks {
             self.cards.wish();
+        }
+        if gives_back {
+            self.trim(number);
         }
         self.put(number);
     }
@@ -628,8 +649,12 @@ impl Work {
             (Place::Away { deep: false, .. }, true) if program.deep => self.order(number, &Order::Shallow { id }, id),
             (Place::Away { booked, within, .. }, false) => {
                 let (booked, deadline_ms) = (*booked, within.as_millis() as u64);
-                if self.give(number, booked) {
-                    self.order(number, &Order::Park { id, deadline_ms, most: Some(booked) }, id);
+                match self.supply(number, booked) {
+                    Supply::Ready { most } => {
+                        self.order(number, &Order::Park { id, deadline_ms, most: Some(most) }, id);
+                    }
+                    Supply::Later => {}
+                    Supply::Refused(why) => self.refuse_park(number, why),
                 }
             }
             (Place::Over { why }, true) => {
@@ -654,99 +679,6 @@ impl Work {
         }
     }
 
-    /// Sees to it that a program has the memory to be parked in.
-    fn give(&mut self, number: u64, booked: u64) -> bool {
-        let Some((process, lease, given)) =
-            self.lines.get(&number).and_then(|it| Some((it.process?, it.lease?, it.given)))
-        else {
-            return false;
-        };
-        let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
-        let bytes = page.and_then(|page| page.process(process.pid)).map_or(booked, |it| it.bytes);
-        let need = (bytes.saturating_add(bytes / 8).saturating_add(SLACK)).min(booked);
-        if need <= given {
-            return true;
-        }
-        self.make_room(need - given, number);
-        let Ok(files) = self.stock.take(need - given) else { return false };
-        let Some(program) = self.lines.get_mut(&number) else { return false };
-        for memory in files {
-            let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
-            if !program.line.send(&order, Some(memory.file.as_fd())) {
-                return false;
-            }
-            program.given += memory.bytes;
-        }
-        // The rest is its own.
-        program.given = program.given.max(need);
-        self.fit_stock();
-        true
-    }
-
-    /// The stock has what of the parking RAM is neither booked nor kept by programs that are on their cards.
-    fn fit_stock(&self) {
-        let is_away = |program: &Program| {
-            let holder = program.lease.and_then(|lease| self.holders.get(&lease));
-            holder.is_some_and(|holder| matches!(holder.wish.place_of(program.process), Place::Away { .. }))
-        };
-        let warm: u64 = self.lines.values().filter(|program| !is_away(program)).map(|program| program.given).sum();
-        self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(warm));
-    }
-
-    /// Whoever keeps memory for its next park gives it back when others need it now.
-    fn make_room(&mut self, need: u64, but: u64) {
-        let given: u64 = self.lines.values().map(|program| program.given).sum();
-        let mut over = given.saturating_add(need).saturating_sub(self.ram);
-        let idle = |program: &Program| program.given > 0 && !program.parked && program.under_way.is_none();
-        let mut warm: Vec<(Instant, u64)> =
-            self.lines.iter().filter(|(_, it)| idle(it)).map(|(n, it)| (it.used, *n)).collect();
-        warm.sort();
-        for (_, number) in warm.into_iter().filter(|(_, number)| *number != but) {
-            if over == 0 {
-                return;
-            }
-            over = over.saturating_sub(self.trim(number));
-        }
-    }
-
-    fn trim(&mut self, number: u64) -> u64 {
-        let id = self.next_order;
-        self.next_order += 1;
-        match self.lines.get_mut(&number) {
-            Some(program) if program.line.send(&Order::Trim { id }, None) => {
-                program.prepared = 0;
-                std::mem::take(&mut program.given)
-            }
-            _ => 0,
-        }
-    }
-
-    /// Gets a holder ready to leave its cards.
-    fn prepare(&mut self, lease: LeaseId) {
-        let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == Place::OnCards) else { return };
-        let most: u64 = holder.wish.cards.iter().map(|card| card.cap).sum();
-        for number in self.of_lease(lease).collect::<Vec<_>>() {
-            let Some(program) = self.lines.get(&number) else { continue };
-            let page = self.holders.get(&lease).and_then(|holder| holder.page.as_ref());
-            let bytes = page
-                .zip(program.process)
-                .and_then(|(page, process)| page.process(process.pid))
-                .map_or(0, |it| it.bytes);
-            // Memory beyond what there is for parked bytes is not taken ahead of need.
-            let others: u64 = self.lines.iter().filter(|(n, _)| **n != number).map(|(_, it)| it.given).sum();
-            let fits = others.saturating_add(bytes) <= self.ram;
-            if bytes == 0 || program.prepared >= bytes || program.under_way.is_some() || !fits {
-                continue;
-            }
-            if self.give(number, most)
-                && let Some(program) = self.lines.get_mut(&number)
-                && program.line.send(&Order::Prepare { bytes: bytes.min(program.given) }, None)
-            {
-                (program.prepared, program.used) = (bytes, Instant::now());
-            }
-        }
-    }
-
     /// What a context takes is what the driver sees with a process beside what it counts itself.
     fn measure(&mut self, uuid: [u8; 16], residents: &[(u32, u64)]) {
         for (pid, seen) in residents {
@@ -764,15 +696,14 @@ impl Work {
     }
 
     fn tick(&mut self) {
+        self.judge_memory();
         self.read_pages();
         let now = Instant::now();
         let strangers = self.lines.iter().filter(|(_, it)| it.lease.is_none() && now - it.came > PATIENCE);
         for number in strangers.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.lines.remove(&number);
         }
-        let cold = |program: &Program| {
-            program.given > 0 && !program.parked && program.under_way.is_none() && now - program.used > WARM
-        };
+        let cold = |program: &Program| program.is_warm() && now - program.given.used > WARM;
         for number in self.lines.iter().filter(|(_, it)| cold(it)).map(|(n, _)| *n).collect::<Vec<_>>() {
             self.trim(number);
         }
@@ -789,7 +720,7 @@ impl Work {
 
     fn tell_ram(&mut self) {
         let available = available().map(|bytes| bytes.saturating_add(self.stock.ready()));
-        let warm: u64 = self.lines.values().filter(|it| !it.parked).map(|it| it.given).sum();
+        let warm: u64 = self.lines.values().filter(|it| !it.parked).map(|it| it.given.bytes).sum();
         // What is kept warm goes back when it is needed.
         let available = available.map(|bytes| bytes.saturating_add(warm));
         if self.told_ram != Some(available) {
@@ -826,10 +757,10 @@ impl Work {
                 holder.active_ns = found.active_ns;
                 worked.insert(lease);
             }
-            let cannot = found.reason.map(|reason| reason.text());
+            let cannot = found.reason.map(|reason| reason.text().to_owned()).or_else(|| program.short_of.clone());
             if cannot != program.cannot {
-                program.cannot = cannot;
-                news.push((lease, process, cannot.map(str::to_owned)));
+                program.cannot.clone_from(&cannot);
+                news.push((lease, process, cannot));
             }
         }
         for (lease, process, cannot) in news {

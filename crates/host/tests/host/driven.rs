@@ -64,7 +64,7 @@ impl Stage {
 
     fn drive(&self, place: DrivenPlace) {
         let (lease, processes) = (self.lease, self.processes.clone());
-        self.rig().host.drive(Driven { lease, place, processes });
+        self.rig().host.drive(Driven { lease, uid: rustix::process::getuid().as_raw(), place, processes });
     }
 
     fn away(&self) {
@@ -472,7 +472,7 @@ fn an_inspection_says_who_can_be_moved_and_touches_nobody() {
     let gone = ProcKey { start: program.key.start - 1, ..program.key };
     let all = vec![program.key, client.root(), gone];
     for _ in 0..2 {
-        stage.rig().host.inspect(stage.lease, all.clone(), MIB);
+        stage.rig().host.inspect((stage.lease, rustix::process::getuid().as_raw()), all.clone(), MIB);
         stage.expect(program.key, Said::Cannot(None));
         let (process, said) = stage.word("why not");
         assert_eq!(process, client.root());
@@ -487,7 +487,7 @@ fn where_there_is_no_driver_nobody_can_be_moved() {
     let mut program = soft.program(1);
     let mut stage = Stage::new(&[&program], soft);
     std::fs::remove_file(stage.soft.place().libraries.join("libcuda.so.1")).unwrap();
-    stage.rig().host.inspect(stage.lease, stage.processes.clone(), MIB);
+    stage.rig().host.inspect((stage.lease, rustix::process::getuid().as_raw()), stage.processes.clone(), MIB);
     let said = stage.word("why not").1;
     assert!(matches!(&said, Said::Cannot(Some(why)) if why.contains("libcuda")), "{said:?}");
     stage.away();

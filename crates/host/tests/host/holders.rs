@@ -4,6 +4,7 @@ use crate::support::{NEVER, OFTEN, Rig, Tree, fresh_lease, key, my_uid};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use sublet_core::ids::{Epoch, LeaseId, ProcKey};
+use sublet_core::member::Restriction;
 use sublet_core::reading::Reading;
 use sublet_host::mark::{Grant, Mark};
 use sublet_host::{Sight, process};
@@ -24,6 +25,9 @@ crate::tests![
     a_root_that_is_gone_is_gone,
     an_unknown_process_on_a_card_joins_before_it_is_observed,
     a_stranger_on_a_card_joins_nobody,
+    looks_are_told_only_when_the_leases_of_an_earlier_daemon_are_watched,
+    a_process_of_another_user_is_a_member_that_is_told_apart,
+    a_stopped_process_is_told_apart_until_it_continues,
     a_lease_inside_a_lease_has_its_own_tree,
     who_waits_takes_no_process_from_who_was_granted_its_cards,
     members_stay_when_the_roots_are_replaced,
@@ -131,7 +135,7 @@ fn a_process_that_left_its_tree_and_its_environment_is_found_by_its_session() {
     rig.until("its members", |sight| matches!(sight, Sight::Members { .. }).then_some(()));
     put_on_card(&rig, left);
     rig.until("it is a member", |sight| match sight {
-        Sight::Members { lease: of, processes } if *of == lease => processes.contains(&key(left)).then_some(()),
+        Sight::Members { lease: of, processes, .. } if *of == lease => processes.contains(&key(left)).then_some(()),
         _ => None,
     });
 }
@@ -305,7 +309,7 @@ fn a_lease_inside_a_lease_has_its_own_tree() {
     let from = rig.count();
     rig.host.watch(outer, my_uid(), vec![tree.root()], None);
     let (told, _) = rig.after(from, "members", |sight| match sight {
-        Sight::Members { lease, processes } if *lease == outer => Some(processes.clone()),
+        Sight::Members { lease, processes, .. } if *lease == outer => Some(processes.clone()),
         _ => None,
     });
     assert_eq!(told, [tree.root()]);
@@ -399,4 +403,69 @@ impl Drop for OwnCgroup {
         }
         let _ = std::fs::remove_dir(&self.0);
     }
+}
+
+/// A daemon that starts watches the leases of the one before it after its first look at the GPUs.
+fn looks_are_told_only_when_the_leases_of_an_earlier_daemon_are_watched() {
+    let lease = fresh_lease();
+    let rig = Rig::of_earlier_leases("scripted:1x24GiB", |settings, _| settings.period = OFTEN);
+    let tree = Tree::shell(THREE, 2);
+    let program = tree.pids[2];
+    rig.script(&format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{program},"bytes":1048576}}]}}]}}"#));
+    rig.until("the GPUs", |sight| matches!(sight, Sight::Cards(_)).then_some(()));
+    // Several looks.
+    std::thread::sleep(Duration::from_millis(500));
+    rig.host.watch(lease, my_uid(), vec![tree.root()], Some(grant(1)));
+    rig.host.listen();
+    rig.until("a look", |sight| matches!(sight, Sight::Observed { .. }).then_some(()));
+    let told = rig.sights();
+    let place = |is: fn(&Sight) -> bool| told.iter().position(is);
+    let (members, look) =
+        (place(|it| matches!(it, Sight::Members { .. })), place(|it| matches!(it, Sight::Observed { .. })));
+    assert!(members.is_some() && members < look, "{told:?}");
+}
+
+fn restrictions(rig: &Rig, lease: LeaseId, pid: u32, wanted: Option<Restriction>) {
+    let process = key(pid);
+    rig.after(rig.count(), &format!("{wanted:?} of process {pid}"), |sight| match sight {
+        Sight::Members { lease: of, restricted, .. } if *of == lease => {
+            (restricted.get(&process).copied() == wanted).then_some(())
+        }
+        _ => None,
+    });
+}
+
+fn a_process_of_another_user_is_a_member_that_is_told_apart() {
+    if my_uid() != 0 {
+        return eprintln!("skipped: only root can start programs of other users");
+    }
+    let lease = fresh_lease();
+    let rig = Rig::new(OFTEN);
+    let tree = Tree::shell("setpriv --reuid=61234 --clear-groups sleep 600 >/dev/null & echo $!; wait", 1);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
+    rig.members(lease, &tree.pids);
+    let other = Restriction { runs_as: Some(61234), is_stopped: false };
+    let process = key(tree.pids[1]);
+    rig.until("the user of the child", |sight| match sight {
+        Sight::Members { lease: of, restricted, .. } if *of == lease => {
+            (restricted.get(&process) == Some(&other) && restricted.len() == 1).then_some(())
+        }
+        _ => None,
+    });
+}
+
+fn a_stopped_process_is_told_apart_until_it_continues() {
+    let lease = fresh_lease();
+    let rig = Rig::new(OFTEN);
+    let tree = Tree::shell(THREE, 2);
+    rig.host.watch(lease, my_uid(), vec![tree.root()], None);
+    rig.members(lease, &tree.pids);
+    let send = |signal| {
+        let pid = rustix::process::Pid::from_raw(tree.pids[2] as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    send(rustix::process::Signal::STOP);
+    restrictions(&rig, lease, tree.pids[2], Some(Restriction { runs_as: None, is_stopped: true }));
+    send(rustix::process::Signal::CONT);
+    restrictions(&rig, lease, tree.pids[2], None);
 }

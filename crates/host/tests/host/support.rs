@@ -47,6 +47,13 @@ impl Rig {
     }
 
     pub fn with(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
+        let rig = Rig::of_earlier_leases(gpu, change);
+        rig.host.listen();
+        rig
+    }
+
+    /// One that is not told yet that it knows all leases.
+    pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(gpu.parse().unwrap());
         settings.script = dir.path().join("script.json");
@@ -138,7 +145,7 @@ impl Rig {
         let mut wanted = pids.to_vec();
         wanted.sort_unstable();
         let exactly = |sight: &Sight| match sight {
-            Sight::Members { lease: told, processes } if *told == lease => {
+            Sight::Members { lease: told, processes, .. } if *told == lease => {
                 (processes.iter().map(|key| key.pid).collect::<Vec<_>>() == wanted).then_some(())
             }
             _ => None,

@@ -3,7 +3,7 @@
 use crate::Dir;
 use crate::generate::{World, answer};
 use sublet_core::ids::LeaseId;
-use sublet_journal::{Batch, Forgotten, verify};
+use sublet_journal::{AnswerLimits, Batch, Forgotten, Journal, verify};
 
 #[test]
 fn trimming_keeps_the_last_entries_and_what_verify_needs() {
@@ -22,8 +22,10 @@ fn trimming_keeps_the_last_entries_and_what_verify_needs() {
     }
     assert!(pieces >= 3, "in pieces: {pieces}");
     let reader = journal.reader().unwrap();
-    assert_eq!((reader.first_seq().unwrap(), reader.last_seq().unwrap()), (last - 99, last));
-    assert_eq!(reader.log(0, 1_000).unwrap().len(), 100);
+    let left: Vec<u64> = reader.log(0, 1_000).unwrap().iter().map(|line| line.seq).collect();
+    assert_eq!(left.len(), 100);
+    assert_eq!(left[50..], (last - 49..=last).collect::<Vec<_>>(), "the newest half is whole");
+    assert_eq!((reader.first_seq().unwrap(), reader.last_seq().unwrap()), (left[0], last));
     assert_eq!(journal.head(), (last, head));
     drop(journal);
     let (mut journal, loaded) = dir.open();
@@ -52,6 +54,31 @@ fn a_log_that_does_not_hold_is_not_trimmed_and_commits_go_on() {
     assert_eq!(verify(&dir.path()).unwrap().findings, ["entry 2 of the log was changed: its hash does not fit"]);
 }
 
+fn at_most(of_tenant: u64, all: u64) -> AnswerLimits {
+    AnswerLimits { of_tenant, all }
+}
+
+#[test]
+fn a_tenant_with_many_answers_has_none_of_another_forgotten() {
+    let dir = Dir::new();
+    let mut world = World::new(8);
+    let (mut journal, _) = dir.open();
+    world.cycle();
+    // The other tenant's three are the oldest.
+    let few = (0..3).map(|n| answer(1, &format!("k{n}"), n));
+    let many = (3..53).map(|n| answer(0, &format!("k{n}"), n));
+    journal.commit(&Batch { answers: few.chain(many).collect(), ..world.close() }).unwrap();
+    let kept = |journal: &mut Journal| {
+        let answers = journal.reload().unwrap().answers;
+        let of = |tenant: u32| answers.iter().filter(|a| a.tenant.0 == tenant).map(|a| a.wall_us).collect::<Vec<_>>();
+        (of(0), of(1))
+    };
+    assert_eq!(journal.forget(0, at_most(40, 100), 100).unwrap().answers, 10);
+    assert_eq!(kept(&mut journal), ((13..53).collect(), vec![0, 1, 2]), "beyond its own limit");
+    assert_eq!(journal.forget(0, at_most(40, 10), 100).unwrap().answers, 33);
+    assert_eq!(kept(&mut journal), ((46..53).collect(), vec![0, 1, 2]), "beyond that of all");
+}
+
 #[test]
 fn old_answers_and_ended_leases_are_forgotten() {
     let dir = Dir::new();
@@ -62,9 +89,9 @@ fn old_answers_and_ended_leases_are_forgotten() {
     let answers: Vec<_> = (0..20).map(|n| answer(0, &format!("k{n}"), n)).collect();
     journal.commit(&Batch { answers, ..world.close() }).unwrap();
 
-    assert_eq!(journal.forget(5, 18, 1_000).unwrap(), Forgotten { answers: 5, past: 0 });
-    assert_eq!(journal.forget(0, 10, 12).unwrap(), Forgotten { answers: 5, past: 18 });
-    assert_eq!(journal.forget(0, 10, 12).unwrap(), Forgotten::default());
+    assert_eq!(journal.forget(5, at_most(18, 18), 1_000).unwrap(), Forgotten { answers: 5, past: 0 });
+    assert_eq!(journal.forget(0, at_most(18, 10), 12).unwrap(), Forgotten { answers: 5, past: 18 });
+    assert_eq!(journal.forget(0, at_most(18, 10), 12).unwrap(), Forgotten::default());
 
     let keys: Vec<u64> = journal.reload().unwrap().answers.iter().map(|answer| answer.wall_us).collect();
     assert_eq!(keys, (10..20).collect::<Vec<_>>());

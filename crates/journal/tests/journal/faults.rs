@@ -93,6 +93,7 @@ fn on_a_small_disk(disk: &Path) {
     assert_eq!(loaded.rows, acknowledged);
     assert_eq!(journal.reader().unwrap().rows().unwrap(), acknowledged, "reads go on");
 
+    crate::head::await_note(&dir, journal.head().0);
     journal.give_up_ballast().unwrap();
     let mut world = World::with(loaded.rows, loaded.clock, 2);
     for id in acknowledged.leases.keys().take(500) {
@@ -314,6 +315,7 @@ fn a_notice_of_an_earlier_version_is_of_its_term_where_it_falls_on_the_end_of_a_
             "UPDATE leases SET notice_us = until_us, ask = json_set(ask, '$.term', json('{{\"{term}\":6000000}}'))"
         ));
         dir.sql("ALTER TABLE tenants DROP COLUMN durations; ALTER TABLE meta DROP COLUMN lateness");
+        dir.without_stubs();
         dir.sql("PRAGMA user_version = 7");
         let rows = dir.open().1.rows;
         let mut notices = rows.leases.values().filter_map(|lease| lease.hold()?.notice);
@@ -357,6 +359,7 @@ fn a_file_of_the_first_version_keeps_its_leases() {
         dir.sql(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
     }
     dir.sql("DROP TABLE tokens; DROP TABLE strangers; DROP TABLE rules");
+    dir.without_stubs();
     dir.sql("PRAGMA user_version = 1");
     let mut rows = dir.open().1.rows;
     let mut known = world.rows.clone();

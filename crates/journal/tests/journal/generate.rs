@@ -89,8 +89,12 @@ impl World {
     }
 
     pub fn queue(&mut self) -> LeaseId {
-        let lease = LeaseId(self.rows.meta.next_lease);
         let tenant = TenantId(self.dice.below(self.rows.tenants.len() as u64) as u32);
+        self.queue_for(tenant)
+    }
+
+    fn queue_for(&mut self, tenant: TenantId) -> LeaseId {
+        let lease = LeaseId(self.rows.meta.next_lease);
         let mut ask = ask();
         ask.priority = self.dice.below(21) as i8 - 10;
         if self.dice.below(3) == 0 {
@@ -133,6 +137,26 @@ impl World {
 
     pub fn cycle(&mut self) {
         let lease = self.lease();
+        self.finish(lease);
+    }
+
+    /// A lease of this tenant that begins and ends: four lines, and one ended lease.
+    pub fn cycle_of(&mut self, tenant: u32) -> LeaseId {
+        let lease = self.queue_for(TenantId(tenant));
+        self.grant(lease);
+        self.finish(lease);
+        lease
+    }
+
+    /// An operator ends a lease.
+    pub fn revoke_lease(&mut self, lease: LeaseId) {
+        let (reason, at) = (Reason::Revoked, self.now);
+        let (peak, mark, turn, why, ran, told) = (None, None, None, None, None, None);
+        self.act(Action::End { lease, reason, at, peak, mark, turn, why, ran, told });
+        self.act(Action::Retire { lease, ran: None });
+    }
+
+    fn finish(&mut self, lease: LeaseId) {
         self.now = self.now + Span::millis(10);
         self.end(lease);
         self.act(Action::Retire { lease, ran: None });
@@ -234,9 +258,14 @@ impl World {
                     Some(_) => Action::Spare { lease },
                 });
             }
+            (3, Some(lease), Some(Phase::Ending(..))) if self.dice.below(2) == 0 => {
+                let (at, why) = (self.now, "killed for lack of memory".to_owned());
+                self.act(Action::Died { lease, at, why });
+            }
             (3..=5, Some(lease), Some(Phase::Ending(..))) => {
                 let (at, processes) = (self.now, vec![ProcKey { pid: 7, start: 9 }]);
-                self.act(Action::Signal { lease, signal: 15, at, processes });
+                let left_out = (0..self.dice.below(2)).map(|start| ProcKey { pid: 8, start }).collect();
+                self.act(Action::Signal { lease, signal: 15, at, processes, left_out });
             }
             (3..=7, Some(lease), Some(Phase::Parking(..))) => {
                 let (at, draw) = (self.now, self.dice.below(4));

@@ -4,9 +4,11 @@ mod beside;
 mod bounds;
 mod faults;
 mod generate;
+mod head;
 mod place;
 mod round_trip;
 mod tamper;
+mod trail;
 
 use std::path::{Path, PathBuf};
 use sublet_journal::{Journal, Loaded};
@@ -29,6 +31,12 @@ impl Dir {
 
     fn open(&self) -> (Journal, Loaded) {
         Journal::open(&self.path()).unwrap()
+    }
+
+    /// Makes the database one of the release before lines could be cut; the version is set by the caller.
+    fn without_stubs(&self) {
+        self.sql("DROP TABLE owners; DROP TABLE kept; DROP TABLE stubs; DROP TABLE past_floors");
+        self.sql("ALTER TABLE meta DROP COLUMN log_seq; ALTER TABLE meta DROP COLUMN log_hash");
     }
 
     /// Changes the database behind the journal's back.

@@ -93,6 +93,32 @@ fn a_directory_of_another_user_is_refused() {
 }
 
 #[test]
+fn a_state_directory_below_one_that_another_user_may_change_is_refused() {
+    let dir = Dir::new();
+    let above = dir.0.path().join("above");
+    let state = above.join("own/state");
+    fs::create_dir_all(&state).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = Journal::open(&state).unwrap_err();
+    let (open, shut) = (above.display(), state.display());
+    let expected = format!(
+        "`{open}`, above the state directory `{shut}`, can be changed by everybody: another user could put a directory in its place"
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(error.hint().unwrap().contains(&format!("chmod go-w {open}")), "{:?}", error.hint());
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
+    drop(Journal::open(&state).unwrap());
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("the rest was skipped: only root can give a directory away");
+    }
+    std::os::unix::fs::chown(&above, Some(12_345), None).unwrap();
+    let error = Journal::open(&state).unwrap_err();
+    assert!(error.to_string().contains("belongs to user 12345"), "{error}");
+}
+
+#[test]
 fn a_lock_file_that_leads_elsewhere_is_not_followed() {
     let dir = Dir::new();
     fs::create_dir(dir.path()).unwrap();

@@ -7,9 +7,11 @@ use sublet_core::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey, Through};
 use sublet_core::cost::{Costs, Way};
 use sublet_core::durations::{Durations, Kind, Outcome};
+use sublet_core::event::{Caller, Event};
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey, TenantId, TokenId};
 use sublet_core::lateness::{Lateness, Wait};
-use sublet_core::reading::CardFacts;
+use sublet_core::policy::Policy;
+use sublet_core::reading::{CardFacts, Observation, Reading, Used};
 use sublet_core::rows::{
     Away, Card, Ended, Finish, Hold, Lease, Meta, Over, Phase, Reason, Rows, Service, Tenant, Told, Turns,
 };
@@ -17,9 +19,10 @@ use sublet_core::rung::Rung;
 use sublet_core::stranger::{Mode, Rule, RuleId, Step, Stranger, StrangerId, Treat, Who};
 use sublet_core::token::{Token, TokenCaps, TokenHash};
 use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::{State, decide};
 use sublet_journal::{Batch, StoredAnswer, verify};
 
-const REASONS: [Reason; 14] = [
+const REASONS: [Reason; 15] = [
     Reason::Released,
     Reason::Expired,
     Reason::HoldCap,
@@ -31,6 +34,7 @@ const REASONS: [Reason; 14] = [
     Reason::OverUse,
     Reason::DeviceLost,
     Reason::RestoreFailed,
+    Reason::DiedParking,
     Reason::HostRebooted,
     Reason::WaitOver,
     Reason::NotMoved,
@@ -64,7 +68,7 @@ fn asides() -> Asides {
 
 fn extreme_hold() -> Hold {
     Hold {
-        cards: vec![CardId(0), CardId(u16::MAX)],
+        cards: vec![CardId(0), CardId(2)],
         vram: Bytes(u64::MAX),
         epoch: Epoch(u64::MAX),
         granted: Time(u64::MAX),
@@ -189,7 +193,7 @@ fn strangers() -> Vec<Stranger> {
     ];
     let ids = [0, 1, 2, 3, 1 << 63, u64::MAX];
     let stranger = |(id, step)| {
-        let cards = vec![CardId(0), CardId(u16::MAX)];
+        let cards = vec![CardId(0), CardId(2)];
         Stranger {
             id: StrangerId(id),
             audit: extreme_audit(),
@@ -239,14 +243,14 @@ fn extreme_rows() -> Rows {
         meta: Meta {
             boot: "é\u{0}".to_owned(),
             clock_offset_us: i64::MIN,
-            next_lease: u64::MAX,
-            next_epoch: Epoch(u64::MAX),
-            next_token: u32::MAX,
+            next_lease: u64::MAX - 1,
+            next_epoch: Epoch(u64::MAX - 1),
+            next_token: u32::MAX - 1,
             grace_from: Time(u64::MAX),
             grace_until: Time(u64::MAX),
             day: u32::MAX,
-            next_stranger: u64::MAX,
-            next_rule: u32::MAX,
+            next_stranger: u64::MAX - 1,
+            next_rule: u32::MAX - 1,
             lateness: lateness(),
         },
         tenants: vec![
@@ -354,9 +358,9 @@ fn ended_leases_keep_every_reason_and_the_extremes() {
     let ids = |tenant, before, limit| -> Vec<u64> {
         reader.ended_of(tenant, before, limit).unwrap().iter().map(|ended| ended.id.0).collect()
     };
-    assert_eq!(ids(None, None, 3), [14, 13, 12]);
+    assert_eq!(ids(None, None, 3), [15, 14, 13]);
     assert_eq!(ids(None, Some(LeaseId(3)), 10), [2, 1]);
-    assert_eq!(ids(Some(TenantId(1)), None, 10), [13, 11, 9, 7, 5, 3, 1]);
+    assert_eq!(ids(Some(TenantId(1)), None, 10), [15, 13, 11, 9, 7, 5, 3, 1]);
     assert_eq!(ids(Some(TenantId(0)), Some(LeaseId(6)), 1), [4]);
 }
 
@@ -446,4 +450,26 @@ fn a_key_that_is_used_again_keeps_its_last_answer() {
         journal.commit(&Batch { answers: vec![answer(3, "k", wall_us)], ..Batch::default() }).unwrap();
     }
     assert_eq!(journal.reload().unwrap().answers, [answer(3, "k", 2)]);
+}
+
+#[test]
+fn a_start_from_rows_at_the_ends_of_their_types_goes_on() {
+    for (boot, now) in [("\u{e9}\u{0}", Time(5)), ("\u{e9}\u{0}", Time(u64::MAX - 5)), ("another", Time(u64::MAX - 5))]
+    {
+        let mut state = State::new(extreme_rows(), Policy::default());
+        let ask = Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(60)));
+        let used = Used { free: Bytes(u64::MAX), processes: Vec::new(), coarse: false };
+        for event in [
+            Event::Started { boot: boot.to_owned(), clock_offset_us: i64::MIN, epoch_floor: Epoch(1), lease_floor: 1 },
+            Event::Listed(vec![facts(0), facts(1)]),
+            Event::Observed {
+                card: facts(0).uuid,
+                observation: Observation { begun: now, reading: Reading::Used(used) },
+            },
+            Event::Asked { by: Caller::user("uid:0"), ask, wait: None, root: None },
+            Event::Ticked,
+        ] {
+            drop(decide(&mut state, now, event));
+        }
+    }
 }

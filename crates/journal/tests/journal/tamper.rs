@@ -2,7 +2,7 @@
 
 use crate::Dir;
 use crate::generate::World;
-use sublet_journal::{Batch, verify};
+use sublet_journal::{Batch, Journal, OpenError, verify};
 
 /// Writes a story, changes the file with `sql`, and returns what `verify` finds.
 fn after(sql: &str) -> String {
@@ -36,27 +36,27 @@ fn check(sql: &str, expected: &str) {
 
 #[test]
 fn a_changed_entry_is_found() {
-    check("UPDATE log SET actor = 'uid:0' WHERE seq = 20", "entry 20 of the log was changed");
-    check("UPDATE log SET action = replace(action, ':', ': ') WHERE seq = 20", "entry 20 of the log was changed");
-    check("UPDATE log SET at_us = at_us + 1 WHERE seq = 20", "entry 20 of the log was changed");
+    check("UPDATE log SET actor = 'uid:0' WHERE seq = 32", "entry 32 of the log was changed");
+    check("UPDATE log SET action = replace(action, ':', ': ') WHERE seq = 32", "entry 32 of the log was changed");
+    check("UPDATE log SET at_us = at_us + 1 WHERE seq = 32", "entry 32 of the log was changed");
     check("UPDATE log SET lease = 1 WHERE seq = 35", "entry 35 of the log names another lease");
 }
 
 #[test]
 fn a_missing_entry_is_found_wherever_it_was() {
     check("DELETE FROM log WHERE seq = (SELECT min(seq) FROM log)", "of the log is missing");
-    check("DELETE FROM log WHERE seq = 20", "entry 20 of the log is missing");
+    check("DELETE FROM log WHERE seq = 32", "entry 32 of the log is missing");
     check("DELETE FROM log WHERE seq = (SELECT max(seq) FROM log)", "the log ends at entry 38, but 39 were written");
-    check("DELETE FROM log", "the log ends at entry 19, but 39 were written");
+    check("DELETE FROM log", "of the log is missing");
 }
 
 #[test]
 fn swapped_entries_are_found() {
     check(
-        "UPDATE log SET seq = 1000 WHERE seq = 20;
-         UPDATE log SET seq = 20 WHERE seq = 21;
-         UPDATE log SET seq = 21 WHERE seq = 1000",
-        "entry 20 of the log was changed",
+        "UPDATE log SET seq = 1000 WHERE seq = 32;
+         UPDATE log SET seq = 32 WHERE seq = 33;
+         UPDATE log SET seq = 33 WHERE seq = 1000",
+        "entry 32 of the log was changed",
     );
 }
 
@@ -74,7 +74,7 @@ fn changed_rows_are_found() {
     check("UPDATE tenants SET byte_us = '0'", "tenant 0 differs");
     check("UPDATE meta SET next_epoch = 1", "the table `meta` differs: `next_epoch` is `");
     check("UPDATE cards SET service = '\"draining\"' WHERE id = 1", "card 1 differs");
-    check("DELETE FROM cards WHERE id = 1", "the log gives 2 cards, the table has 1");
+    check("DELETE FROM cards WHERE id = 1", "the file is damaged: the row of card 1 is missing");
     check("UPDATE leases SET ask = '{'", "the file is damaged");
     check("UPDATE leases SET token = 9 WHERE id = 4", "lease L4 differs");
     for id in [1, 2] {
@@ -87,6 +87,21 @@ fn changed_rows_are_found() {
          FROM tokens WHERE id = 1",
         "token K3 has a row that the log does not explain",
     );
+}
+
+#[test]
+fn a_row_that_names_an_unknown_card_is_refused_by_verify_and_by_a_start() {
+    check("UPDATE leases SET cards = '[7]' WHERE id = 4", "the file is damaged: the row of card 7 is missing");
+    let dir = Dir::new();
+    let mut world = World::new(3);
+    world.lease();
+    {
+        let (mut journal, _) = dir.open();
+        journal.commit(&world.close()).unwrap();
+    }
+    dir.sql("UPDATE leases SET cards = '[7]'");
+    let refused = Journal::open(&dir.path()).unwrap_err();
+    assert!(matches!(refused, OpenError::Corrupt { .. }), "{refused}");
 }
 
 #[test]
@@ -112,6 +127,20 @@ fn a_clock_that_was_set_back_is_found() {
 }
 
 #[test]
+fn entry_numbers_that_no_log_can_have_are_found() {
+    check("UPDATE meta SET base_seq = -1", "the file is damaged");
+    check("UPDATE meta SET head_seq = -1", "the file is damaged");
+    check("UPDATE meta SET base_seq = head_seq + 1", "the file is damaged");
+}
+
+#[test]
+fn a_counter_at_its_end_is_found() {
+    for counter in ["next_lease = -1", "next_epoch = -1", "next_stranger = -1", "next_token = 4294967295"] {
+        check(&format!("UPDATE meta SET {counter}"), "the file is damaged: the table `meta` has a counter at its end");
+    }
+}
+
+#[test]
 fn changed_history_is_found() {
     check("UPDATE past SET reason = 'revoked' WHERE id = 9", "ended lease L9 differs");
     check("DELETE FROM past WHERE id = 9", "ended lease L9 is in the log, but its row is missing");
@@ -125,5 +154,5 @@ fn changed_history_is_found() {
 #[test]
 fn a_changed_base_is_found() {
     check("UPDATE base SET body = replace(body, 'uid:1000', 'uid:1') WHERE kind = 'tenant'", "tenant 0 differs");
-    check("DELETE FROM base", "of the log names an unknown tenant");
+    check("DELETE FROM base", "of the log names an unknown card");
 }

@@ -55,7 +55,7 @@ impl Books {
         if on.iter().any(|number| self.is_alone(tenant, *number)) {
             return Err("somebody has its card alone");
         }
-        if self.disk_full { Err("the disk is full") } else { Ok((on, vram)) }
+        if self.is_stopped() { Err("the disk is full") } else { Ok((on, vram)) }
     }
 
     fn size_of(&self, number: usize, process: ProcKey) -> Option<Bytes> {

@@ -46,8 +46,12 @@ impl Books {
             _ if !may && !ask.renews => return Expected::Refused(self.no_seat()),
             _ if span == Span::ZERO || span > DAY => return Expected::Refused(Refusal::BadAside),
             None if known.len() >= MOST => return Expected::Refused(Refusal::TooManyAsides),
-            None if self.disk_full => return Expected::Refused(Refusal::DiskFull),
-            _ => {}
+            None => {
+                if let Some(stopped) = self.stopped() {
+                    return Expected::Refused(stopped);
+                }
+            }
+            Some(_) => {}
         }
         let since = last.map_or(now, |last| last.since);
         let until = if may { now + span } else { (now + span).min(since + DAY) };

@@ -9,6 +9,7 @@ use sublet_core::aside::Aside;
 use sublet_core::ask::{Ask, On, Term, Tier, Vram};
 use sublet_core::event::Event;
 use sublet_core::ids::{CardId, Epoch, LeaseId, ProcKey};
+use sublet_core::loss::Loss;
 use sublet_core::policy::Policy;
 use sublet_core::reading::{CardFacts, Reading, Used};
 use sublet_core::rows::{Phase, Reason, Rows, Service, Told};
@@ -315,6 +316,8 @@ pub struct Books {
     pub absent: bool,
     /// The daemon was told that the disk is full.
     pub disk_full: bool,
+    /// The daemon was told that lines are missing, and no operator has accepted that.
+    pub loss: Option<Loss>,
     /// The last few leases that became history.
     pub gone: Vec<LeaseId>,
     /// Leases that are parked, or on their way there or back.
@@ -365,6 +368,7 @@ impl Books {
             heard: None,
             absent: true,
             disk_full: false,
+            loss: None,
             gone: Vec::new(),
             trips: BTreeSet::new(),
             voices: BTreeMap::new(),

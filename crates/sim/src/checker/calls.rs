@@ -24,8 +24,6 @@ pub enum Cause {
     Asked {
         /// The name it was asked under.
         tenant: String,
-        /// Now or never.
-        impatient: bool,
         /// The queue had a place for it.
         place: bool,
     },
@@ -35,6 +33,8 @@ pub enum Cause {
     Accepted(LeaseId, Bytes, u16, Option<Refusal>),
     /// A card was drained or cleared, with what must be answered.
     Service(Answer),
+    /// A caller accepts a loss, with what must be answered.
+    LossAccepted(Answer),
     /// A request about asides, with what must come of it.
     Aside(Box<Expected>),
     /// These cards are listed, by UUID.
@@ -84,6 +84,8 @@ pub enum Word {
     Refuse,
     /// One of its programs will never be back.
     Lose,
+    /// One of its programs died while it was being parked.
+    Die,
     /// One of its programs said how it stands.
     Tell,
 }
@@ -107,11 +109,7 @@ impl Books {
                 self.boot.clone_from(boot);
                 Cause::Started(rebooted, epoch_floor.0)
             }
-            Event::Asked { by, wait, .. } => Cause::Asked {
-                tenant: by.tenant.clone(),
-                impatient: *wait == Some(Span::ZERO),
-                place: self.has_place(&by.tenant),
-            },
+            Event::Asked { by, .. } => Cause::Asked { tenant: by.tenant.clone(), place: self.has_place(&by.tenant) },
             Event::Renewed { by, lease, epoch } => self.call(now, by, Word::Renew, *lease, Some(*epoch)),
             Event::Bound { by, lease, epoch, process } => match self.call(now, by, Word::Bind, *lease, Some(*epoch)) {
                 Cause::Call(word, lease, Expect::Yes(_)) => Cause::Call(word, lease, self.bindable(by, lease, process)),
@@ -159,7 +157,7 @@ impl Books {
                 // A look that began before the last one tells nothing.
                 Cause::Observed(card.filter(|_| counts), counts && before && lost(self))
             }
-            Event::Members { lease, processes } => {
+            Event::Members { lease, processes, .. } => {
                 self.set_members(*lease, processes);
                 if self.is_unwrapped(*lease, processes) { Cause::Unwrapped(*lease) } else { Cause::Other }
             }
@@ -196,6 +194,11 @@ impl Books {
             Event::Accepted { by, lease, vram, gpus } => {
                 Cause::Accepted(*lease, *vram, *gpus, self.unacceptable(by, *lease))
             }
+            Event::LossFound(loss) => {
+                self.loss = Some(*loss);
+                Cause::Other
+            }
+            Event::LossAccepted { by } => Cause::LossAccepted(self.loss_accepted(by)),
             Event::Awoke | Event::Day { .. } => Cause::Other,
             Event::Ticked => Cause::Ticked,
         }
@@ -289,10 +292,10 @@ impl Books {
         let visible = |book: &&Book| by.operator || self.tenants[book.tenant].name == by.tenant;
         match self.leases.get(&lease).filter(visible).map(|book| &book.at) {
             None => Some(Refusal::NoSuchLease),
-            Some(At::Held(held)) if held.over.is_some() => self.disk_full.then_some(Refusal::DiskFull),
+            Some(At::Held(held)) if held.over.is_some() => self.stopped(),
             Some(At::Held(_) | At::Away(..)) => Some(Refusal::NotWaiting),
             Some(At::Ending(..)) => Some(Refusal::Ended),
-            Some(At::Waiting(_)) => self.disk_full.then_some(Refusal::DiskFull),
+            Some(At::Waiting(_)) => self.stopped(),
         }
     }
 
@@ -368,6 +371,11 @@ impl Books {
                 must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
                 must(18, *right == Answer::Done || idle(), || format!("refused, and yet {actions:?}"))
             }
+            Cause::LossAccepted(right) => {
+                must(18, answer == right, || format!("answered {answer:?} instead of {right:?}"))?;
+                let accepted = matches!(right, Answer::LossAccepted(_));
+                must(18, accepted || idle(), || format!("refused, and yet {actions:?}"))
+            }
             Cause::Aside(expected) => self.answered_aside(expected, answer, actions),
             Cause::Accepted(lease, vram, gpus, refusal) => {
                 let granted = |action: &Action| matches!(action, Action::Grant { lease: of, .. } | Action::Grow { lease: of, .. } if of == lease);
@@ -393,27 +401,27 @@ impl Books {
                 must(0, *answer == Answer::Lease(*lease), || format!("resuming {lease} is answered {answer:?}"))
             }
             Cause::Watched(watched) => self.answered_watched(watched, answer, actions),
-            Cause::Asked { impatient, place, .. } => self.asked(*impatient, *place, answer, actions),
+            Cause::Asked { place, .. } => self.asked(*place, answer, actions),
             _ => Ok(()),
         }
     }
 
-    fn asked(&self, impatient: bool, place: bool, answer: &Answer, actions: &[Action]) -> Verdict {
+    fn asked(&self, place: bool, answer: &Answer, actions: &[Action]) -> Verdict {
         let queued = actions.iter().find_map(|action| match action {
             Action::Queue { lease, .. } => Some(*lease),
             _ => None,
         });
         must(19, place || queued.is_none(), || format!("{queued:?} was queued beyond the bounds"))?;
-        must(11, !self.disk_full || queued.is_none(), || format!("{queued:?} was queued on a full disk"))?;
+        must(11, !self.is_stopped() || queued.is_none(), || {
+            format!("{queued:?} was queued while nothing may be granted")
+        })?;
         match (answer, queued) {
             (Answer::Lease(told), Some(queued)) => must(0, *told == queued, || format!("{told} was told for {queued}")),
             (Answer::Refused(_), None) => Ok(()),
-            (
-                Answer::Refused(Refusal::NoRoom { .. } | Refusal::StepsAside { .. } | Refusal::OverQuota(_)),
-                Some(queued),
-            ) if impatient => {
-                let over = |action: &Action| matches!(action, Action::End { lease, .. } if *lease == queued);
-                must(10, actions.iter().any(over), || format!("{queued} was refused and stays"))
+            (Answer::Refused(_), Some(queued)) => {
+                // Others were served while it was in the queue: that cannot be told without it.
+                let others = actions.iter().any(|action| action.lease().is_some_and(|lease| lease != queued));
+                must(19, others, || format!("a refused request left {queued} in the log: {actions:?}"))
             }
             _ => must(10, false, || format!("an ask was answered {answer:?} with {actions:?}")),
         }

@@ -52,7 +52,7 @@ impl Books {
         if trip.way != Way::Gone || trip.rung != Rung::Park || trip.deep.is_some() {
             return Err("it is not in host memory by the library alone");
         }
-        if self.disk_full {
+        if self.is_stopped() {
             return Err("the disk is full");
         }
         if book.rests.on(Rung::Driver) > now {

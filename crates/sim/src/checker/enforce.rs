@@ -757,7 +757,7 @@ impl Books {
             Cause::Observed(..) => self.watch.is_compared,
             _ => false,
         };
-        let verdict = match compared && !self.disk_full {
+        let verdict = match compared && !self.is_stopped() {
             true => self.watch.strangers.iter().try_for_each(|(id, found)| self.check_stranger(now, cause, *id, found)),
             false => Ok(()),
         };

@@ -69,6 +69,11 @@ impl Books {
             Action::Retreat { lease, at } => self.retreat(now, cause, *lease, *at),
             Action::Deepen { lease, at, processes, booked } => self.deepen(now, cause, *lease, *at, processes, *booked),
             Action::Shallow { lease, at, .. } => self.shallow(now, cause, *lease, *at),
+            Action::Died { lease, at, .. } => {
+                let heard = matches!(cause, Cause::Said(of, Word::Die) if of == lease);
+                let is_over = self.leases.get(lease).is_some_and(|book| matches!(book.at, At::Ending(..)));
+                must(15, heard && is_over && *at == now, || format!("{action:?} after {cause:?}"))
+            }
             Action::Resumed { lease, at } => self.resumed(now, cause, *lease, *at),
             Action::List { card, facts } => {
                 must(0, matches!(cause, Cause::Listed(_)), || format!("{action:?}"))?;
@@ -151,6 +156,7 @@ impl Books {
             Action::IssueToken { .. } | Action::RevokeToken { .. } => {
                 must(0, false, || format!("{action:?} in a world without tokens"))
             }
+            Action::AcceptLoss { loss } => self.accept_loss(cause, *loss),
             Action::Find { .. }
             | Action::Reaudit { .. }
             | Action::Warn { .. }
@@ -207,7 +213,7 @@ impl Books {
         mut held: Held,
         (mark, turn): (Option<Time>, Option<Time>),
     ) -> Verdict {
-        must(11, !self.disk_full, || format!("{lease} is granted on a full disk"))?;
+        must(11, !self.is_stopped(), || format!("{lease} is granted while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease).filter(|book| matches!(book.at, At::Waiting(_))) else {
             return must(1, false, || format!("{lease} is granted and did not wait"));
         };
@@ -291,10 +297,15 @@ impl Books {
         must(14, !matches!(book.at, At::Ending(..)), || format!("{lease} ends twice"))?;
         let started = matches!(cause, Cause::Started(..));
         must(17, !started || reason == Reason::HostRebooted, || format!("a start ends {lease}: {reason:?}"))?;
+        let is_release = matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease);
+        let is_exit = matches!(cause, Cause::Gone(of) if *of == lease);
+        let is_last = self.voices(lease, Rung::Park).is_empty();
+        let died = is_last && matches!(&book.at, At::Away(_, trip) if trip.died.is_some());
         let fits = match reason {
-            Reason::Released => matches!(cause, Cause::Call(Word::Release, of, Expect::Yes(_)) if *of == lease),
+            Reason::Released => is_release && !died,
+            Reason::HolderExited => is_exit && !died,
+            Reason::DiedParking => (is_release || is_exit) && died,
             Reason::Revoked => matches!(cause, Cause::Call(Word::Revoke, of, Expect::Yes(_)) if *of == lease),
-            Reason::HolderExited => matches!(cause, Cause::Gone(of) if *of == lease),
             Reason::HostRebooted => {
                 matches!(cause, Cause::Started(true, _)) && matches!(book.at, At::Held(_) | At::Away(..))
             }

@@ -47,6 +47,7 @@ pub mod ends;
 pub mod enforce;
 pub mod hand;
 pub mod life;
+mod loss;
 pub mod make;
 pub mod moving;
 pub mod order;

@@ -77,7 +77,7 @@ impl Books {
         let Cause::Observed(Some(number), _) = cause else {
             return must(20, false, || format!("{lease} is told that it has more after {cause:?}"));
         };
-        must(11, !self.disk_full, || format!("{lease} is told that it has more on a full disk"))?;
+        must(11, !self.is_stopped(), || format!("{lease} is told that it has more while nothing may be granted"))?;
         let Some(Book { at: At::Held(held), .. }) = self.leases.get(&lease) else {
             return must(20, false, || format!("{lease} is told that it has more, and holds nothing"));
         };
@@ -114,7 +114,7 @@ impl Books {
     /// A card was seen: whoever has more there than its lease was told, and whoever has not was let be.
     pub fn check_over(&self, cause: &Cause) -> Verdict {
         let Cause::Observed(Some(number), _) = cause else { return Ok(()) };
-        if self.disk_full || !self.watch.is_compared {
+        if self.is_stopped() || !self.watch.is_compared {
             return Ok(());
         }
         for (lease, (has, looks)) in self.cards[*number].excess.iter().filter(|(_, (_, looks))| *looks >= LOOKS) {
@@ -138,7 +138,7 @@ impl Books {
         at: Time,
         (vram, mark): (Bytes, Option<Time>),
     ) -> Verdict {
-        must(11, !self.disk_full, || format!("{lease} takes a larger lease on a full disk"))?;
+        must(11, !self.is_stopped(), || format!("{lease} takes a larger lease while nothing may be granted"))?;
         let Some(book) = self.leases.get(&lease) else { return must(1, false, || format!("no {lease} to grow")) };
         let At::Held(held) = &book.at else {
             return must(1, false, || format!("{lease} takes a larger lease, and is {:?}", book.at));

@@ -71,6 +71,8 @@ pub struct Trip {
     pub(super) left: Option<Span>,
     /// It was asked for while its bytes were leaving.
     pub(super) asked_for: bool,
+    /// A program that died while its bytes were leaving.
+    pub(super) died: Option<ProcKey>,
     /// Looks in a row at each card that agree.
     pub(super) looks: BTreeMap<usize, u32>,
     /// When they showed that it has arrived, and those of them that began after that.
@@ -161,6 +163,7 @@ impl Trip {
             first: None,
             left: None,
             asked_for: false,
+            died: None,
             looks: BTreeMap::new(),
             arrived: None,
             since_then: BTreeMap::new(),
@@ -290,7 +293,7 @@ impl Books {
                 let shim = before.unwrap_or(Voice { word: now, ..SILENT });
                 shims.insert(process, Voice { cannot: why.is_some(), ..shim });
             }
-            Said::Left => drop(shims.remove(&process)),
+            Said::Left | Said::Died(_) => drop(shims.remove(&process)),
             Said::Refused(_) if !concerned => return Word::Tell,
             Said::Refused(_) => return Word::Refuse,
             Said::Lost(_) => return Word::Lose,
@@ -310,15 +313,21 @@ impl Books {
             _ => self.stowed.remove(&(process, rung)),
         };
         self.note_quiet(lease);
+        let word = if matches!(said, Said::Died(_)) { Word::Die } else { Word::Tell };
         if !concerned {
-            return Word::Tell;
+            return word;
         }
         // What was seen before its last word proves nothing.
         if let Some(Book { at: At::Away(_, trip), .. }) = self.leases.get_mut(&lease) {
+            match said {
+                Said::Died(_) if trip.way == Way::Out => trip.died = Some(process),
+                Said::Here { .. } => drop(trip.died.take_if(|died| *died == process)),
+                _ => {}
+            }
             trip.looks.clear();
             (trip.arrived, trip.since_then) = (None, BTreeMap::new());
         }
-        Word::Tell
+        word
     }
 
     /// Somebody needs the cards of a holder that is leaving them.
@@ -456,7 +465,7 @@ impl Books {
         if shims.is_empty() {
             return Err("nobody is there to be told");
         }
-        if (parking.ram == Bytes::ZERO && rung != Rung::Yield) || self.disk_full {
+        if (parking.ram == Bytes::ZERO && rung != Rung::Yield) || self.is_stopped() {
             return Err("nobody is parked now");
         }
         if book.rests.on(rung) > now {

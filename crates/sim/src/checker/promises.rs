@@ -47,7 +47,7 @@ impl Promises {
                 Cause::Observed(..) | Cause::Listed(_) | Cause::Gone(_) | Cause::Unwrapped(_) | Cause::Other
             );
             let is_less_room = (is_seen || !actions.is_empty()) && self.is_less_room(state);
-            if actions.iter().any(upsets) || is_less_room || state.disk_full() || is_silent(state, now) {
+            if actions.iter().any(upsets) || is_less_room || state.is_stopped() || is_silent(state, now) {
                 self.void();
             }
             self.check(now, state)?;

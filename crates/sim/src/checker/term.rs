@@ -61,8 +61,10 @@ impl Books {
 
     /// A lease ends because time passed.
     pub fn check_expiry(&self, now: Time, cause: &Cause, lease: LeaseId, book: &Book, reason: Reason) -> Verdict {
-        let impatient = matches!(cause, Cause::Asked { impatient: true, .. });
-        must(8, matches!(cause, Cause::Ticked) || impatient, || format!("{lease} ends ({reason:?}) after {cause:?}"))?;
+        let may_not_wait = matches!((cause, &book.at), (Cause::Asked { .. }, At::Waiting(give_up)) if *give_up == now);
+        must(8, matches!(cause, Cause::Ticked) || may_not_wait, || {
+            format!("{lease} ends ({reason:?}) after {cause:?}")
+        })?;
         let due = match &book.at {
             At::Waiting(give_up) => *give_up,
             At::Held(held) | At::Away(held, _) => held.until,
@@ -70,7 +72,7 @@ impl Books {
         };
         must(8, due <= now, || format!("{lease} ends ({reason:?}) at {now}, and it has until {due}"))?;
         let grace = self.in_grace(now, book.since());
-        must(8, impatient || !grace, || {
+        must(8, may_not_wait || !grace, || {
             format!("{lease} ends ({reason:?}) at {now}, within the grace to {}", self.grace_until)
         })?;
         let wanted = || book.held().is_some_and(|held| self.wanted(book.tenant, &held.cards).at_all);

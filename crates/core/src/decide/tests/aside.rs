@@ -131,8 +131,6 @@ fn lease_that_cannot_be_parked_stays_and_nothing_is_granted_beside_it() {
             1s bind L1
             4s GPU 0 steps aside for ann until 14s
             5s queue L2
-            6s queue L3
-            6s end L3 (WaitOver)
             6s refuse: GPU 0 steps aside for ann until 14s
             12s park L1 (14.1 GiB booked, and asks again, GPU 0 steps aside)
         "#]],

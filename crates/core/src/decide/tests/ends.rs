@@ -109,6 +109,71 @@ fn who_survives_it_takes_its_card_out_of_service() {
 }
 
 #[test]
+fn processes_of_other_users_get_no_signal_and_are_on_record() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child L2/sudo=uid0
+         5.1s  card 0 L2/child=15G
+         6s  ask bob 16G interactive
+         6s  sent L2 15
+         7s  alive L2 L2/sudo=uid0
+         8s  card 0 0M
+         9s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            6s notice L2 until 6s for L3
+            6s end L2 (Preempted)
+            6s signal 15 to 1 of L2, not to 1 of other users
+            8s retire L2
+            8s grant L3 16 GiB on 0 epoch 3 until 68s
+        "#]],
+    );
+}
+
+#[test]
+fn a_lease_whose_memory_another_user_holds_is_not_ended_for_others() {
+    check(
+        "3s  release L1 ann
+         3.5s  card 0 0M
+         4s  ask cat 16G end
+         5s  bind L2
+         5s  alive L2 L2 L2/child L2/sudo=uid0
+         5.1s  card 0 L2/sudo=15G
+         6s  ask bob 16G interactive
+         20s  card 0 L2/sudo=15G
+         20s  tick
+         21s  alive L2 L2 L2/child L2/sudo
+         21s  card 0 L2/sudo=15G
+         22s  tick",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 300s
+            1s bind L1
+            3s end L1 (Released)
+            3.5s retire L1
+            4s queue L2
+            4s grant L2 16 GiB on 0 epoch 2 until 64s
+            5s bind L2
+            6s queue L3
+            22s notice L2 until 22s for L3
+            22s end L2 (Preempted)
+            22s signal 15 to 2 of L2
+        "#]],
+    );
+}
+
+#[test]
 fn a_signal_that_leaves_late_gives_as_much_time_as_any() {
     check(
         "3s  release L1 ann
@@ -293,6 +358,54 @@ fn a_signal_that_an_earlier_daemon_may_not_have_sent_is_sent_again() {
             30s grace until 90s
             36s signal 15 to 1 of L2
             66s signal 9 to 1 of L2
+        "#]],
+    );
+}
+
+#[test]
+fn spot_lease_that_chose_park_is_parked_and_never_ended() {
+    let with_shim = "0s   cards 24G
+         0s   ram 100G
+         0s   card 0 0M
+         0s   ask ann 16G spot park
+         1s   bind L1
+         1s   shim L1 here
+         2s   card 0 L1=14G
+         5s   ask bob 16G
+         6s   shim L1 parked 13700M
+         6.2s card 0 L1=300M
+         6.3s card 0 L1=300M";
+    check_with(
+        house(),
+        with_shim,
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s queue L2
+            5s park L1 for L2 (14.1 GiB booked)
+            6.3s parked L1
+            6.3s grant L2 16 GiB on 0 epoch 2 until 66.3s
+        "#]],
+    );
+    let without_shim = "0s   cards 24G
+         0s   ram 100G
+         0s   card 0 0M
+         0s   ask ann 16G spot park
+         1s   bind L1
+         1s   alive L1 L1
+         2s   card 0 L1=14G
+         5s   ask bob 16G
+         40s  tick";
+    check_with(
+        house(),
+        without_shim,
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s queue L2
+            40s renew L1 until 100s
         "#]],
     );
 }

@@ -178,8 +178,6 @@ fn whoever_survives_sigkill_takes_its_card_out_of_service() {
             23.1s struck X1 with 9
             33.1s X1 survived
             33.1s card 0 Out { why: "X1 survived SIGKILL and still has memory there" }
-            40s queue L1
-            40s end L1 (WaitOver)
             40s refuse: there is no room now (largest possible: 0 B)
         "#]],
     );
@@ -211,8 +209,6 @@ fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
             3s queue L1
             3s grant L1 22 GiB on 0 epoch 1 until 303s
             3s close X1 (Adopted(LeaseId(1)))
-            20s queue L2
-            20s end L2 (WaitOver)
             20s refuse: there is no room now (largest possible: 1.8 GiB)
             22s end L1 (HolderExited)
         "#]],

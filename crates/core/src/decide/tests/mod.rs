@@ -34,6 +34,8 @@ use crate::ask::{Ask, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
 use crate::audit::{Audit, FileKey, Through};
 use crate::event::{Answer, AsideAsk, Caller, Event};
 use crate::ids::{CardId, Epoch, LeaseId, ProcKey};
+use crate::loss::Loss;
+use crate::member::Restriction;
 use crate::parking::Said;
 use crate::policy::Policy;
 use crate::reading::{CardFacts, Observation, Reading, Resident, Unreadable, Used};
@@ -105,6 +107,19 @@ fn lease(text: &str) -> LeaseId {
 fn process(text: &str) -> ProcKey {
     let pid = text.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
     ProcKey { pid, start: 1 }
+}
+
+fn members(lease: LeaseId, names: &[&str]) -> Event {
+    let named = |name: &&str| process(name.split_once('=').map_or(*name, |(name, _)| name));
+    let restriction = |name: &&str| {
+        let restriction = match name.split_once('=')?.1 {
+            "stopped" => Restriction { is_stopped: true, ..Restriction::default() },
+            uid => Restriction { runs_as: uid.strip_prefix("uid")?.parse().ok(), ..Restriction::default() },
+        };
+        Some((named(name), restriction))
+    };
+    let restricted = names.iter().filter_map(restriction).collect();
+    Event::Members { lease, processes: names.iter().map(named).collect(), restricted }
 }
 
 impl Teller {
@@ -179,10 +194,9 @@ impl Teller {
                 let epoch = row.hold().expect("a held lease").epoch;
                 Event::Bound { by: by(owner), lease: row.id, epoch, process: process(name) }
             }
-            ["alive", id] => Event::Members { lease: lease(id), processes: vec![process(id)] },
-            ["alive", id, more @ ..] => {
-                Event::Members { lease: lease(id), processes: more.iter().map(|name| process(name)).collect() }
-            }
+            ["alive", id] => members(lease(id), &[*id]),
+            // `alive L1 a b=uid0 c=stopped`: b runs as root, c is stopped.
+            ["alive", id, more @ ..] => members(lease(id), more),
             ["worked", id] => Event::Worked { lease: lease(id) },
             ["gone", id] => Event::Gone { lease: lease(id) },
             ["release", id, who] => Event::Released { by: by(who), lease: lease(id), epoch: None },
@@ -235,6 +249,7 @@ impl Teller {
                     ["deep"] => Said::Deep(true),
                     ["shallow"] => Said::Deep(false),
                     ["left"] => Said::Left,
+                    ["died", why @ ..] => Said::Died(why.join(" ")),
                     other => panic!("no such word: {other:?}"),
                 };
                 // `L1/x` is another program of L1's.
@@ -314,6 +329,11 @@ impl Teller {
             ["awoke"] => Event::Awoke,
             ["disk", "full"] => Event::DiskFilled,
             ["disk", "freed"] => Event::DiskFreed,
+            ["lost", lines] => {
+                let lines = lines.parse().expect("a number");
+                Event::LossFound(Loss::Missing { lines, after: 1, since_wall_us: None, until_wall_us: 0 })
+            }
+            ["accept-loss", who] => Event::LossAccepted { by: by(who) },
             ["tick"] => Event::Ticked,
             other => panic!("no such event: {other:?}"),
         }
@@ -371,8 +391,12 @@ impl Teller {
                 writeln!(out, "{now} notice {lease} until {until} for {room_for}")
             }
             Action::Spare { lease } => writeln!(out, "{now} spare {lease}"),
-            Action::Signal { lease, signal, processes, .. } => {
-                writeln!(out, "{now} signal {signal} to {} of {lease}", processes.len())
+            Action::Signal { lease, signal, processes, left_out, .. } => {
+                let left_out = match left_out.len() {
+                    0 => String::new(),
+                    count => format!(", not to {count} of other users"),
+                };
+                writeln!(out, "{now} signal {signal} to {} of {lease}{left_out}", processes.len())
             }
             Action::Unpark { lease, why, .. } => writeln!(out, "{now} unpark {lease} ({why:?})"),
             Action::Parked { lease, .. } => writeln!(out, "{now} parked {lease}"),
@@ -389,8 +413,10 @@ impl Teller {
                 let booked = booked.map_or(String::new(), |booked| format!(" ({booked} booked)"));
                 writeln!(out, "{now} deepen {lease}, {} processes{booked}", processes.len())
             }
+            Action::Died { lease, why, .. } => writeln!(out, "{now} died {lease}: {why}"),
             Action::Shallow { lease, why, .. } => writeln!(out, "{now} shallow {lease}: {why}"),
             Action::Resumed { lease, .. } => writeln!(out, "{now} resumed {lease}"),
+            Action::AcceptLoss { loss } => writeln!(out, "{now} accept {loss:?}"),
             Action::End { lease, reason, .. } => writeln!(out, "{now} end {lease} ({reason:?})"),
             Action::Retire { lease, .. } => writeln!(out, "{now} retire {lease}"),
             Action::SetAside { card, aside } => {
@@ -548,6 +574,7 @@ fn ask(by: Caller, vram: &str, rest: &[&str]) -> Event {
             ("spot", _) => ask.tier = Tier::Spot,
             ("least", size) => ask.at_least = Some(bytes(size)),
             ("never", _) => ask.preempt = Preempt::Never,
+            ("park", _) => ask.preempt = Preempt::Park,
             ("end", _) => ask.preempt = Preempt::End,
             ("yields", _) => ask.yields = true,
             ("may-lose", _) => ask.may_lose = true,

@@ -567,6 +567,63 @@ fn a_program_that_dies_on_the_way_frees_what_it_had_and_booked() {
 }
 
 #[test]
+fn a_program_that_dies_while_it_is_parked_is_recorded_as_that() {
+    check(
+        "5s   park L1 ann
+         5.5s shim L1 died killed for memory
+         6s   release L1 ann
+         7s   card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            6s end L1 (DiedParking)
+            7s retire L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_death_while_parking_that_is_heard_after_the_release_is_on_the_record_too() {
+    check(
+        "5s   park L1 ann
+         6s   release L1 ann
+         6.1s shim L1 died killed for memory
+         7s   card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            6s end L1 (Released)
+            6.1s died L1: killed for memory
+            7s retire L1
+        "#]],
+    );
+}
+
+#[test]
+fn a_program_that_was_taken_for_dead_and_comes_again_did_not_die() {
+    check(
+        "5s   park L1 ann
+         5.5s shim L1 died not known
+         5.6s shim L1 here
+         5.7s shim L1 left
+         6s   release L1 ann
+         7s   card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            6s end L1 (Released)
+            7s retire L1
+        "#]],
+    );
+}
+
+#[test]
 fn what_is_parked_too_long_is_over() {
     let policy = Policy { parking: Parking { term: Span::secs(100), ..house().parking }, ..Policy::default() };
     check_with(

@@ -256,7 +256,7 @@ fn who_stands_higher_and_works_is_left_alone() {
 }
 
 #[test]
-fn who_stands_higher_and_is_idle_leaves_after_a_while() {
+fn idle_interactive_lease_is_parked_for_a_batch_waiter_after_32_s() {
     check(
         "3s  ask bob 20G interactive
          3.1s  shim L1 parked 13700M
@@ -267,7 +267,8 @@ fn who_stands_higher_and_is_idle_leaves_after_a_while() {
          4.1s  card 0 L1=300M L2=14G
          5s  shim L1 wants
          6s  worked L2
-         37s  tick",
+         37s  tick
+         39s  tick",
         expect![[r#"
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
@@ -278,6 +279,7 @@ fn who_stands_higher_and_is_idle_leaves_after_a_while() {
             3.3s L1 wants 15.7 GiB as of 3.000001s
             3.3s grant L2 20 GiB on 0 epoch 2 until 63.3s
             4s bind L2
+            38s park L2 for L1 (14.1 GiB booked)
         "#]],
     );
 }
@@ -527,8 +529,6 @@ fn a_waiter_who_would_not_wait_moves_nobody() {
             0s queue L1
             0s grant L1 16 GiB on 0 epoch 1 until 300s
             1s bind L1
-            3s queue L2
-            3s end L2 (WaitOver)
             3s refuse: there is no room now (largest possible: 7.8 GiB)
         "#]],
     );

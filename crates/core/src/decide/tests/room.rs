@@ -46,14 +46,10 @@ fn bytes_of_strangers_count_and_so_do_promises_not_yet_used() {
             0s queue L1
             1s queue L2
             1s grant L2 13 GiB on 0 epoch 1 until 61s
-            2s queue L3
-            2s end L3 (WaitOver)
             2s refuse: there is no room now (largest possible: 768 MiB)
-            4s queue L4
-            4s end L4 (WaitOver)
             4s refuse: there is no room now (largest possible: 0 B)
-            6s queue L5
-            6s grant L5 1 GiB on 0 epoch 2 until 66s
+            6s queue L3
+            6s grant L3 1 GiB on 0 epoch 2 until 66s
         "#]],
     );
 }
@@ -74,11 +70,9 @@ fn a_holder_beyond_its_lease_counts_with_what_it_has() {
             0s grant L1 4 GiB on 0 epoch 1 until 60s
             1s bind L1
             3s over L1: 12 GiB
-            3s queue L2
-            3s end L2 (WaitOver)
             3s refuse: there is no room now (largest possible: 11.8 GiB)
-            4s queue L3
-            4s grant L3 11 GiB on 0 epoch 2 until 64s
+            4s queue L2
+            4s grant L2 11 GiB on 0 epoch 2 until 64s
         "#]],
     );
 }
@@ -98,11 +92,7 @@ fn an_unreadable_or_silent_card_promises_nothing() {
         expect![[r#"
             0s queue L1
             2s grant L1 1 GiB on 0 epoch 1 until 62s
-            4s queue L2
-            4s end L2 (WaitOver)
             4s refuse: there is no room now (largest possible: 0 B)
-            9s queue L3
-            9s end L3 (WaitOver)
             9s refuse: there is no room now (largest possible: 0 B)
         "#]],
     );
@@ -119,11 +109,9 @@ fn where_the_driver_tells_no_bytes_per_process_the_larger_sum_counts() {
         expect![[r#"
             0s queue L1
             0s grant L1 10 GiB on 0 epoch 1 until 60s
-            1s queue L2
-            1s end L2 (WaitOver)
             1s refuse: there is no room now (largest possible: 13.8 GiB)
-            1s queue L3
-            1s grant L3 13 GiB on 0 epoch 2 until 61s
+            1s queue L2
+            1s grant L2 13 GiB on 0 epoch 2 until 61s
         "#]],
     );
 }
@@ -140,11 +128,11 @@ fn whole_cards_and_exclusive_ones() {
          4s   ask bob 4G wait=0s
          4s   ask ann 4G
          5s   ask eve 4G alone wait=0s
+         6s   release L2 ann
          6s   release L3 ann
-         6s   release L5 ann
          7.5s ask eve 4G alone
          8s   ask eve 1G wait=0s
-         9s   release L7 eve
+         9s   release L4 eve
          11s  card 0 stray=8G
          11s  ask ann whole wait=0s
          11s  ask ann 1G private wait=0s
@@ -152,40 +140,28 @@ fn whole_cards_and_exclusive_ones() {
         expect![[r#"
             0s queue L1
             0s grant L1 23.2 GiB on 0 epoch 1 until 60s
-            1s queue L2
-            1s end L2 (WaitOver)
             1s refuse: there is no room now (largest possible: 0 B)
             2s end L1 (Released)
             3s retire L1
-            3.5s queue L3
-            3.5s grant L3 4 GiB on 0 epoch 2 until 63.5s
-            4s queue L4
-            4s end L4 (WaitOver)
+            3.5s queue L2
+            3.5s grant L2 4 GiB on 0 epoch 2 until 63.5s
             4s refuse: there is no room now (largest possible: 19.2 GiB)
-            4s queue L5
-            4s grant L5 4 GiB on 0 epoch 3 until 64s
-            5s queue L6
-            5s end L6 (WaitOver)
+            4s queue L3
+            4s grant L3 4 GiB on 0 epoch 3 until 64s
             5s refuse: there is no room now (largest possible: 15.2 GiB)
+            6s end L2 (Released)
             6s end L3 (Released)
-            6s end L5 (Released)
+            7s retire L2
             7s retire L3
-            7s retire L5
-            7.5s queue L7
-            7.5s grant L7 4 GiB on 0 epoch 4 until 67.5s
-            8s queue L8
-            8s end L8 (WaitOver)
+            7.5s queue L4
+            7.5s grant L4 4 GiB on 0 epoch 4 until 67.5s
             8s refuse: there is no room now (largest possible: 19.2 GiB)
-            9s end L7 (Released)
-            10s retire L7
-            11s queue L9
-            11s end L9 (WaitOver)
+            9s end L4 (Released)
+            10s retire L4
             11s refuse: there is no room now (largest possible: 15.8 GiB)
-            11s queue L10
-            11s end L10 (WaitOver)
             11s refuse: there is no room now (largest possible: 15.8 GiB)
-            11s queue L11
-            11s grant L11 1 GiB on 0 epoch 5 until 71s
+            11s queue L5
+            11s grant L5 1 GiB on 0 epoch 5 until 71s
         "#]],
     );
 }
@@ -309,6 +285,38 @@ fn on_a_full_disk_releases_go_on_and_grants_do_not() {
 }
 
 #[test]
+fn after_a_loss_nothing_is_granted_until_an_operator_accepts_it() {
+    check(
+        "0s   cards 24G
+         0s   card 0 0M
+         0s   ask ann 16G
+         1s   ask bob 16G
+         2s   restart
+         2s   lost 69
+         3s   ask eve 1G
+         4s   release L1 ann
+         5s   card 0 0M
+         6s   tick
+         7s   accept-loss bob
+         8s   accept-loss root
+         9s   accept-loss root",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s queue L2
+            2s grace until 62s
+            3s refuse: lines of the journal are missing, so no lease is granted until an operator accepts that
+            4s end L1 (Released)
+            5s retire L1
+            7s refuse: only an operator may do this
+            8s accept Missing { lines: 69, after: 1, since_wall_us: None, until_wall_us: 0 }
+            8s grant L2 16 GiB on 0 epoch 2 until 68s
+            9s refuse: no line of the journal is known to be missing
+        "#]],
+    );
+}
+
+#[test]
 fn a_process_belongs_to_the_lease_it_was_last_seen_with() {
     check(
         "0s   cards 24G
@@ -400,6 +408,34 @@ fn of_several_cards_that_are_named_any_will_do_and_no_other() {
             4s end L2 (Released)
             5s retire L2
             5s grant L3 20 GiB on 2 epoch 3 until 65s
+        "#]],
+    );
+}
+
+#[test]
+fn refused_request_without_wait_leaves_no_line_and_no_number_behind() {
+    check(
+        "0s   cards 24G
+         0s   card 0
+         0s   ask ann 20G
+         1s   ask bob 20G
+         2s   ask bob 20G interactive wait=0s
+         3s   ask bob 20G interactive wait=0s
+         4s   release L1 ann
+         6s   ask ann 20G wait=0s
+         7s   ask ann 1G wait=0s",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 20 GiB on 0 epoch 1 until 60s
+            1s queue L2
+            2s refuse: there is no room now (largest possible: 3.8 GiB)
+            3s refuse: there is no room now (largest possible: 3.8 GiB)
+            4s end L1 (Released)
+            5s retire L1
+            5s grant L2 20 GiB on 0 epoch 2 until 65s
+            6s refuse: there is no room now (largest possible: 3.8 GiB)
+            7s queue L3
+            7s grant L3 1 GiB on 0 epoch 3 until 67s
         "#]],
     );
 }

@@ -23,7 +23,7 @@ impl Books {
         let (book, held, trip) = self.trip(lease, Way::Gone)?;
         let (wants, passive) = (trip.wants, trip.passive);
         must(9, wants.is_some() != passive, || format!("{lease} has its cards again and did not wait for them"))?;
-        must(11, !self.disk_full, || format!("{lease} has its cards again on a full disk"))?;
+        must(11, !self.is_stopped(), || format!("{lease} has its cards again while nothing may be granted"))?;
         let rests = book.rests.on(trip.rung);
         must(2, rests <= now, || format!("{lease} comes back at {now}, and rests until {rests}"))?;
         must(4, !self.is_taken_up(lease, held), || {

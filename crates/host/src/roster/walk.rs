@@ -1,0 +1,346 @@
+//! Walks over the processes of leases, a bounded number of processes at a time.
+//!
+//! ```text
+//!   begin, grow, refresh ──► first slice at once ──done──► finished
+//!                                  │ more than SLICE processes
+//!                                  ▼
+//!                            queue of walks ──advance: one slice, in turn──► finished
+//! ```
+//! A lease can have ten thousand processes, and a program that forks in a loop has new ones at every look. Between two
+//! slices the process thread hears exits and reads messages, so that other leases never wait for such a walk. Small
+//! leases are walked at once, as if there were no slices.
+
+use super::{Activity, Roster, pids_in};
+use crate::activity::Counters;
+use crate::exits::Ear;
+use crate::process::{self, Cgroup, Uids};
+use crate::terminal;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Instant, SystemTime};
+use sublet_core::ids::{LeaseId, ProcKey};
+use sublet_core::member::{Restriction, Restrictions};
+
+/// Processes that are looked at before exits and messages have their turn: some 10 ms.
+const SLICE: usize = 256;
+/// A walk ends after so many processes more than twice those it began with, or a chain of forks would keep it going.
+const STEPS_BEYOND: usize = 4096;
+/// Cgroups below a holder's own are followed this deep.
+const CGROUP_DEPTH_MAX: usize = 16;
+
+/// A walk over the processes of one lease that is under way.
+pub(super) struct Walk {
+    lease: LeaseId,
+    purpose: Purpose,
+    next: Vec<Step>,
+    steps_left: usize,
+    /// Leases whose processes are others by it.
+    touched: BTreeSet<LeaseId>,
+}
+
+enum Purpose {
+    /// Take in what descends from the members, or is in the lease's cgroups.
+    Grow,
+    /// The same, and read what each of them did.
+    Refresh(Sample),
+    /// Take over a root and all below it.
+    Seize { root: ProcKey },
+}
+
+enum Step {
+    Process(ProcKey),
+    Child(u32),
+}
+
+/// What a refresh has read so far.
+#[derive(Default)]
+struct Sample {
+    counters: BTreeMap<ProcKey, Counters>,
+    input: Option<SystemTime>,
+    restricted: Restrictions,
+}
+
+/// What slices of walks came to.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Leases that were refreshed, with what their processes did since the last time.
+    pub(crate) refreshed: Vec<(LeaseId, Activity)>,
+    /// Leases with other processes than before, perhaps.
+    pub(crate) touched: BTreeSet<LeaseId>,
+}
+
+impl Roster {
+    /// A walk is not finished yet.
+    pub(crate) fn is_walking(&self) -> bool {
+        !self.walks.is_empty()
+    }
+
+    /// Looks at the next processes of the walks that are under way, each walk in its turn.
+    pub(crate) fn advance(&mut self) -> Progress {
+        let (mut progress, mut budget) = (Progress::default(), SLICE);
+        while budget > 0
+            && let Some(mut walk) = self.walks.pop_front()
+        {
+            if self.step(&mut walk, &mut budget) {
+                self.finish(walk, &mut progress);
+            } else {
+                self.walks.push_back(walk);
+            }
+        }
+        progress
+    }
+
+    /// Takes out the members of a lease that ended and adds those that came, a slice at a time.
+    pub(crate) fn refresh(&mut self, lease: LeaseId) {
+        let is_refresh = |walk: &Walk| walk.lease == lease && matches!(walk.purpose, Purpose::Refresh(_));
+        if !self.walks.iter().any(is_refresh) {
+            let walk = self.walk(lease, Purpose::Refresh(Sample::default()));
+            self.walks.extend(walk);
+        }
+    }
+
+    /// Takes in whatever descends from the members or is in the lease's cgroups: the first at once, the rest in turn.
+    pub(crate) fn grow(&mut self, lease: LeaseId) {
+        if self.walks.iter().any(|walk| walk.lease == lease) {
+            return;
+        }
+        if let Some(walk) = self.walk(lease, Purpose::Grow) {
+            drop(self.begin_walk(walk));
+        }
+    }
+
+    /// Takes in a root and all below it, from other leases too; but not the roots of those, and who waits takes
+    /// none from who does not. Returns the leases that lost a process so far.
+    pub(super) fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
+        let next = vec![Step::Process(root)];
+        let steps_left = self.steps_for(lease);
+        let touched = BTreeSet::new();
+        self.begin_walk(Walk { lease, purpose: Purpose::Seize { root }, next, steps_left, touched })
+    }
+
+    fn walk(&self, lease: LeaseId, purpose: Purpose) -> Option<Walk> {
+        let holder = self.holders.get(&lease)?;
+        let dirs = holder.cgroups.iter().filter_map(Cgroup::directory);
+        let inside = dirs.flat_map(|dir| pids_in(&dir, CGROUP_DEPTH_MAX)).map(Step::Child);
+        let next = inside.chain(holder.members.iter().copied().map(Step::Process)).collect();
+        Some(Walk { lease, purpose, next, steps_left: self.steps_for(lease), touched: BTreeSet::new() })
+    }
+
+    fn steps_for(&self, lease: LeaseId) -> usize {
+        self.holders.get(&lease).map_or(0, |holder| holder.members.len() * 2) + STEPS_BEYOND
+    }
+
+    /// The first slice of a walk that has no result but its members; the rest is queued.
+    fn begin_walk(&mut self, mut walk: Walk) -> BTreeSet<LeaseId> {
+        let finished = self.step(&mut walk, &mut SLICE.clone());
+        let touched = std::mem::take(&mut walk.touched);
+        if !finished {
+            self.walks.push_back(walk);
+        }
+        touched
+    }
+
+    /// True when nothing is left to look at.
+    fn step(&mut self, walk: &mut Walk, budget: &mut usize) -> bool {
+        while *budget > 0 && walk.steps_left > 0 {
+            let Some(step) = walk.next.pop() else { return true };
+            (*budget, walk.steps_left) = (*budget - 1, walk.steps_left - 1);
+            match walk.purpose {
+                Purpose::Seize { root } => self.seize_one(walk, root, step),
+                Purpose::Grow | Purpose::Refresh(_) => self.visit(walk, step),
+            }
+        }
+        walk.next.is_empty() || walk.steps_left == 0
+    }
+
+    fn visit(&mut self, walk: &mut Walk, step: Step) {
+        let process = match step {
+            Step::Process(process) => process,
+            // Should that member have ended since, the next walk finds the process that has the number now.
+            Step::Child(pid) if self.known(pid).is_some() => return,
+            Step::Child(pid) => match self.admit_pid(pid, walk.lease) {
+                Some(process) => process,
+                None => return,
+            },
+        };
+        // It may have ended, or be another lease's, since the walk began.
+        if self.owner(process) != Some(walk.lease) {
+            return;
+        }
+        if let Purpose::Refresh(sample) = &mut walk.purpose {
+            let uid = self.holders.get(&walk.lease).map(|holder| holder.uid);
+            if !sample.take(process, uid) {
+                walk.touched.extend(self.leave(process));
+                return;
+            }
+        }
+        walk.add_children(process);
+    }
+
+    fn seize_one(&mut self, walk: &mut Walk, root: ProcKey, step: Step) {
+        let process = match step {
+            Step::Process(process) => process,
+            Step::Child(pid) => match process::stat(pid) {
+                Ok(stat) => stat.key(pid),
+                Err(_) => return,
+            },
+        };
+        let (lease, waits) = (walk.lease, !self.is_granted(walk.lease));
+        match self.owner(process) {
+            Some(owner) if owner == lease => {}
+            Some(owner) if process != root && self.is_root(process, owner) => return,
+            Some(owner) if waits && self.is_granted(owner) => return,
+            Some(owner) => {
+                self.hand_over(process, owner, lease);
+                walk.touched.insert(owner);
+            }
+            None if self.admit(process, lease, Ear::Ordinary) => {}
+            None => return,
+        }
+        if process == root {
+            self.exits.listen(process, Ear::Reserved);
+        }
+        walk.add_children(process);
+    }
+
+    fn finish(&mut self, walk: Walk, progress: &mut Progress) {
+        progress.touched.extend(walk.touched);
+        progress.touched.insert(walk.lease);
+        let Purpose::Refresh(sample) = walk.purpose else { return };
+        let Some(holder) = self.holders.get_mut(&walk.lease) else { return };
+        holder.restricted = sample.restricted;
+        let used_card = std::mem::take(&mut holder.used_card);
+        let worked = holder.meter.sample(Instant::now(), &sample.counters);
+        let before = std::mem::replace(&mut holder.last_input, sample.input);
+        let got_input = before.zip(sample.input).is_some_and(|(before, input)| before < input);
+        let activity = Activity { worked: (worked && !holder.by_shim) || used_card, got_input };
+        progress.refreshed.push((walk.lease, activity));
+    }
+}
+
+impl Walk {
+    fn add_children(&mut self, process: ProcKey) {
+        let children = process::children(process.pid).unwrap_or_default();
+        self.next.extend(children.into_iter().map(Step::Child));
+    }
+}
+
+impl Sample {
+    /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and what limits
+    /// the daemon with it. False if it has ended.
+    fn take(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
+        let stat = match process::stat(process.pid) {
+            Ok(stat) if stat.start != process.start || stat.has_ended() => return false,
+            Ok(stat) => stat,
+            Err(error) if error.is_gone() => return false,
+            Err(_) => {
+                self.counters.insert(process, Counters { cpu_ticks: None, io_bytes: None });
+                return true;
+            }
+        };
+        let (cpu_ticks, io_bytes) = (Some(stat.cpu_ticks), process::io_bytes(process.pid).ok());
+        self.counters.insert(process, Counters { cpu_ticks, io_bytes });
+        self.input = self.input.max(terminal::last_input(process.pid, &stat));
+        let uids = Uids::read(process.pid).ok();
+        let restriction = Restriction {
+            runs_as: uids.zip(uid).and_then(|(uids, uid)| uids.other_than(uid)),
+            is_stopped: matches!(stat.state, b'T' | b't'),
+        };
+        if restriction != Restriction::default() {
+            self.restricted.insert(process, restriction);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exits::Exits;
+    use crate::wake::Wake;
+    use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    /// A shell with so many children, in a group of their own.
+    struct Crowd(Child);
+
+    impl Crowd {
+        fn of(children: usize) -> Crowd {
+            let script = format!(
+                "i=0; while [ $i -lt {children} ]; do sleep 600 & i=$((i+1)); done; echo ready; exec sleep 600"
+            );
+            let mut command = Command::new("sh");
+            let command = command.args(["-c", &script]).process_group(0).stdout(Stdio::piped());
+            let mut shell = command.spawn().unwrap();
+            BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+            Crowd(shell)
+        }
+
+        fn key(&self) -> ProcKey {
+            process::identify(self.0.id()).unwrap().key
+        }
+    }
+
+    impl Drop for Crowd {
+        fn drop(&mut self) {
+            let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+            let _ = self.0.wait();
+        }
+    }
+
+    const MANY: LeaseId = LeaseId(1);
+    const ONE: LeaseId = LeaseId(2);
+
+    fn roster(many: &Crowd, one: &Crowd) -> Roster {
+        let mut roster = Roster::new(Exits::new(&Wake::new().unwrap()).unwrap());
+        let uid = rustix::process::getuid().as_raw();
+        roster.begin(MANY, uid, vec![many.key()], None);
+        roster.begin(ONE, uid, vec![one.key()], None);
+        roster
+    }
+
+    #[test]
+    fn an_exit_is_heard_while_a_large_tree_is_still_walked() {
+        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let mut roster = roster(&many, &one);
+        assert!(roster.is_walking(), "the watch itself looked at the first slice only");
+        let root = one.key();
+        kill_process(Pid::from_child(&one.0), Signal::KILL).unwrap();
+        assert_eq!(roster.exits().wait(None).unwrap(), [root]);
+        assert!(roster.is_walking(), "the tree is not known whole yet");
+        assert!(roster.leave(root).contains(&ONE));
+        while roster.is_walking() {
+            roster.advance();
+        }
+        assert_eq!(roster.news(MANY).unwrap().0.len(), 3 * SLICE + 1, "in the end all of them are");
+    }
+
+    #[test]
+    fn each_lease_is_refreshed_while_another_has_many_processes() {
+        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let mut roster = roster(&many, &one);
+        while roster.is_walking() {
+            roster.advance();
+        }
+        roster.refresh(MANY);
+        roster.refresh(ONE);
+        let first = [roster.advance(), roster.advance()].map(|progress| progress.refreshed);
+        let first: Vec<LeaseId> = first.into_iter().flatten().map(|(lease, _)| lease).collect();
+        assert_eq!((first, roster.is_walking()), (vec![ONE], true));
+    }
+
+    #[test]
+    fn a_lease_with_many_processes_leaves_descriptors_for_others() {
+        let (many, one) = (Crowd::of(3 * SLICE), Crowd::of(0));
+        let mut roster = roster(&many, &one);
+        while roster.is_walking() {
+            roster.advance();
+        }
+        assert!(roster.exits().count() <= super::super::EARS_PER_LEASE + 2, "{}", roster.exits().count());
+        let root = many.key();
+        kill_process(Pid::from_child(&many.0), Signal::KILL).unwrap();
+        assert_eq!(roster.exits().wait(Some(Duration::from_secs(60))).unwrap(), [root], "roots are always heard");
+    }
+}

@@ -1,0 +1,36 @@
+//! Lines that are missing from the journal: nothing is granted until an operator accepts that.
+
+use super::books::Books;
+use super::calls::Cause;
+use super::{Verdict, must};
+use sublet_core::event::{Answer, Caller, Refusal};
+use sublet_core::loss::Loss;
+
+impl Books {
+    /// Why nothing may be granted now.
+    pub fn stopped(&self) -> Option<Refusal> {
+        if self.disk_full { Some(Refusal::DiskFull) } else { self.loss.map(Refusal::LossNotAccepted) }
+    }
+
+    /// Whether nothing may be granted now.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped().is_some()
+    }
+
+    /// What must be answered to a caller that accepts the loss.
+    pub fn loss_accepted(&self, by: &Caller) -> Answer {
+        match self.loss {
+            _ if !by.operator => Answer::Refused(Refusal::NotOperator),
+            None => Answer::Refused(Refusal::NoLoss),
+            Some(loss) => Answer::LossAccepted(loss),
+        }
+    }
+
+    /// The loss is on the record as accepted.
+    pub fn accept_loss(&mut self, cause: &Cause, loss: Loss) -> Verdict {
+        let asked = matches!(cause, Cause::LossAccepted(Answer::LossAccepted(asked)) if *asked == loss);
+        must(15, asked, || format!("{loss:?} is accepted after {cause:?}"))?;
+        self.loss = None;
+        Ok(())
+    }
+}
