@@ -80,7 +80,7 @@ pub fn crowd(count: usize) -> Result<()> {
 }
 
 /// Sleeps for as long as its parent lives.
-fn sleep_with(parent: rustix::process::Pid) -> ! {
+pub fn sleep_with(parent: rustix::process::Pid) -> ! {
     let ends = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     loop {
         // It may have died before it could be followed.

@@ -10,6 +10,7 @@
 //! Deliberately absent: a verdict. A missed target is shown, not turned into a failed exit; only a
 //! bench that could not be run fails.
 
+mod abuse;
 mod audit;
 mod cli;
 mod client;
@@ -61,6 +62,7 @@ const BENCHES: &[(&str, Run)] = &[
     ("ptx", ptx::run),
     ("soft", soft::run),
     ("audit", audit::run),
+    ("abuse", abuse::run),
 ];
 
 /// Measures Sublet beside its peers.
@@ -103,6 +105,16 @@ enum What {
     Soft,
     /// Who is on a card, among ten thousand processes.
     Audit,
+    /// What one user who does its worst costs another one.
+    Abuse,
+    /// A user who does its worst, for `abuse`.
+    #[command(hide = true)]
+    Abuser {
+        /// What it does.
+        kind: abuse::Abuse,
+        /// Where the service listens.
+        socket: PathBuf,
+    },
     /// Many processes that sleep, for `audit`.
     #[command(hide = true)]
     Crowd {
@@ -189,6 +201,8 @@ fn measure(command: Command) -> Result<ExitCode> {
         What::Ptx => vec!["ptx"],
         What::Soft => vec!["soft"],
         What::Audit => vec!["audit"],
+        What::Abuse => vec!["abuse"],
+        What::Abuser { kind, socket } => return abuse::abuse(kind, &socket).map(|()| ExitCode::SUCCESS),
         What::Crowd { count } => return audit::crowd(count).map(|()| ExitCode::SUCCESS),
         What::Sit { cards } => return soft::sit(&cards).map(|()| ExitCode::SUCCESS),
         What::Load { socket } => return shown(&load::pairs(&socket, rig.connections, rig.load)?),

@@ -1,0 +1,355 @@
+//! What one user who does its worst costs another one: how long requests of the second user take meanwhile, beside its
+//! own requests without the first user, in turns; and whether the second user's history is complete afterwards.
+//!
+//! ```text
+//!   for each kind of abuse:   quiet ─► abuse ─► quiet ─► abuse …      (p99 of the victim's requests in each)
+//! ```
+//! The abuser is a process of another uid that takes as much of the service as it can. Its processes are in a control
+//! group of their own where one can be made, as systemd does it for each user: the cores are then shared between users,
+//! not between threads. The service runs with its default configuration but for a short history, so that the abuse
+//! trims it.
+
+use crate::audit;
+use crate::client::{Client, ask, bare, text_of};
+use crate::figure::{Figure, Outcome, Target, digits};
+use crate::rig::Rig;
+use crate::samples::{Quantiles, Samples, median};
+use crate::service::Service;
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use serde::Serialize;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Two users without any right.
+const ABUSER: u32 = 12_346;
+const VICTIM: u32 = 12_347;
+/// Requests of the victim in one round.
+const COUNT: usize = 300;
+/// The victim's pace: a program that works with leases, not a load test.
+const PAUSE: Duration = Duration::from_millis(4);
+/// Lines of history that are kept, for each round: nearly twice what the victim writes, and less than both write together.
+const HISTORY: usize = 30_000;
+/// Connections of a flood.
+const FLOOD: usize = 64;
+/// Event streams, idle connections and children that the abuser tries to have.
+const MANY: usize = 3_000;
+/// Until an abuse is at its height.
+const RAMP: Duration = Duration::from_millis(1_500);
+
+/// What an abuser does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Abuse {
+    /// Event streams, as many as it gets.
+    Streams,
+    /// Connections that send half a header, as many as it gets.
+    Connections,
+    /// Requests and releases on 64 connections without a pause.
+    Pairs,
+    /// The same with requests that are refused.
+    Refused,
+    /// The same with an Idempotency-Key for each.
+    Keys,
+    /// A lease bound to a process with 3,000 children that forks without a pause.
+    Forks,
+    /// Long polls and listings on 64 connections.
+    Reads,
+}
+
+/// So small on a GPU so large that it does not fill up: what is measured is the service.
+const SMALL: &str = r#"{"vram_bytes":536870912,"tier":"batch","wait_s":0}"#;
+const TOO_MUCH: &str = r#"{"vram_bytes":109951162777600,"tier":"batch","wait_s":0}"#;
+
+/// Measures the victim's requests with each kind of abuse.
+pub fn run(rig: &Rig) -> Result<Outcome> {
+    ensure!(rustix::process::geteuid().is_root(), "`abuse` needs root to be two users");
+    let (state, place) = (rig.fresh("abuse")?, rig.fresh("abuse-socket")?);
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755))?;
+    let history = HISTORY * rig.rounds as usize;
+    let config = place.join("sublet.toml");
+    std::fs::write(&config, format!("history = {history}\n"))?;
+    let socket = place.join("s");
+    let mut command = Command::new(rig.sublet()?);
+    command.args(["serve", "--gpu", "scripted:1x64TiB"]).arg("--config").arg(&config);
+    command.arg("--state-dir").arg(&state).arg("--socket").arg(&socket);
+    let service = Service::spawn(command, &state, socket.clone())?.ready(&state)?;
+    let slice = Slice::new();
+    let mut leases = Vec::new();
+    let (mut worst, mut rounds) = (Vec::new(), Vec::new());
+    for abuse in Abuse::value_variants() {
+        let mut ratios = Vec::new();
+        for _ in 0..rig.rounds {
+            let quiet = victim(&socket, &mut leases)?;
+            let abuser = Abuser::start(*abuse, &socket, slice.as_ref())?;
+            thread::sleep(RAMP);
+            let abused = victim(&socket, &mut leases).with_context(|| format!("during {abuse:?}"))?;
+            drop(abuser);
+            eprintln!("  {abuse:?}: p99 {} ms, quiet {} ms", digits(abused.p99_us / 1e3), digits(quiet.p99_us / 1e3));
+            ratios.push(abused.p99_us / quiet.p99_us);
+            rounds.push(serde_json::json!({ "abuse": abuse, "quiet": quiet, "abused": abused }));
+            settle(&socket)?;
+        }
+        worst.push((median(ratios), *abuse));
+    }
+    worst.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let missing = missing(&socket, &leases)?;
+    drop(service);
+    let each: Vec<String> = worst.iter().map(|(ratio, abuse)| format!("{abuse:?} {}", digits(*ratio))).collect();
+    let (ratio, _) = worst.first().copied().context("no abuse was measured")?;
+    Ok(Outcome {
+        figures: vec![
+            Figure {
+                what: "p99 of a user's requests while another user does its worst, beside without; the worst abuse",
+                target: Target::AtMost(3.0),
+                measured: ratio,
+                unit: "×",
+                note: format!(
+                    "{}; the abuser {}",
+                    each.join(", "),
+                    if slice.is_some() { "in a control group of its own" } else { "shares the cores thread by thread" }
+                ),
+            },
+            Figure {
+                what: "leases of that user that its history does not know afterwards",
+                target: Target::AtMost(0.0),
+                measured: missing as f64,
+                unit: "",
+                note: format!("of {}, with a history of {history} lines", leases.len()),
+            },
+        ],
+        raw: serde_json::json!({ "rounds": rounds }),
+    })
+}
+
+/// How long the victim's requests take; their leases are added to `leases`.
+fn victim(socket: &Path, leases: &mut Vec<String>) -> Result<Quantiles> {
+    as_user(VICTIM, || {
+        let (mut samples, request) = (Samples::with_capacity(COUNT), ask(SMALL));
+        for _ in 0..COUNT {
+            thread::sleep(PAUSE);
+            // Each command is a connection of its own.
+            let start = Instant::now();
+            let mut client = Client::connect(socket)?;
+            let (status, body) = client.call(&request)?;
+            samples.push(start.elapsed());
+            ensure!(status == 201, "the victim was answered {status}: {}", String::from_utf8_lossy(body));
+            let id = text_of(body, br#""id":""#).context("granted lease without an id")?;
+            let id = String::from_utf8_lossy(id).into_owned();
+            let (status, body) = client.call(&bare("DELETE", &format!("/v1/leases/{id}")))?;
+            ensure!(status == 200, "a release was answered {status}: {}", String::from_utf8_lossy(body));
+            leases.push(id);
+        }
+        Ok(samples.quantiles())
+    })
+}
+
+/// The victim's leases that the service does not know any more.
+fn missing(socket: &Path, leases: &[String]) -> Result<usize> {
+    as_user(VICTIM, || {
+        let mut client = Client::connect(socket)?;
+        let mut missing = 0;
+        for lease in leases {
+            let status = loop {
+                let (status, _) = client.call(&bare("GET", &format!("/v1/leases/{lease}")))?;
+                // The victim itself calls too often here, and is slowed down.
+                if status != 429 {
+                    break status;
+                }
+            };
+            match status {
+                200 => {}
+                404 => missing += 1,
+                _ => bail!("the victim's look at its lease was answered {status}"),
+            }
+        }
+        Ok(missing)
+    })
+}
+
+/// Waits until a single request finds the service at rest again.
+fn settle(socket: &Path) -> Result<()> {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < limit {
+        thread::sleep(Duration::from_millis(500));
+        let start = Instant::now();
+        let answered = Client::connect(socket).and_then(|mut client| Ok(client.call(&bare("GET", "/readyz"))?.0));
+        if matches!(answered, Ok(200)) && start.elapsed() < Duration::from_millis(5) {
+            return Ok(());
+        }
+    }
+    bail!("the service is still busy 20 s after the abuse")
+}
+
+/// What `what` returns on a thread of this user.
+fn as_user<T: Send>(uid: u32, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            set_thread_groups(&[])?;
+            set_thread_res_gid(group, group, group)?;
+            set_thread_res_uid(user, user, user)?;
+            what()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The control group of the abuser's processes; removed with the drop.
+struct Slice(PathBuf);
+
+impl Slice {
+    /// `None` where the kernel's groups for CPU time cannot be made by this program.
+    fn new() -> Option<Slice> {
+        let places = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"].map(Path::new);
+        let has_cpu = |place: &&Path| {
+            let shared = std::fs::read_to_string(place.join("cgroup.subtree_control")).unwrap_or_default();
+            place.join("cpu.shares").exists() || shared.split_whitespace().any(|name| name == "cpu")
+        };
+        let folder = places.into_iter().find(has_cpu)?.join(format!("sublet-bench-{}", std::process::id()));
+        std::fs::create_dir(&folder).ok()?;
+        Some(Slice(folder))
+    }
+
+    fn take(&self, process: u32) -> Result<()> {
+        Ok(std::fs::write(self.0.join("cgroup.procs"), process.to_string())?)
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// A running abuser; ended with the drop.
+struct Abuser(Child);
+
+impl Abuser {
+    fn start(abuse: Abuse, socket: &Path, slice: Option<&Slice>) -> Result<Abuser> {
+        let name = abuse.to_possible_value().context("every abuse has a name")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["abuser", name.get_name()]).arg(socket).uid(ABUSER).gid(ABUSER).process_group(0);
+        let abuser = Abuser(command.stdin(Stdio::piped()).spawn().context("the abuser cannot be started")?);
+        slice.map(|slice| slice.take(abuser.0.id())).transpose()?;
+        Ok(abuser)
+    }
+}
+
+impl Drop for Abuser {
+    fn drop(&mut self) {
+        // Its children end with it.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Abuses a service until its input ends. Refusals are what it expects.
+pub fn abuse(abuse: Abuse, socket: &Path) -> Result<()> {
+    thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    match abuse {
+        Abuse::Streams => hold(socket, b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        Abuse::Connections => hold(socket, b"GET /v1/leases HTTP/1.1\r\nHost: loc"),
+        Abuse::Pairs => flood(socket, |_, _| ask(SMALL)),
+        Abuse::Refused => flood(socket, |_, _| ask(TOO_MUCH)),
+        Abuse::Keys => flood(socket, |thread, number| {
+            let (own, length) = (std::process::id(), SMALL.len());
+            format!(
+                "POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: {own}-{thread}-{number}\r\n\
+                 Content-Length: {length}\r\n\r\n{SMALL}"
+            )
+            .into_bytes()
+        }),
+        Abuse::Reads => flood(socket, |thread, _| match thread % 2 {
+            0 => bare("GET", "/v1/leases"),
+            _ => bare("GET", "/v1/cards"),
+        }),
+        Abuse::Forks => forks(socket),
+    }
+}
+
+/// Keeps as many connections as it gets after these bytes.
+fn hold(socket: &Path, bytes: &[u8]) -> Result<()> {
+    let mut held = Vec::new();
+    loop {
+        if held.len() < MANY
+            && let Ok(mut stream) = UnixStream::connect(socket)
+        {
+            // A refused connection is closed by the service, and tried again.
+            if stream.write_all(bytes).is_ok() {
+                stream.set_nonblocking(true)?;
+                held.push(stream);
+            }
+        }
+        if held.len() == MANY {
+            thread::sleep(Duration::from_millis(10));
+            held.retain(|mut stream| !matches!(stream.read(&mut [0; 4096]), Ok(0)));
+        }
+    }
+}
+
+/// Calls on 64 connections without a pause.
+fn flood(socket: &Path, request: impl Fn(usize, usize) -> Vec<u8> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        for thread in 0..FLOOD {
+            let (request, socket): (_, PathBuf) = (&request, socket.to_owned());
+            scope.spawn(move || {
+                let mut number = 0;
+                loop {
+                    let Ok(mut client) = Client::connect(&socket) else { continue };
+                    loop {
+                        number += 1;
+                        let Ok((_, body)) = client.call(&request(thread, number)) else { break };
+                        // What was granted is released, so that requests and releases are as many.
+                        let id = text_of(body, br#"{"id":""#).map(|id| String::from_utf8_lossy(id).into_owned());
+                        if let Some(id) = id.filter(|id| id.starts_with('L'))
+                            && client.call(&bare("DELETE", &format!("/v1/leases/{id}"))).is_err()
+                        {
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// Takes a lease for this process, makes many children, and forks without a pause.
+fn forks(socket: &Path) -> Result<()> {
+    let body = format!(r#"{{"vram_bytes":536870912,"tier":"batch","pid":{}}}"#, std::process::id());
+    let (status, _) = Client::connect(socket)?.call(&ask(&body))?;
+    ensure!(status == 201, "the abuser's lease was answered {status}");
+    let own = rustix::process::getpid();
+    for _ in 0..MANY {
+        // SAFETY: the child makes only calls of the kernel.
+        match unsafe { libc::fork() } {
+            0 => audit::sleep_with(own),
+            -1 => break,
+            _ => {}
+        }
+    }
+    loop {
+        // SAFETY: the child makes only calls of the kernel.
+        match unsafe { libc::fork() } {
+            // SAFETY: the child ends at once, without what its parent's runtime would do at an exit.
+            0 => unsafe { libc::_exit(0) },
+            -1 => thread::sleep(Duration::from_millis(1)),
+            // SAFETY: waits for the child that was just made.
+            pid => unsafe {
+                libc::waitpid(pid, std::ptr::null_mut(), 0);
+            },
+        }
+    }
+}
