@@ -1,0 +1,261 @@
+//! Packets and pages of the library in holders' programs, sent to the real hub over its socket.
+//!
+//! An input is a list of steps: a letter for the kind, two bytes of length, and as many bytes.
+//! `0` to `3`: a packet on that line; `w`: where a lease's bytes shall be; `p`: bytes on a lease's page;
+//! `h`: hang up; `b`: bytes that are booked; `a`: a waiter wants a lease's cards.
+//!
+//! Properties: after any input the hub answers the next program; orders are JSON that reads back; words of a process
+//! count for leases of its own user only; texts are cut to 200 characters; memory that is handed out is bounded.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, pwrite};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, send, socket_with,
+};
+use std::borrow::Cow;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::Duration;
+use sublet_core::ids::LeaseId;
+use sublet_core::parking::Said;
+use sublet_core::units::Span;
+use sublet_host::clock::Clock;
+use sublet_host::gpu::GpuSpec;
+use sublet_host::shims::{CardCap, Place, ShimSettings, Wish};
+use sublet_host::{Host, Settings, Sight};
+use sublet_shim_wire::{Order, PACKET_MAX, Page, Word};
+
+/// Host memory for parked bytes.
+const RAM: u64 = 64 << 20;
+/// Leases of this user; the one after the last is another user's.
+const OWN: u64 = 3;
+/// Packets of one line that the hub takes before the other lines get their turn.
+const PACKETS: usize = 16;
+/// Beside what is booked, the hub hands out what a program says it has, an eighth more, and a slack of 64 MiB.
+const HANDED_OUT_MAX: u64 = RAM + RAM / 8 + (64 << 20);
+
+/// How long an order is waited for that may not come.
+const MOMENT_MS: i64 = 2;
+/// Stands in a packet for the number of the last order.
+const NO_ORDER: &str = "\"id\":0";
+
+struct Hub {
+    host: Host,
+    socket: PathBuf,
+    sights: Mutex<mpsc::Receiver<Sight>>,
+}
+
+fuzz_target!(|data: &[u8]| {
+    let hub = hub();
+    (1..=OWN + 1).for_each(|lease| hub.wish(lease, Place::OnCards));
+    let mut programs: [Option<Program>; 4] = Default::default();
+    let mut rest = data;
+    while let [kind, low, high, more @ ..] = rest {
+        let length = usize::from(*low) | usize::from(*high) << 8;
+        let (step, more) = more.split_at(more.len().min(length));
+        rest = more;
+        take(hub, &mut programs, *kind, step);
+    }
+    // Answered after all lines that spoke before it.
+    hub.check_answers();
+    for program in programs.iter_mut().flatten() {
+        program.hear();
+    }
+    drop(programs);
+    (1..=OWN + 1).for_each(|lease| hub.host.unwish(LeaseId(lease)));
+    hub.check_sights();
+});
+
+fn hub() -> &'static Hub {
+    static HUB: OnceLock<Hub> = OnceLock::new();
+    HUB.get_or_init(|| {
+        let socket = sublet_fuzz::scratch().join("sublet.sock.shim");
+        let mut settings = Settings::new(GpuSpec::Real);
+        // No cards are read here.
+        settings.worker_exe = PathBuf::from("/bin/false");
+        settings.shims = Some(ShimSettings { socket: socket.clone(), stock: 0, ram: RAM, leave: 0 });
+        let (sink, sights) = mpsc::channel();
+        let host = Host::start(settings, Clock::new(Span::ZERO), move |sight| drop(sink.send(sight)));
+        let hub = Hub { host: host.expect("the hub"), socket, sights: Mutex::new(sights) };
+        hub.host.listen();
+        hub
+    })
+}
+
+impl Hub {
+    fn wish(&self, lease: u64, place: Place) {
+        let own = rustix::process::getuid().as_raw();
+        let uid = if lease <= OWN { own } else { own + 1 };
+        let cards = vec![CardCap { uuid: [7; 16], cap: 24 << 30, context: 0 }; 2];
+        self.host.wish(Wish { lease: LeaseId(lease), uid, place, but: Vec::new(), cards });
+    }
+
+    /// A program that only looks at its page gets an answer.
+    fn check_answers(&self) {
+        let mut program = Program::connect(self);
+        let hello = Word::Hello {
+            version: 2,
+            pid: 1,
+            lease: Some("L1".to_owned()),
+            parked: false,
+            bytes: 0,
+            deep: false,
+            aside: None,
+            looks: true,
+        };
+        program.say(&serde_json::to_vec(&hello).expect("JSON"));
+        let order = program.wait(20_000);
+        assert!(matches!(order, Some(Order::Welcome { page: true, .. })), "the hub does not answer: {order:?}");
+    }
+
+    fn check_sights(&self) {
+        for sight in self.sights.lock().expect("the one reader").try_iter() {
+            let Sight::Said { lease, said, .. } = sight else { continue };
+            assert!((1..=OWN).contains(&lease.0), "another user's lease {lease}: {said:?}");
+            if let Said::Refused(why) = said {
+                assert!(why.chars().count() <= 200 && !why.chars().any(char::is_control), "{why:?}");
+            }
+        }
+    }
+}
+
+fn take(hub: &Hub, programs: &mut [Option<Program>; 4], kind: u8, step: &[u8]) {
+    let first = step.first().copied().unwrap_or(0);
+    let number = step.get(2..).unwrap_or_default().iter().take(8).fold(0_u64, |n, byte| n << 8 | u64::from(*byte));
+    let lease = 1 + u64::from(first) % (OWN + 1);
+    match kind {
+        b'0'..=b'3' => programs[usize::from(kind - b'0')].get_or_insert_with(|| Program::connect(hub)).say(step),
+        b'w' => hub.wish(lease, place(step.get(1).copied().unwrap_or(0), number)),
+        b'p' => {
+            let program = programs[usize::from(first) % 4].as_mut();
+            let at = step.get(1..3).map_or(0, |at| usize::from(at[0]) | usize::from(at[1]) << 8);
+            program.into_iter().for_each(|program| program.write(at, step.get(3..).unwrap_or_default()));
+        }
+        b'h' => programs[usize::from(first) % 4] = None,
+        b'b' => hub.host.booked(number % (RAM + 1)),
+        b'a' => hub.host.ahead(LeaseId(lease)),
+        _ => {}
+    }
+}
+
+fn place(kind: u8, number: u64) -> Place {
+    match kind % 4 {
+        0 => Place::OnCards,
+        1 => Place::Over { why: "the lease is over".to_owned() },
+        kind => Place::Away { booked: number % (RAM + 1), within: Duration::from_secs(1), deep: kind == 2 },
+    }
+}
+
+/// A program with the library in it.
+struct Program {
+    socket: OwnedFd,
+    page: Option<OwnedFd>,
+    packets: usize,
+    handed_out: u64,
+    /// The order that came last.
+    order: u64,
+}
+
+impl Program {
+    fn connect(hub: &Hub) -> Program {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+        connect(&socket, &SocketAddrUnix::new(&hub.socket).expect("a path")).expect("the hub listens");
+        Program { socket, page: None, packets: 0, handed_out: 0, order: 0 }
+    }
+
+    fn say(&mut self, packet: &[u8]) {
+        // An empty packet reads as an end.
+        if self.packets < PACKETS && !packet.is_empty() {
+            self.packets += 1;
+            let packet = self.answering(packet);
+            // Refused if the hub hung up.
+            let _ = send(&self.socket, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }
+
+    /// The packet as an answer to the last order if it says `"id":0`: no input could guess the number.
+    fn answering<'a>(&mut self, packet: &'a [u8]) -> Cow<'a, [u8]> {
+        match std::str::from_utf8(packet) {
+            Ok(text) if text.contains(NO_ORDER) => {
+                while self.wait(MOMENT_MS).is_some() {}
+                Cow::Owned(text.replace(NO_ORDER, &format!("\"id\":{}", self.order)).into_bytes())
+            }
+            _ => Cow::Borrowed(packet),
+        }
+    }
+
+    /// The next order, if it comes within so many milliseconds.
+    fn wait(&mut self, patience_ms: i64) -> Option<Order> {
+        let time = Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
+        loop {
+            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+            match poll(&mut fds, Some(&time)) {
+                // The timer of libFuzzer.
+                Err(Errno::INTR) => {}
+                Ok(0) | Err(_) => return None,
+                Ok(_) => return self.next(),
+            }
+        }
+    }
+
+    /// Takes in all orders that have come.
+    fn hear(&mut self) {
+        while self.next().is_some() {}
+    }
+
+    fn next(&mut self) -> Option<Order> {
+        let mut bytes = [0; PACKET_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let found = recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).ok()?;
+        let files = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        });
+        let file = files.flatten().next();
+        if found.bytes == 0 {
+            return None;
+        }
+        let order: Order = serde_json::from_slice(&bytes[..found.bytes]).expect("an order is JSON");
+        let text = serde_json::to_string(&order).expect("an order is JSON");
+        assert_eq!(serde_json::from_str::<Order>(&text).ok().as_ref(), Some(&order), "{text}");
+        match &order {
+            Order::Welcome { page, .. } => {
+                assert_eq!(*page, file.is_some());
+                self.page = file.or(self.page.take());
+            }
+            Order::Arena { bytes, .. } => {
+                self.handed_out += bytes;
+                assert!(self.handed_out <= HANDED_OUT_MAX, "{} bytes were handed out", self.handed_out);
+            }
+            Order::Trim { .. } => self.handed_out = 0,
+            Order::Park { id, .. } | Order::Resume { id } | Order::Deepen { id } | Order::Shallow { id } => {
+                self.order = *id;
+            }
+            Order::Prepare { .. } | Order::Over { .. } => {}
+        }
+        Some(order)
+    }
+
+    /// Writes to the page of its lease whatever a holder may write there.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        if self.page.is_none() {
+            // It comes with the first answer.
+            let _ = self.wait(MOMENT_MS);
+        }
+        if let Some(page) = &self.page {
+            let at = at % size_of::<Page>();
+            let bytes = &bytes[..bytes.len().min(size_of::<Page>() - at)];
+            let _ = pwrite(page, bytes, at as u64);
+        }
+    }
+}

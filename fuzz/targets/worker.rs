@@ -1,0 +1,90 @@
+//! Lines between the daemon and its worker processes, and what core makes of cards and looks that they tell.
+//!
+//! Each line of an input begins with a letter: `l` answers a request for a list, `o` one for a look, both through the
+//! card thread and the process thread into core's state; `c`, `d`, `r`, `R` and `m` are lines of the other kinds.
+//! Properties: a line is refused or taken, a refused one tells nothing, what is understood is the same after it was
+//! written and read again, and core never grants more of a card than it has.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sublet_core::ask::{Ask, Term};
+use sublet_core::event::{Caller, Event};
+use sublet_core::ids::Epoch;
+use sublet_core::policy::Policy;
+use sublet_core::rows::Rows;
+use sublet_core::units::{Bytes, Span, Time};
+use sublet_core::{State, decide};
+use sublet_host::Sight;
+use sublet_host::fuzz::{Line, WorkerLines, round_trip};
+
+fuzz_target!(|data: &[u8]| {
+    let mut worker = WorkerLines::new().expect("descriptors");
+    let mut core = Core::new();
+    for line in data.split(|byte| *byte == b'\n').take(32) {
+        let Some((kind, line)) = line.split_first() else { continue };
+        let (other, sights) = match kind {
+            b'l' => (Line::CardsAnswer, worker.list(line)),
+            b'o' => (Line::CardsAnswer, worker.look(line)),
+            b'r' => (Line::CardsRequest, None),
+            b'd' => (Line::DriverAnswer, None),
+            b'R' => (Line::DriverRequest, None),
+            b'm' => (Line::Context, None),
+            _ => (Line::CardsAnswer, None),
+        };
+        let is_understood = round_trip(other, line).unwrap_or_else(|text| panic!("it became {text}"));
+        assert!(is_understood || sights.is_none(), "a line that is not understood was taken");
+        assert!(sights.is_some() || worker.sights().is_empty(), "a refused line told something");
+        sights.unwrap_or_default().into_iter().for_each(|sight| core.take(sight));
+    }
+});
+
+/// Core with two tenants that want memory, told what the daemon's loop would tell it.
+struct Core {
+    state: State,
+    now: Time,
+}
+
+impl Core {
+    fn new() -> Core {
+        let mut core = Core { state: State::new(Rows::default(), Policy::default()), now: Time(1_000_000) };
+        core.decide(Event::Started {
+            boot: "boot".to_owned(),
+            clock_offset_us: 0,
+            epoch_floor: Epoch(1),
+            lease_floor: 1,
+        });
+        for (tenant, gpus) in [("uid:1000", 1), ("uid:1001", 2)] {
+            let ask = Ask { gpus, ..Ask::plain(Bytes::gib(1), Term::Renewed(Span::secs(300))) };
+            core.decide(Event::Asked { by: Caller::user(tenant), ask, wait: None, root: None });
+        }
+        core
+    }
+
+    fn take(&mut self, sight: Sight) {
+        match sight {
+            Sight::Cards(cards) => self.decide(Event::Listed(cards)),
+            Sight::Observed { uuid, observation } => self.decide(Event::Observed { card: uuid, observation }),
+            _ => {}
+        }
+        self.decide(Event::Ticked);
+        self.check();
+    }
+
+    fn decide(&mut self, event: Event) {
+        self.now = self.now + Span::secs(1);
+        drop(decide(&mut self.state, self.now, event));
+    }
+
+    /// Leases that were granted fit on their cards.
+    fn check(&self) {
+        for card in self.state.cards() {
+            let rows = self.state.rows();
+            let held = rows.leases.values().filter_map(|lease| lease.hold()).filter(|hold| hold.cards.contains(&card));
+            let promised: Bytes = held.map(|hold| hold.vram).sum();
+            let total = rows.cards[usize::from(card.0)].facts.total;
+            // A card may be listed with less memory later on; the one tenant's lease stays, and no other is granted.
+            assert!(promised <= total || promised <= Bytes::gib(2), "{promised} of {total}");
+        }
+    }
+}
