@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use sublet_host::Host;
-use sublet_journal::{Batch, CommitError, Journal};
+use sublet_journal::{Batch, CommitError, Journal, TRIM_EVERY};
 use tokio::sync::watch;
 
 /// A word to the writer.
@@ -22,7 +22,7 @@ pub enum Order {
     Stop,
 }
 
-/// How often it is tidied, and how many answers are kept. How much history is kept the house says; beyond it the
+/// How many answers are kept. How much history is kept the house says; beyond it the
 /// oldest is folded away.
 mod keep {
     use crate::keys::{ANSWERS_MAX, ANSWERS_OF_TENANT};
@@ -30,8 +30,6 @@ mod keep {
 
     /// Stored answers.
     pub const ANSWERS: AnswerLimits = AnswerLimits { of_tenant: ANSWERS_OF_TENANT as u64, all: ANSWERS_MAX as u64 };
-    /// A piece of housekeeping once in so many lines; a piece takes away up to 1,024.
-    pub const EVERY: usize = 1_000;
     /// Stored answers live a day.
     pub const ANSWERS_US: u64 = 86_400_000_000;
 }
@@ -79,7 +77,7 @@ impl Pen {
 
     /// Whether enough was written for a piece of housekeeping.
     pub fn is_due(&self) -> bool {
-        self.lines >= keep::EVERY
+        self.lines >= TRIM_EVERY
     }
 
     fn tidy(&mut self) {

@@ -7,6 +7,7 @@
 //!     └──────── commit: Sync ────────┴─────────────► lost (for good: the process must exit)
 //! ```
 
+use crate::answers;
 use crate::batch::{Batch, Entry};
 use crate::chain::{Hash, Hasher, Head};
 use crate::checkpoint::Checkpointer;
@@ -24,6 +25,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use sublet_core::action::{Action, FORMAT};
 use sublet_core::ids::TenantId;
+use sublet_core::rows::Rows;
 use sublet_core::units::Time;
 
 /// The one who writes. Dropping it hands the state directory back.
@@ -40,6 +42,10 @@ pub struct Journal {
     tip: Tip,
     /// How many ended leases each tenant has, once they were counted.
     pub(crate) past: Option<BTreeMap<TenantId, u64>>,
+    /// How many stored answers each tenant has, once they were counted.
+    pub(crate) answers: Option<answers::Counts>,
+    /// The base without its leases, once it was read.
+    pub(crate) base: Option<Rows>,
     health: Health,
 }
 
@@ -89,10 +95,21 @@ impl Journal {
         checkpointer.fit(ballast.bytes());
         place::sync_dir(dir).map_err(|error| OpenError::file(dir, error))?;
         let (hasher, tip, health) = (Hasher::default(), Tip::from(&marks), Health::Ready);
-        Ok((
-            Journal { keeper, checkpointer, conn, path, ballast, _lock: lock, hasher, tip, past: None, health },
-            loaded,
-        ))
+        let journal = Journal {
+            keeper,
+            checkpointer,
+            conn,
+            path,
+            ballast,
+            _lock: lock,
+            hasher,
+            tip,
+            past: None,
+            answers: None,
+            base: None,
+            health,
+        };
+        Ok((journal, loaded))
     }
 
     fn connect(path: &Path) -> Result<(Connection, Loaded, read::Marks, Checkpointer), OpenError> {
@@ -126,6 +143,9 @@ impl Journal {
                 }
                 if let Some(past) = &mut self.past {
                     batch.past.iter().for_each(|ended| *past.entry(ended.tenant).or_default() += 1);
+                }
+                if let Some(answers) = &mut self.answers {
+                    batch.answers.iter().for_each(|answer| *answers.entry(answer.tenant).or_default() += 1);
                 }
                 Ok(tip.seq)
             }

@@ -51,5 +51,5 @@ pub use fold::step as fold_line;
 pub use journal::Journal;
 pub use place::BALLAST_BYTES;
 pub use read::{Loaded, LogLine, Reader, live};
-pub use trim::Forgotten;
+pub use trim::{Forgotten, TRIM_EVERY};
 pub use verify::{Report, verify};

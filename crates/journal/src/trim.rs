@@ -23,11 +23,15 @@ use sublet_core::rows::Rows;
 use sublet_core::stranger::{Rule, Stranger};
 use sublet_core::token::Token;
 
-/// Answers or ended leases per call: some milliseconds.
-const PIECE: u64 = 1024;
-/// Lines that one call folds, and cuts, at most. A daemon calls once per 1,000 lines; more, so that it catches up.
-const FOLD_PIECE: u64 = 4 * PIECE;
-const CUT_PIECE: u64 = 2 * PIECE;
+/// The number of new lines after which [`Journal::trim`] and [`Journal::forget`] should be called. Each takes about a
+/// millisecond then, and no commit can run meanwhile.
+pub const TRIM_EVERY: usize = 100;
+/// Answers or ended leases that one call removes at most. All pieces are larger than what comes between two calls, so
+/// that the journal catches up.
+const PIECE: u64 = 2 * TRIM_EVERY as u64;
+/// Lines that one call folds, and cuts, at most.
+const FOLD_PIECE: u64 = 2 * PIECE;
+const CUT_PIECE: u64 = PIECE;
 
 /// What one call of [`Journal::forget`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +47,10 @@ impl Journal {
     /// lines are cut, first those of the tenant with most. Returns how many lines were folded into the base or cut; 0
     /// when there is nothing left to do.
     pub fn trim(&mut self, keep: u64) -> Result<u64, CommitError> {
-        self.transact(|journal| trim(&journal.conn, keep))
+        let known = self.base.take();
+        let (done, base) = self.transact(|journal| trim(&journal.conn, keep, known.clone()))?;
+        self.base = base;
+        Ok(done)
     }
 
     /// Forgets answers from before `answers_before_wall_us` and those beyond `answers`, and ended leases beyond `past_max`:
@@ -54,49 +61,51 @@ impl Journal {
         answers: AnswerLimits,
         past_max: u64,
     ) -> Result<Forgotten, CommitError> {
-        let (forgotten, left) = self.transact(|journal| {
-            let answers = answers::forget(&journal.conn, answers_before_wall_us, answers, PIECE)?;
+        let (forgotten, left, counts) = self.transact(|journal| {
+            let mut counts = journal.answers.clone();
+            let answers = answers::forget(&journal.conn, answers_before_wall_us, answers, PIECE, &mut counts)?;
             let mut left = journal.past.clone().map_or_else(|| count_past(&journal.conn), Ok)?;
             let past = forget_past(&journal.conn, &mut left, past_max)?;
-            Ok((Forgotten { answers, past }, left))
+            Ok((Forgotten { answers, past }, left, counts))
         })?;
-        self.past = Some(left);
+        (self.past, self.answers) = (Some(left), counts);
         Ok(forgotten)
     }
 }
 
-fn trim(conn: &Connection, keep: u64) -> Result<u64> {
+/// Returns how many lines were folded or cut, and the base without its leases where it was read.
+fn trim(conn: &Connection, keep: u64, base: Option<Rows>) -> Result<(u64, Option<Rows>)> {
     let marks = read::marks(conn)?;
     let whole = marks.head_seq.saturating_sub(marks.base_seq);
     let surplus = whole.saturating_sub(keep / 2);
-    let folded = fold_oldest(conn, &marks, surplus.min(FOLD_PIECE))?;
+    let (folded, base) = fold_oldest(conn, &marks, surplus.min(FOLD_PIECE), base)?;
     if folded < surplus {
         // What is not folded yet has no owner: cutting now would take lines of others for it.
-        return Ok(folded);
+        return Ok((folded, base));
     }
     let lines = whole - folded + cut::kept(conn)?;
-    Ok(folded + cut::cut(conn, lines.saturating_sub(keep).min(CUT_PIECE), keep)?)
+    Ok((folded + cut::cut(conn, lines.saturating_sub(keep).min(CUT_PIECE), keep)?, base))
 }
 
 /// Folds the oldest lines that are newer than the base. They stay in the log, with their owners noted.
-fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64) -> Result<u64> {
+fn fold_oldest(conn: &Connection, marks: &Marks, surplus: u64, base: Option<Rows>) -> Result<(u64, Option<Rows>)> {
     if surplus == 0 {
-        return Ok(0);
+        return Ok((0, base));
     }
     let lines: Vec<LogLine> = conn
         .prepare_cached(read::LOG)?
         .query_map([signed(marks.base_seq), signed(surplus)], read::log_line)?
         .collect::<Result<_>>()?;
-    let owners = fold_into_base(conn, marks, &lines)?;
+    let base = base.map_or_else(|| base_without_leases(conn), Ok)?;
+    let (owners, base) = fold_into_base(conn, marks, &lines, &base)?;
     cut::keep(conn, lines.iter().map(|line| line.seq).zip(owners))?;
-    Ok(lines.len() as u64)
+    Ok((lines.len() as u64, Some(base)))
 }
 
-/// Returns the owner of each line.
-fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine]) -> Result<Vec<Owner>> {
+/// Returns the owner of each line, and the base after them without its leases.
+fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine], before: &Rows) -> Result<(Vec<Owner>, Rows)> {
     let refused = |what: String| Error::ToSqlConversionFailure(what.into());
     let touched: BTreeSet<LeaseId> = lines.iter().filter_map(|line| line.lease).collect();
-    let before = base_without_leases(conn)?;
     let mut rows = before.clone();
     for id in &touched {
         rows.leases.extend(get(conn, "lease", id.0)?.map(|lease| (*id, lease)));
@@ -110,10 +119,11 @@ fn fold_into_base(conn: &Connection, marks: &Marks, lines: &[LogLine]) -> Result
         fold::apply(&mut rows, line, &action).map_err(refused)?;
         hash = line.hash;
     }
-    put_base(conn, &before, &rows, &touched)?;
+    put_base(conn, before, &rows, &touched)?;
     conn.prepare_cached("UPDATE meta SET base_seq = ?1, base_hash = ?2")?
         .execute(params![signed(marks.base_seq + lines.len() as u64), hash])?;
-    Ok(owners)
+    rows.leases.clear();
+    Ok((owners, rows))
 }
 
 fn put_base(conn: &Connection, before: &Rows, rows: &Rows, touched: &BTreeSet<LeaseId>) -> Result<()> {
