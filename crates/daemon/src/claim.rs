@@ -119,7 +119,7 @@ pub fn check_free(socket: &Path) -> Result<(), ServeError> {
 }
 
 /// Connections that may wait to be accepted: more than a crowd of programs that start together.
-const BACKLOG: i32 = 512;
+const BACKLOG: i32 = 128;
 
 /// Makes the socket that callers of this host connect to: all of them, or this group's members alone.
 pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
@@ -150,7 +150,6 @@ pub fn socket(socket: &Path, group: Option<u32>) -> Result<UnixListener, ServeEr
     }
     // How many wait to be accepted is how long the last one of them waits. The default is 4,096.
     rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
-    listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
 

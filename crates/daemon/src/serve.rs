@@ -6,8 +6,10 @@ use crate::claim;
 use crate::config::{Config, ConfigError, Settled, Tcp, TcpConfig};
 use crate::epochs::Epochs;
 use crate::history::History;
+use crate::http::acceptor::Acceptor;
 use crate::http::gate::Gate;
 use crate::http::local_rate::LocalRate;
+use crate::http::rate::Rates;
 use crate::http::seats::{self, AtLimit, Limits, Seats};
 use crate::http::tls::TlsError;
 use crate::http::{self, App, Reach};
@@ -39,7 +41,6 @@ use sublet_host::{Host, HostError, Settings};
 use sublet_journal::{Alarm, BALLAST_BYTES, Journal, Loaded, OpenError};
 use sublet_wire::exit;
 use thiserror::Error;
-use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -358,6 +359,7 @@ fn run(
         calls: Turns::new(CALLS, CALLS_EACH),
         polls: Seats::new(seats::POLLS, AtLimit::Refuse),
         streams: Seats::new(seats::STREAMS, AtLimit::Refuse),
+        stream_reads: Rates::new(http::events::READS),
         names,
         tokens: tokens.clone(),
         synced,
@@ -379,7 +381,7 @@ fn run(
         (remote, gate)
     });
     runtime.block_on(async {
-        let listener = UnixListener::from_std(doors.local).map_err(ServeError::System)?;
+        let acceptor = Acceptor::start(doors.local)?;
         let reload = Reload {
             path: options.config.clone(),
             flags: options.tcp.clone(),
@@ -406,7 +408,7 @@ fn run(
         // Without systemd there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         // On a worker, where connections are: here, every new one would cost two wake-ups more.
-        let served = tokio::spawn(http::serve(listener, app, access, doors.limits, stop)).await;
+        let served = tokio::spawn(http::serve(acceptor, app, access, doors.limits, stop)).await;
         served.map_err(|error| ServeError::System(io::Error::other(error)))?;
         if let Some(beyond) = beyond {
             // It stops by the same word; whatever became of it, the daemon goes down now.
@@ -487,7 +489,8 @@ fn open(
     Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, limits, stop.clone())))
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
+/// Starts a thread that the daemon cannot do without.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
     // A daemon without its loop or its writer must not live on.
     let guarded = move || {
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {

@@ -1,8 +1,7 @@
 //! How often each local user may connect to the Unix socket.
 //!
-//! A connection beyond that is closed as it is accepted, before anything else is read of it or its process: a user that
-//! connects without end would otherwise fill the line in which connections of others wait. Users that need no root to
-//! stop the daemon anyway are not limited: root, and the user it runs as.
+//! A connection beyond that is closed as it is accepted ([`acceptor`](super::acceptor)). Users that can stop the daemon
+//! anyway are not limited: root, and the user it runs as.
 
 use super::rate::{Rate, Rates};
 use rustix::process::getuid;

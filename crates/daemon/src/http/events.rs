@@ -2,10 +2,13 @@
 //!
 //! A stream holds a number, not a queue: it reads the log from there whenever
 //! the log grew. A slow reader costs nothing and misses nothing; only lines
-//! folded away meanwhile are a gap, and the stream says so.
+//! folded away meanwhile are a gap, and the stream says so. A tenant with many
+//! streams hears of new lines later: its streams share a rate of reads, because
+//! each commit wakes all of them.
 
 use super::body;
-use super::records::{Sieve, history, shown};
+use super::rate::Rate;
+use super::records::{Sieve, history};
 use super::seats::{NoSeat, Seat};
 use super::shared::OnRead;
 use super::{App, Refused};
@@ -16,7 +19,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::stream::{self, Stream, StreamExt};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
 use tokio::sync::{Notify, watch};
 
@@ -24,6 +27,11 @@ use tokio::sync::{Notify, watch};
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Lines read at a time.
 const CHUNK: usize = 256;
+/// How often the streams of one tenant together read what is new. A few streams never wait; 64 are a third of a second
+/// behind while there is a commit every few milliseconds.
+pub const READS: Rate = Rate { per_s: 200.0, burst: 8.0 };
+/// When a stream that came too soon tries again.
+const READ_AGAIN: Duration = Duration::from_millis(50);
 
 /// What is decided, as it becomes durable. `id` is the audit line's number; give it
 /// back as Last-Event-ID to go on from there.
@@ -93,7 +101,7 @@ impl Follow {
                     events.extend(gap(self.after, line.seq));
                     self.after = line.seq;
                     if self.sieve.passes(line, reader)? {
-                        events.push(event(&shown(line)));
+                        events.push(event(&self.sieve.shown(line, reader)?));
                     }
                 }
                 Ok((events, lines.len(), self))
@@ -110,6 +118,9 @@ impl Follow {
                 // Now and then also in silence: its token may have expired.
                 if let Ok(grown) = tokio::time::timeout(LOOK_AGAIN, self.synced.changed()).await {
                     grown.ok()?;
+                    while self.app.stream_reads.take(&self.peer.caller.tenant, Instant::now()).is_err() {
+                        tokio::time::sleep(READ_AGAIN).await;
+                    }
                 }
             }
         }

@@ -3,10 +3,11 @@
 //! No decision is made here. A handler reads its request, sends one letter to
 //! the loop and writes down the answer.
 
+pub mod acceptor;
 mod arrivals;
 mod body;
 mod cards;
-mod events;
+pub mod events;
 pub mod gate;
 mod leases;
 pub mod local_rate;
@@ -83,6 +84,8 @@ pub struct Reach {
     pub polls: Seats<String>,
     /// Event streams of each tenant.
     pub streams: Seats<String>,
+    /// How often those read what is new.
+    pub stream_reads: rate::Rates<String>,
     /// Names for people.
     pub names: Names,
     /// Who is let in over TCP.

@@ -1,6 +1,6 @@
 //! Connections: who they are from, how slow they may be, and when they are over. How many there may be is in `seats.rs`.
 
-use super::arrivals::Arrivals;
+use super::acceptor::Acceptor;
 use super::local_rate::{HELD_BACK, Purpose};
 use super::progress::Progress;
 use super::seats::{AtLimit, Limits, Seats};
@@ -25,7 +25,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Problem};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
 /// A header that takes longer, or a connection idle for longer, is closed. (A client that begins its first header in the
@@ -37,8 +37,7 @@ const SPARE_HEADER_TIME: Duration = Duration::from_secs(5);
 const HEADER_BYTES: usize = 16 << 10;
 /// A client that takes nothing of its answer for so long is hung up on: longer than a laptop's network is away for.
 pub(super) const WRITE_TIME: Duration = Duration::from_secs(30);
-/// Connections that are accepted before others have a turn: those of a user that connects without end are closed as they
-/// come, and what is under way goes on meanwhile.
+/// Connections that begin in a row before what is under way goes on.
 const ACCEPT_MAX: u32 = 16;
 /// How often it is looked whether the client of a connection is gone.
 const GONE_AGAIN: Duration = Duration::from_secs(1);
@@ -54,12 +53,11 @@ struct Socket {
     users: Seats<u32>,
     operators: Seats<u32>,
     spare: Seats<u32>,
-    arrivals: Arrivals,
     stop: watch::Receiver<bool>,
 }
 
 /// Serves until told to stop, then lets what is under way finish for a while.
-pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Limits, stop: watch::Receiver<bool>) {
+pub async fn serve(mut acceptor: Acceptor, app: App, access: Access, limits: Limits, stop: watch::Receiver<bool>) {
     let socket = Arc::new(Socket {
         routes: TowerToHyperService::new(router(app.clone())),
         app,
@@ -67,14 +65,10 @@ pub async fn serve(listener: UnixListener, app: App, access: Access, limits: Lim
         users: Seats::new(limits.users, AtLimit::Refuse),
         operators: Seats::new(limits.operators, AtLimit::Refuse),
         spare: Seats::new(limits.spare, AtLimit::ReplaceOldest),
-        arrivals: Arrivals::new(),
         stop: stop.clone(),
     });
-    let begin = |(stream, _): (UnixStream, _)| {
-        let uid = stream.peer_cred().ok()?.uid();
-        socket.arrivals.admit(uid, Instant::now()).then(|| Arc::clone(&socket).connection(stream))
-    };
-    accept(|context| listener.poll_accept(context), begin, stop).await;
+    let begin = |stream| Arc::clone(&socket).connection(stream);
+    accept(|context| acceptor.poll_next(context), begin, stop).await;
 }
 
 impl Socket {
@@ -124,11 +118,10 @@ impl Socket {
     }
 }
 
-/// Lets connections begin until told to stop, then lets those under way finish for a while. A connection for which
-/// `begin` returns `None` is closed.
+/// Lets connections begin until told to stop, then lets those under way finish for a while.
 pub(super) async fn accept<A, C>(
     mut next: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<A>>,
-    mut begin: impl FnMut(A) -> Option<C>,
+    mut begin: impl FnMut(A) -> C,
     mut stop: watch::Receiver<bool>,
 ) where
     C: Future<Output = ()> + Send + 'static,
@@ -142,7 +135,7 @@ pub(super) async fn accept<A, C>(
         };
         while tasks.try_join_next().is_some() {}
         match accepted {
-            Ok(accepted) => drop(begin(accepted).map(|connection| tasks.spawn(connection))),
+            Ok(accepted) => drop(tasks.spawn(begin(accepted))),
             Err(error) => {
                 // Out of descriptors, most likely: others will close.
                 tracing::warn!(%error, "a connection could not be accepted");

@@ -40,6 +40,9 @@ const UNREAD_MAX: u64 = 1 << 20;
 /// A connection shows a good token within this, or is closed. A client that has one sends it at once.
 const PROOF_TIME: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether the token of a call that waits is still good.
+const TOKEN_AGAIN: Duration = Duration::from_secs(1);
+
 /// How connections are made private; `None`: they are not. Read anew on reload.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
@@ -73,7 +76,7 @@ pub async fn serve(listener: TcpListener, app: App, door: Door, tls: Tls, limits
         tokens: Seats::new(limits.tokens, AtLimit::Refuse),
         stop: stop.clone(),
     });
-    let begin = |(stream, from): (TcpStream, SocketAddr)| Some(Arc::clone(&remote).connection(stream, from));
+    let begin = |(stream, from): (TcpStream, SocketAddr)| Arc::clone(&remote).connection(stream, from);
     accept(|context| listener.poll_accept(context), begin, stop).await;
 }
 
@@ -168,13 +171,13 @@ impl Remote {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(Arc::clone(peer));
         }
-        let response = self.routes.call(request).await?;
-        // A look may have waited for a minute, and what it waited for is not its any more. What was
-        // done is done, and whoever did it is told.
-        Ok(match peer.filter(|peer| looks && !peer.still_good(wall_us())) {
-            Some(peer) => Refused(gate::gone(&name_of(&peer))).into_response(),
-            None => response,
-        })
+        // A change that was made is made, and its caller is told. A look that waits ends with its token.
+        let Some(peer) = peer.filter(|_| looks) else { return self.routes.call(request).await };
+        let gone = || Ok(Refused(gate::gone(&name_of(&peer))).into_response());
+        tokio::select! {
+            response = self.routes.call(request) => if peer.still_good(wall_us()) { response } else { gone() },
+            () = token_ends(&peer) => gone(),
+        }
     }
 
     /// Who sends a request, with a seat for it; `None` for what anybody may read.
@@ -187,6 +190,13 @@ impl Remote {
         let Some(peer) = self.door.gate.admit(request, from, wall_us(), Instant::now())? else { return Ok(None) };
         caller.prove(&self.tokens, &peer.caller.tenant)?;
         self.door.access.grouped(peer).await.map(Some)
+    }
+}
+
+/// Returns when the token of a caller has expired or was revoked.
+async fn token_ends(peer: &Peer) {
+    while peer.still_good(wall_us()) {
+        tokio::time::sleep(TOKEN_AGAIN).await;
     }
 }
 
