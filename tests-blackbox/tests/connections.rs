@@ -1,15 +1,20 @@
 //! Connections: each request is answered, a client that is gone keeps no seat, and no user or address can take the seats
 //! of others.
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::panic;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use sublet_blackbox::http::{JSON, head};
+use sublet_blackbox::job::Job;
 use sublet_blackbox::user::{as_user, is_root};
-use sublet_blackbox::{Client, Connection, GIB, LONG, MIB, Service, Setup, ask, until};
+use sublet_blackbox::{Client, Connection, GIB, Gpu, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{Lease, LeaseState};
 
 const ALICE: u32 = 12345;
@@ -328,4 +333,79 @@ fn a_client_over_tcp_that_is_gone_keeps_no_seat() {
     let (secret, _) = service.client().make_token(json!({ "tenant": "user:ana" }));
     // A close cannot be told from a closed sending half before something is written to it.
     gone_clients_are_noticed(&service, &service.remote().with_token(&secret), "10s", LONG);
+}
+
+#[test]
+fn a_user_that_connects_too_often_is_told_so() {
+    if !is_root() {
+        return eprintln!("skipped: only root can be another user");
+    }
+    let service = Service::start();
+    let client = service.client();
+    // The limit is 1,000 at once and 500 a second. Nothing is read before 100 more are there, so that even a slow
+    // machine connects faster.
+    let refused = as_user(ALICE, || {
+        until("it connected too often", LONG, || {
+            let mut connections: Vec<Connection> =
+                (0..100).map(|_| client.connect().expect("the service accepts")).collect();
+            let mut last = connections.pop().expect("100 of them");
+            last.patience(Duration::from_millis(1)).expect("a timeout can be set");
+            last.answer()
+        })
+    });
+    assert_eq!((refused.status, refused.code()), (429, "too_many_requests"), "{}", refused.text());
+    assert!(refused.text().contains("use one connection for many calls"), "{}", refused.text());
+    assert_eq!(as_user(BOB, || client.get("/v1/queue").status), 200);
+}
+
+/// Connects to the socket of the library without end and says nothing, until told to stop.
+fn flood_library_socket(socket: &std::path::Path, stop: &AtomicBool) -> usize {
+    let address = SocketAddrUnix::new(socket).expect("a path");
+    let (mut held, mut connected) = (VecDeque::new(), 0);
+    while !stop.load(Ordering::Relaxed) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let line = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+        match connect(&line, &address) {
+            Ok(()) => {
+                connected += 1;
+                held.push_back(line);
+            }
+            Err(_) => thread::yield_now(),
+        }
+        if held.len() > 500 {
+            held.pop_front();
+        }
+    }
+    connected
+}
+
+#[test]
+fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_another() {
+    if !is_root() {
+        return eprintln!("skipped: only root can be another user");
+    }
+    let config = "[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
+    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let service = Service::start_with(setup);
+    let client = service.client();
+    let job = Job::holds(&service, "1G", "64MiB", &["--idle"]);
+    let library_socket = client.socket().with_extension("shim");
+    assert!(library_socket.exists(), "{}", library_socket.display());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let flood = scope.spawn(|| as_user(BOB, || flood_library_socket(&library_socket, &stop)));
+        let parked = panic::catch_unwind(panic::AssertUnwindSafe(|| {
+            for _ in 0..3 {
+                assert!(service.cli(&["park", "L1"]).status.success());
+                client.await_lease("it is parked", "L1", |lease| lease.state == LeaseState::Parked);
+                assert!(service.cli(&["resume", "L1"]).status.success());
+                client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
+            }
+        }));
+        assert!(descriptors(&service) < 600, "lines that say nothing are few");
+        stop.store(true, Ordering::Relaxed);
+        assert!(flood.join().expect("a thread") > 100, "it was a flood");
+        parked.unwrap_or_else(|cause| panic::resume_unwind(cause));
+    });
+    job.finish("parked beside a flood");
 }

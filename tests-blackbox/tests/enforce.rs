@@ -3,6 +3,7 @@
 //! All of them are real programs, and what is said of them is read from the command line and the trail.
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 use sublet_blackbox::binary::example;
@@ -12,7 +13,7 @@ use sublet_blackbox::strangers::{
 };
 use sublet_blackbox::tracer::Traced;
 use sublet_blackbox::wait::throughout;
-use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, until};
+use sublet_blackbox::{Gpu, LONG, MIB, Service, Setup, ask, until};
 use sublet_wire::{CardState, LeaseState, Mode, Next, Reason, Rung, Step, Stranger};
 
 #[test]
@@ -131,6 +132,25 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
     assert_eq!(alone.ended_by(), None);
     client.await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
     succeeds(&service, &["journal", "verify", "--state-dir", &service.state_dir().to_string_lossy()]);
+}
+
+#[test]
+fn a_lease_that_no_program_uses_keeps_no_other_program_from_being_parked() {
+    let service = serve_with(PARKS);
+    let client = service.client();
+    // One without a program, and one whose program does not use the GPU.
+    client.grant(&ask(256 * MIB, json!({})));
+    let mut idle = Job::start(&service, &["--vram", "256M", "--", "sh", "-c", "echo up; sleep 600"]);
+    assert_eq!(idle.line(), "up\n", "{}", idle.said());
+    let mut alone = Alone::takes(&service, 1024);
+    found(&service, &alone);
+    mode(&service, "enforce");
+    await_state(&client, "L3", LeaseState::Parked);
+    alone.lives_on(1);
+    succeeds(&service, &["resume", "L3"]);
+    await_state(&client, "L3", LeaseState::Active);
+    alone.signal(Signal::TERM);
+    assert_eq!(alone.ended_by(), None);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use sublet_blackbox::{GIB, Gpu, LONG, Service, Setup, ask, until};
 use sublet_wire::{LeaseState, Notice, Strangers};
 
 const ALICE: u32 = 12345;
+const BOB: u32 = 12346;
 
 const CONFIG: &str = r#"
 ttl = "5m"
@@ -190,4 +191,32 @@ fn a_leased_program_is_not_on_record_as_unleased_after_a_restart() {
     let audit = succeeds(&service, &["audit"]);
     assert!(!audit.contains("X1"), "{audit}");
     job.finish("a leased program");
+}
+
+/// What ALICE reads in the audit trail of L1, which was parked for BOB's L2.
+fn trail_of_a_parked_lease(visibility: &str) -> String {
+    let config = format!("visibility = \"{visibility}\"\n{CONFIG}");
+    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config), ..Setup::default() };
+    let service = Service::start_with(setup);
+    let hold = example("hold");
+    let mut job = Job::start_as(&service, Some(ALICE), &["--vram", "3G", "--", &hold, "64MiB", "--idle"]);
+    assert!(job.line().starts_with("holds "), "{}", job.said());
+    let words = ["--vram", "3G", "--tier", "interactive", "--", &hold, "64MiB", "--seconds", "1"];
+    let guest = Job::start_as(&service, Some(BOB), &words);
+    assert_eq!(guest.end().0, Some(0));
+    as_user(ALICE, || service.client().get("/v1/audit?lease=L1").text())
+}
+
+#[test]
+fn the_trail_of_a_parked_lease_does_not_name_another_users_lease_nor_where_users_see_only_themselves_the_user() {
+    if !is_root() {
+        return eprintln!("skipped: only root can be several users");
+    }
+    let bob = format!("uid:{BOB}");
+    let own = trail_of_a_parked_lease("own");
+    assert!(own.contains("is told to leave its cards for another user's request"), "{own}");
+    assert!(!own.contains(&bob) && !own.contains("L2") && !own.contains("room_for"), "{own}");
+    let all = trail_of_a_parked_lease("all");
+    assert!(all.contains("for another user's request") && !all.contains("room_for"), "{all}");
+    assert!(all.contains(&bob), "{all}");
 }

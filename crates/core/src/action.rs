@@ -613,6 +613,15 @@ impl Action {
         }
     }
 
+    /// The other lease that it makes room for, if one.
+    pub fn room_for(&self) -> Option<LeaseId> {
+        match self {
+            Action::Park { room_for, .. } => *room_for,
+            Action::Notice { lease, room_for, .. } if room_for != lease => Some(*room_for),
+            _ => None,
+        }
+    }
+
     /// The stranger it concerns, if one.
     pub fn stranger(&self) -> Option<StrangerId> {
         match self {

@@ -61,10 +61,15 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether people can be shown a text as it is: short, and without characters that nobody sees or that turn the
-/// others around, which could make one name look like another.
+/// Whether people can be shown a text as it is: short, and of visible characters only.
 pub(crate) fn is_plain(text: &str, max: usize) -> bool {
-    text.chars().count() <= max && !text.chars().any(|c| c.is_control() || is_hidden(c))
+    text.chars().count() <= max && text.chars().all(is_visible)
+}
+
+/// Whether a character of a user's text can be shown to other people. Controls move a cursor; characters that are not
+/// seen, or turn the others around, could make one text look like another.
+pub fn is_visible(c: char) -> bool {
+    !c.is_control() && !is_hidden(c)
 }
 
 /// Unicode's characters of format: zero width, direction, tags, and separators of lines.

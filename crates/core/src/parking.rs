@@ -522,7 +522,7 @@ pub(crate) fn is_blocked_by_holders(state: &State, lease: &Lease, hold: &Hold) -
 /// are parked are not among them.
 pub(crate) fn holders_in_the_way(state: &State, lease: LeaseId, card: CardId) -> impl Iterator<Item = LeaseId> + '_ {
     let others = state.room(card).claims().iter().filter(move |(id, claim)| **id != lease && !claim.parked);
-    others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, card, false) || had_more(state, *id))
+    others.map(|(id, _)| *id).filter(move |id| !is_capped(state, *id, card) || had_more(state, *id))
 }
 
 /// Whether the driver may bring back now what it has of a holder that comes back. Of one that was given its cards anew
@@ -560,18 +560,18 @@ pub(crate) fn is_kept_free(
         return Err(InTheWay::Strangers(card, strangers));
     }
     let mut others = state.room(card).claims().iter().filter(|(id, _)| Some(**id) != lease);
-    match others.find(|(id, claim)| !is_capped(state, **id, card, claim.parked)) {
+    match others.find(|(id, _)| !is_capped(state, **id, card)) {
         Some((other, _)) => Err(InTheWay::Uncapped(card, *other)),
         None => Ok(()),
     }
 }
 
-/// Whether every program of a holder that is on a card has Sublet's library in it, and there is one; who is parked may
-/// have nobody there.
-fn is_capped(state: &State, lease: LeaseId, card: CardId, parked: bool) -> bool {
+/// Whether every program of a lease that is on a card has Sublet's library in it. A lease without a program there could
+/// take no more than an unleased process that begins now: were it in the way, a user could keep the driver from parking
+/// any other by a lease that it does not use.
+fn is_capped(state: &State, lease: LeaseId, card: CardId) -> bool {
     let Some(live) = state.live(lease) else { return false };
-    let is_there = parked || !live.shims.is_empty();
-    is_there && residents(state, lease, card).all(|process| live.shims.contains_key(&process))
+    residents(state, lease, card).all(|process| live.shims.contains_key(&process))
 }
 
 /// Whether a holder that is on its way had more than its lease is for (it was another's that had more): it may come back

@@ -65,6 +65,11 @@ impl Peer {
         Arc::new(Peer { caller: Caller { groups, ..self.caller.clone() }, proof: self.proof.clone() })
     }
 
+    /// Whether it may only look, and not act for its tenant.
+    pub fn is_read_only(&self) -> bool {
+        matches!(&self.proof, Proof::Token(known) if known.token.read_only)
+    }
+
     /// Its Unix user, if it is on this host.
     pub fn uid(&self) -> Option<u32> {
         match &self.proof {

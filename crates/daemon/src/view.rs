@@ -60,7 +60,7 @@ pub enum Visibility {
 }
 
 /// What is shown instead of a name where each user sees only itself.
-const ANOTHER: &str = "another user";
+pub const ANOTHER: &str = "another user";
 /// Processes of a lease that are listed.
 const PIDS_MAX: usize = 64;
 

@@ -44,7 +44,7 @@ fn two_hundred_seeds_keep_the_rules() {
     assert!(events >= 200 * 2_000, "{events} events");
     assert!(kept >= 10, "only {kept} waiters were told by when they are served, and were");
     assert!(parked >= 300 && resumed >= 150, "{parked} were parked, and {resumed} brought back");
-    assert!(preempted >= 300 && ended >= 40, "{preempted} were made to leave for others, {ended} of them ended");
+    assert!(preempted >= 250 && ended >= 30, "{preempted} were made to leave for others, {ended} of them ended");
     assert!(yielded >= 100 && driven >= 10, "{yielded} were parked by their hooks, and {driven} by the driver");
     assert!(warned >= 1_000 && struck >= 400, "{warned} strangers were warned, and {struck} signalled");
     assert!(adopted >= 300 && survived >= 5, "{adopted} strangers got leases, and {survived} survived SIGKILL");

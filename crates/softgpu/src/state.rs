@@ -54,6 +54,14 @@ pub enum StateError {
         /// Which.
         path: PathBuf,
     },
+    /// Another user made it, or it has other names too.
+    #[error("`{}` belongs to user {uid}, or is no plain file", path.display())]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+    },
     /// Other cards are wanted, and somebody uses those there are.
     #[error("process {pid} uses the soft cards there are: other ones can be made when it is gone")]
     InUse {
@@ -175,12 +183,16 @@ impl State {
     /// Makes the cards, unless just those are there already.
     pub fn create(path: &Path, spec: &Spec) -> Result<State, StateError> {
         let failed = |source| StateError::File { path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o666).open(path);
-        let file = file.map_err(failed)?;
-        // The name of the file lets in whoever may open its directory, whatever the umask was.
-        if file.metadata().map_err(failed)?.uid() == own_uid() {
-            file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o666).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        // In a directory such as /tmp another user may have put a link or a file of its own there.
+        if !found.is_file() || found.uid() != own_uid() || found.nlink() != 1 {
+            return Err(StateError::Foreign { path: path.to_owned(), uid: found.uid() });
         }
+        // The name of the file lets in whoever may open its directory, whatever the umask was.
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(failed)?;
         lock::take(&file, BOOKS).map_err(failed)?;
         file.set_len(size_of::<Board>() as u64).map_err(failed)?;
         let state = State::map(file, path)?;

@@ -87,6 +87,26 @@ fn the_same_cards_are_kept_and_others_only_made_when_nobody_is_there() {
 }
 
 #[test]
+fn a_link_or_another_users_file_is_not_taken_for_the_cards() {
+    let dir = directory();
+    let spec = "1x4GiB".parse().unwrap();
+    let (target, path) = (dir.path().join("target"), dir.path().join("cards"));
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    assert!(matches!(State::create(&path, &spec), Err(StateError::File { .. })), "a link");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::hard_link(&target, &path).unwrap();
+    assert!(matches!(State::create(&path, &spec), Err(StateError::Foreign { .. })), "a second name");
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    if std::os::unix::fs::chown(&path, Some(12345), None).is_err() {
+        return eprintln!("the rest was skipped: only root can give a file away");
+    }
+    assert!(matches!(State::create(&path, &spec), Err(StateError::Foreign { uid: 12345, .. })), "another user's");
+}
+
+#[test]
 fn a_process_is_taken_off_its_card_and_put_back() {
     let dir = directory();
     let state = cards(dir.path(), "1x4GiB");

@@ -27,7 +27,7 @@ pub struct JournalArgs {
 /// What to do with it.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Verb {
-    /// Check the file, the hash chain, and that the log explains the rows
+    /// Check the file, the hash chain, and that the lines in the log explain the state
     Verify,
     /// Copy it to a new file, whole and ready to be used
     Backup {

@@ -5,6 +5,7 @@ use super::seats::NoSeat;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::{Reply, Until, Watch};
+use crate::peer::Peer;
 use crate::signals;
 use crate::view::{self, View};
 use crate::words;
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
-use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram};
+use sublet_core::ask::{Ask, BadAsk, Exclusivity, Notice, On, Preempt, Term, Tier, Vram, is_visible};
 use sublet_core::decide::find;
 use sublet_core::event::{Caller, Event, Refusal};
 use sublet_core::ids::{Epoch, LeaseId};
@@ -214,7 +215,8 @@ struct ShowQuery {
     OnRead,
 ))]
 pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> Result<Json<wire::Lease>, Refused> {
-    let by = body::peer(&request)?.caller.clone();
+    let peer = body::peer(&request)?;
+    let by = peer.caller.clone();
     let query: ShowQuery = body::query(&request)?;
     let id = lease_id(&id)?;
     let until = match query.r#for.as_deref() {
@@ -230,14 +232,20 @@ pub async fn show(State(app): State<App>, Name(id): Name, request: Request) -> R
         let wait = sublet_wire::span::parse(text)
             .map_err(|error| Problem::new(Code::BadRequest, format!("`wait`: {error}")).hint(error.hint()))?;
         let wait = Duration::from_secs(wait).min(app.house().poll_max);
-        if let Some(mut lease) = await_change(&app, &by, id, until, wait).await? {
-            app.marks.put(&mut lease, &by.tenant);
-            return Ok(Json(lease));
+        if let Some(lease) = await_change(&app, &by, id, until, wait).await? {
+            return Ok(Json(with_mark(&app, &peer, lease)));
         }
     }
-    let mut lease = live_or_past(&app, by.clone(), id).await?;
-    app.marks.put(&mut lease, &by.tenant);
-    Ok(Json(lease))
+    let lease = live_or_past(&app, by, id).await?;
+    Ok(Json(with_mark(&app, &peer, lease)))
+}
+
+/// A lease with its mark, for a caller that may have processes counted with it.
+fn with_mark(app: &App, peer: &Peer, mut lease: wire::Lease) -> wire::Lease {
+    if !peer.is_read_only() {
+        app.marks.put(&mut lease, &peer.caller.tenant);
+    }
+    lease
 }
 
 /// Waits for a lease to change; `None` when the time is up or there is none.
@@ -435,7 +443,8 @@ pub async fn hook(State(app): State<App>, Name(id): Name, request: Request) -> R
     let heard = body::json::<wire::Hooked>(request).await?;
     let lease = lease_id(&id)?;
     let by = heard.peer.caller.clone();
-    let why = || heard.body.why.as_deref().unwrap_or("its hook failed").chars().take(WHY_MAX).collect();
+    let why = heard.body.why.as_deref().unwrap_or("its hook failed");
+    let why = || why.chars().map(|c| if is_visible(c) { c } else { ' ' }).take(WHY_MAX).collect();
     let said = match heard.body.done {
         wire::Done::Yielded => Said::Parked(Bytes::ZERO),
         wire::Done::Resumed => Said::Resumed,

@@ -4,7 +4,7 @@ use super::body;
 use super::shared::{Nothing, OnCall, OnRead, Repeat};
 use super::{App, Refused};
 use crate::mail::Reply;
-use crate::view;
+use crate::view::{self, Visibility};
 use crate::words;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -142,6 +142,8 @@ pub struct Sieve {
     mine: BTreeMap<LeaseId, bool>,
     /// Strangers that are the caller's own.
     own: BTreeSet<StrangerId>,
+    /// Whether the caller learns which other users acted.
+    others: Visibility,
 }
 
 fn stranger_id(text: &str) -> Result<StrangerId, Problem> {
@@ -165,7 +167,12 @@ impl Sieve {
                 (tenant, mine, own.map(|stranger| stranger.id).collect())
             })
             .await?;
-        Ok(Sieve { by, tenant, lease, stranger: None, mine, own })
+        let others = match (by.operator, &by.token) {
+            (true, _) => Visibility::All,
+            (false, Some(_)) => Visibility::Own,
+            (false, None) => app.house().visibility,
+        };
+        Ok(Sieve { by, tenant, lease, stranger: None, mine, own, others })
     }
 
     fn page(mut self, reader: &Reader, mut after: u64, limit: usize) -> Result<wire::AuditPage, OpenError> {
@@ -178,7 +185,7 @@ impl Sieve {
                 scanned += 1;
                 after = line.seq;
                 if self.passes(&line, reader)? {
-                    lines.push(shown(&line));
+                    lines.push(self.shown(&line, reader)?);
                 }
                 if lines.len() == limit || scanned == SCAN_MAX {
                     return Ok(wire::AuditPage { lines, next: Some(after) });
@@ -252,17 +259,40 @@ fn stranger_of(line: &LogLine) -> Option<StrangerId> {
     line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
 }
 
-/// A line as clients see it.
-pub fn shown(line: &LogLine) -> wire::AuditLine {
-    let action = line.action().ok();
-    wire::AuditLine {
-        seq: line.seq,
-        at_unix_s: (line.wall_us / 1000) as f64 / 1e3,
-        actor: line.actor.clone(),
-        lease: line.lease.map(|lease| lease.to_string()),
-        kind: action.as_ref().map_or("unknown", |action| action.kind()).to_owned(),
-        sentence: action.as_ref().map_or_else(|| "written by another release".to_owned(), words::action),
-        action: serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null),
-        hash: line.hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+/// Who acts where no user does.
+const DAEMON: &str = "sublet";
+
+impl Sieve {
+    /// A line as the caller may see it: without the leases of other users, and without their names where those are not
+    /// shown.
+    pub fn shown(&self, line: &LogLine, reader: &Reader) -> Result<wire::AuditLine, OpenError> {
+        let action = line.action().ok();
+        let mut sentence = action.as_ref().map_or_else(|| "written by another release".to_owned(), words::action);
+        let mut json = serde_json::from_str(&line.json).unwrap_or(serde_json::Value::Null);
+        if let Some(other) = action.as_ref().and_then(Action::room_for)
+            && !self.may_name(other, reader)?
+        {
+            sentence = sentence.replace(&format!("for {other}"), "for another user's request");
+            json.as_object_mut().map(|fields| fields.remove("room_for"));
+        }
+        let is_named = self.others == Visibility::All || line.actor == self.by.tenant || line.actor == DAEMON;
+        Ok(wire::AuditLine {
+            seq: line.seq,
+            at_unix_s: (line.wall_us / 1000) as f64 / 1e3,
+            actor: if is_named { line.actor.clone() } else { view::ANOTHER.to_owned() },
+            lease: line.lease.map(|lease| lease.to_string()),
+            kind: action.as_ref().map_or("unknown", |action| action.kind()).to_owned(),
+            sentence,
+            action: json,
+            hash: line.hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+        })
+    }
+
+    fn may_name(&self, lease: LeaseId, reader: &Reader) -> Result<bool, OpenError> {
+        match self.mine.get(&lease) {
+            _ if self.by.operator => Ok(true),
+            Some(mine) => Ok(*mine),
+            None => Ok(reader.ended(lease)?.is_some_and(|ended| Some(ended.tenant) == self.tenant)),
+        }
     }
 }

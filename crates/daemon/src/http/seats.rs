@@ -60,8 +60,8 @@ pub const POLLS: Share = Share { all: 4_096, each: 256 };
 /// Event streams. Each reads the log whenever it grows, so they are fewer.
 pub const STREAMS: Share = Share { all: 1_024, each: 64 };
 
-/// Descriptors for all but connections: the journal, workers, processes of leases, programs with Sublet's library.
-const OTHER_FILES: u64 = 1_024;
+/// Descriptors for all but connections: programs with Sublet's library, processes of leases, the journal, workers.
+const OTHER_FILES: u64 = sublet_host::shims::LINES_MAX as u64 + 1_024;
 
 impl Limits {
     /// Descriptors that connections can take together.
@@ -290,7 +290,8 @@ mod tests {
     #[test]
     fn limits_shrink_in_proportion_to_the_descriptors_that_there_are() {
         assert_eq!(LIMITS.within(LIMITS.files()), LIMITS);
-        let half = LIMITS.within(OTHER_FILES + LIMITS.seats() / 2);
+        // Half of few descriptors are for everything else.
+        let half = LIMITS.within(LIMITS.seats());
         assert_eq!((half.users, half.unproven), (Share { all: 2_048, each: 256 }, Share { all: 64, each: 16 }));
         let tiny = LIMITS.within(64);
         assert!(tiny.seats() <= 32 + 5, "{tiny:?}");

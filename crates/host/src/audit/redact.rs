@@ -43,8 +43,20 @@ const SECRET_PARTS: [&str; 24] = [
     "jwt",
 ];
 /// `key` is secret after one of these: `api-key`, `ACCESS_KEY`. Others are names (`--sort-key`).
-const BEFORE_KEY: [&str; 11] =
-    ["api", "access", "secret", "private", "auth", "account", "encryption", "signing", "license", "master", "shared"];
+const BEFORE_KEY: [&str; 12] = [
+    "api",
+    "access",
+    "secret",
+    "private",
+    "auth",
+    "account",
+    "encryption",
+    "signing",
+    "license",
+    "master",
+    "shared",
+    "wandb",
+];
 /// With one of these beside it a `token` is a piece of text, not a secret.
 const TEXT_PARTS: [&str; 24] = [
     "max",

@@ -2,6 +2,8 @@
 //!
 //! Absent: what is secret in it ([`super::redact`]).
 
+use sublet_core::ask::is_visible;
+
 /// Characters of a path.
 pub(super) const PATH_MAX: usize = 1024;
 /// Characters of a name, of a word of a command line and of an ancestor's executable.
@@ -10,7 +12,7 @@ pub(super) const WORD_MAX: usize = 256;
 /// The text in at most `max` characters. What could move a cursor or turn a line around becomes `?`,
 /// and of a long text the middle is left out: both ends of a path tell something.
 pub(super) fn clean(text: &str, max: usize) -> String {
-    let shown = |c: char| if is_odd(c) { '?' } else { c };
+    let shown = |c: char| if is_visible(c) { c } else { '?' };
     let count = text.chars().count();
     if count <= max {
         return text.chars().map(shown).collect();
@@ -24,12 +26,6 @@ pub(super) fn clean(text: &str, max: usize) -> String {
 /// The same for bytes that need not be text.
 pub(super) fn clean_bytes(bytes: &[u8], max: usize) -> String {
     clean(&String::from_utf8_lossy(bytes), max)
-}
-
-/// Controls, and the marks that change the direction or the lines of a text without being seen.
-fn is_odd(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use sublet_core::ask::is_visible;
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
@@ -50,8 +51,12 @@ const WAITED_FOR: Duration = Duration::from_secs(3);
 /// Whoever comes says who it is within this.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Lines at a time, and of one user.
-const LINES_MAX: usize = 4096;
+pub const LINES_MAX: usize = 4096;
 const LINES_OF_USER: usize = 1024;
+/// Lines of one user that have not named a lease of that user. A program does so as soon as it is connected.
+const UNNAMED_OF_USER: usize = 64;
+/// Lines that are let in before the others get their turn: a user that connects without end delays no program.
+const COMERS_AT_ONCE: usize = 16;
 /// Words of one line that are dealt with before the others get their turn.
 const WORDS_AT_ONCE: usize = 16;
 /// Notes that may lie unread while no program is there whom they could concern.
@@ -322,11 +327,11 @@ impl Work {
                 return;
             }
             self.take_filled();
-            if self.listens {
-                self.let_in();
-            }
             for number in ready {
                 self.hear(number);
+            }
+            if self.listens {
+                self.let_in();
             }
             if self.is_waited_for() && Instant::now() >= self.fine_at {
                 self.fine_at = Instant::now() + FINE;
@@ -424,17 +429,17 @@ impl Work {
     }
 
     fn let_in(&mut self) {
-        while let Some((line, pid, uid)) = self.door.accept() {
-            let own = self.lines.values().filter(|program| program.uid == uid).count();
-            let process = process::identify(pid).ok().map(|found| found.key);
-            if self.lines.len() >= LINES_MAX || own >= LINES_OF_USER || process.is_none() {
+        for _ in 0..COMERS_AT_ONCE {
+            let Some((line, pid, uid)) = self.door.accept() else { break };
+            if !self.has_room_for(uid) {
                 continue;
             }
+            let Ok(found) = process::identify(pid) else { continue };
             let now = Instant::now();
             let program = Program {
                 line,
                 uid,
-                process,
+                process: Some(found.key),
                 lease: None,
                 came: now,
                 parked: false,
@@ -450,6 +455,12 @@ impl Work {
             self.next_line += 1;
         }
         self.count();
+    }
+
+    fn has_room_for(&self, uid: u32) -> bool {
+        let own = || self.lines.values().filter(|program| program.uid == uid);
+        let unnamed = own().filter(|program| program.lease.is_none()).count();
+        self.lines.len() < LINES_MAX && unnamed < UNNAMED_OF_USER && own().count() < LINES_OF_USER
     }
 
     fn hear(&mut self, number: u64) {
@@ -581,10 +592,13 @@ impl Work {
         (holder.wish.uid == program.uid).then_some(lease)
     }
 
-    /// Whether the lease that a program names has ended; all that have not are known here.
-    fn is_over(&self, lease: Option<&str>) -> bool {
-        let Some(lease) = lease.and_then(|lease| lease.parse::<LeaseId>().ok()) else { return false };
-        let holder = self.holders.get(&lease);
+    /// Whether the lease that a program names has ended; all that have not are known here. Another user's lease
+    /// answers like one that has ended.
+    fn is_over(&self, number: u64, lease: Option<&str>) -> bool {
+        if lease.and_then(|lease| lease.parse::<LeaseId>().ok()).is_none() {
+            return false;
+        }
+        let holder = self.named(number, lease).and_then(|lease| self.holders.get(&lease));
         holder.is_none_or(|holder| matches!(holder.wish.place, Place::Over { .. }))
     }
 
@@ -611,7 +625,7 @@ impl Work {
 
     /// A program says who it is: it is a lease's if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
-        let over = self.is_over(lease);
+        let over = self.is_over(number, lease);
         let lease = self.named(number, lease);
         let page = lease.and_then(|lease| self.page(lease)).and_then(|page| page.file().try_clone_to_owned().ok());
         let Some(program) = self.lines.get_mut(&number) else { return };
@@ -780,7 +794,7 @@ fn process_clock_ns() -> u64 {
 
 /// A holder's own words are not taken for longer than a line.
 fn short(why: String) -> String {
-    why.chars().filter(|c| !c.is_control()).take(200).collect()
+    why.chars().filter(|c| is_visible(*c)).take(200).collect()
 }
 
 /// The driver's 16 bytes of a UUID as NVML writes it.
@@ -808,6 +822,12 @@ mod tests {
         // Whatever is parked with a lease that is over is over.
         let wish = Wish { place: Place::Over { why: String::new() }, ..wish };
         assert_eq!(wish.place_of(Some(taken)), &wish.place);
+    }
+
+    #[test]
+    fn words_of_a_program_are_cut_and_lose_what_is_not_seen() {
+        assert_eq!(short("no\u{202e}\x1b[2J room\n".to_owned()), "no[2J room");
+        assert_eq!(short("x".repeat(999)).len(), 200);
     }
 
     #[test]

@@ -64,13 +64,10 @@ impl Books {
         }
     }
 
-    /// Whether somebody who has a lease on a card could take more of it than that: one of its programs there has no
-    /// library, or nobody speaks for it at all and it is not parked.
+    /// Whether a lease could take more of a card than it is for: one of its programs there has no library.
     pub(super) fn is_uncapped(&self, lease: LeaseId, number: usize) -> bool {
         let capped = self.voices(lease, Rung::Park);
-        let all = self.own_on(lease, number).all(|process| capped.contains_key(process));
-        let is_there = |book: &Book| !book.is_parked() && capped.is_empty();
-        self.leases.get(&lease).is_some_and(|book| !all || is_there(book))
+        self.leases.contains_key(&lease) && !self.own_on(lease, number).all(|process| capped.contains_key(process))
     }
 
     /// Whether somebody is on its way that had more than its lease when it began to leave, and may be back with that.

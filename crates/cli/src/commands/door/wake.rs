@@ -5,7 +5,7 @@
 //!   POST /v1/*            `*`: any characters, `/` among them
 //!   * /generate           any method
 //! ```
-//! The query does not count, and a path is compared as most servers read it: `//` is `/`, `%67` is `g`.
+//! The query does not count, and a path is compared as most servers read it: `//` is `/`, `%67` is `g`, `/a/../b` is `/b`.
 
 use crate::table::plain;
 use hyper::Method;
@@ -91,23 +91,40 @@ impl FromStr for Pattern {
     }
 }
 
-/// A path with its escapes resolved and no empty segments.
+/// A path with its escapes resolved, and without empty segments, `.` and `..`.
 fn normal(path: &str) -> Vec<u8> {
+    let resolved = resolved(path);
+    let mut segments: Vec<&[u8]> = Vec::new();
+    for segment in resolved.split(|byte| *byte == b'/') {
+        match segment {
+            b"" | b"." => {}
+            b".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    let ends_open = [&b"/"[..], b"/.", b"/.."].iter().any(|end| resolved.ends_with(end));
+    let mut normal: Vec<u8> = segments.iter().flat_map(|segment| [b"/", *segment].concat()).collect();
+    if normal.is_empty() || ends_open {
+        normal.push(b'/');
+    }
+    normal
+}
+
+/// A path with its escapes resolved.
+fn resolved(path: &str) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let mut bytes = path.as_bytes();
-    let mut normal = Vec::with_capacity(bytes.len());
+    let mut resolved = Vec::with_capacity(bytes.len());
     while let Some((first, rest)) = bytes.split_first() {
         let escaped = digit(rest.first()).zip(digit(rest.get(1))).filter(|_| *first == b'%');
         let (byte, rest) = match escaped {
             Some((high, low)) => ((high * 16 + low) as u8, &rest[2..]),
             None => (*first, rest),
         };
-        if byte != b'/' || normal.last() != Some(&b'/') {
-            normal.push(byte);
-        }
+        resolved.push(byte);
         bytes = rest;
     }
-    normal
+    resolved
 }
 
 fn glob(pattern: &str, text: &[u8]) -> bool {
@@ -163,10 +180,22 @@ mod tests {
         };
         check(
             "POST /api/generate",
-            &["POST /api/generate", "POST //api/generate", "POST /api/%67en%65rate", "PUT /other"],
+            &[
+                "POST /api/generate",
+                "POST //api/generate",
+                "POST /api/%67en%65rate",
+                "POST /./api/generate",
+                "POST /x/../api/%2e/generate",
+                "POST /../api/x/%2E%2e/generate",
+                "PUT /other",
+            ],
             &["GET /api/generate", "POST /api/generate/x", "POST /api", "POST /api/Generate", "POST /api/%6", "PUT /"],
         );
-        check("POST /v1/*", &["POST /v1/", "POST /v1/chat/completions"], &["POST /v1", "POST /v2/x", "GET /v1/x"]);
+        check(
+            "POST /v1/*",
+            &["POST /v1/", "POST /v1/chat/completions", "POST /v1/x/.."],
+            &["POST /v1", "POST /v2/x", "GET /v1/x", "POST /v1/../x"],
+        );
         check("* /a*b*c", &["GET /abc", "POST /a-b-b-c", "GET /axbxcbc"], &["GET /ac", "GET /acb", "GET /abcd"]);
         check("* /*", &["GET /", "DELETE /x/y"], &[]);
         check("POST /a*a", &["POST /aa", "POST /aba"], &["POST /a"]);

@@ -205,9 +205,8 @@ fn nobody_is_given_the_room_of_a_context_that_comes_back_and_who_comes_sends_it_
             101s grant L2 2 GiB on 0 epoch 2 until 161s
             103s parked L1
             103s L1 wants 16 GiB as of 100s
-            161s end L2 (Expired)
-            162s retire L2
-            162s resume L1 16 GiB until 222s
+            161s resume L1 16 GiB until 221s
+            161s renew L2 until 221s (idle)
             174s resumed L1
         "#]],
     );
