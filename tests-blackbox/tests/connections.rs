@@ -1,9 +1,11 @@
 //! Connections: each request is answered, a client that is gone keeps no seat, and no user or address can take the seats
 //! of others.
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -408,4 +410,42 @@ fn a_user_that_connects_to_the_librarys_socket_without_end_delays_no_park_of_ano
         parked.unwrap_or_else(|cause| panic::resume_unwind(cause));
     });
     job.finish("parked beside a flood");
+}
+
+#[test]
+fn numbers_that_no_program_can_have_do_not_end_parking_for_others() {
+    let config = "[parking]\nram = \"4G\"\nleave = \"256M\"\nstock = \"off\"\n";
+    let setup = Setup { gpu: Gpu::Named("soft:1x4GiB"), config: Some(config.to_owned()), ..Setup::default() };
+    let service = Service::start_with(setup);
+    let client = service.client();
+    let liar = client.grant(&ask(256 * MIB, json!({ "pid": std::process::id() })));
+    let flags = SocketFlags::CLOEXEC;
+    let line = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    let address = SocketAddrUnix::new(client.socket().with_extension("shim")).expect("a path");
+    connect(&line, &address).expect("the service accepts");
+    let say = |word: Value| send(&line, word.to_string().as_bytes(), SendFlags::NOSIGNAL).expect("the service reads");
+    let hear = || -> Value {
+        let mut bytes = [0; 4096];
+        let (length, _) = recv(&line, &mut bytes, RecvFlags::empty()).expect("the service answers");
+        serde_json::from_slice(&bytes[..length]).expect("JSON")
+    };
+    let pid = std::process::id();
+    say(json!({ "say": "hello", "version": 2, "pid": pid, "lease": liar.id, "parked": false, "bytes": u64::MAX }));
+    assert_eq!(hear()["do"], "welcome");
+    until("it can be parked", LONG, || match client.post(&format!("/v1/leases/{}/park", liar.id), &json!({})) {
+        answer if answer.status == 200 => Ok(()),
+        answer => Err(answer.text()),
+    });
+    let order = until("it is told to park", LONG, || match hear() {
+        order if order["do"] == "park" => Ok(order),
+        other => Err(other),
+    });
+    let took = json!({ "capture_us": 1, "gate_us": 1, "drain_us": 1, "copy_us": 1, "map_us": 1, "all_us": 1 });
+    say(json!({ "say": "parked", "id": order["id"], "bytes": u64::MAX, "took": took }));
+    let job = Job::holds(&service, "1G", "64MiB", &["--idle"]);
+    assert!(service.cli(&["park", "L2"]).status.success());
+    client.await_lease("it is parked", "L2", |lease| lease.state == LeaseState::Parked);
+    assert!(service.cli(&["resume", "L2"]).status.success());
+    client.await_lease("it is back", "L2", |lease| lease.state == LeaseState::Active);
+    job.finish("parked beside a liar");
 }

@@ -118,7 +118,7 @@ pub fn check_free(socket: &Path) -> Result<(), ServeError> {
     }
 }
 
-/// Connections that may wait to be accepted: more than a crowd of programs that start together.
+/// Connections that may wait to be accepted. One more waits in its `connect`, or is told to try again if it does not block.
 const BACKLOG: i32 = 128;
 
 /// Makes the socket that callers of this host connect to: all of them, or this group's members alone.

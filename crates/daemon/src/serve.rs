@@ -188,6 +188,7 @@ impl ServeError {
 /// Runs the daemon until it is told to stop.
 pub fn serve(options: Options) -> Result<(), ServeError> {
     log_to_stderr();
+    exit_on_panic();
     let settled = Standing::of(Config::read(options.config.as_deref())?.over(&options.tcp))?;
     let asked = options.gpu.as_deref().map(str::parse::<GpuSpec>).transpose()?.or_else(|| settled.1.gpu.clone());
     match &options.config {
@@ -211,6 +212,7 @@ pub fn serve(options: Options) -> Result<(), ServeError> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads((cores / 2).clamp(1, 4))
+        .thread_name(RUNTIME)
         // Looks at the journal and the cards, and whoever stands in for a worker that writes.
         .max_blocking_threads(16)
         .enable_all()
@@ -489,15 +491,22 @@ fn open(
     Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, limits, stop.clone())))
 }
 
-/// Starts a thread that the daemon cannot do without.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, ServeError> {
-    // A daemon without its loop or its writer must not live on.
-    let guarded = move || {
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map_err(ServeError::System)
+}
+
+/// The runtime's threads. What panics there is one connection, and the runtime ends that alone.
+const RUNTIME: &str = "sublet-http";
+
+/// Exits when any other thread panics: a daemon without its loop, its writer or its hub for programs must not live on.
+fn exit_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        if thread::current().name() != Some(RUNTIME) {
             exit_after_panic();
         }
-    };
-    thread::Builder::new().name(name.to_owned()).spawn(guarded).map_err(ServeError::System)
+    }));
 }
 
 /// What a thread that panicked left half done is not gone on with.

@@ -81,6 +81,8 @@ fn accept_all(listener: &UnixListener, accepted: &mpsc::Sender<UnixStream>) {
         if !arrivals.admit(credentials.uid.as_raw(), Instant::now()) {
             // A client that is gone already is not told.
             let _ = send(&stream, refusal, SendFlags::NOSIGNAL);
+            // A flood keeps this thread running: on a busy core those that answer requests go first.
+            thread::yield_now();
         } else if accepted.blocking_send(UnixStream::from(stream)).is_err() {
             return;
         }

@@ -65,6 +65,8 @@ const UNREAD: usize = 512;
 const WARM: Duration = Duration::from_secs(600);
 /// Programs that say this version, or a later one, can leave the driver alone altogether.
 const DEEPENS: u32 = 2;
+/// No program has more parked, whatever it says: more than any host's memory, and far from where sums overflow.
+const PARKED_MAX: u64 = 1 << 50;
 /// A context takes no more, whatever anybody says.
 const CONTEXT_MAX: u64 = 4 << 30;
 
@@ -530,7 +532,7 @@ impl Work {
             Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
             Word::Hello { version, lease, parked, bytes, deep, .. } => {
                 let deep = (version >= DEEPENS).then_some(deep);
-                return self.welcome(number, lease.as_deref(), parked.then_some(bytes), deep);
+                return self.welcome(number, lease.as_deref(), parked.then_some(bytes.min(PARKED_MAX)), deep);
             }
             _ => {}
         }
@@ -540,6 +542,7 @@ impl Work {
         let said = match word {
             Word::Hello { .. } | Word::Prepared { .. } => return,
             Word::Parked { id, bytes, .. } if answers(id, program) => {
+                let bytes = bytes.min(PARKED_MAX);
                 (program.under_way, program.parked) = (None, true);
                 program.given.parked(bytes);
                 self.bookings.release(Booker::Library(number));
