@@ -4,6 +4,9 @@
 //! ```text
 //!   for each kind of abuse:   quiet ─► abuse ─► quiet ─► abuse …      (p99 of the victim's requests in each)
 //! ```
+//! As a control, the first user only computes on two cores and never calls the service: what that costs is the kernel's
+//! way of sharing cores, and no service can do better beside a user that keeps as many cores busy.
+//!
 //! The abuser is a process of another uid that takes as much of the service as it can. Its processes are in a control
 //! group of their own where one can be made, as systemd does it for each user: the cores are then shared between users,
 //! not between threads. The service runs with its default configuration but for a short history, so that the abuse
@@ -63,6 +66,8 @@ pub enum Abuse {
     Forks,
     /// Long polls and listings on 64 connections.
     Reads,
+    /// The control: two threads that compute.
+    Compute,
 }
 
 /// So small on a GPU so large that it does not fill up: what is measured is the service.
@@ -84,7 +89,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
     let service = Service::spawn(command, &state, socket.clone())?.ready(&state)?;
     let slice = Slice::new();
     let mut leases = Vec::new();
-    let (mut worst, mut rounds) = (Vec::new(), Vec::new());
+    let (mut worst, mut rounds, mut control) = (Vec::new(), Vec::new(), f64::NAN);
     for abuse in Abuse::value_variants() {
         let mut ratios = Vec::new();
         for _ in 0..rig.rounds {
@@ -98,7 +103,10 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
             rounds.push(serde_json::json!({ "abuse": abuse, "quiet": quiet, "abused": abused }));
             settle(&socket)?;
         }
-        worst.push((median(ratios), *abuse));
+        match abuse {
+            Abuse::Compute => control = median(ratios),
+            _ => worst.push((median(ratios), *abuse)),
+        }
     }
     worst.sort_by(|one, other| other.0.total_cmp(&one.0));
     let missing = missing(&socket, &leases)?;
@@ -113,8 +121,9 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
                 measured: ratio,
                 unit: "×",
                 note: format!(
-                    "{}; the abuser {}",
+                    "{}; two threads that only compute {}; the abuser {}",
                     each.join(", "),
+                    digits(control),
                     if slice.is_some() { "in a control group of its own" } else { "shares the cores thread by thread" }
                 ),
             },
@@ -276,6 +285,10 @@ pub fn abuse(abuse: Abuse, socket: &Path) -> Result<()> {
             _ => bare("GET", "/v1/cards"),
         }),
         Abuse::Forks => forks(socket),
+        Abuse::Compute => {
+            thread::spawn(compute);
+            compute()
+        }
     }
 }
 
@@ -324,6 +337,13 @@ fn flood(socket: &Path, request: impl Fn(usize, usize) -> Vec<u8> + Sync) -> Res
         }
     });
     Ok(())
+}
+
+/// Keeps a core busy.
+fn compute() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
 }
 
 /// Takes a lease for this process, makes many children, and forks without a pause.

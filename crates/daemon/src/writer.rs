@@ -41,6 +41,8 @@ pub struct Pen {
     host: Arc<Host>,
     synced: watch::Sender<u64>,
     lines: usize,
+    /// Lines after which a piece of housekeeping is due.
+    tidy_after: usize,
     /// Lines of the log, and ended leases, that are kept.
     history: u64,
     /// When it began, by both clocks.
@@ -54,7 +56,8 @@ impl Pen {
     pub fn new(journal: Journal, host: Arc<Host>, synced: watch::Sender<u64>, history: u64) -> Pen {
         let wall_us = u64::try_from(sublet_host::clock::unix_us()).unwrap_or(0);
         tell_head(&journal);
-        Pen { journal, host, synced, lines: 0, history, begun: (Instant::now(), wall_us), ballast_trouble: None }
+        let (begun, tidy_after) = ((Instant::now(), wall_us), TRIM_EVERY);
+        Pen { journal, host, synced, lines: 0, tidy_after, history, begun, ballast_trouble: None }
     }
 
     /// Writes a batch; what it held leaves the moment it is on the disk.
@@ -77,14 +80,15 @@ impl Pen {
 
     /// Whether enough was written for a piece of housekeeping.
     pub fn is_due(&self) -> bool {
-        self.lines >= TRIM_EVERY
+        self.lines >= self.tidy_after
     }
 
     fn tidy(&mut self) {
         if self.is_due() {
-            self.lines = 0;
             let now = self.wall_us();
-            tidy(&mut self.journal, now, self.history);
+            let removed = tidy(&mut self.journal, now, self.history);
+            // Where nothing was too old or too much, a look less often finds it early enough.
+            (self.lines, self.tidy_after) = (0, if removed > 0 { TRIM_EVERY } else { 10 * TRIM_EVERY });
         }
     }
 
@@ -161,12 +165,15 @@ fn failed(journal: &mut Journal, error: CommitError, held: Vec<Held>) -> Synced 
     std::process::exit(74)
 }
 
-fn tidy(journal: &mut Journal, now: u64, history: u64) {
+/// Does a piece of housekeeping. Returns how much was removed.
+fn tidy(journal: &mut Journal, now: u64, history: u64) -> u64 {
     let forgotten = journal.forget(now.saturating_sub(keep::ANSWERS_US), keep::ANSWERS, history);
     let trimmed = journal.trim(history);
-    if let Err(error) = forgotten.map(drop).and(trimmed.map(drop)) {
+    let removed = forgotten.and_then(|gone| Ok(gone.answers + gone.past + trimmed?));
+    removed.unwrap_or_else(|error| {
         tracing::warn!(error = %chain(&error), "old history could not be folded away; it stays");
-    }
+        0
+    })
 }
 
 /// An error with its causes, in one line.

@@ -30,7 +30,7 @@ const CAPABILITIES: [(&str, u32, &str); 4] = [
         "the environment and device files of other users' processes cannot be read: a process that left its tree is a stranger",
     ),
     ("CAP_NET_ADMIN", 12, "process starts and exits are seen by looking, not told by the kernel"),
-    ("CAP_DAC_READ_SEARCH", 2, "cgroups and logs that only root may read are not seen"),
+    ("CAP_DAC_OVERRIDE", 1, "users get no line on their terminals when their programs are parked or warned"),
 ];
 
 /// Everything about the machine, for a daemon with cards of this kind.
