@@ -122,6 +122,8 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(500_008_956, Options::default());
     // A request that might not wait was refused and forgotten, and a grant that it had held up spoke of it.
     check(882, Options { steps: 500, ..Options::default() });
+    // A lease outlived the program that died while it was parked, and its later release was recorded as that death.
+    check(910_002_534, Options::default());
 }
 
 #[test]

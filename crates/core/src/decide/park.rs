@@ -505,6 +505,10 @@ impl Turn<'_> {
         };
         let (until, before) = (self.now + span, fit.before);
         self.emit(Action::Resume { lease, at, vram, until, mark: Some(mark), before, turn });
+        if let Some(live) = self.state.live_mut(lease) {
+            // It outlived the program that died: whatever ends it from now on is another cause.
+            live.died = None;
+        }
         self.settle(lease);
     }
 

@@ -585,6 +585,31 @@ fn a_program_that_dies_while_it_is_parked_is_recorded_as_that() {
 }
 
 #[test]
+fn a_lease_that_outlives_a_program_that_died_while_parked_ends_for_its_own_reason() {
+    check(
+        "5s   park L1 ann
+         5.5s shim L1 died killed for memory
+         6s   card 0 0M
+         7s   card 0 0M
+         8s   resume L1 ann
+         9s   card 0 0M
+         10s  release L1 ann
+         11s  card 0 0M",
+        expect![[r#"
+            0s queue L1
+            0s grant L1 16 GiB on 0 epoch 1 until 60s
+            1s bind L1
+            5s park L1 (14.1 GiB booked)
+            7s parked L1
+            8s L1 wants 16 GiB as of 8s
+            8s resume L1 16 GiB until 68s
+            10s end L1 (Released)
+            11s retire L1
+        "#]],
+    );
+}
+
+#[test]
 fn a_death_while_parking_that_is_heard_after_the_release_is_on_the_record_too() {
     check(
         "5s   park L1 ann
