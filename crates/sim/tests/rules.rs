@@ -124,6 +124,10 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(882, Options { steps: 500, ..Options::default() });
     // A lease outlived the program that died while it was parked, and its later release was recorded as that death.
     check(910_002_534, Options::default());
+    // A process of a waiting lease was another's for the moment of a refused request, and no lease's afterwards.
+    check(920_000_856, Options::default());
+    check(920_001_477, Options::default());
+    check(920_004_670, Options::default());
 }
 
 #[test]

@@ -25,6 +25,7 @@ impl Turn<'_> {
         }
         let lease = LeaseId(self.state.rows().meta.next_lease);
         let give_up = self.now + wait.unwrap_or(self.state.policy().wait);
+        let bound = root.and_then(|root| Some((root, self.state.owner(&root)?)));
         self.emit(Action::Queue { lease, tenant, ask, at: self.now, give_up, root, token: by.token });
         self.serve();
         self.stand_aside_if_held(tenant);
@@ -34,7 +35,7 @@ impl Turn<'_> {
             let held = row.and_then(|row| quota::held(self.state, row)).map(Refusal::OverQuota);
             let held = held.or_else(|| row.and_then(|row| steps_aside(self.state, &row.ask)));
             let no_room = self.no_room(lease);
-            self.withdraw(lease);
+            self.withdraw(lease, bound);
             return Answer::Refused(held.unwrap_or(no_room));
         }
         Answer::Lease(lease)
@@ -42,13 +43,14 @@ impl Turn<'_> {
 
     /// A refused request writes nothing: a user could otherwise fill the log, and trim away the history of others. The
     /// exception is a request that was in the queue while another lease was granted or preempted: that decision followed
-    /// from the queue as it was, and makes no sense without the request.
-    fn withdraw(&mut self, lease: LeaseId) {
+    /// from the queue as it was, and makes no sense without the request. `bound` is the request's process, and the lease
+    /// that it belonged to before.
+    fn withdraw(&mut self, lease: LeaseId, bound: Option<(ProcKey, LeaseId)>) {
         let is_last = matches!(self.actions.last(), Some(Action::Queue { lease: queued, .. }) if *queued == lease);
         if !is_last || self.state.planted(Mutant::KeepRefused) {
             return self.end(lease, Reason::WaitOver);
         }
-        self.state.withdraw(lease, self.now);
+        self.state.withdraw(lease, self.now, bound);
         self.actions.pop();
     }
 

@@ -74,6 +74,15 @@ impl State {
         }
     }
 
+    /// A process is a lease's again that was taken for another's for a moment.
+    pub(super) fn return_member(&mut self, lease: LeaseId, process: ProcKey) {
+        if let Some(live) = self.lives.get(&lease) {
+            let (mut members, restricted) = (live.members.clone(), live.restricted.clone());
+            members.push(process);
+            self.set_members(lease, members, restricted);
+        }
+    }
+
     pub(crate) fn set_members(&mut self, lease: LeaseId, processes: Vec<ProcKey>, restricted: Restrictions) {
         let Some(live) = self.lives.get_mut(&lease) else { return };
         live.counted = true;
