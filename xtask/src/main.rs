@@ -20,6 +20,7 @@ mod setup;
 mod shell;
 mod suite;
 mod tidy;
+mod words;
 mod workspace;
 
 use anyhow::{Result, bail};
