@@ -598,6 +598,10 @@ impl State {
         self.recount();
         let held: Vec<LeaseId> = self.rows.leases.values().filter(|l| l.hold().is_some()).map(|l| l.id).collect();
         held.into_iter().for_each(|lease| self.set_ends(lease));
+        // A shorter limit on how long leases stay parked holds for those that are; when one comes due, it is looked at.
+        let parked: Vec<Lease> =
+            self.rows.leases.values().filter(|l| matches!(l.phase, Phase::Parked(..))).cloned().collect();
+        parked.iter().for_each(|row| self.set_due(row.id, self.first_due(row)));
     }
 
     /// Counts anew what quotas count, and lines everybody up again: the rules changed, or a group.

@@ -128,6 +128,10 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(920_000_856, Options::default());
     check(920_001_477, Options::default());
     check(920_004_670, Options::default());
+    // Leases may stay parked for a shorter time from now on, and one that an aside had kept stayed for the old time.
+    check(930_003_786, Options::default());
+    // A parked lease got another program, which left altogether for a waiter when it had just said that it is parked.
+    check(930_003_526, Options::default());
 }
 
 #[test]

@@ -186,7 +186,11 @@ impl Books {
         booked: Option<Bytes>,
     ) -> Verdict {
         must(14, at == now, || format!("{lease} leaves altogether at {at}, and it is {now}"))?;
-        if matches!(cause, Cause::Said(said, _) if *said == lease) {
+        let has = |process: &ProcKey| {
+            self.voices(lease, Rung::Driver).get(process).is_some_and(|voice| voice.parked.is_some())
+        };
+        // After a word of its own it may also leave altogether for a waiter, like any other.
+        if matches!(cause, Cause::Said(said, _) if *said == lease) && of.iter().any(has) {
             must(3, booked.is_none(), || format!("{booked:?} booked for {lease}, which has left"))?;
             return self.driver_has(lease, of);
         }
