@@ -132,6 +132,10 @@ fn worlds_that_once_broke_a_rule_keep_it() {
     check(930_003_786, Options::default());
     // A parked lease got another program, which left altogether for a waiter when it had just said that it is parked.
     check(930_003_526, Options::default());
+    // A parked lease claimed its cards until others had left them, and the checker took it for one that claims nothing.
+    check(940_004_639, Options::default());
+    check(940_001_516, Options::default());
+    check(940_005_351, Options::default());
 }
 
 #[test]

@@ -235,6 +235,27 @@ impl Books {
         Ok(())
     }
 
+    /// Whether only other leases keep the driver from bringing a parked one back: once they have left it can.
+    pub fn waits_for_holders(&self, now: Time, book: &Book) -> bool {
+        let At::Away(held, trip) = &book.at else { return false };
+        let is_restored = trip.way == Way::Gone && trip.needs_driver() && !book.ask.may_lose;
+        if !is_restored || book.rests.on(trip.rung) > now || self.is_taken_up(book.id, held) {
+            return false;
+        }
+        let is_open = |number: &usize| {
+            let card = &self.cards[*number];
+            let ours = |process: &ProcKey| self.owners.get(process).is_some_and(|of| card.claims.contains_key(of));
+            let is_seen = !matches!(card.look, Look::Blind | Look::Lost) && card.all.iter().all(ours);
+            is_seen && self.seen_of(book.id, *number) <= held.vram
+        };
+        let is_blocked = |number: &usize| {
+            let is_there = |other: &LeaseId| self.leases.get(other).is_some_and(|book| !book.is_parked());
+            let mut others = self.cards[*number].claims.keys().filter(|other| **other != book.id && is_there(other));
+            others.any(|other| self.is_uncapped(*other, *number) || self.had_more(*other))
+        };
+        held.cards.iter().all(is_open) && held.cards.iter().any(is_blocked)
+    }
+
     /// Whether a parked holder cannot come back now, room or not: it could not a moment ago, or the
     /// driver might lose it.
     pub fn cannot_try(&self, now: Time, book: &Book) -> bool {

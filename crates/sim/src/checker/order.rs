@@ -78,6 +78,8 @@ impl Books {
                 // Who may be held or not may claim or not.
                 Capped::Perhaps => return Ok(()),
                 Capped::Always => {}
+                // It claims its cards until other leases have left them, and when that is cannot be told.
+                Capped::Not if self.waits_for_holders(now, book) => return Ok(()),
                 // It could not come back a moment ago, and meanwhile nobody waits for it.
                 Capped::Not if self.cannot_try(now, book) => {}
                 Capped::Not => {
