@@ -349,6 +349,24 @@ impl Policy {
     /// Where an ask queues, if it came then: its head start is capped.
     pub fn rank(&self, ask: &Ask, asked: Time, caps: &Caps) -> i64 {
         let start = self.head_start.of(ask);
-        asked.0 as i64 - caps.head_start.map_or(start, |cap| start.min(cap.0 as i64))
+        let start = caps.head_start.map_or(start, |cap| start.min(cap.0 as i64));
+        // A damaged journal may say any time.
+        i64::try_from(asked.0).unwrap_or(i64::MAX).saturating_sub(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ask::Term;
+    use crate::units::Bytes;
+
+    #[test]
+    fn a_waiter_from_the_end_of_time_is_the_last() {
+        let policy = Policy::default();
+        let ask = Ask { priority: -128, ..Ask::plain(Bytes(1), Term::Renewed(Span::secs(60))) };
+        let rank = |asked| policy.rank(&ask, asked, &Caps::default());
+        assert_eq!(rank(Time::NEVER), i64::MAX);
+        assert!(rank(Time(1 << 40)) < rank(Time(u64::MAX >> 1)));
     }
 }
