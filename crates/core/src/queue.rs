@@ -90,10 +90,6 @@ impl Queue {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// How many of this tenant wait.
-    pub fn len_of(&self, tenant: TenantId) -> usize {
-        self.line(tenant).map_or(0, |line| line.places.len())
-    }
 
     fn line(&self, tenant: TenantId) -> Option<&Line> {
         self.lines.get(tenant.0 as usize)
