@@ -4,6 +4,7 @@ use crate::commands::{
     accept, aside, attach, audit, cards, completions, config, doctor, door, enforce, explain, journal, lease, man,
     park, ps, release, renew, replay, run, serve, setup, soft, stop, tls, token, usage, wrap,
 };
+use crate::elsewhere;
 use crate::failure::Failure;
 use crate::table::plain;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -289,14 +290,14 @@ fn only<A: Args>(args: &[OsString]) -> Option<(Globals, A)> {
     Some((Globals::from_arg_matches_mut(&mut found).ok()?, A::from_arg_matches_mut(&mut found).ok()?))
 }
 
-/// What other programs call `--vram`.
-const VRAM_ELSEWHERE: [&str; 6] = ["--mem", "--memory", "--gpu-mem", "--gpu-memory", "--vmem", "--size"];
-
-/// A flag that has another name here, though no similar one.
+/// A command or flag of another tool, for what has another name here.
 fn meant(error: &clap::Error) -> Option<Failure> {
     let name = unknown(error)?;
-    let name = VRAM_ELSEWHERE.into_iter().find(|elsewhere| *elsewhere == name)?;
-    Some(Failure::usage(format!("there is no `{name}`")).hint("did you mean `--vram`, the VRAM on each GPU?"))
+    let hint = match error.kind() {
+        ErrorKind::InvalidSubcommand => elsewhere::command(name)?.to_owned(),
+        _ => format!("did you mean {}?", elsewhere::flag(name)?),
+    };
+    Some(Failure::usage(format!("there is no `{name}`")).hint(hint))
 }
 
 /// The word of a line that could not be read.
@@ -426,6 +427,14 @@ mod tests {
             hint: did you mean `--vram`, the VRAM on each GPU?"#]]
         .assert_eq(&meant(&error("sublet run --mem 8G -- true")).unwrap().to_string());
         assert!(meant(&error("sublet lease --memory=8G")).is_some());
+        for line in ["sublet run -G 2 -- true", "sublet run --gres=gpu:2 -- true", "sublet run -t 10 -- true"] {
+            assert!(meant(&error(line)).is_some(), "{line}");
+        }
+        expect![[r#"
+            there is no `squeue`
+            hint: `sublet queue` shows what waits, in order of service"#]]
+        .assert_eq(&meant(&error("sublet squeue")).unwrap().to_string());
+        assert!(meant(&error("sublet prak")).is_none());
         assert!(meant(&error("sublet run --vrma 3G -- true")).is_none());
         for line in ["sublet run --vram -5G -- true", "sublet lease --accept-smaller -5G"] {
             let said = error(line).to_string();

@@ -11,6 +11,7 @@ mod args;
 mod client;
 mod commands;
 mod daemon;
+mod elsewhere;
 mod failure;
 mod hold;
 mod named;
