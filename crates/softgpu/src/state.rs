@@ -191,8 +191,14 @@ impl State {
         if !found.is_file() || found.uid() != own_uid() || found.nlink() != 1 {
             return Err(StateError::Foreign { path: path.to_owned(), uid: found.uid() });
         }
-        // The name of the file lets in whoever may open its directory, whatever the umask was.
+        // The name of the file lets in every user that may open its directory, whatever the umask was.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(failed)?;
+        State::create_in(file, path, spec)
+    }
+
+    /// The same in a file that the caller has opened.
+    pub fn create_in(file: File, path: &Path, spec: &Spec) -> Result<State, StateError> {
+        let failed = |source| StateError::File { path: path.to_owned(), source };
         lock::take(&file, BOOKS).map_err(failed)?;
         file.set_len(size_of::<Board>() as u64).map_err(failed)?;
         let state = State::map(file, path)?;

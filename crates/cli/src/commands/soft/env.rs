@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,8 +34,8 @@ pub struct EnvArgs {
 }
 
 const AFTER_HELP: &str = "\
-The cards are the service's, if it has soft ones: the program is there without a lease, as anybody's
-program on a real card would be. Without a service they are private ones (2x24GiB) that go away with
+The cards are the service's, if it has soft ones: the program is there without a lease, as any
+program on a real card could be. Without a service they are private ones (2x24GiB) that go away with
 the command. The command takes the place of `sublet`: signals reach it, and its exit code is its own.
 
 Examples:
@@ -110,7 +111,9 @@ impl PrivateCards {
         let file = memfd_create("sublet-soft-cards", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
         let file = fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_err(|error| failed(&error))?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-        State::create(&path, spec).map_err(|error| failed(&error))?;
+        // By its path: locks on it are apart from the descriptor that the command keeps.
+        let opened = File::options().read(true).write(true).open(&path).map_err(|error| failed(&error))?;
+        State::create_in(opened, &path, spec).map_err(|error| failed(&error))?;
         // The command keeps it open: it is the same process.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(&error))?;
         Ok(PrivateCards { path, _file: file })
