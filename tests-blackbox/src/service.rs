@@ -80,7 +80,7 @@ impl Service {
     /// Where it serves over TCP, by its own word.
     pub fn address(&self) -> SocketAddr {
         let text = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-        let told = text.lines().rev().find(|line| line.contains("serving whoever has a token"));
+        let told = text.lines().rev().find(|line| line.contains("serving callers with a token"));
         let address = told.and_then(|line| line.split("address=").nth(1)?.split(' ').next()?.parse().ok());
         let address: SocketAddr = address.unwrap_or_else(|| panic!("no address in:\n{text}"));
         SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port())

@@ -211,7 +211,7 @@ fn what_makes_no_sense_is_refused_before_anybody_listens() {
     let ends = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];
     check(&[&ends[..], &["--lease", "L9"]].concat(), exit::FAILURE, "no such lease");
     check(&[&ends[..], &["--of", "ollama"]].concat(), exit::USAGE, "names no service");
-    check(&ends, exit::USAGE, "--of <WHO>");
+    check(&ends, exit::USAGE, "--of <PROGRAM>");
     let listen = TcpListener::bind("127.0.0.1:0").expect("a port");
     let busy = listen.local_addr().expect("a port").to_string();
     check(&["--listen", &busy, "--to", "127.0.0.1:9", "--of", "name:x"], exit::FAILURE, "let it listen elsewhere");

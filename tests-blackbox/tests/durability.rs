@@ -283,7 +283,7 @@ fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
     let mut one = start("one");
     let serves = until("the first serves", LONG, || match one.try_wait().ok().flatten() {
         Some(_) => Ok(false),
-        None if said("one").contains("serving") => Ok(true),
+        None if said("one").contains("ready on ") => Ok(true),
         None => Err(said("one")),
     });
     if !serves {

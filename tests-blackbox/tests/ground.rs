@@ -40,7 +40,7 @@ impl Serving {
     fn serves(&mut self) -> bool {
         until("it serves, or gives up", LONG, || match self.child.try_wait().expect("an own child") {
             Some(_) => Ok(false),
-            None if self.said().contains("serving") => Ok(true),
+            None if self.said().contains("ready on ") => Ok(true),
             None => Err(self.said()),
         })
     }

@@ -63,7 +63,7 @@ fn a_users_own_configuration_is_found_and_a_wrong_one_stops_the_start() {
     assert!(!status.success() && said().contains("queue_maximum"), "{}", said());
     fs::write(folder.join("sublet.toml"), "ttl = \"90s\"\n").expect("a file can be written");
     let mut right = start();
-    until("it serves", LONG, || if said().contains("serving") { Ok(()) } else { Err(said()) });
+    until("it serves", LONG, || if said().contains("ready on ") { Ok(()) } else { Err(said()) });
     let client = sublet_blackbox::Client::new(home.path().join("s"));
     let granted = until("it grants", LONG, || {
         let answer = client.post("/v1/leases", &ask(GIB, json!({"wait_s": 0})));

@@ -408,7 +408,7 @@ fn a_house_without_the_library_runs_programs_as_they_are_and_says_so() {
     assert!(!refused.status.success() && said.contains("Sublet's library"), "{said}");
     assert_eq!(client.lease("L2").state, LeaseState::Active, "it stays where it is");
     let doctor = text(&service.cli(&["doctor"]));
-    assert!(doctor.contains("off: nobody is parked"), "{doctor}");
+    assert!(doctor.contains("off: no program is parked"), "{doctor}");
     job.finish("as without the service");
 }
 

@@ -274,7 +274,7 @@ fn the_secret_is_in_no_file_no_log_and_no_answer() {
         .collect();
     assert!(service.stop().success());
     let files = bytes_under(service.dir());
-    assert!(has(&files, "serving whoever has a token"), "the log was read");
+    assert!(has(&files, "serving callers with a token"), "the log was read");
     for (what, bytes) in
         [("files", &files), ("answers", &answers), ("talk", &said(&listed).into_bytes()), ("audit", &audit.stdout)]
     {

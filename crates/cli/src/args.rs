@@ -114,7 +114,7 @@ pub enum Command {
     Lease(lease::LeaseArgs),
     Wrap(wrap::WrapArgs),
     Ps(ps::PsArgs),
-    /// Show who waits, in order of service, and why
+    /// Show what waits, in order of service, and why
     Queue,
     Explain(explain::ExplainArgs),
     Accept(accept::AcceptArgs),

@@ -137,12 +137,12 @@ impl Term {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// Somebody is looking at it.
+    /// A user is looking at it.
     Interactive,
     /// The ordinary case.
     #[default]
     Batch,
-    /// May be ended for anybody else.
+    /// May be ended for any other request.
     Spot,
 }
 

@@ -562,7 +562,7 @@ impl fmt::Display for Refusal {
             Refusal::TooManyProcesses => f.write_str("as many processes as may be are bound to the lease"),
             Refusal::ProcessAway(lease) => {
                 let whose = lease.map_or_else(|| "another lease".to_owned(), |lease| lease.to_string());
-                write!(f, "the process belongs to {whose}, whose bytes are off its cards or on their way")
+                write!(f, "the process belongs to {whose}, and its bytes are off the cards or on their way")
             }
             Refusal::NoCards => f.write_str("no card has been seen on this host"),
             Refusal::NeverFits { largest: None, .. } => f.write_str("no card here is the one that `on` names"),

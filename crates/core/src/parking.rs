@@ -170,7 +170,7 @@ impl fmt::Display for NotParkable {
                 process.pid
             ),
             NotParkable::NoHook => f.write_str("it has no hook (`sublet run --on-yield`)"),
-            NotParkable::NotInspected => f.write_str("nobody has asked the driver about its processes yet"),
+            NotParkable::NotInspected => f.write_str("the driver was not asked about its processes yet"),
             NotParkable::NotSure(why) => {
                 write!(f, "a restore would not be sure to have room: {why} (`--may-lose` takes the risk)")
             }
@@ -180,11 +180,11 @@ impl fmt::Display for NotParkable {
             }
             NotParkable::OneAtATime(card) => write!(
                 f,
-                "somebody else leaves card {} or comes back to it, whose driver does not tell whose bytes are whose",
+                "another lease leaves card {} or comes back to it, and the driver does not tell bytes per process there",
                 card.0
             ),
             NotParkable::Lately(why) => write!(f, "it was tried a moment ago: {why}"),
-            NotParkable::RamUnknown => f.write_str("nobody knows how much host memory is available"),
+            NotParkable::RamUnknown => f.write_str("how much host memory is available is not known"),
             NotParkable::Ram { need, room } => {
                 write!(f, "it takes {need} of host memory, and {room} of the parking RAM can be had")
             }

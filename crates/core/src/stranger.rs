@@ -338,7 +338,7 @@ impl fmt::Display for LeftAlone {
                 )
             }
             LeftAlone::System => f.write_str("it is a process of the system"),
-            LeftAlone::Coarse => f.write_str("the driver does not tell here which bytes are whose"),
+            LeftAlone::Coarse => f.write_str("the driver does not tell bytes per process here"),
             LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
             LeftAlone::Attached(rule, lease) => {

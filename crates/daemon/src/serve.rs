@@ -377,7 +377,10 @@ fn run(
         local_rate: Arc::clone(&local_rate),
         refusals: Refusals::default(),
     });
-    tracing::info!(socket = %options.socket.display(), cards = kind, "serving; nobody is signalled who did not choose it, but on cards set to `enforce`");
+    tracing::info!(
+        "ready on {} ({kind} GPUs); no process is signalled unless its job opted in, or an operator set its GPU to `enforce`",
+        options.socket.display()
+    );
     let remote = doors.remote.map(|remote| {
         let gate = Arc::new(Gate::new(tokens, remote.settled.rate));
         (remote, gate)
@@ -487,7 +490,7 @@ fn open(
     let listener = tokio::net::TcpListener::from_std(remote.listener).map_err(ServeError::System)?;
     let address = listener.local_addr().map_err(ServeError::System)?;
     let private = if remote.settled.tls.is_some() { "TLS" } else { "not encrypted, this host only" };
-    tracing::info!(%address, private, "serving whoever has a token");
+    tracing::info!(%address, private, "serving callers with a token");
     Ok(tokio::spawn(http::tcp::serve(listener, app.clone(), door, remote.tls, limits, stop.clone())))
 }
 

@@ -374,10 +374,12 @@ impl View<'_> {
             _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease),
             _ if shown.over.is_some() => {
-                "it is active and has more on a card than its lease is for; if somebody waits it may be made to leave"
+                "it is active and has more on a GPU than its lease is for; if another request waits it may be parked"
                     .into()
             }
-            _ if shown.idle => "it is active but was not used in its last term; it goes on because nobody waits".into(),
+            _ if shown.idle => {
+                "it is active but was not used in its last term; it goes on because no request waits".into()
+            }
             _ => "it is active".to_owned(),
         };
         let waits = lease.queued().is_some();

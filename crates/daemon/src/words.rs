@@ -29,7 +29,7 @@ pub fn ended(id: &str, reason: Reason) -> String {
     match reason {
         Reason::Released => format!("lease {id} was given back"),
         Reason::Expired => {
-            format!("lease {id} ended: it was not used, and somebody waits for the card; ask again to go on")
+            format!("lease {id} ended: it was not used, and another request waits for the GPU; ask again to go on")
         }
         Reason::HoldCap => format!(
             "lease {id} ended: it was held as long as others must wait for a card; ask again, your processes were left alone"
@@ -133,7 +133,7 @@ pub fn no_bound(why: &NoBound) -> String {
             "too few of the cards that would do can be read and are known to be free of strangers".to_owned()
         }
         NoBound::Holder(_) => "a lease on its cards has a long fixed term, or is never preempted".to_owned(),
-        NoBound::Ahead(_) => "somebody ahead asks for a long fixed term, or is never preempted".to_owned(),
+        NoBound::Ahead(_) => "a request ahead has a long fixed term, or is never preempted".to_owned(),
         NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
         NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
         NoBound::Far => "too many are ahead".to_owned(),
@@ -175,7 +175,7 @@ pub fn left_out(others: impl Iterator<Item = (ProcKey, u32)>) -> Option<String> 
 /// whoever reads it may know.
 pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
     let index = |card: CardId| state.rows().cards[usize::from(card.0)].facts.index;
-    let lost = "a restore whose room another takes loses the process";
+    let lost = "a restore loses the process if another takes its room";
     match (who, name) {
         (InTheWay::Unreadable(card), _) => {
             format!("it waits until card {} can be read: {lost}; tell an operator if that lasts", index(card))
@@ -184,21 +184,21 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
             let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
             let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
             format!(
-                "it waits until {name}{others}, which {has} no lease, {leaves} card {}: {lost}; end what is there, or ask whose it is to",
+                "it waits until {name}{others}, which {has} no lease, {leaves} card {}: {lost}; end what is there, or ask its user to",
                 index(card)
             )
         }
         (InTheWay::Strangers(card, count), None) => {
             let processes = if count == 1 { "process" } else { "processes" };
             format!(
-                "it waits until {count} {processes} without a lease left card {index}: {lost}; `sublet cards` shows what is there, end it, or ask whose it is to",
+                "it waits until {count} {processes} without a lease left card {index}: {lost}; `sublet cards` shows what is there; end it, or ask its user to",
                 index = index(card)
             )
         }
         (InTheWay::Uncapped(card, _), name) => {
             let name = name.unwrap_or_else(|| "another lease".to_owned());
             format!(
-                "it waits until {name} is gone from card {}, which nothing keeps to its size: {lost}; ask whose that is to end it, or to start it with Sublet's library",
+                "it waits until {name} is gone from card {}, which nothing keeps to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
                 index(card)
             )
         }
@@ -229,7 +229,7 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
     match making {
         None if !state.policy().parking.preempt => "room is not made here: `make_room` is off".to_owned(),
         None => "room is made for those ahead first".to_owned(),
-        Some(Making::Coming(_)) => "its room is on its way: whoever had it is leaving".to_owned(),
+        Some(Making::Coming(_)) => "its room is on its way: the leases that had it are leaving".to_owned(),
         Some(Making::Plan { victims, price, .. }) => {
             let each: Vec<String> =
                 victims.iter().map(|(lease, prospect)| format!("{} ({})", name(*lease), prospect.rung)).collect();
@@ -242,7 +242,10 @@ pub fn room_made(state: &State, making: Option<&Making>, now: Time, name: impl F
         ),
         Some(Making::Ram { need, room }) => lacking_space(state, *need, *room),
         Some(Making::Cap { cap }) => {
-            format!("those who would have to leave have one owner, who may have {} parked at a time", show(cap.0))
+            format!(
+                "the leases that would have to leave belong to one user, which may have {} parked at a time",
+                show(cap.0)
+            )
         }
         Some(Making::Pauses) => {
             "no lease is preempted for it yet: it was parked a moment ago, or its last resume failed".to_owned()
@@ -357,7 +360,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         }
         Refusal::BadRule => Problem::new(Code::BadValue, detail),
         Refusal::TooManyRules => Problem::new(Code::TooManyRules, detail)
-            .hint("take back those that nobody needs: `sublet enforce forget R1`"),
+            .hint("take back those that are not needed: `sublet enforce forget R1`"),
         Refusal::NoSuchRule => Problem::new(Code::NoSuchRule, detail).hint("`sublet enforce status` lists them"),
         Refusal::BadToken(_) => Problem::new(Code::BadValue, detail),
         Refusal::NoSuchToken => Problem::new(Code::NoSuchToken, detail),
@@ -366,7 +369,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
         }
         Refusal::TokenGone => Problem::new(Code::Unauthenticated, detail).hint("ask for a new token"),
         Refusal::TooManyTokens { .. } => {
-            Problem::new(Code::TooManyTokens, detail).hint("revoke those that nobody uses: `sublet token list`")
+            Problem::new(Code::TooManyTokens, detail).hint("revoke those that are not used: `sublet token list`")
         }
         Refusal::TokenLeases { .. } | Refusal::TokenVram { .. } => {
             Problem::new(Code::TokenCap, detail).hint("end a lease of this token, ask for less, or use another token")
@@ -450,7 +453,7 @@ pub fn action(action: &Action) -> String {
         }
         Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} at epoch {epoch}", show(vram.0)),
         Action::Renew { lease, idle: false, .. } => format!("{lease} is renewed"),
-        Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because nobody waits"),
+        Action::Renew { lease, idle: true, .. } => format!("{lease} goes on unused, because no request waits"),
         Action::Bind { lease, process } => format!("process {process} belongs to {lease}"),
         Action::SetAside { card, aside } => {
             let (by, left) = (&aside.by, span::show(aside.until.since(aside.renewed).as_secs_f64()));
@@ -495,7 +498,7 @@ pub fn action(action: &Action) -> String {
                 false => format!("{lease} is told that it ends in {left} s, for {room_for}"),
             }
         }
-        Action::Spare { lease } => format!("{lease} goes on: nobody needs its cards any more"),
+        Action::Spare { lease } => format!("{lease} goes on: no request needs its cards any more"),
         Action::Signal { lease, signal, processes, left_out, .. } => {
             let pids = |of: &[ProcKey]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let sent = format!("{} is sent to {} of {lease}", signals::name(*signal), pids(processes));
@@ -509,8 +512,7 @@ pub fn action(action: &Action) -> String {
                 Unparked::Refused(why) => why.clone(),
                 Unparked::Silent => "one of its programs did not answer in time".to_owned(),
                 Unparked::Unclear => {
-                    "the driver does not tell whose bytes are whose, and its cards were not seen to lose its own"
-                        .to_owned()
+                    "the driver does not tell bytes per process, and its cards were not seen to lose its own".to_owned()
                 }
                 Unparked::NotSeen => {
                     "its programs said that its bytes were gone, and the cards say otherwise".to_owned()
@@ -645,19 +647,19 @@ mod tests {
         let card = CardId(0);
         assert_eq!(
             says(InTheWay::Strangers(card, 1), Some("process 4312 of ann")),
-            "it waits until process 4312 of ann, which has no lease, leaves card 0: a restore whose room another takes loses the process; end what is there, or ask whose it is to"
+            "it waits until process 4312 of ann, which has no lease, leaves card 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 3), Some("process 4312")),
-            "it waits until process 4312 and 2 more, which have no lease, leave card 0: a restore whose room another takes loses the process; end what is there, or ask whose it is to"
+            "it waits until process 4312 and 2 more, which have no lease, leave card 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 1), None),
-            "it waits until 1 process without a lease left card 0: a restore whose room another takes loses the process; `sublet cards` shows what is there, end it, or ask whose it is to"
+            "it waits until 1 process without a lease left card 0: a restore loses the process if another takes its room; `sublet cards` shows what is there; end it, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Unreadable(card), None),
-            "it waits until card 0 can be read: a restore whose room another takes loses the process; tell an operator if that lasts"
+            "it waits until card 0 can be read: a restore loses the process if another takes its room; tell an operator if that lasts"
         );
         // Another's lease is not named where nobody knows who reads it.
         let unnamed = says(InTheWay::Uncapped(card, LeaseId(7)), None);

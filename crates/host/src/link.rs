@@ -28,7 +28,7 @@ pub(crate) enum Silence {
     #[error("the pipe to it failed")]
     Pipe(#[from] io::Error),
     /// We are being stopped ourselves.
-    #[error("nobody waits for it any more")]
+    #[error("no caller waits for it any more")]
     Stopped,
 }
 

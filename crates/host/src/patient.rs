@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-const HELD_UP: &str = "it holds up whoever reads it";
+const HELD_UP: &str = "it holds up its readers";
 /// A reader is waited for so long.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Readers in all, most of them left behind: whoever makes more processes like that is not read any more.
@@ -84,7 +84,7 @@ fn begin() -> io::Result<Sender<Job>> {
     if READERS.fetch_add(1, Ordering::AcqRel) >= READERS_MAX {
         READERS.fetch_sub(1, Ordering::AcqRel);
         // It is not this one that holds up anybody.
-        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many others hold up whoever reads them"));
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many others hold up their readers"));
     }
     let (sender, jobs) = mpsc::channel::<Job>();
     let work = move || {

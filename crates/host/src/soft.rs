@@ -39,7 +39,7 @@ impl SoftError {
                 Some("end it first, or serve the cards there are (`sublet soft status` shows them)".to_owned())
             }
             SoftError::State(StateError::File { .. } | StateError::NotCards { .. } | StateError::Foreign { .. }) => {
-                Some("remove the file if nobody uses it, or choose another `--socket`: it lies beside that".to_owned())
+                Some("remove the file if it is not used, or choose another `--socket`: it lies beside that".to_owned())
             }
             SoftError::State(StateError::Crowded) => None,
         }

@@ -177,7 +177,7 @@ impl OpenError {
             }
             OpenError::Missing { .. } => "check the path; a daemon makes its journal when it first starts".to_owned(),
             OpenError::Denied { .. } => {
-                "run it as root (`sudo`), or as the user that the daemon runs as; nobody else may read a journal"
+                "run it as root (`sudo`), or as the user that the daemon runs as; no other user may read a journal"
                     .to_owned()
             }
             OpenError::Gone { path } => format!(

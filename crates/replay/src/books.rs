@@ -42,7 +42,7 @@ pub struct Books {
     pub waiting_us: u64,
     /// µs in which somebody waited for whom there was room.
     pub fitting_us: u64,
-    /// Byte·µs that lay idle while somebody waited.
+    /// Byte·µs that lay idle while a request waited.
     pub idle_waiting: u128,
     /// One for each slot.
     pub slots: Vec<Slot>,

@@ -23,7 +23,7 @@ pub struct Ask {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 604_800))]
     pub time_s: Option<u64>,
-    /// Who goes first when not all fit. Default batch.
+    /// Which request goes first when not all fit. Default batch.
     #[serde(default)]
     pub tier: Tier,
     /// Within a tier: -10 (last) to 10 (first). Default 0.
@@ -52,7 +52,7 @@ pub struct Ask {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1_048_576))]
     pub at_least_bytes: Option<u64>,
-    /// Only on this card (index, or UUID or its beginning), or on cards whose model contains this text; up to 64 of
+    /// Only on this card (index, or UUID or its beginning), or on cards with this text in their model; up to 64 of
     /// these with commas between them (`1,GPU-5f3a`): on any of them. Each has at most 128 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
@@ -182,12 +182,12 @@ impl utoipa::ToSchema for Vram {}
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Somebody is looking at it.
+    /// A user is looking at it.
     Interactive,
     /// The ordinary case.
     #[default]
     Batch,
-    /// May be ended for anybody else.
+    /// May be ended for any other request.
     Spot,
 }
 

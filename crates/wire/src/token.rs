@@ -1,4 +1,4 @@
-//! Tokens as clients see them: who may call over TCP, and what for.
+//! Tokens as clients see them: what callers over TCP may do.
 
 use serde::{Deserialize, Serialize};
 

@@ -424,7 +424,7 @@ fn random_key() -> io::Result<String> {
 
 fn not_allowed(socket: &Path) -> Failure {
     Failure::new(exit::DENIED, format!("you may not connect to {}", socket.display()))
-        .hint("ask whoever runs the daemon to let you use its socket (often: membership in a group)")
+        .hint("ask the administrator to let you use the daemon's socket (often: membership in a group)")
 }
 
 fn nobody(candidates: &Candidates) -> Failure {

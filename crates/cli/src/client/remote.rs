@@ -240,7 +240,7 @@ fn trust() -> Result<Arc<ClientConfig>, rustls::Error> {
         }
     }
     if roots.is_empty() {
-        return Err(general("no certificate was found that could vouch for anybody".to_owned()));
+        return Err(general("no certificate was found that could vouch for a server".to_owned()));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)

@@ -25,11 +25,11 @@ pub struct AcceptArgs {
 }
 
 const AFTER_HELP: &str = "\
-`sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if somebody else was
-quicker, the place in the queue stays. Who takes a smaller lease gives up its place.
+`sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if another request was
+quicker, the place in the queue stays. With a smaller lease you give up the place in the queue.
 
-A lease whose programs have more on a card than it is for (`sublet ps` says so) is offered what they
-have, where quotas and the card allow it; from then on it is charged as that.";
+If the programs of a lease have more on a card than the lease is for (`sublet ps` says so), it is
+offered what they have, where quotas and the card allow it; from then on it is charged for that.";
 
 /// Takes what is offered.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {

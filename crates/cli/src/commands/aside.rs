@@ -61,7 +61,7 @@ live. Nothing is granted there meanwhile. A lease that cannot be parked stays, a
 reason. No program is ended, and processes without a lease are left alone. At the end, the leases
 come back by themselves.
 
-Users whose session is active at this host's seat may do this, and operators; `[aside]` in the
+Users with an active session at this host's seat may do this, and operators; `[aside]` in the
 configuration lets others. `sublet` and `sublet cards` show which GPUs step aside.
 
 With --while the GPU comes back when the command ends. If this program is killed, too, that takes up

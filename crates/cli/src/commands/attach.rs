@@ -30,7 +30,7 @@ use unit::{Manager, Unit};
 #[command(after_help = ATTACH_HELP)]
 pub struct AttachArgs {
     /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
-    #[arg(value_name = "WHO")]
+    #[arg(value_name = "PROGRAM")]
     who: String,
     /// So much of each card, where there is room for it [default: what it has]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -38,7 +38,7 @@ pub struct AttachArgs {
     /// How urgent its work is
     #[arg(long, value_enum, default_value_t = TierArg::Batch)]
     tier: TierArg,
-    /// Only show whom it would be about
+    /// Only show which processes it would be about
     #[arg(long)]
     dry_run: bool,
     /// Instead of a rule: show the systemd drop-in with which the unit asks by itself, before it starts
@@ -72,8 +72,8 @@ Examples:
 /// Take a standing ask back: a rule (operators), a drop-in that `attach` wrote, or both
 #[derive(Args, Clone, Debug)]
 pub struct DetachArgs {
-    /// The rule's id, such as R1, or whom it is about, such as unit:ollama.service
-    #[arg(value_name = "RULE|WHO")]
+    /// The rule's id, such as R1, or what it is about, such as unit:ollama.service
+    #[arg(value_name = "RULE|PROGRAM")]
     what: String,
     /// A unit of your own manager (`systemctl --user`)
     #[arg(long)]
@@ -138,7 +138,7 @@ fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     let manager = Manager::of(args.user, args.root.as_deref())?;
     let name = unit_name(&args.who)?.ok_or_else(|| {
         Failure::usage(format!("`{}` is no unit, and only units have drop-ins", plain(&args.who)))
-            .hint("write unit:NAME.service; anything else is started with `sublet run` by whoever starts it")
+            .hint("write unit:NAME.service; start anything else with `sublet run`")
     })?;
     let unit = Unit::read(&manager, &name)?;
     let sublet = wrap::sublet()?;
@@ -183,7 +183,9 @@ fn unit_name(who: &str) -> Result<Option<String>, Failure> {
 pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     let is_rule = !args.what.contains(':');
     let rule = match (is_rule, args.user) {
-        (true, true) => return Err(Failure::usage("a rule is nobody's own unit").hint("write unit:NAME with `--user`")),
+        (true, true) => {
+            return Err(Failure::usage("a rule belongs to no user's own unit").hint("write unit:NAME with `--user`"));
+        }
         (true, false) if args.dry_run => Some(rule_named(&Client::open(globals)?, &args.what)?),
         (true, false) => Some(Client::open(globals)?.drop_rule(&args.what)?),
         // Rules are about the system's units; and a file can be removed without a daemon.

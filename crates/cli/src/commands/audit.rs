@@ -21,7 +21,7 @@ const PAGE: usize = 500;
 /// Between two looks for more.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 
-/// Show what was decided, on whose word, oldest first
+/// Show what was decided, and by which user, oldest first
 #[derive(Args, Clone, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct AuditArgs {

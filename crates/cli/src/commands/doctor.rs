@@ -138,7 +138,7 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
         return Check::new(
             "parking",
             State::Less,
-            "off: nobody is parked, and a waiter waits until a holder's term ends",
+            "off: no program is parked, and a waiter waits until a lease's term ends",
         );
     };
     if library.is_none() {

@@ -45,9 +45,9 @@ pub struct DoorArgs {
     /// Where the service itself listens, such as 127.0.0.1:11435
     #[arg(long, value_name = "ADDRESS")]
     to: String,
-    /// Whose leases count: name:TEXT (yours of that name), unit:NAME, container:ID or exe:PATH (or its name);
+    /// Which leases count: name:TEXT (yours of that name), unit:NAME, container:ID or exe:PATH (or its name);
     /// all that it has, now and later
-    #[arg(long, value_name = "WHO", required_unless_present = "lease")]
+    #[arg(long, value_name = "PROGRAM", required_unless_present = "lease")]
     of: Option<Of>,
     /// Only this lease counts: its id, or its name
     #[arg(long, value_name = "LEASE", conflicts_with = "of")]
@@ -164,7 +164,7 @@ pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
     let meant = match (&args.lease, &args.of) {
         (Some(lease), _) => Meant::Lease(known(globals, lease)?),
         (None, Some(of)) => Meant::Of(of.clone()),
-        (None, None) => return Err(Failure::usage("say whose leases count, with `--of` or `--lease`")),
+        (None, None) => return Err(Failure::usage("name the leases that count, with `--of` or `--lease`")),
     };
     // One thread does: what passes is copied, and nothing is computed.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -229,7 +229,7 @@ fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
 }
 
 fn cannot_listen(place: &str, error: &io::Error) -> Failure {
-    let failure = Failure::new(exit::FAILURE, format!("nobody can listen at {}: {error}", plain(place)));
+    let failure = Failure::new(exit::FAILURE, format!("cannot listen at {}: {error}", plain(place)));
     match error.kind() {
         io::ErrorKind::AddrInUse => failure.hint("the service itself may listen there: let it listen elsewhere"),
         _ => failure,

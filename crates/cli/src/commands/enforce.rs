@@ -23,26 +23,27 @@ pub struct EnforceArgs {
 const AFTER_HELP: &str = "\
 Modes, for each card:
   observe   they are put on the record, and counted (always the default)
-  adopt     those of users who had a lease before get one for what they have
+  adopt     those of users that had a lease before get one for what they have
   warn      their owners are warned
-  enforce   who is warned has 5 minutes to get a lease; then it is parked by the driver where it can come
-            back for sure, and gets SIGTERM otherwise, and SIGKILL after 5 more minutes
+  enforce   a warned process has 5 minutes to get a lease; then it is parked by the driver where it can
+            come back for sure, and gets SIGTERM otherwise, and SIGKILL after 5 more minutes
 
 A process of a lease is one of them on a card that its lease does not have: it is warned and ended there, and neither
 adopted nor parked. End that lease, or ask for all of its cards in one.
 A process that was parked has a lease from then on: `sublet resume L5` brings it back.
-Nobody is ever parked or ended whom a rule allows, who draws somebody's screen, who only draws or is in a container
-and no rule denies it, or who could not be audited. Who only draws and has less than 256 MiB is not looked into.
+A process is never parked or ended if a rule allows it, if it draws a user's screen, if it only draws or is in a
+container and no rule denies it, or if it could not be audited. A process that only draws, with less than 256 MiB, is
+not audited.
 
 Examples:
-  sublet enforce preview                  who would be ended, and who would not, and why
+  sublet enforce preview                  what would be ended, and what would not, and why
   sublet enforce allow unit:ollama.service
   sublet enforce mode 0 enforce";
 
 /// What to do.
 #[derive(Subcommand, Clone, Debug)]
 enum What {
-    /// Show who is on cards without a lease, the modes and the rules
+    /// Show processes on cards without a lease, the modes and the rules
     Status,
     Preview(PreviewArgs),
     Mode(ModeArgs),
@@ -71,7 +72,7 @@ pub struct ModeArgs {
     /// Only show what would happen
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask before anybody could be ended
+    /// Do not ask before a process could be ended
     #[arg(long)]
     yes: bool,
 }
@@ -81,9 +82,9 @@ pub struct ModeArgs {
 #[derive(Args, Clone, Debug)]
 pub struct RuleArgs {
     /// exe:PATH (or its name), unit:NAME, container:ID or uid:N
-    #[arg(value_name = "WHO")]
+    #[arg(value_name = "PROGRAM")]
     who: String,
-    /// Only show whom it would be about
+    /// Only show which processes it would be about
     #[arg(long)]
     dry_run: bool,
 }
@@ -189,7 +190,7 @@ fn ahead(client: &Client, mode: ModeArg) -> Result<Strangers, Failure> {
 
 fn show(found: &Strangers) -> Result<u8, Failure> {
     if found.strangers.is_empty() {
-        output::print("nobody is on a card without a lease\n")?;
+        output::print("no process is on a GPU without a lease\n")?;
     } else {
         output::print(&format!("\n{}", render(found)))?;
         for again in found.strangers.iter().filter_map(started_anew) {
@@ -337,7 +338,7 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
     }
     if let Some(name) = claimable(&args.who).filter(|_| treat == Treat::Allow) {
         eprintln!(
-            "anybody may call a program `{}`: `exe:` with the whole path means this host's file alone",
+            "any user may call a program `{}`: `exe:` with the whole path means this host's file alone",
             plain(name)
         );
     }
@@ -355,7 +356,7 @@ pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, F
     if globals.json {
         output::json(&found)?;
     } else if found.strangers.is_empty() {
-        output::print("nobody who is on a card now\n")?;
+        output::print("no process that is on a GPU now\n")?;
     } else {
         let about = found.strangers.iter().map(|one| format!("{} ({})\n", one.id, plain(&what(one))));
         output::print(&about.collect::<String>())?;

@@ -11,7 +11,7 @@ use clap::Args;
 use std::fmt::Write as _;
 use sublet_wire::{Ahead, Blocker, Bound, CardWhy, Explanation, Lease, Leaves, Vram, Waiting, exit, size, span};
 
-/// Say why a lease waits: who is ahead, what would have to end
+/// Say why a lease waits: what is ahead, what would have to end
 #[derive(Args, Clone, Debug)]
 pub struct ExplainArgs {
     /// Its id, such as L7, or its name

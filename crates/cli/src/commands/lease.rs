@@ -179,7 +179,7 @@ fn own_path() -> String {
 fn say(lease: &Lease, detach: bool) {
     if detach {
         let ttl = span::show(lease.ttl_s as f64);
-        say!("{} is bound to no process: it ends {ttl} after its last renewal if somebody waits", lease.id);
+        say!("{} is bound to no process: it ends {ttl} after its last renewal if another request waits", lease.id);
         tell_hint(&format!("go on with it by `sublet renew {0}`, give it back by `sublet release {0}`", lease.id));
     } else if io::stdout().is_terminal() {
         tell_hint("to use it in this shell: eval \"$(sublet lease …)\"");

@@ -15,7 +15,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
     if globals.json {
         output::json(&queue)?;
     } else if queue.leases.is_empty() {
-        eprintln!("nobody waits");
+        eprintln!("no request waits");
     } else {
         output::print(&render(&queue, text::now_unix_s()))?;
     }

@@ -20,8 +20,8 @@ pub struct RenewArgs {
 }
 
 const AFTER_HELP: &str = "\
-A lease of `sublet lease --detach` ends some time after its last renewal if somebody waits. Where
-processes are bound to a lease, their use of the card renews it, and a word does not.";
+A lease of `sublet lease --detach` ends some time after its last renewal if another request waits. Where
+processes are bound to a lease, their use of the card renews it, and this command does not.";
 
 /// Renews it.
 pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {

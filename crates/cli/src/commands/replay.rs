@@ -53,7 +53,7 @@ pub struct ReplayArgs {
         conflicts_with = "trace"
     )]
     tenants: u64,
-    /// Make up one more, interactive, whose many short asks are a third of all
+    /// Make up one more, interactive, with many short requests, a third of all
     #[arg(long, conflicts_with_all = ["trace", "alibaba"])]
     chatty: bool,
     /// Work to make up, as a share of what the cards can do

@@ -52,12 +52,12 @@ Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those
 set to nothing it means no card, and nothing is asked for.
 
 `docker run`, `podman run` and `nerdctl run` pass these on into their container (but for paths), so that
-it is known whose it is: its processes are on the lease. SUBLET_MARK is what proves it there: whoever has
-it can have processes counted with the lease, so show it to nobody.
+the container's processes are known to be on the lease. SUBLET_MARK proves that: a program that has it
+can have processes counted with the lease, so keep it to yourself.
 
 A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and SUBLET_HOOK (yield or resume)
-in its environment. Its word frees nothing: the cards are looked at, and who did not yield is made to
-leave by the next means. docs/recipes has hooks for known servers.
+in its environment. Its word frees nothing: the cards are read, and a program that did not yield is
+parked by the next method. docs/recipes has hooks for known servers.
 
 With --requeue a command that was ended for others (--preempt end, --tier spot) is started again on a
 new lease, as in Slurm: each time, or at most N times, with SUBLET_RESTARTS in its environment. Not one

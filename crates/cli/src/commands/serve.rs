@@ -22,7 +22,7 @@ pub struct ServeArgs {
     /// /etc/sublet/sublet.toml; where there is none, everything is at its default]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve over TCP too, for whoever has a token, such as on 127.0.0.1:7474
+    /// Serve over TCP too, for callers with a token, such as on 127.0.0.1:7474
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
     /// The certificate for TCP, PEM; needed beyond this host

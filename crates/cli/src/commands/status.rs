@@ -80,7 +80,7 @@ fn warning(stranger: &Stranger) -> Option<String> {
 }
 
 fn waiting(queue: &Leases) -> String {
-    let Some(first) = queue.leases.first() else { return "nobody waits\n".into() };
+    let Some(first) = queue.leases.first() else { return "no request waits\n".into() };
     let more = if queue.more { " or more" } else { "" };
     let n = queue.leases.len();
     let wait = if n == 1 { "waits" } else { "wait" };
@@ -93,7 +93,7 @@ fn hint(cards: &Cards, queue: &Leases) -> String {
     let usable = |card: &&Card| card.state == CardState::InService && card.unreadable.is_none();
     match cards.cards.iter().filter(usable).map(|card| card.promisable_bytes).max() {
         None => "no lease can be granted now; `sublet doctor` says why".into(),
-        Some(_) if !queue.leases.is_empty() => "`sublet queue` shows who waits and why".into(),
+        Some(_) if !queue.leases.is_empty() => "`sublet queue` shows what waits, and why".into(),
         Some(room) => match room >> 30 {
             0 => "`sublet run -- COMMAND` waits for room and runs a command".into(),
             gib => format!("`sublet run --vram {}G -- COMMAND` runs a command on a card", gib.min(8)),
@@ -121,7 +121,7 @@ mod tests {
 
             2 wait; next: ana (16 GiB on each of 2 cards, batch), when it starts is not known
         "#]].assert_eq(&render(&sample::cards(), &sample::queue(), sample::NOW));
-        expect!["`sublet queue` shows who waits and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
+        expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
             CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
             0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
 
-            nobody waits
+            no request waits
 
             these cards are scripted: nothing is computed on them
         "#]]
@@ -146,7 +146,7 @@ mod tests {
         expect![[r#"
             no cards
 
-            nobody waits
+            no request waits
 
             these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]

@@ -33,7 +33,7 @@ enum What {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct CreateArgs {
-    /// For whom: uid:1000 for a local user, or a name such as user:ana (operators) [default: you]
+    /// The tenant: uid:1000 for a local user, or a name such as user:ana (operators) [default: you]
     #[arg(long = "for", value_name = "TENANT")]
     tenant: Option<String>,
     /// What to call it in lists
@@ -55,7 +55,7 @@ pub struct CreateArgs {
 
 const AFTER_HELP: &str = "\
 The token is printed once and stored nowhere: not by this command, and not by the daemon, which
-knows its hash only. Whoever has it can use it.
+knows its hash only. Any program that has it can use it.
 
 Examples:
   sublet token create --name laptop --expires 30d > ~/.sublet-token

@@ -25,7 +25,7 @@ pub struct AskArgs {
     /// How many cards, all granted together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
-    /// Only on this card (index or UUID), or on cards whose model contains this text; several with commas
+    /// Only on this card (index or UUID), or on cards with this text in their model; several with commas
     #[arg(long, value_name = "CARD|MODEL")]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
@@ -37,7 +37,7 @@ pub struct AskArgs {
     /// What to call it in lists
     #[arg(long, value_name = "TEXT")]
     pub name: Option<String>,
-    /// Who goes first when not all fit
+    /// Which request goes first when not all fit
     #[arg(long, value_enum, value_name = "TIER", default_value_t = TierArg::Batch)]
     pub tier: TierArg,
     /// Within the tier: -10 (last) to 10 (first)
@@ -80,7 +80,7 @@ pub struct AskArgs {
     /// Granted now, or exit with 75
     #[arg(long)]
     pub no_wait: bool,
-    /// Share the cards with nobody else's leases (session), or with no other lease at all (device)
+    /// Share the cards with no other user's leases (session), or with no other lease at all (device)
     #[arg(long, value_enum, value_name = "HOW")]
     pub exclusive: Option<ExclusiveArg>,
     /// How CUDA_VISIBLE_DEVICES names the cards; some programs do not take UUIDs
@@ -97,11 +97,11 @@ pub struct AskArgs {
 /// `--tier`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TierArg {
-    /// Somebody is looking at it
+    /// A user is looking at it
     Interactive,
     /// The ordinary case
     Batch,
-    /// May be ended for anybody else
+    /// May be ended for any other request
     Spot,
 }
 
@@ -129,7 +129,7 @@ pub enum PreemptArg {
 /// `--exclusive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExclusiveArg {
-    /// Nobody else's work on the cards; one's own leases may join
+    /// No other user's work on the cards; your own leases may join
     Session,
     /// No other lease on the cards at all
     Device,

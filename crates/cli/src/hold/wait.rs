@@ -246,8 +246,9 @@ fn over(lease: &Lease) -> Option<(String, String)> {
         true => format!(", or ended in {} where it cannot be", span::show(s)),
         false => ", or ended where it cannot be".to_owned(),
     });
-    let said =
-        format!("{id} has {seen} on a card, and its lease is for {leased}: if somebody waits, it is parked{ends}");
+    let said = format!(
+        "{id} has {seen} on a card, and its lease is for {leased}: if another request waits, it is parked{ends}"
+    );
     let hint = match over.offer_bytes {
         Some(offer) => format!("`sublet accept {id}` makes the lease {}", size::show(offer)),
         None => "there is no room, or no quota, for a larger lease: let it use less".to_owned(),

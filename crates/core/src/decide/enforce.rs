@@ -545,7 +545,7 @@ impl Turn<'_> {
         }
         let excluded = fit.cards.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
         if excluded {
-            return Err(Refusal::NotAdoptable("somebody has its card alone".to_owned()));
+            return Err(Refusal::NotAdoptable("another lease has its card alone".to_owned()));
         }
         if let Some(stopped) = self.state.stopped() {
             return Err(stopped);

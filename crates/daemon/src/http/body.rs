@@ -34,10 +34,10 @@ pub struct Heard<T> {
 /// Who sent a request. The server put it there; nobody else can.
 pub fn peer(request: &Request) -> Result<Arc<Peer>, Refused> {
     let found = request.extensions().get::<Arc<Peer>>().cloned();
-    let peer = found.ok_or_else(|| Problem::new(Code::Denied, "nobody knows who you are"))?;
+    let peer = found.ok_or_else(|| Problem::new(Code::Denied, "the caller is not known"))?;
     // Nobody shall believe that a token with few rights limits what is done here.
     if peer.uid().is_some() && request.headers().contains_key(header::AUTHORIZATION) {
-        let detail = "on this socket the kernel says who you are; a token says nothing here";
+        let detail = "on this socket the kernel names the caller; a token says nothing here";
         return Err(Problem::new(Code::BadRequest, detail).hint("leave `Authorization` out, or call over TCP").into());
     }
     Ok(peer)

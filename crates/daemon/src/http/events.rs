@@ -37,7 +37,7 @@ const READ_AGAIN: Duration = Duration::from_millis(50);
 /// back as Last-Event-ID to go on from there.
 #[utoipa::path(get, operation_id = "events", path = "/v1/events", tag = "records",
     params(("Last-Event-ID" = Option<u64>, Header, description = "go on after this one", maximum = 9_223_372_036_854_775_806_u64)), responses(
-    (status = 200, description = "audit lines. An event `gap` says which lines are gone (`{\"from\":1,\"to\":9}`), or, to whoever has seen more lines than there are, where the log ends (`{\"seen\":500,\"last\":20}`): a backup was put back, and the stream goes on from there", body = String, content_type = "text/event-stream"),
+    (status = 200, description = "audit lines. An event `gap` says which lines are gone (`{\"from\":1,\"to\":9}`), or, to a client that has seen more lines than there are, where the log ends (`{\"seen\":500,\"last\":20}`): a backup was put back, and the stream goes on from there", body = String, content_type = "text/event-stream"),
     OnRead,
 ))]
 pub async fn stream(

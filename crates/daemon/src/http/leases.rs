@@ -157,7 +157,7 @@ struct ListQuery {
 /// The caller's leases that have not ended, 1,000 at a time; everybody's for an operator who asks for all.
 #[utoipa::path(get, operation_id = "list_leases", path = "/v1/leases", tag = "leases",
     params(
-        ("all" = Option<bool>, Query, description = "everybody's; who is no operator is refused"),
+        ("all" = Option<bool>, Query, description = "those of all users; a caller that is no operator is refused"),
         ("after" = Option<String>, Query, description = "those made after this one: where `more` is true, the last that was listed", pattern = "^[Ll][1-9][0-9]*$", example = "L1000"),
     ), responses(
     (status = 200, description = "the leases", body = wire::Leases),

@@ -10,7 +10,7 @@ use utoipa::{Modify, OpenApi};
 #[openapi(
     info(
         title = "Sublet",
-        description = "Share a few GPUs by short leases. On the host's Unix socket the kernel says who calls and no token is taken; over TCP, where it is switched on, every call but /healthz, /readyz and /openapi.json carries a token.",
+        description = "Share a few GPUs by short leases. On the host's Unix socket the kernel names the caller and no token is taken; over TCP, where it is switched on, every call but /healthz, /readyz and /openapi.json carries a token.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     servers((url = "http://localhost", description = "over the Unix socket")),
@@ -30,7 +30,7 @@ use utoipa::{Modify, OpenApi};
         (name = "leases", description = "ask, wait, hold, give back"),
         (name = "cards", description = "what there is"),
         (name = "strangers", description = "processes on cards without a lease, and what is done about them"),
-        (name = "tokens", description = "who may call over TCP, and what for"),
+        (name = "tokens", description = "what callers over TCP may do"),
         (name = "records", description = "what was used, what was decided"),
         (name = "service", description = "the service itself"),
     ),

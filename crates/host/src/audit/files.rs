@@ -114,7 +114,7 @@ impl Files {
         for path in nodes.chain(self.given.iter().cloned()) {
             match inotify::add_watch(&self.inotify, &path, WatchFlags::OPEN | WatchFlags::CLOSE) {
                 Ok(_) | Err(Errno::NOENT) => {} // its directory is watched
-                Err(error) => missing.push(format!("who opens `{}`: {error}", path.display())),
+                Err(error) => missing.push(format!("processes that open `{}`: {error}", path.display())),
             }
         }
     }

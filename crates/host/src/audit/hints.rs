@@ -119,7 +119,7 @@ impl Hints {
                 Some(files)
             }
             Err(error) => {
-                missing.push(format!("not noticed at once: who opens a card's device file: {error}"));
+                missing.push(format!("not noticed at once: processes that open a GPU's device file: {error}"));
                 None
             }
         };
@@ -137,8 +137,9 @@ impl Hints {
             Processes::Listening { .. } => Accounts::open(pace.buffer),
             _ => Err(io::Error::other("it needs the process connector")),
         };
-        let accounts =
-            accounts.map_err(|error| missing.push(format!("not known: who started what and ended: {error}")));
+        let accounts = accounts.map_err(|error| {
+            missing.push(format!("not known: processes that started and ended between two readings: {error}"))
+        });
         let (accounts, forebears) = (accounts.ok(), Forebears::default());
         let mut hints =
             Hints { epoll, timer, files, processes, accounts, forebears, pace, is_armed: false, news: Vec::new() };
@@ -184,7 +185,7 @@ impl Hints {
                 hint.lost = true;
                 self.disarm();
                 self.files = None;
-                self.tell(format!("not noticed at once from now on: who opens a card's device file: {error}"));
+                self.tell(format!("not noticed at once from now on: processes that open a GPU's device file: {error}"));
                 0
             }
         }
@@ -216,7 +217,9 @@ impl Hints {
                 self.forebears.made(&heard.made);
                 if let Some(Err(error)) = self.accounts.as_ref().map(|accounts| hear_ends(accounts, &self.forebears)) {
                     self.accounts = None;
-                    self.news.push(format!("not known from now on: who started what and ended: {error}"));
+                    self.news.push(format!(
+                        "not known from now on: processes that started and ended between two readings: {error}"
+                    ));
                 }
                 if heard.lost {
                     self.forebears.forget();

@@ -55,7 +55,7 @@ pub fn limits() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let mut limits: Vec<String> = match version_in(&text).and_then(hazard::branch) {
         Some(branch) => hazard::of(branch).map(|rule| rule.why.to_owned()).collect(),
-        None => vec!["the driver's version is not known, so nobody is moved by it".to_owned()],
+        None => vec!["the driver's version is not known, so no process is moved by it".to_owned()],
     };
     if !preflight::may_move_others() {
         let why = "only processes of the service's own user are moved: it is not root and has no CAP_SYS_PTRACE";

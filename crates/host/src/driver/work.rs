@@ -581,7 +581,7 @@ impl Work {
         }
         let unknown = is_away && members().any(|member| member.had.is_empty());
         if unknown || by_card.values().all(|bytes| *bytes == 0) {
-            self.stay_away(lease, processes, "nobody knows how much room it needs".to_owned());
+            self.stay_away(lease, processes, "how much room it needs is not known".to_owned());
             return None;
         }
         // A checkpoint that freed nothing left its bytes there: they need no room beside themselves.

@@ -208,7 +208,7 @@ fn without_a_figure_nothing_is_restored() {
         loop {
             match stage.word("a refusal").1 {
                 Said::Here { .. } => {}
-                Said::Refused(why) if why.contains("nobody knows") => break,
+                Said::Refused(why) if why.contains("is not known") => break,
                 other => panic!("{other:?}"),
             }
         }

@@ -53,7 +53,7 @@ impl Books {
             return Err("its owner's caps do not let it");
         }
         if on.iter().any(|number| self.is_alone(tenant, *number)) {
-            return Err("somebody has its card alone");
+            return Err("another lease has its card alone");
         }
         if self.is_stopped() { Err("the disk is full") } else { Ok((on, vram)) }
     }

@@ -43,7 +43,7 @@ pub fn text(unit: &Unit, wish: &Wish<'_>) -> Result<String, Failure> {
         "SuccessExitStatus=129 130 141 143".to_owned(),
     ];
     if !unit.says_kill {
-        lines.push("# `sublet run` passes signals on: nobody gets one twice.".to_owned());
+        lines.push("# `sublet run` passes signals on: no process gets one twice.".to_owned());
         lines.push("KillMode=mixed".to_owned());
     }
     if unit.notifies {
@@ -119,7 +119,7 @@ mod tests {
             ExecStart=-/usr/local/bin/sublet run --vram 8G --tier interactive --name ollama -- /usr/bin/ollama serve
             # By its exit code `sublet run` tells which signal ended it; these are no failure.
             SuccessExitStatus=129 130 141 143
-            # `sublet run` passes signals on: nobody gets one twice.
+            # `sublet run` passes signals on: no process gets one twice.
             KillMode=mixed
         "#]]
         .assert_eq(said.split_once('\n').unwrap().1);

@@ -138,7 +138,7 @@ pub fn name(text: &str) -> Result<String, Failure> {
     let kinds = [".socket", ".scope", ".slice", ".mount", ".target", ".timer", ".path", ".device", ".swap"];
     let bad = |why: &str| Failure::usage(format!("`{}` {why}", plain(text))).hint("write unit:NAME.service");
     if text.contains('/') {
-        return Err(bad("is a unit of somebody's own manager; name it alone, with `--user`"));
+        return Err(bad("is a unit of a user's own manager; name it alone, with `--user`"));
     }
     if text.is_empty() || text.len() > 255 || text.starts_with('.') || !text.chars().all(is_plain) {
         return Err(bad("is not the name of a unit"));

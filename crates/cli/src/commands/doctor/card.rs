@@ -23,7 +23,7 @@ fn enforce(card: &Card, name: String) -> Check {
         Mode::Adopt => "adopt: processes of known users without a lease get one",
         Mode::Warn => "warn: owners of processes without a lease are warned",
         Mode::Enforce if card.coarse => {
-            let text = "enforce: but the driver does not tell bytes per process, so nobody is ended";
+            let text = "enforce: but the driver does not tell bytes per process, so no process is ended";
             return Check::new(name, State::Less, text);
         }
         Mode::Enforce => {
@@ -36,7 +36,7 @@ fn enforce(card: &Card, name: String) -> Check {
 fn park(card: &Card, parking: bool, name: String) -> Check {
     match () {
         () if !parking => {
-            Check::new(name, State::Less, "nobody is parked here: a waiter waits until a holder's term ends")
+            Check::new(name, State::Less, "no program is parked here: a waiter waits until a lease's term ends")
         }
         () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the card does not answer"),
         () if card.coarse => {

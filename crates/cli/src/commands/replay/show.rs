@@ -76,8 +76,8 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     row("  p50 / p95", &|o| format!("{} / {}", wait(o.completion.p50_s), wait(o.completion.p95_s)));
     row("first start, p50 / p99", &|o| format!("{} / {}", wait(o.first_wait.p50_s), wait(o.first_wait.p99_s)));
     row("utilisation", &|o| percent(o.utilisation.share));
-    row("  idle while somebody waited", &|o| percent(o.utilisation.idle_while_waiting));
-    row("time somebody waited", &|o| percent(o.utilisation.time_somebody_waited));
+    row("  idle while a request waited", &|o| percent(o.utilisation.idle_while_waiting));
+    row("time a request waited", &|o| percent(o.utilisation.time_somebody_waited));
     row("  beside room kept for others", &|o| percent(o.utilisation.time_waited_beside_room));
     row("fairness (Jain, 1 is even)", &|o| format!("{:.3}", o.fairness.jain));
     row("  in each contended slot, mean", &|o| format!("{:.3}", o.fairness.jain_per_slot));
@@ -211,8 +211,8 @@ mod tests {
               p50 / p95                     91 min / 2 h 0 min  91 min / 2 h 0 min
             first start, p50 / p99             30 min / 60 min     30 min / 30 min
             utilisation                                 61.5 %              61.5 %
-              idle while somebody waited                28.8 %              28.8 %
-            time somebody waited                        75.0 %              75.0 %
+              idle while a request waited               28.8 %              28.8 %
+            time a request waited                       75.0 %              75.0 %
               beside room kept for others                0.0 %               0.0 %
             fairness (Jain, 1 is even)                   0.729               0.809
               in each contended slot, mean               0.407               0.468

@@ -155,7 +155,7 @@ fn render(shown: &Shown) -> String {
         let (card, pid, uid) = (p.card.to_string(), p.pid.to_string(), p.uid.to_string());
         processes.row([card, pid, uid, p.name.clone(), used, p.state.to_owned()]);
     }
-    let on_them = if processes.is_empty() { "nobody is on them\n".to_owned() } else { processes.show("") };
+    let on_them = if processes.is_empty() { "no process is on them\n".to_owned() } else { processes.show("") };
     format!("{}\n{on_them}\nin {}\n", cards.show(""), shown.file)
 }
 
@@ -177,7 +177,7 @@ mod tests {
             0     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
             1     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
 
-            nobody is on them
+            no process is on them
 
             in /run/sublet/sublet.sock.soft
         "#]]

@@ -64,7 +64,7 @@ pub(super) fn run(line: &str, variables: &[(&str, String)], within: Duration) ->
         (Some(0), _) => Ok(()),
         (Some(code), _) => Err(format!("its exit code was {code}")),
         (None, Some(signal)) => Err(format!("signal {signal} ended it")),
-        (None, None) => Err("nobody knows how it ended".to_owned()),
+        (None, None) => Err("how it ended is not known".to_owned()),
     }
 }
 

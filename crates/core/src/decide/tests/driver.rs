@@ -615,15 +615,15 @@ fn a_process_that_is_off_its_card_or_on_its_way_is_bound_to_no_other_lease() {
             0s grant L3 4 GiB on 1 epoch 3 until 300s
             1s bind L1
             3s park L1 by driver (7.1 GiB booked)
-            4s refuse: the process belongs to L1, whose bytes are off its cards or on their way
-            4s refuse: the process belongs to another lease, whose bytes are off its cards or on their way
+            4s refuse: the process belongs to L1, and its bytes are off the cards or on their way
+            4s refuse: the process belongs to another lease, and its bytes are off the cards or on their way
             6s parked L1
-            7s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            7s refuse: the process belongs to L1, and its bytes are off the cards or on their way
             8s grace until 68s
-            8s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            8s refuse: the process belongs to L1, and its bytes are off the cards or on their way
             10s L1 wants 8 GiB as of 10s
             10s resume L1 8 GiB until 310s
-            11s refuse: the process belongs to L1, whose bytes are off its cards or on their way
+            11s refuse: the process belongs to L1, and its bytes are off the cards or on their way
             13s resumed L1
             14s bind L2
         "#]],
