@@ -66,17 +66,13 @@ impl State {
     pub(super) fn add_member(&mut self, lease: LeaseId, process: ProcKey) {
         if let Some(live) = self.lives.get_mut(&lease) {
             live.worked = true;
-            let (mut members, restricted) = (live.members.clone(), live.restricted.clone());
-            if !members.contains(&process) {
-                members.push(process);
-                self.set_members(lease, members, restricted);
-            }
+            self.return_member(lease, process);
         }
     }
 
-    /// A process is a lease's again that was taken for another's for a moment.
+    /// Adds a process to a lease, without counting that as work.
     pub(super) fn return_member(&mut self, lease: LeaseId, process: ProcKey) {
-        if let Some(live) = self.lives.get(&lease) {
+        if let Some(live) = self.lives.get(&lease).filter(|live| !live.members.contains(&process)) {
             let (mut members, restricted) = (live.members.clone(), live.restricted.clone());
             members.push(process);
             self.set_members(lease, members, restricted);
