@@ -259,7 +259,7 @@ fn stranger_of(line: &LogLine) -> Option<StrangerId> {
     line.lease.is_none().then(|| line.action().ok()?.stranger()).flatten()
 }
 
-/// Who acts where no user does.
+/// The actor of lines that no user caused.
 const DAEMON: &str = "sublet";
 
 impl Sieve {
