@@ -6,6 +6,7 @@ use crate::commands::{
 };
 use crate::elsewhere;
 use crate::failure::Failure;
+use crate::groups::command_in_groups;
 use crate::table::plain;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, FromArgMatches, Parser, Subcommand};
@@ -20,7 +21,7 @@ const LATER: [&str; 2] = ["top", "session"];
 
 /// Share a few GPUs by short leases
 #[derive(Parser, Clone, Debug)]
-#[command(name = "sublet", version, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(name = "sublet", version, max_term_width = 100, help_template = TEMPLATE, after_long_help = AFTER_HELP)]
 pub struct Cli {
     #[command(flatten)]
     pub globals: Globals,
@@ -29,16 +30,16 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
+/// clap lists all commands in one piece; [`command_in_groups`] puts them before the options in groups.
+const TEMPLATE: &str = "{about}\n\n{before-help}{usage-heading} {usage}\n\n{options}{after-help}";
+
 const AFTER_HELP: &str = "\
-Without a command: the status. Data goes to stdout, talk to stderr. Sizes are binary: 10G, 10GB
-and 10GiB are the same.
+Without a command: the status. Data goes to stdout, talk to stderr. Sizes are
+binary: 10G, 10GB and 10GiB are the same.
 
-Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 no room, or the lease was lost before it was of
-use; 77 not allowed; 78 the configuration is wrong; 124 the wait was over; with `run`, the command's own (see `sublet run --help`).
-
-Start here:
-  sublet doctor                              what works on this machine, and what does not
-  sublet run --vram 10G -- python train.py   run something on a card";
+Exit codes: 0 done; 1 failed; 64 usage; 69 no daemon; 75 no room, or the lease
+was lost before it was of use; 77 not allowed; 78 the configuration is wrong;
+124 the wait was over; with `run`, the command's own (see `sublet run --help`).";
 
 /// Keeps them from standing between a command's own flags.
 const EVERYWHERE: &str = "For every command";
@@ -47,14 +48,14 @@ const EVERYWHERE: &str = "For every command";
 #[derive(Args, Clone, Debug)]
 pub struct Globals {
     /// The daemon's socket [default: SUBLET_SOCKET, /run/sublet/sublet.sock, or the one in XDG_RUNTIME_DIR]
-    #[arg(long, global = true, value_name = "PATH", help_heading = EVERYWHERE)]
+    #[arg(long, global = true, value_name = "PATH", help_heading = EVERYWHERE, hide_short_help = true)]
     socket: Option<PathBuf>,
     /// A daemon elsewhere, such as https://gpu1:7474; the token is SUBLET_TOKEN or in SUBLET_TOKEN_FILE
     /// [default: SUBLET_URL]
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "socket", help_heading = EVERYWHERE)]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "socket", help_heading = EVERYWHERE, hide_short_help = true)]
     url: Option<String>,
     /// Print JSON, with a version, for programs
-    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, hide_short_help = true)]
     pub json: bool,
 }
 
@@ -237,7 +238,8 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, u8> {
         return Ok(cli);
     }
     let json = wants_json(&args);
-    Cli::try_parse_from(args).map_err(|error| {
+    let parsed = command_in_groups().try_get_matches_from(args).and_then(|found| Cli::from_arg_matches(&found));
+    parsed.map_err(|error| {
         if let Some(later) = not_yet(&error).or_else(|| meant(&error)) {
             later.tell(json);
             return later.exit();

@@ -13,6 +13,7 @@ mod commands;
 mod daemon;
 mod elsewhere;
 mod failure;
+mod groups;
 mod hold;
 mod named;
 mod output;

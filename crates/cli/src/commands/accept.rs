@@ -10,26 +10,31 @@ use crate::text;
 use clap::Args;
 use sublet_wire::{Accept, Lease, exit, size};
 
-/// Take a smaller lease that can start now, or a larger one for what a running lease has beyond its own
+/// Take the smaller lease that is offered now, or the larger one
+///
+/// A waiter is offered a smaller lease that can start now; a running lease with more on its GPUs than it is for is
+/// offered a larger one
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct AcceptArgs {
     /// Its id, such as L7, or its name
     lease: LeaseName,
-    /// So much of each card, such as 6G; without it, the first offer
+    /// So much of each GPU, such as 6G; without it, the first offer
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
-    /// On so many cards
+    /// On so many GPUs
     #[arg(long, value_name = "N", requires = "vram", value_parser = parse_gpus)]
     gpus: Option<u32>,
 }
 
 const AFTER_HELP: &str = "\
-`sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if another request was
-quicker, the place in the queue stays. With a smaller lease you give up the place in the queue.
+`sublet explain LEASE` lists what is offered. Nothing is kept for an offer: if
+another request was quicker, the place in the queue stays. With a smaller lease
+you give up the place in the queue.
 
-If the programs of a lease have more on a card than the lease is for (`sublet ps` says so), it is
-offered what they have, where quotas and the card allow it; from then on it is charged for that.";
+If the programs of a lease have more on a GPU than the lease is for (`sublet ps`
+says so), it is offered what they have, where quotas and the GPU allow it; from
+then on it is charged for that.";
 
 /// Takes what is offered.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {

@@ -34,9 +34,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The command is over: a daemon that does not answer sees it by itself.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// Free a GPU for a game or a desktop program: park what can be parked, grant nothing, undo it later
+/// Free a GPU for a game or a desktop program for a while
+///
+/// Leases there are parked where they can be, and nothing is granted until the end
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct AsideArgs {
     /// For how long [default: until `--end`, at most 12h; with --while as long as the command runs]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_for, conflicts_with = "end")]
@@ -56,20 +58,22 @@ pub struct AsideArgs {
 }
 
 const AFTER_HELP: &str = "\
-Every lease on the GPU that can be parked is parked: its memory moves to host memory, its programs
-live. Nothing is granted there meanwhile. A lease that cannot be parked stays, and is named with the
-reason. No program is ended, and processes without a lease are left alone. At the end, the leases
-come back by themselves.
+Every lease on the GPU that can be parked is parked: its memory moves to host
+memory, its programs live. Nothing is granted there meanwhile. A lease that
+cannot be parked stays, and is named with the reason. No program is ended, and
+processes without a lease are left alone. At the end, the leases come back by
+themselves.
 
-Users with an active session at this host's seat may do this, and operators; `[aside]` in the
-configuration lets others. `sublet` and `sublet cards` show which GPUs step aside.
+Users with an active session at this host's seat may do this, and operators;
+`[aside]` in the configuration lets others. `sublet` and `sublet cards` show
+which GPUs step aside.
 
-With --while the GPU comes back when the command ends. If this program is killed, too, that takes up
-to 30 s. The exit code is the command's.
+With --while the GPU comes back when the command ends. If this program is
+killed, too, that takes up to 30 s. The exit code is the command's.
 
 Examples:
   sublet aside --for 3h                 all GPUs, for three hours
-  sublet aside --gpu 0                  GPU 0, until `sublet aside --end --gpu 0`
+  sublet aside --gpu 0                  GPU 0, until `aside --end --gpu 0`
   sublet aside --while -- ./game        as long as the game runs
   sublet aside --end                    at once";
 

@@ -25,14 +25,16 @@ use std::path::{Path, PathBuf};
 use sublet_wire::{Rule, RuleAsk, Strangers, Treat, exit};
 use unit::{Manager, Unit};
 
-/// Give a service that exists already a standing ask: whenever it is on a card, it gets a lease (operators)
+/// Give a service a lease whenever it is on a GPU (operators)
+///
+/// The service may run already, and is not changed or restarted
 #[derive(Args, Clone, Debug)]
-#[command(after_help = ATTACH_HELP)]
+#[command(after_long_help = ATTACH_HELP)]
 pub struct AttachArgs {
     /// unit:NAME, container:ID, exe:PATH (or its name) or uid:N
     #[arg(value_name = "PROGRAM")]
     who: String,
-    /// So much of each card, where there is room for it [default: what it has]
+    /// So much of each GPU, where there is room for it [default: what it has]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
     /// How urgent its work is
@@ -56,20 +58,22 @@ pub struct AttachArgs {
 }
 
 const ATTACH_HELP: &str = "\
-With a rule the service is not restarted, wrapped or changed: a second after it is seen on a card it has a
-lease, which ends with its last process, and it has the next one when it comes again. What it takes, it has
-taken; `sublet door` holds requests back while it is parked.
+With a rule the service is not restarted, wrapped or changed: a second after it
+is seen on a GPU it has a lease, which ends with its last process, and it has
+the next one when it comes again. What it takes, it has taken; `sublet door`
+holds requests back while it is parked.
 
-With --drop-in a unit is started through `sublet run`: it asks before it takes its first byte, waits for its
-turn, keeps to what it leased, and is parked by Sublet's library. The file is shown, and written only with
---write; systemd is told nothing: `systemctl daemon-reload` and a restart are yours to do.
+With --drop-in a unit is started through `sublet run`: it asks before it takes
+its first byte, waits for its turn, keeps to what it leased, and is parked by
+Sublet's library. The file is shown, and written only with --write; systemd is
+told nothing: `systemctl daemon-reload` and a restart are yours to do.
 
 Examples:
   sublet attach unit:ollama.service --vram 8G --tier interactive
-  sublet attach unit:ollama.service --vram 8G --drop-in            what would be written
+  sublet attach unit:ollama.service --vram 8G --drop-in     shows the file
   sublet attach unit:jupyter.service --vram 4G --drop-in --user --write";
 
-/// Take a standing ask back: a rule (operators), a drop-in that `attach` wrote, or both
+/// Undo `attach`: its rule (operators), its drop-in, or both
 #[derive(Args, Clone, Debug)]
 pub struct DetachArgs {
     /// The rule's id, such as R1, or what it is about, such as unit:ollama.service

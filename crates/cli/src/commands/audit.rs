@@ -39,7 +39,7 @@ enum What {
     Verify(VerifyArgs),
 }
 
-/// Tell the whole story of one process that was on a card without a lease
+/// Tell the whole story of one process that was on a GPU without a lease
 #[derive(Args, Clone, Debug)]
 struct ShowArgs {
     /// Its id, such as X3

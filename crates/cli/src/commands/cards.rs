@@ -9,22 +9,22 @@ use crate::text;
 use clap::{Args, Subcommand};
 use sublet_wire::{Card, CardState, Cards, exit, size};
 
-/// Show the cards; `drain` lets one run empty, `clear` puts it back into service
+/// Show the GPUs, let one run empty, or put it back into service
 #[derive(Args, Clone, Debug)]
 pub struct CardsArgs {
     #[command(subcommand)]
     verb: Option<Verb>,
 }
 
-/// What to do to a card.
+/// What to do to a GPU.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Verb {
-    /// Grant nothing new on a card; what is on it goes on (operators only)
+    /// Grant nothing new on a GPU; what is on it goes on (operators only)
     Drain {
         /// Index or UUID
         card: String,
     },
-    /// Put a card back into service (operators only)
+    /// Put a GPU back into service (operators only)
     Clear {
         /// Index or UUID
         card: String,

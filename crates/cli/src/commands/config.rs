@@ -28,7 +28,7 @@ enum What {
 
 /// Read a configuration as the daemon would, and say what is wrong with it
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Exit codes: 0 the daemon would take it; 78 it would not. Nothing is changed.")]
+#[command(after_long_help = "Exit codes: 0 the daemon would take it; 78 it would not. Nothing is changed.")]
 pub struct CheckArgs {
     /// The file [default: the one that a daemon started by you would read]
     file: Option<PathBuf>,

@@ -21,7 +21,7 @@ use sublet_wire::{Card, CardState, Cards, Health, ParkingRam, exit, size};
 
 /// Say what works on this machine, what does not, and why
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Exit codes: 0 leases can be granted; 1 they cannot.")]
+#[command(after_long_help = "Exit codes: 0 leases can be granted; 1 they cannot.")]
 pub struct DoctorArgs {}
 
 /// One thing that was looked at.

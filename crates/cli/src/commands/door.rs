@@ -35,9 +35,9 @@ use watch::Watch;
 /// Nobody holds a connection for longer.
 const WAIT_MAX_S: u64 = 3_600;
 
-/// Hold HTTP requests that need the GPU while the lease of a service is parked
+/// Hold HTTP requests to a service while its lease is parked
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct DoorArgs {
     /// Where clients come, such as 127.0.0.1:11434
     #[arg(long, value_name = "ADDRESS")]
@@ -61,34 +61,39 @@ pub struct DoorArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_wait)]
     wait: u64,
     /// Pass whole connections on, whatever they say: each needs the GPU when it begins
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     tcp: bool,
     /// Let everything pass while no daemon answers
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     open_without_daemon: bool,
     /// Connections at a time; more are answered 503
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=16384))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=16384), hide_short_help = true)]
     connections: u16,
 }
 
 const AFTER_HELP: &str = "\
-A request that needs the GPU (--wake) and comes while the lease is parked, or waits for its first turn, brings
-it back, as `sublet resume` does. It is passed on when the lease has its GPUs again; until then no byte of it
-reaches the service, so that a service that would load its model for it loads nothing. After --wait it is
-answered 503, with the expected time in Retry-After.
+A request that needs the GPU (--wake) and comes while the lease is parked, or
+waits for its first turn, brings it back, as `sublet resume` does. It is passed
+on when the lease has its GPUs again; until then no byte of it reaches the
+service, so that a service that would load its model for it loads nothing. After
+--wait it is answered 503, with the expected time in Retry-After.
 
-All other requests are passed on at once and never bring a lease back: an open browser tab, a health check or a
-WebSocket leaves a parked service parked. If the driver parked the service and it does not answer within 2 s,
-the answer is 503 with Retry-After.
+All other requests are passed on at once and never bring a lease back: an open
+browser tab, a health check or a WebSocket leaves a parked service parked. If
+the driver parked the service and it does not answer within 2 s, the answer is
+503 with Retry-After.
 
-A service without a lease is not held back: its first use of a GPU is a request for one (`sublet attach`).
-Without a daemon nothing passes. Hooks (--on-resume) must speak to the service itself, not to this proxy.
+A service without a lease is not held back: its first use of a GPU is a request
+for one (`sublet attach`). Without a daemon nothing passes. Hooks (--on-resume)
+must speak to the service itself, not to this proxy.
 
 Examples:
   OLLAMA_HOST=127.0.0.1:11435 sublet run --vram 12G --name llm -- ollama serve
   sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of name:llm
-  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 --of unit:ollama.service --wait 5m
-  sublet door --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy --wake 'POST /prompt' --wake 'POST /api/prompt'";
+  sublet door --listen 127.0.0.1:11434 --to 127.0.0.1:11435 \\
+              --of unit:ollama.service --wait 5m
+  sublet door --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy \\
+              --wake 'POST /prompt' --wake 'POST /api/prompt'";
 
 /// Whose leases count.
 #[derive(Clone, Debug)]

@@ -12,38 +12,40 @@ use sublet_wire::{
     Adopt, Card, Cards, Mode, ModeAsk, Next, Rule, RuleAsk, Step, Stranger, Strangers, Tier, Treat, exit, size, span,
 };
 
-/// See processes on cards that have no lease, and choose what is done about them
+/// See unleased processes, and choose what is done about them
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct EnforceArgs {
     #[command(subcommand)]
     what: What,
 }
 
 const AFTER_HELP: &str = "\
-Modes, for each card:
+Modes, for each GPU:
   observe   they are put on the record, and counted (always the default)
   adopt     those of users that had a lease before get one for what they have
   warn      their owners are warned
-  enforce   a warned process has 5 minutes to get a lease; then it is parked by the driver where it can
-            come back for sure, and gets SIGTERM otherwise, and SIGKILL after 5 more minutes
+  enforce   a warned process has 5 minutes to get a lease; then the driver
+            parks it where a restore is sure to have room; otherwise it gets
+            SIGTERM, and SIGKILL after 5 more minutes
 
-A process of a lease is one of them on a card that its lease does not have: it is warned and ended there, and neither
-adopted nor parked. End that lease, or ask for all of its cards in one.
-A process that was parked has a lease from then on: `sublet resume L5` brings it back.
-A process is never parked or ended if a rule allows it, if it draws a user's screen, if it only draws or is in a
-container and no rule denies it, or if it could not be audited. A process that only draws, with less than 256 MiB, is
-not audited.
+A process of a lease is one of them on a GPU that its lease does not have: it is
+warned and ended there, and neither adopted nor parked. End that lease, or ask
+for all of its GPUs in one. A process that was parked has a lease from then on:
+`sublet resume L5` brings it back. A process is never parked or ended if a rule
+allows it, if it draws a user's screen, if it only draws or is in a container
+and no rule denies it, or if it could not be audited. A process that only draws,
+with less than 256 MiB, is not audited.
 
 Examples:
-  sublet enforce preview                  what would be ended, and what would not, and why
+  sublet enforce preview                what would be ended or not, and why
   sublet enforce allow unit:ollama.service
   sublet enforce mode 0 enforce";
 
 /// What to do.
 #[derive(Subcommand, Clone, Debug)]
 enum What {
-    /// Show processes on cards without a lease, the modes and the rules
+    /// Show processes on GPUs without a lease, the modes and the rules
     Status,
     Preview(PreviewArgs),
     Mode(ModeArgs),
@@ -60,10 +62,10 @@ pub struct PreviewArgs {
     mode: ModeArg,
 }
 
-/// Choose what is done on a card (operators)
+/// Choose what is done on a GPU (operators)
 #[derive(Args, Clone, Debug)]
 pub struct ModeArgs {
-    /// The card's index or UUID, or `all`
+    /// The GPU's index or UUID, or `all`
     #[arg(value_name = "CARD")]
     card: String,
     /// What to do there
@@ -100,13 +102,13 @@ pub struct ForgetArgs {
     dry_run: bool,
 }
 
-/// Give a process that is on a card without a lease a lease for what it has there
+/// Give an unleased process a lease for the VRAM it has
 #[derive(Args, Clone, Debug)]
 pub struct AdoptArgs {
     /// The process
     #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
     pid: u32,
-    /// So much of each of its cards, if it shall have more than it has
+    /// So much of each of its GPUs, if it shall have more than it has
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     vram: Option<u64>,
     /// How urgent its work is

@@ -14,7 +14,9 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
-/// Check, copy or read the journal's files; works beside a running daemon
+/// Check, copy or read the journal's files
+///
+/// This works beside a running daemon
 #[derive(Args, Clone, Debug)]
 pub struct JournalArgs {
     #[command(subcommand)]

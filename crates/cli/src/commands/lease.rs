@@ -22,7 +22,7 @@ use sublet_wire::{Ask, Bind, Code, Lease, LeaseState, exit, span};
 
 /// Take a lease for this shell and print its environment for `eval`
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct LeaseArgs {
     #[command(flatten)]
     ask: AskArgs,
@@ -38,11 +38,13 @@ pub struct LeaseArgs {
 }
 
 const AFTER_HELP: &str = "\
-The lease holds while this shell lives and what is started from it uses the card; `exit` or
-`sublet release` gives it back. The lines also define the shell functions `sublet`, which runs
-sublet and clears the variables when the lease is given back, and `sublet_clear`, which does so now.
+The lease holds while this shell lives and what is started from it uses the GPU;
+`exit` or `sublet release` gives it back. The lines also define the shell
+functions `sublet`, which runs sublet and clears the variables when the lease is
+given back, and `sublet_clear`, which does so now.
 
-Where this shell has a lease already, that one is used; `--new-lease` asks for a separate one.
+Where this shell has a lease already, that one is used; `--new-lease` asks for a
+separate one.
 
 Examples:
   eval \"$(sublet lease --vram 4G)\"                  sh, bash, zsh

@@ -14,7 +14,9 @@ const WITHIN: Duration = Duration::from_secs(60);
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Move a lease's VRAM to host memory; its programs live, and wait where they use the card
+/// Move a lease's VRAM to host memory; its programs stay alive
+///
+/// A program that uses the GPU meanwhile waits in that call
 #[derive(Args, Clone, Debug)]
 pub struct ParkArgs {
     /// Its id, such as L7, or its name
@@ -22,13 +24,13 @@ pub struct ParkArgs {
     lease: LeaseName,
 }
 
-/// Bring a parked lease back to its cards; it waits for them in the queue if it must
+/// Bring a parked lease back, through the queue if it must wait
 #[derive(Args, Clone, Debug)]
 pub struct ResumeArgs {
     /// Its id, such as L7, or its name
     #[arg(value_name = "LEASE")]
     lease: LeaseName,
-    /// Only ask for the cards, and do not wait for them
+    /// Only ask for the GPUs, and do not wait for them
     #[arg(long)]
     no_wait: bool,
 }

@@ -34,7 +34,7 @@ fn section(command: &Command, everywhere: &[String], text: &mut String) {
     }
     let _ = writeln!(text, "```text\n{}\n```", command.clone().render_usage());
     arguments(command, everywhere, text);
-    if let Some(after) = command.get_after_help() {
+    if let Some(after) = command.get_after_long_help() {
         let _ = write!(text, "\n```text\n{after}\n```\n");
     }
     command.get_subcommands().filter(|sub| sub.get_name() != "help").for_each(|sub| section(sub, everywhere, text));

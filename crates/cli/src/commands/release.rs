@@ -13,9 +13,9 @@ use clap::Args;
 use std::io::{self, IsTerminal};
 use sublet_wire::{Code, Lease, exit};
 
-/// Give leases back, or leave the queue; their programs go on without one
+/// Give leases back, or leave the queue; programs go on without
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct ReleaseArgs {
     /// Their ids, such as L7, or their names [default: the lease that this shell has]
     #[arg(value_name = "LEASE")]
@@ -26,10 +26,12 @@ pub struct ReleaseArgs {
 }
 
 const AFTER_HELP: &str = "\
-No program is ended: `sublet stop` does that. A lease that is over already is no error.
+No program is ended: `sublet stop` does that. A lease that is over already is no
+error.
 
-In a shell with a lease of its own (`eval \"$(sublet lease)\"`) `sublet release` also clears the
-variables of the lease. Elsewhere, such as in `sublet run bash`: eval \"$(sublet release)\"";
+In a shell with a lease of its own (`eval \"$(sublet lease)\"`) `sublet release`
+also clears the variables of the lease. Elsewhere, such as in `sublet run bash`:
+eval \"$(sublet release)\"";
 
 /// Gives each back; the first failure decides the exit code.
 pub fn run(globals: &Globals, args: &ReleaseArgs) -> Result<u8, Failure> {

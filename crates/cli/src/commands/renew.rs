@@ -9,7 +9,7 @@ use sublet_wire::{Lease, Renew, exit, span};
 
 /// Go on with a lease that no process is bound to, for another term
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct RenewArgs {
     /// Its id, such as L7, or its name
     lease: LeaseName,
@@ -20,8 +20,9 @@ pub struct RenewArgs {
 }
 
 const AFTER_HELP: &str = "\
-A lease of `sublet lease --detach` ends some time after its last renewal if another request waits. Where
-processes are bound to a lease, their use of the card renews it, and this command does not.";
+A lease of `sublet lease --detach` ends some time after its last renewal if
+another request waits. Where processes are bound to a lease, their use of the
+GPU renews it, and this command does not.";
 
 /// Renews it.
 pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {

@@ -22,9 +22,9 @@ use sublet_replay::trace::Trace;
 use sublet_replay::{Bytes, alibaba, csv, json, plots};
 use sublet_wire::{exit, span};
 
-/// Replay a trace of jobs under two policies and compare what each tenant gets
+/// Replay a trace of jobs under two policies and compare them
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct ReplayArgs {
     /// The trace: CSV or JSON with arrival_s, tenant, vram, cards, duration_s, tier, and perhaps priority, name
     #[arg(value_name = "TRACE", required_unless_present_any = ["synthetic", "alibaba"])]
@@ -50,19 +50,20 @@ pub struct ReplayArgs {
         value_name = "M",
         default_value_t = 20,
         value_parser = clap::value_parser!(u64).range(1..=10_000),
-        conflicts_with = "trace"
+        conflicts_with = "trace",
+        hide_short_help = true
     )]
     tenants: u64,
     /// Make up one more, interactive, with many short requests, a third of all
-    #[arg(long, conflicts_with_all = ["trace", "alibaba"])]
+    #[arg(long, conflicts_with_all = ["trace", "alibaba"], hide_short_help = true)]
     chatty: bool,
-    /// Work to make up, as a share of what the cards can do
-    #[arg(long, value_name = "X", default_value_t = 0.6, value_parser = share, conflicts_with_all = ["trace", "alibaba"])]
+    /// Work to make up, as a share of what the GPUs can do
+    #[arg(long, value_name = "X", default_value_t = 0.6, value_parser = share, conflicts_with_all = ["trace", "alibaba"], hide_short_help = true)]
     load: f64,
     /// The seed by which tenants are drawn for a trace that has none
-    #[arg(long, value_name = "SEED", default_value_t = 1, conflicts_with_all = ["trace", "synthetic"])]
+    #[arg(long, value_name = "SEED", default_value_t = 1, conflicts_with_all = ["trace", "synthetic"], hide_short_help = true)]
     seed: u64,
-    /// The cards, such as 8x80GiB or 4x24GiB,2x80GiB
+    /// The GPUs, such as 8x80GiB or 4x24GiB,2x80GiB
     #[arg(long, value_name = "CARDS", default_value = "8x80GiB")]
     cards: Cluster,
     /// A policy to compare, fifo or fair; may be given twice [default: both]
@@ -72,52 +73,60 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Ask for fixed terms as long as the work, so that no lease ends before it
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     fixed: bool,
     /// Let jobs come X times faster, so that they compete
-    #[arg(long, value_name = "X", value_parser = factor)]
+    #[arg(long, value_name = "X", value_parser = factor, hide_short_help = true)]
     speed_up_load: Option<f64>,
     /// A job starved that waited longer than X times its own duration (and than the hold cap)
-    #[arg(long, value_name = "X", default_value_t = 10.0, value_parser = factor)]
+    #[arg(long, value_name = "X", default_value_t = 10.0, value_parser = factor, hide_short_help = true)]
     starved: f64,
     /// Places in the queue of each tenant [default: no limit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", hide_short_help = true)]
     places: Option<u32>,
     /// Stop so long after the first arrival [default: when all work is done]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = time, hide_short_help = true)]
     until: Option<u64>,
     /// Jobs can be parked, in this much host memory (such as 512GiB): time slices and preemption are replayed too
     #[arg(long, value_name = "SIZE", value_parser = size)]
     parking: Option<Bytes>,
     /// Write plots as SVG into this directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     svg: Option<PathBuf>,
     /// Write what would be replayed as CSV, and replay nothing
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     write: Option<PathBuf>,
 }
 
 const AFTER_HELP: &str = "\
-The real scheduler runs, with virtual time, no daemon and no GPU. A job works all the time it holds
-its cards. By default its lease is renewed while it works, as with `sublet run`, and ends at the
-hold cap while others wait; then the job asks again for the rest of its work. That costs it nothing
-but the wait: its state is taken to be saved. With --fixed no lease ends early. With --parking jobs are
-parked and resumed as the daemon would: each move takes 0.15 s and 21 ms for each GiB.
+The real scheduler runs, with virtual time, no daemon and no GPU. A job works
+all the time it holds its GPUs. By default its lease is renewed while it works,
+as with `sublet run`, and ends at the hold cap while others wait; then the job
+asks again for the rest of its work. That costs it nothing but the wait: its
+state is taken to be saved. With --fixed no lease ends early. With --parking
+jobs are parked and resumed as the daemon would: each move takes 0.15 s and 21
+ms for each GiB.
 
-Policies: fifo serves by arrival alone; fair is what the daemon does, by --config FILE or by its defaults.
+Policies: fifo serves by arrival alone; fair is what the daemon does, by
+--config FILE or by its defaults.
 
-wait         time in the queue, all turns of a job together
+wait         time in the queue, all time slices of a job together
 completion   from the request to the end of the work
-expected     what a request that had to wait would have been told, beside when it really started
-utilisation  byte-seconds granted divided by byte-seconds there were (margins left out)
-fairness     time is cut into slots. A tenant's demand in a slot is the most it could have used: the
-             bytes of each of its jobs while the job was there, but no longer than it had work left.
-             Its fair share is the max-min fair part of the cards, never above its demand; its score
-             is what it held divided by that. Only slots in which all demands together exceed the
-             cards count. Jain's index of the scores x: (sum of x)^2 / (n * sum of x^2); 1 is even,
-             1/n is one tenant taking all. Once with each tenant's slots added up, once as the mean
-             of the slots' own
-starved      waited longer than the hold cap and than --starved times the job's own duration";
+expected     the start that a request which had to wait would have been told,
+             beside when it really started
+utilisation  byte-seconds granted divided by the byte-seconds there were
+             (margins left out)
+fairness     time is cut into slots. A tenant's demand in a slot is the most it
+             could have used: the bytes of each of its jobs while the job was
+             there, but no longer than it had work left. Its fair share is the
+             max-min fair part of the GPUs, never above its demand; its score
+             is what it held divided by that. Only slots in which all demands
+             together exceed the GPUs count. Jain's index of the scores x:
+             (sum of x)^2 / (n * sum of x^2); 1 is even, 1/n is one tenant
+             taking all. Once with each tenant's slots added up, once as the
+             mean of the slots' own
+starved      waited longer than the hold cap and than --starved times the job's
+             own duration";
 
 fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| (0.01..=100.0).contains(x)).ok_or_else(|| format!("`{text}` is not 0.01 to 100"))

@@ -29,9 +29,9 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// A daemon that stays away longer sees by itself that the holder ended.
 const RELEASE_WITHIN: Duration = Duration::from_secs(3);
 
-/// Run a command on a GPU lease; waits in the queue if there is no room yet
+/// Run a command on a GPU; wait in the queue if there is no room yet
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct RunArgs {
     #[command(flatten)]
     ask: AskArgs,
@@ -41,36 +41,42 @@ pub struct RunArgs {
 }
 
 const AFTER_HELP: &str = "\
-The command finds its cards in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE, SUBLET_EPOCH, SUBLET_MARK,
-SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in its environment; on soft cards also their
-libraries and SUBLET_SOFT_STATE. The lease ends with its last process.
+The command finds its GPUs in CUDA_VISIBLE_DEVICES, and SUBLET_LEASE,
+SUBLET_EPOCH, SUBLET_MARK, SUBLET_DEADLINE (Unix seconds) and SUBLET_SOCKET in
+its environment; on soft GPUs also their libraries and SUBLET_SOFT_STATE. The
+lease ends with its last process.
 
-Inside a lease, such as in a script that `sublet run` started, the command runs on that lease: no second
-one is asked for, and options of one are ignored. `--new-lease` asks for a separate lease all the same.
+Inside a lease, such as in a script that `sublet run` started, the command runs
+on that lease: no second one is asked for, and options of one are ignored.
+`--new-lease` asks for a separate lease all the same.
 
-Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those cards are asked for;
-set to nothing it means no card, and nothing is asked for.
+Where CUDA_VISIBLE_DEVICES is set already (by Slurm, in a container), only those
+GPUs are asked for; set to nothing it means no GPU, and nothing is asked for.
 
-`docker run`, `podman run` and `nerdctl run` pass these on into their container (but for paths), so that
-the container's processes are known to be on the lease. SUBLET_MARK proves that: a program that has it
-can have processes counted with the lease, so keep it to yourself.
+`docker run`, `podman run` and `nerdctl run` pass these on into their container
+(but for paths), so that the container's processes are known to be on the lease.
+SUBLET_MARK proves that: a program that has it can have processes counted with
+the lease, so keep it to yourself.
 
-A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and SUBLET_HOOK (yield or resume)
-in its environment. Its word frees nothing: the cards are read, and a program that did not yield is
-parked by the next method. docs/recipes has hooks for known servers.
+A hook (--on-yield) runs here, as you; a command has SUBLET_LEASE and
+SUBLET_HOOK (yield or resume) in its environment. Its word frees nothing: the
+GPUs are read, and a program that did not yield is parked by the next method.
+docs/recipes has hooks for known servers.
 
-With --requeue a command that was ended for others (--preempt end, --tier spot) is started again on a
-new lease, as in Slurm: each time, or at most N times, with SUBLET_RESTARTS in its environment. Not one
-that you stopped, nor one that was given notice and left with 0: that one was done.
+With --requeue a command that was ended for others (--preempt end, --tier spot)
+is started again on a new lease, as in Slurm: each time, or at most N times,
+with SUBLET_RESTARTS in its environment. Not one that you stopped, nor one that
+was given notice and left with 0: that one was done.
 
-Exit codes: the command's own (the last one's with --requeue), or 128+n if signal n ended it; 124 the
-wait was over; 75 no room with --no-wait, or the lease was lost before the command started; 126 and
-127 the command cannot be run or was not found; 64 usage; 69 no daemon; 77 not allowed.
+Exit codes: the command's own (the last one's with --requeue), or 128+n if
+signal n ended it; 124 the wait was over; 75 no room with --no-wait, or the
+lease was lost before the command started; 126 and 127 the command cannot be run
+or was not found; 64 usage; 69 no daemon; 77 not allowed.
 
 Examples:
-  sublet run -- python train.py                 one whole card
-  sublet run --vram 10G -- python train.py      10 GiB of a card
-  sublet run --gpus 2 --time 4h -- torchrun …   two cards for four hours
+  sublet run -- python train.py                 one whole GPU
+  sublet run --vram 10G -- python train.py      10 GiB of a GPU
+  sublet run --gpus 2 --time 4h -- torchrun …   two GPUs for four hours
   sublet run --preempt end --signal USR1@60 --requeue -- ./train.sh
   sublet run --on-yield 'POST http://localhost:8000/sleep' \\
              --on-resume 'POST http://localhost:8000/wake_up' -- vllm serve …";

@@ -14,7 +14,7 @@ pub struct ServeArgs {
     /// Where its journal is [default: /var/lib/sublet for root, else ~/.local/state/sublet]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Which cards: `real`, soft ones such as `soft:2x24GiB`, or `scripted:1x24GiB` for tests [default: real
+    /// Which GPUs: `real`, soft ones such as `soft:2x24GiB`, or `scripted:1x24GiB` for tests [default: real
     /// ones; soft ones where no NVIDIA device is visible and none ever was]
     #[arg(long, value_name = "SPEC")]
     gpu: Option<String>,

@@ -24,9 +24,11 @@ use sublet_wire::exit;
 /// The configuration that is written where there is none: every key, commented, at its default.
 const SAMPLE: &str = include_str!("../../../../dist/sublet.toml");
 
-/// Put in place what a daemon for every user of this host needs: directories, configuration, unit, group (root)
+/// Prepare this host for a daemon that serves every user (root)
+///
+/// It makes directories, configuration, systemd unit and group
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct SetupArgs {
     /// Take away what was put in place; the journal and the configuration stay
     #[arg(long)]
@@ -43,11 +45,13 @@ pub struct SetupArgs {
 }
 
 const AFTER_HELP: &str = "\
-Every line says what was done, or that it was done already; a second run changes nothing. Without systemd
-the unit is written all the same, and the last line says how to start the daemon.
+Every line says what was done, or that it was done already; a second run changes
+nothing. Without systemd the unit is written all the same, and the last line
+says how to start the daemon.
 
-The group `sublet` has no rights until /etc/sublet/sublet.toml names it: with `operators` its members are
-operators, with `socket_group` only its members may use the daemon. By default every local user may.";
+The group `sublet` has no rights until /etc/sublet/sublet.toml names it: with
+`operators` its members are operators, with `socket_group` only its members may
+use the daemon. By default every local user may.";
 
 /// What `--json` prints.
 #[derive(Serialize)]

@@ -15,24 +15,27 @@ use std::path::{Path, PathBuf};
 use sublet_softgpu::{State, state};
 use sublet_wire::{Cards, exit};
 
-/// Use soft cards: GPUs in software, on which programs of CUDA's driver API run
+/// Use soft GPUs: GPUs in software, for trying out and tests
+///
+/// Programs of CUDA's driver API run on them
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct SoftArgs {
     #[command(subcommand)]
     what: What,
 }
 
 const AFTER_HELP: &str = "\
-PyTorch and whatever else needs NVIDIA's runtime library does not run on soft cards; programs that
-load libcuda.so.1 themselves do. `sublet serve --gpu soft:2x24GiB` leases them to many.
+PyTorch and whatever else needs NVIDIA's runtime library does not run on soft
+GPUs; programs that load libcuda.so.1 themselves do. `sublet serve --gpu
+soft:2x24GiB` leases them to many.
 
 Examples:
-  sublet soft env -- ./program          runs it on the service's soft cards, or on private ones
-  sublet soft fault 1 nvml lost         card 1 falls off its bus
-  sublet soft fault clear               everything works again";
+  sublet soft env -- ./program     on the daemon's soft GPUs, or on private ones
+  sublet soft fault 1 nvml lost    GPU 1 falls off its bus
+  sublet soft fault clear          everything works again";
 
-/// What to do with soft cards.
+/// What to do with soft GPUs.
 #[derive(Subcommand, Clone, Debug)]
 enum What {
     Env(env::EnvArgs),

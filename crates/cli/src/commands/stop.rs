@@ -32,9 +32,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A killed process is gone within milliseconds, unless the kernel does something for it that cannot be interrupted.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// End programs and their leases: SIGTERM, then SIGKILL; leave the queue
+/// End programs and their leases, or leave the queue
+///
+/// Programs get SIGTERM, and SIGKILL after `--grace`
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct StopArgs {
     /// Their ids, such as L7, or their names
     #[arg(value_name = "LEASE", required_unless_present_any = ["name", "mine"])]
@@ -51,13 +53,14 @@ pub struct StopArgs {
 }
 
 const AFTER_HELP: &str = "\
-The signals are sent with your own rights, to the processes of the lease and to no other. A program
-that is parked is ended too. The shell that has a lease by `eval \"$(sublet lease)\"` goes on, and what
-was started from it is ended.
+The signals are sent with your own rights, to the processes of the lease and to
+no other. A program that is parked is ended too. The shell that has a lease by
+`eval \"$(sublet lease)\"` goes on, and what was started from it is ended.
 
 To give a lease back and let its programs go on: `sublet release`.
 
-Exit codes: 0 all have ended; 1 a process or a lease is left; 64 usage; 69 no daemon; 77 not allowed.
+Exit codes: 0 all have ended; 1 a process or a lease is left; 64 usage; 69 no
+daemon; 77 not allowed.
 
 Examples:
   sublet stop L7

@@ -32,7 +32,7 @@ enum What {
 
 /// Write a certificate and its private key: cert.pem and key.pem
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct MakeArgs {
     /// Names and addresses by which clients reach this host
     #[arg(required = true, value_name = "HOST")]
@@ -49,13 +49,15 @@ pub struct MakeArgs {
 }
 
 const AFTER_HELP: &str = "\
-The daemon needs both files (`tls_cert` and `tls_key` in [tcp], or `sublet serve --tls-cert --tls-key`);
-`kill -HUP` makes a running daemon read new ones. Clients need a copy of cert.pem, which is no secret, and
-SUBLET_CA with its path. curl takes it with --cacert.
+The daemon needs both files (`tls_cert` and `tls_key` in [tcp], or `sublet serve
+--tls-cert --tls-key`); `kill -HUP` makes a running daemon read new ones.
+Clients need a copy of cert.pem, which is no secret, and SUBLET_CA with its
+path. curl takes it with --cacert.
 
 Examples:
   sublet tls make gpu1 gpu1.example.org 192.0.2.7 --dir /etc/sublet
-  SUBLET_CA=~/gpu1.pem SUBLET_TOKEN_FILE=~/.sublet-token sublet --url https://gpu1:7474";
+  SUBLET_CA=~/gpu1.pem SUBLET_TOKEN_FILE=~/.sublet-token \\
+    sublet --url https://gpu1:7474";
 
 /// What `--json` prints.
 #[derive(Serialize)]

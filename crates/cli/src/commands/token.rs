@@ -31,7 +31,7 @@ enum What {
 
 /// Make a token and print it, once
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct CreateArgs {
     /// The tenant: uid:1000 for a local user, or a name such as user:ana (operators) [default: you]
     #[arg(long = "for", value_name = "TENANT")]
@@ -54,8 +54,8 @@ pub struct CreateArgs {
 }
 
 const AFTER_HELP: &str = "\
-The token is printed once and stored nowhere: not by this command, and not by the daemon, which
-knows its hash only. Any program that has it can use it.
+The token is printed once and stored nowhere: not by this command, and not by
+the daemon, which knows its hash only. Any program that has it can use it.
 
 Examples:
   sublet token create --name laptop --expires 30d > ~/.sublet-token

@@ -26,7 +26,7 @@ use sublet_wire::exit;
 
 /// Put a wrapper on PATH that leases before a tool runs
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct WrapArgs {
     /// The tool, by its name on PATH or by its file
     #[arg(value_name = "TOOL", required_unless_present = "list")]
@@ -41,22 +41,25 @@ pub struct WrapArgs {
     #[arg(long)]
     dry_run: bool,
     /// Where wrappers are [default: sublet/wrap/bin in XDG_DATA_HOME or ~/.local/share]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
     dir: Option<PathBuf>,
     #[command(flatten)]
     ask: AskArgs,
 }
 
 const AFTER_HELP: &str = "\
-The options are those of `sublet run`, and the wrapper is a small script that runs the tool through
-it. On a lease already, the tool runs on that one. Without a lease: call the tool by its path. What comes earlier on PATH, such as an active environment of Python's, hides it.
+The options are those of `sublet run`, and the wrapper is a small script that
+runs the tool through it. On a lease already, the tool runs on that one. Without
+a lease: call the tool by its path. What comes earlier on PATH, such as an
+active environment of Python's, hides it.
 
-Your shell's startup files are yours: the line that puts the folder on PATH is shown, not written.
+Your shell's startup files are yours: the line that puts the folder on PATH is
+shown, not written.
 
 Examples:
-  sublet wrap python --vram 8G       from now on `python` is `sublet run --vram 8G -- python`
-  sublet wrap --list                 what is wrapped, and whether PATH finds it
-  sublet wrap --remove python        as before";
+  sublet wrap python --vram 8G    `python` is `sublet run --vram 8G -- python`
+  sublet wrap --list              what is wrapped, and whether PATH finds it
+  sublet wrap --remove python     as before";
 
 /// A wrapper, for programs.
 #[derive(Serialize)]

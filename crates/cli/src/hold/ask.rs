@@ -14,25 +14,25 @@ const VRAM_MIN: u64 = 1 << 20;
 /// Of `--requeue` without a number: as often as it takes.
 const ALWAYS: u32 = u32::MAX;
 /// Keeps what is said about leaving the cards together.
-const ROOM: &str = "When others need the cards";
+const ROOM: &str = "When others need the GPUs";
 
 /// What is wished for.
 #[derive(Args, Clone, Debug)]
 pub struct AskArgs {
-    /// VRAM per card, such as 10G or 512M; without it, one whole card
+    /// VRAM per GPU, such as 10G or 512M; without it, one whole GPU
     #[arg(long, value_name = "SIZE", value_parser = parse_vram, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// How many cards, all granted together
+    /// How many GPUs, all granted together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
-    /// Only on this card (index or UUID), or on cards with this text in their model; several with commas
-    #[arg(long, value_name = "CARD|MODEL")]
+    /// Only on this GPU (index or UUID), or on GPUs with this text in their model; several with commas
+    #[arg(long, value_name = "CARD|MODEL", hide_short_help = true)]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub time: Option<u64>,
     /// How long the lease lasts after it was last used [default: the service's, 5 min]
-    #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time")]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl, conflicts_with = "time", hide_short_help = true)]
     pub ttl: Option<u64>,
     /// What to call it in lists
     #[arg(long, value_name = "TEXT")]
@@ -42,37 +42,37 @@ pub struct AskArgs {
     pub tier: TierArg,
     /// Within the tier: -10 (last) to 10 (first)
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
-          value_parser = parse_priority)]
+          value_parser = parse_priority, hide_short_help = true)]
     pub priority: i32,
-    /// Less will do, down to this much per card, if that can start at once
+    /// Less will do, down to this much per GPU, if that can start at once
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_hyphen_values = true)]
     pub accept_smaller: Option<u64>,
     /// What may be done to it when other requests need the GPU [default: park, but end at --tier spot]
-    #[arg(long, value_enum, value_name = "WHAT", help_heading = ROOM)]
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = ROOM, hide_short_help = true)]
     pub preempt: Option<PreemptArg>,
-    /// What makes the program give its memory on the cards back: `POST http://HOST:PORT/PATH [JSON]`,
+    /// What makes the program give its memory on the GPUs back: `POST http://HOST:PORT/PATH [JSON]`,
     /// `unix:/PATH MESSAGE`, or a command line for sh
-    #[arg(long, value_name = "HOOK", help_heading = ROOM)]
+    #[arg(long, value_name = "HOOK", help_heading = ROOM, hide_short_help = true)]
     pub on_yield: Option<Hook>,
-    /// What makes it take it again, when the cards are there again
-    #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM)]
+    /// What makes it take it again, when the GPUs are there again
+    #[arg(long, value_name = "HOOK", requires = "on_yield", help_heading = ROOM, hide_short_help = true)]
     pub on_resume: Option<Hook>,
     /// How long a hook may take; then it failed, and a command is killed; at most 2m [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM)]
+    #[arg(long, value_name = "TIME", value_parser = parse_bound, requires = "on_yield", help_heading = ROOM, hide_short_help = true)]
     pub hook_timeout: Option<u64>,
     /// Which signal its programs get before the lease ends, and how many seconds before [default: 60],
     /// such as USR1@120: when it is to end for others (then SIGTERM, then SIGKILL), and when its --time
     /// is over (then nothing: the programs go on without a lease). Only processes that catch the signal get
     /// it; if none does, the command gets SIGTERM instead, unless it ignores the signal. Processes of other
     /// users (sudo) get none. One of HUP, INT, QUIT, USR1, USR2, TERM, CONT, URG, WINCH
-    #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM)]
+    #[arg(long, value_name = "SIGNAL[@S]", value_parser = notice::parse, help_heading = ROOM, hide_short_help = true)]
     pub signal: Option<Notice>,
     /// Ask and start the command again when it was ended for others: each time, or at most N times
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "always",
-          value_parser = parse_times, help_heading = ROOM)]
+          value_parser = parse_times, help_heading = ROOM, hide_short_help = true)]
     pub requeue: Option<u32>,
-    /// Let the driver take it off the cards although a restore could fail, which ends its programs
-    #[arg(long, help_heading = ROOM)]
+    /// Let the driver take it off the GPUs although a restore could fail, which ends its programs
+    #[arg(long, help_heading = ROOM, hide_short_help = true)]
     pub may_lose: bool,
     /// How long to stay in the queue [default: a day]
     #[arg(long, value_name = "TIME", value_parser = parse_span, conflicts_with = "no_wait")]
@@ -80,17 +80,17 @@ pub struct AskArgs {
     /// Granted now, or exit with 75
     #[arg(long)]
     pub no_wait: bool,
-    /// Share the cards with no other user's leases (session), or with no other lease at all (device)
-    #[arg(long, value_enum, value_name = "HOW")]
+    /// Share the GPUs with no other user's leases (session), or with no other lease at all (device)
+    #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
     pub exclusive: Option<ExclusiveArg>,
-    /// How CUDA_VISIBLE_DEVICES names the cards; some programs do not take UUIDs
-    #[arg(long, value_enum, value_name = "NAMES", default_value_t = VisibleArg::Index)]
+    /// How CUDA_VISIBLE_DEVICES names the GPUs; some programs do not take UUIDs
+    #[arg(long, value_enum, value_name = "NAMES", default_value_t = VisibleArg::Index, hide_short_help = true)]
     pub visible: VisibleArg,
     /// Also where this shell has a lease already: ask for a separate one, instead of using that
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub new_lease: bool,
     /// Start programs without Sublet's library: they are not capped, and cannot be parked
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub no_shim: bool,
 }
 
@@ -129,9 +129,9 @@ pub enum PreemptArg {
 /// `--exclusive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExclusiveArg {
-    /// No other user's work on the cards; your own leases may join
+    /// No other user's work on the GPUs; your own leases may join
     Session,
-    /// No other lease on the cards at all
+    /// No other lease on the GPUs at all
     Device,
 }
 

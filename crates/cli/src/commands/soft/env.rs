@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use sublet_softgpu::{NOTICE, Spec, State};
 use sublet_wire::exit;
 
-/// Run a program on soft cards, or print the environment that does
+/// Run a program on soft GPUs, or print the environment that does
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct EnvArgs {
-    /// Private cards for this command alone, such as 2x24GiB or 1x80GiB,1x24GiB
+    /// Private GPUs for this command alone, such as 2x24GiB or 1x80GiB,1x24GiB
     #[arg(long, value_name = "CARDS")]
     cards: Option<Spec>,
     /// For which shell the lines are
@@ -34,14 +34,15 @@ pub struct EnvArgs {
 }
 
 const AFTER_HELP: &str = "\
-The cards are the service's, if it has soft ones: the program is there without a lease, as any
-program on a real card could be. Without a service they are private ones (2x24GiB) that go away with
-the command. The command takes the place of `sublet`: signals reach it, and its exit code is its own.
+The GPUs are the service's, if it has soft ones: the program is there without a
+lease, as any program on a real GPU could be. Without a service they are private
+ones (2x24GiB) that go away with the command. The command takes the place of
+`sublet`: signals reach it, and its exit code is its own.
 
 Examples:
-  sublet soft env -- ./program                    on the service's soft cards, or on private ones
-  sublet soft env --cards 1x80GiB -- ./program    on a private card of 80 GiB
-  eval \"$(sublet soft env)\"                       for everything in this shell";
+  sublet soft env -- ./program                    on soft GPUs
+  sublet soft env --cards 1x80GiB -- ./program    on a private GPU of 80 GiB
+  eval \"$(sublet soft env)\"                       for all of this shell";
 
 /// The private cards of whoever does not say which.
 const PRIVATE: &str = "2x24GiB";

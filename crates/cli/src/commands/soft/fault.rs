@@ -9,31 +9,32 @@ use clap::{Args, Subcommand, ValueEnum};
 use sublet_softgpu::{CardFault, CheckpointFault, NvmlFault, State};
 use sublet_wire::exit;
 
-/// Make soft cards fail on order
+/// Make soft GPUs fail on order
 #[derive(Args, Clone, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_long_help = AFTER_HELP)]
 pub struct FaultArgs {
-    /// Index or UUID [default: all cards]
+    /// Index or UUID [default: all GPUs]
     card: Option<String>,
     #[command(subcommand)]
     what: What,
 }
 
 const AFTER_HELP: &str = "\
-A fault stays until it is taken back with `ok`, 0, `off` or `clear`. A card that was lost is out of
-service until an operator clears it with `sublet cards clear`, as a real one would be.
+A fault stays until it is taken back with `ok`, 0, `off` or `clear`. A GPU that
+was lost is out of service until an operator clears it with `sublet cards
+clear`, as a real one would be.
 
 Examples:
-  sublet soft fault nvml hang             NVML hangs, whatever card it is asked about
-  sublet soft fault 1 nvml lost           card 1 falls off its bus; the others go on
-  sublet soft fault 0 allocations 3       the next three allocations on card 0 fail
-  sublet soft fault copy-rate 2GiB/s      copies are as slow as over a narrow link
-  sublet soft fault clear                 everything works again";
+  sublet soft fault nvml hang          NVML hangs, whatever GPU it is asked
+  sublet soft fault 1 nvml lost        GPU 1 falls off its bus; the others go on
+  sublet soft fault 0 allocations 3    the next three allocations on GPU 0 fail
+  sublet soft fault copy-rate 2GiB/s   copies are as slow as over a narrow link
+  sublet soft fault clear              everything works again";
 
 /// What shall go wrong.
 #[derive(Subcommand, Clone, Debug)]
 enum What {
-    /// What NVML does when it is asked about the card
+    /// What NVML does when it is asked about the GPU
     Nvml {
         /// What it does
         #[arg(value_enum)]
@@ -44,7 +45,7 @@ enum What {
         /// How many; 0: none
         n: u32,
     },
-    /// What a checkpoint of a process on the card does
+    /// What a checkpoint of a process on the GPU does
     Checkpoint {
         /// What it does
         #[arg(value_enum)]
@@ -55,7 +56,7 @@ enum What {
         /// By how many percent; 0: not at all
         percent: u32,
     },
-    /// Let copies to and from the card take as long as over a link of this rate
+    /// Let copies to and from the GPU take as long as over a link of this rate
     CopyRate {
         /// Bytes a second, such as 2GiB/s; `off`: as fast as they are
         #[arg(value_parser = parse_rate)]
@@ -74,7 +75,7 @@ enum NvmlArg {
     Hang,
     /// It fails with an unknown error
     Error,
-    /// It says that the card fell off the bus
+    /// It says that the GPU fell off the bus
     Lost,
     /// It does not tell the bytes of single processes
     NoBytes,

@@ -13,7 +13,7 @@ use sublet_softgpu::state::Checkpoint;
 use sublet_softgpu::{CheckpointFault, NvmlFault, Process, State, layout};
 use sublet_wire::{exit, size};
 
-/// Show soft cards, their faults, and the processes on them
+/// Show soft GPUs, their faults, and the processes on them
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {}
 
@@ -22,7 +22,7 @@ pub struct StatusArgs {}
 pub struct Shown {
     /// Where the file is.
     pub file: String,
-    /// The cards, in order.
+    /// The GPUs, in order.
     pub cards: Vec<ShownCard>,
     /// Who is on them.
     pub processes: Vec<ShownProcess>,
