@@ -148,7 +148,7 @@ impl Client {
     }
     /// The first card.
     pub fn card(&self) -> sublet_wire::Card {
-        self.cards().into_iter().next().expect("there is a card")
+        self.cards().into_iter().next().expect("there is a GPU")
     }
 }
 

@@ -188,7 +188,7 @@ impl Service {
             }
         });
         // After a start nothing is promised before the first look at the card.
-        until("the card was looked at", LONG, || {
+        until("the GPU was looked at", LONG, || {
             let cards: Cards = client.get("/v1/cards").read();
             let looked = cards.cards.first().is_some_and(|card| card.unreadable.is_none());
             if looked { Ok(()) } else { Err(Box::new(cards)) }

@@ -123,7 +123,7 @@ fn a_running_and_an_idle_job_are_parked_and_both_come_back_and_compute_the_same(
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
     idle.finish("after the GPU stepped aside");
     let audit = succeeds(&service, &["audit"]);
-    assert!(audit.contains("is told to leave its cards because GPU #0 steps aside"), "{audit}");
+    assert!(audit.contains("is told to leave its GPUs because GPU #0 steps aside"), "{audit}");
     assert!(audit.contains("no longer steps aside for "), "{audit}");
     assert!(succeeds(&service, &["aside", "--end"]).contains("no GPU steps aside"));
 }
@@ -199,7 +199,7 @@ fn a_lease_that_cannot_be_parked_stays_and_is_named_with_the_reason() {
     assert!(job.line().starts_with("holds "), "{}", job.said());
     await_bytes(&client, "L1", 256);
     let said = succeeds(&service, &["aside", "--for", "1h"]);
-    assert!(said.contains("L1 stays on GPU 0: no program of its uses a card through Sublet's library"), "{said}");
+    assert!(said.contains("L1 stays on GPU 0: no program of its uses a GPU through Sublet's library"), "{said}");
     assert_eq!(client.lease("L1").state, LeaseState::Active);
     let refused = service.cli(&["run", "--vram", "300M", "--no-wait", "--", "true"]);
     assert!(text(&refused).contains("GPU 0 steps aside for "), "{refused:?}");

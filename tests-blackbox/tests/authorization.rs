@@ -402,11 +402,11 @@ renew L9
     token      1  error: L9: you have no such lease
     read-only  1  error: L9: you have no such lease
 park L1
-    alice      1  error: the holder cannot be parked: no program of its uses a card through Sublet's library
+    alice      1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
     bob        1  error: you have no such lease
-    root       1  error: the holder cannot be parked: no program of its uses a card through Sublet's library
-    operator   1  error: the holder cannot be parked: no program of its uses a card through Sublet's library
-    token      1  error: the holder cannot be parked: no program of its uses a card through Sublet's library
+    root       1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
+    operator   1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
+    token      1  error: the holder cannot be parked: no program of its uses a GPU through Sublet's library
     read-only 77  error: this token may look and change nothing
 park L9
     alice      1  error: you have no such lease
@@ -416,11 +416,11 @@ park L9
     token      1  error: you have no such lease
     read-only 77  error: this token may look and change nothing
 resume L1
-    alice      0  L1 is back on its cards
+    alice      0  L1 is back on its GPUs
     bob        1  error: you have no such lease
-    root       0  L1 is back on its cards
-    operator   0  L1 is back on its cards
-    token      0  L1 is back on its cards
+    root       0  L1 is back on its GPUs
+    operator   0  L1 is back on its GPUs
+    token      0  L1 is back on its GPUs
     read-only 77  error: this token may look and change nothing
 resume L9
     alice      1  error: you have no such lease
@@ -474,17 +474,17 @@ accept L9 1G
 cards drain 0
     alice     77  error: only an operator may do this
     bob       77  error: only an operator may do this
-    root       0  card 0 is draining
-    operator   0  card 0 is draining
+    root       0  GPU 0 is draining
+    operator   0  GPU 0 is draining
     token     77  error: only an operator may do this
     read-only 77  error: this token may look and change nothing
 cards drain 9
-    alice     64  error: there is no card `9`
-    bob       64  error: there is no card `9`
-    root      64  error: there is no card `9`
-    operator  64  error: there is no card `9`
-    token     64  error: there is no card `9`
-    read-only 64  error: there is no card `9`
+    alice     64  error: there is no GPU `9`
+    bob       64  error: there is no GPU `9`
+    root      64  error: there is no GPU `9`
+    operator  64  error: there is no GPU `9`
+    token     64  error: there is no GPU `9`
+    read-only 64  error: there is no GPU `9`
 ";
 
 /// Runs a verb for a caller.

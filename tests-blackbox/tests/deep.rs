@@ -34,7 +34,7 @@ fn deep(service: &Service, client: &Client, words: &[&str]) -> Job {
 
 fn await_nothing(client: &Client) {
     let gone = |lease: &sublet_wire::Lease| lease.state == LeaseState::Parked && lease.seen_bytes == Some(0);
-    client.await_lease("not even its context is on the card", "L1", gone);
+    client.await_lease("not even its context is on the GPU", "L1", gone);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn not_even_the_context_stays_and_all_is_there_when_it_is_used_again() {
     let client = service.client();
     let job = deep(&service, &client, &["--idle"]);
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
-    assert!(audit.contains("L1 is to leave its cards altogether"), "{audit}");
+    assert!(audit.contains("L1 is to leave its GPUs altogether"), "{audit}");
     assert!(text(&service.cli(&["ps"])).contains("parked"));
     // By hand, and away again after a while.
     assert!(service.cli(&["resume", "L1"]).status.success());
@@ -92,7 +92,7 @@ fn a_daemon_killed_at_any_moment_finds_it_where_it_is() {
         service.kill();
         service.restart();
         let client = service.client();
-        client.await_lease("it is on its card", "L1", |lease| lease.state == LeaseState::Active);
+        client.await_lease("it is on its GPU", "L1", |lease| lease.state == LeaseState::Active);
         await_bytes(&client, "L1", 512);
     }
     job.finish("after six daemons");

@@ -32,7 +32,7 @@ fn a_request_at_the_door_waits_and_nothing_is_allocated_until_the_lease_is_back(
     let other = somebody_else(&service, &[]);
     let used = client.card().used_bytes;
     let answers: Vec<Receiver<Answer>> = (0..8).map(|_| door.prompted()).collect();
-    client.await_lease("it asks for its card", "L1", |lease| lease.waiting.is_some());
+    client.await_lease("it asks for its GPU", "L1", |lease| lease.waiting.is_some());
     throughout(Duration::from_secs(3), || {
         let lease = client.lease("L1");
         assert_eq!(lease.state, LeaseState::Parked);
@@ -151,7 +151,7 @@ fn a_service_with_a_standing_ask_is_held_back_once_it_has_a_lease() {
     let at_once = Door::open(&service, port, &["--of", "exe:sublet-example-serve", "--wait", "0"]);
     assert_eq!(refused(&at_once.prompt()).0, "lease_not_active");
     let answer = door.prompted();
-    client.await_lease("it asks for its card", "L1", |lease| lease.waiting.is_some());
+    client.await_lease("it asks for its GPU", "L1", |lease| lease.waiting.is_some());
     throughout(Duration::from_secs(2), || {
         assert_eq!((client.lease("L1").seen_bytes, answer.try_recv().is_err()), (Some(0), true));
     });

@@ -72,7 +72,7 @@ fn at(service: &Service, pid: u32) -> Option<String> {
 
 /// The one process of a lease that is on a card.
 fn program_of(service: &Service, id: &str) -> u32 {
-    until(&format!("{id} is seen on its card"), LONG, || {
+    until(&format!("{id} is seen on its GPU"), LONG, || {
         let pids = service.client().lease(id).pids;
         let found = on_the_cards(service).into_iter().find(|process| pids.contains(&process.pid));
         found.map(|process| process.pid).ok_or(pids)
@@ -278,7 +278,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
     fault(&service, "checkpoint frees-nothing");
     let waiter = guest(&service, "3G");
     await_state(&client, "L1", LeaseState::Parking);
-    let trail = await_audit(&service, "L1", "the cards say otherwise");
+    let trail = await_audit(&service, "L1", "the GPUs say otherwise");
     assert!(!trail.contains("is parked"), "{trail}");
     await_state(&client, "L1", LeaseState::Active);
     until("it goes on", LONG, || match at(&service, program) {
@@ -293,7 +293,7 @@ fn a_checkpoint_that_frees_nothing_is_not_believed_and_not_tried_again_at_once()
         assert_eq!(client.lease("L2").state, LeaseState::Waiting);
     });
     let trail = audit(&service, "L1");
-    assert_eq!(trail.matches("is taken off its cards").count(), 1, "{trail}");
+    assert_eq!(trail.matches("is taken off its GPUs").count(), 1, "{trail}");
     drop(waiter);
     job.finish("nothing was done to it");
 }
@@ -361,7 +361,7 @@ fn a_lock_that_times_out_under_a_long_kernel_harms_nobody() {
     client.await_lease("it can be parked", "L1", |lease| lease.not_parkable.is_none());
     let refused = service.cli(&["park", "L1"]);
     assert!(!refused.status.success(), "{refused:?}");
-    let trail = await_audit(&service, "L1", "L1 stays on its cards: ");
+    let trail = await_audit(&service, "L1", "L1 stays on its GPUs: ");
     assert!(trail.contains("had work under way that did not end in time"), "{trail}");
     await_state(&client, "L1", LeaseState::Active);
     assert_eq!(at(&service, program).as_deref(), Some("running"), "nothing stays locked");
@@ -506,7 +506,7 @@ fn who_sleeps_in_the_middle_loses_nothing(way: Way) {
     fault(&service, "clear");
     // It left meanwhile, or was given up and is told again: whoever waits is served, and nobody before its bytes
     // were seen to be gone.
-    until("the waiter has the card", LONG, || {
+    until("the waiter has the GPU", LONG, || {
         let (guest, victim) = (client.lease("L2").state, client.lease("L1").state);
         assert!(guest != LeaseState::Active || victim == LeaseState::Parked, "{victim:?}, and {guest:?}");
         if guest == LeaseState::Active { Ok(()) } else { Err((victim, guest)) }
@@ -596,11 +596,11 @@ fn a_card_that_is_lost_ends_who_was_parked_from_it_and_nobody_hangs() {
         // Its card cannot be seen without its bytes, so they count until an operator says otherwise.
         let ended = await_state(&client, "L1", LeaseState::Ending).ended.expect("how it ended");
         assert_eq!(ended.reason, Reason::DeviceLost);
-        assert!(ended.sentence.contains("its card is gone"), "{}", ended.sentence);
+        assert!(ended.sentence.contains("its GPU is gone"), "{}", ended.sentence);
         assert_eq!(client.card().state, CardState::OutOfService);
         until("its owner was told", LONG, || {
             let said = job.said();
-            if said.contains("its card is gone") { Ok(()) } else { Err(said) }
+            if said.contains("its GPU is gone") { Ok(()) } else { Err(said) }
         });
         succeeds(&service, &["run", "--vram", "1G", "--on", "1", "--", "true"]);
         if way == Way::Library {
@@ -614,13 +614,13 @@ fn a_card_that_is_lost_ends_who_was_parked_from_it_and_nobody_hangs() {
             drop(job);
         }
         fault(&service, "clear");
-        until("the card answers again", LONG, || client.card().used_bytes.filter(|used| *used == IDLE).ok_or(()));
+        until("the GPU answers again", LONG, || client.card().used_bytes.filter(|used| *used == IDLE).ok_or(()));
         succeeds(&service, &["cards", "clear", "0"]);
         await_ended(&client, "L1");
         let next = holds(&service, "L3", way, "3G", 512);
         park(&service, "L3");
         succeeds(&service, &["resume", "L3"]);
-        next.finish("on the card that was mended");
+        next.finish("on the GPU that was mended");
         assert!(service.alive());
     }
 }

@@ -287,8 +287,8 @@ fn a_second_daemon_on_the_same_cards_refuses_and_names_the_first() {
         None => Err(said("one")),
     });
     if !serves {
-        assert!(said("one").contains("leases the cards of this host"), "{}", said("one"));
-        return eprintln!("skipped: a service leases the cards of this host");
+        assert!(said("one").contains("leases the GPUs of this host"), "{}", said("one"));
+        return eprintln!("skipped: a service leases the GPUs of this host");
     }
     let mut two = start("two");
     let status = until("the second gives up", LONG, || two.try_wait().ok().flatten().ok_or_else(|| said("two")));

@@ -27,12 +27,12 @@ fn a_stranger_is_found_and_put_on_the_record_and_nothing_happens_to_it() {
     assert!(stranger.vram_bytes.is_some_and(|bytes| bytes >= 1024 * MIB), "{stranger:?}");
     alone.lives_on(5);
     let status = succeeds(&service, &["enforce", "status"]);
-    assert!(status.contains("card 0: observe") && status.contains(&alone.pid().to_string()), "{status}");
+    assert!(status.contains("GPU 0: observe") && status.contains(&alone.pid().to_string()), "{status}");
     alone.signal(Signal::TERM);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a card without a lease", "executable", "command", "parents"]);
+    in_order(&story, &["is on a GPU without a lease", "executable", "command", "parents"]);
     // A look may show its memory gone before it is.
-    assert!(story.contains("exited") || story.contains("has left the cards"), "{story}");
+    assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
 }
 
 #[test]
@@ -50,9 +50,9 @@ fn who_does_not_heed_the_warning_is_ended_and_its_memory_returns() {
     // It looks at its memory and goes: it heeds SIGTERM.
     assert_eq!(alone.ended_by(), None);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a card", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
+    in_order(&story, &["is on a GPU", "is warned", "SIGTERM is to be sent", "SIGTERM was sent", "got it"]);
     // A look may show its memory gone before it is.
-    assert!(story.contains("exited") || story.contains("has left the cards"), "{story}");
+    assert!(story.contains("exited") || story.contains("has left the GPUs"), "{story}");
     assert!(!story.contains("SIGKILL"), "{story}");
     until("its memory is back", LONG, || {
         let loose = service.client().card().loose_bytes;
@@ -112,7 +112,7 @@ fn who_does_not_heed_the_warning_is_parked_and_goes_on_when_it_is_resumed() {
     assert!(why.contains("it stands still; `sublet resume L1` brings it back"), "{why}");
     assert_eq!(parked.pids, [alone.pid()]);
     let story = await_closed(&service, &stranger.id);
-    let way = ["is on a card", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
+    let way = ["is on a GPU", "is warned", "it has L1 now, by which it is to be parked", "is parked, and has L1"];
     in_order(&story, &way);
     assert!(!story.contains("SIGTERM"), "{story}");
     // Its bytes are gone from the card, and it is there.
@@ -161,7 +161,7 @@ fn beside_another_stranger_nobody_is_parked() {
     mode(&service, "enforce");
     assert_eq!((one.ended_by(), other.ended_by()), (None, None));
     let stories = [await_closed(&service, &first.id), await_closed(&service, &second.id)];
-    let alone = |story: &&String| story.contains("processes without a lease are on card 0");
+    let alone = |story: &&String| story.contains("processes without a lease are on GPU 0");
     let ended = stories.iter().filter(alone).inspect(|story| in_order(story, &["is warned", "SIGTERM was sent"]));
     assert!(ended.count() >= 1, "{stories:?}");
 }
@@ -280,7 +280,7 @@ fn a_process_that_outlives_its_lease_is_a_stranger_from_then_on() {
     let stranger = await_stranger(&service, program, "it is found", |_| true);
     mode(&service, "enforce");
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["is on a card without a lease", "is warned", "SIGTERM was sent"]);
+    in_order(&story, &["is on a GPU without a lease", "is warned", "SIGTERM was sent"]);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn whom_a_rule_allows_is_left_alone_until_the_rule_is_taken_back() {
     let about = succeeds(&service, &["adopt", &alone.pid().to_string(), "--dry-run"]);
     assert!(about.contains("X1 (sublet-example-hold) has ") && about.contains("MiB"), "{about}");
     let nobody = service.cli(&["adopt", "999999", "--dry-run"]);
-    assert!(!nobody.status.success() && text(&nobody).contains("is not on a card without a lease"), "{nobody:?}");
+    assert!(!nobody.status.success() && text(&nobody).contains("is not on a GPU without a lease"), "{nobody:?}");
     assert_eq!(strangers(&service).rules, [], "it was only shown");
     assert_eq!(strangers(&service).strangers.len(), 1, "and nobody was adopted");
     let said = text(&service.cli(&["enforce", "allow", "exe:sublet-example-hold"]));
@@ -481,7 +481,7 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     assert_eq!((stranger.card_indices.as_slice(), stranger.next), ([1].as_slice(), Next::Warned), "{stranger:?}");
     assert!(stranger.vram_bytes >= Some(512 * MIB), "{stranger:?}");
     let status = succeeds(&service, &["enforce", "status"]);
-    assert!(status.contains("a process of L1, which is not for this card"), "{status}");
+    assert!(status.contains("a process of L1, which is not for this GPU"), "{status}");
 
     // Its lease has its own card, on which nothing of it is; the other has a stranger.
     let lease = service.client().lease("L1");
@@ -491,13 +491,13 @@ fn a_program_on_a_card_that_its_lease_does_not_have_is_warned_and_ended_there_an
     assert!(there.iter().any(|one| one.pid == Some(program) && one.state == "stranger"), "{there:?}");
 
     let refused = service.cli(&["adopt", &program.to_string()]);
-    let words = "it is a process of L1, which is for other cards: end L1, or ask for all of its cards in one lease";
+    let words = "it is a process of L1, which is for other GPUs: end L1, or ask for all of its GPUs in one lease";
     assert!(!refused.status.success() && text(&refused).contains(words), "{}", text(&refused));
     let preview = succeeds(&service, &["enforce", "preview"]);
     assert!(preview.contains("SIGTERM") && !preview.contains("parked"), "{preview}");
     succeeds(&service, &["enforce", "mode", "1", "enforce", "--yes"]);
     let story = await_closed(&service, &stranger.id);
-    in_order(&story, &["a process of L1, which is not for this card", "is warned", "SIGTERM was sent", "got it"]);
+    in_order(&story, &["a process of L1, which is not for this GPU", "is warned", "SIGTERM was sent", "got it"]);
     assert!(!story.contains("to be parked") && !story.contains("SIGKILL"), "{story}");
     assert_eq!(job.end().0, Some(0));
     service.client().await_lease("it ends with its process", "L1", |lease| lease.state == LeaseState::Ended);
@@ -552,7 +552,7 @@ fn who_becomes_another_program_again_and_again_is_ended_when_it_was_due() {
     let stories = stories(&service);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{stories}");
     // By whatever names it is on the record, it had its time once.
-    assert!(stories.contains(&format!("{} is on a card without a lease", stranger.id)), "{stories}");
+    assert!(stories.contains(&format!("{} is on a GPU without a lease", stranger.id)), "{stories}");
     let sent = |signal: &str| stories.lines().filter(|line| line.contains(signal) && line.contains(" got it")).count();
     assert_eq!((sent("SIGTERM was sent"), sent("SIGKILL was sent")), (1, 1), "{stories}");
     // Which of the two it is each time that it is looked into is a matter of when.

@@ -42,8 +42,8 @@ fn a_refusal_says_what_to_do_next() {
     refused(&service, &["run", "--time", "0s", "--", "true"], 64, &["a fixed term is from 1s to 7d", "hint: "]);
     refused(&service, &["run", "--priority", "11", "--", "true"], 64, &["from -10 to 10", "hint: "]);
     refused(&service, &["run", "--gpus", "65", "--", "true"], 64, &["from 1 to 64", "hint: "]);
-    refused(&service, &["run", "--on", "7", "--", "true"], 64, &["no card here", "hint: `sublet cards`"]);
-    refused(&service, &["cards", "drain", "7"], 64, &["there is no card `7`", "hint: "]);
+    refused(&service, &["run", "--on", "7", "--", "true"], 64, &["no GPU here", "hint: `sublet cards`"]);
+    refused(&service, &["cards", "drain", "7"], 64, &["there is no GPU `7`", "hint: "]);
     refused(&service, &["serve", "--config", "/no/such/file"], 78, &["/no/such/file", "hint: "]);
     refused(&service, &["run", "--vram", "-5G", "--", "true"], 64, &["size `-5G` is negative", "hint: write a number"]);
     refused(

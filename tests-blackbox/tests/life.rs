@@ -208,7 +208,7 @@ fn a_strangers_bytes_stop_promises_and_are_named_as_the_reason() {
         loose => Err(loose),
     });
     let occupant = client.card().occupants.into_iter().find(|occupant| occupant.pid == Some(stranger.pid()));
-    assert_eq!(occupant.expect("the stranger is on the card").state, "stranger");
+    assert_eq!(occupant.expect("the stranger is on the GPU").state, "stranger");
     let waiter = client.queue(&ask(20 * GIB, json!({})));
     let why = waiter.waiting.expect("it waits").why;
     let named =
@@ -224,13 +224,13 @@ fn check_fault(fault: &str) {
     let client = service.client();
     let lease = client.grant(&ask(GIB, json!({"ttl_s": 60})));
     service.script(json!([]), json!(fault));
-    let sentence = until("the card is unreadable", LONG, || client.card().unreadable.ok_or("it answers")).sentence;
+    let sentence = until("the GPU is unreadable", LONG, || client.card().unreadable.ok_or("it answers")).sentence;
     assert!(!sentence.is_empty());
     let card = client.card();
     assert_eq!((card.promisable_bytes, card.used_bytes), (0, None), "unknown is not zero, and promises nothing");
     let waiter = client.queue(&ask(GIB, json!({})));
     throughout(Duration::from_secs(5), || {
-        assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "nothing is granted on an unreadable card");
+        assert_eq!(client.lease(&waiter.id).state, LeaseState::Waiting, "nothing is granted on an unreadable GPU");
         renew(&client, &lease);
     });
     assert_eq!((client.lease(&lease.id).state, client.lease(&lease.id).epoch), (LeaseState::Active, lease.epoch));

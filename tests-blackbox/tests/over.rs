@@ -52,10 +52,10 @@ fn who_has_more_than_its_lease_is_told_and_accepts_a_larger_one_which_is_charged
     let lease = client.await_lease("it is told", "L1", is_over);
     let over = lease.over.expect("it was awaited");
     assert!(over.seen_bytes >= 1536 * MIB, "{over:?}");
-    let offer = over.offer_bytes.expect("the card has the room");
+    let offer = over.offer_bytes.expect("the GPU has the room");
     assert!(offer >= over.seen_bytes && offer < over.seen_bytes + 64 * MIB, "{over:?}");
     assert_eq!(over.ends_in_s, None, "nothing is enforced: {over:?}");
-    job.await_said("on a card, and its lease is for 1 GiB");
+    job.await_said("on a GPU, and its lease is for 1 GiB");
     job.await_said("`sublet accept L1` makes the lease");
     assert!(succeeds(&service, &["ps"]).contains("active, over"), "ps");
     assert!(succeeds(&service, &[]).contains("active, over"), "the status");
@@ -88,7 +88,7 @@ fn it_leaves_for_whoever_waits_though_that_one_stands_lower() {
     let mut guest = Job::start(&service, &["--vram", "2G", "--tier", "spot", "--", &hold, "64MiB", "--seconds", "1"]);
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     let trail = succeeds(&service, &["audit", "--lease", "L1"]);
-    assert!(trail.contains("L1 is taken off its cards for L2 by the driver"), "{trail}");
+    assert!(trail.contains("L1 is taken off its GPUs for L2 by the driver"), "{trail}");
     assert_eq!(guest.end().0, Some(0));
     await_state(&client, "L1", LeaseState::Active);
     job.finish("after it was parked for having too much");
@@ -112,7 +112,7 @@ fn who_cannot_leave_is_let_be_until_an_operator_enforces_and_is_ended_then() {
     assert!(guest.line().starts_with("holds "), "{}", guest.said());
     let ended = client.await_lease("it is over", "L1", |lease| lease.state == LeaseState::Ended);
     assert_eq!(ended.ended.map(|ended| ended.reason), Some(Reason::OverUse));
-    job.await_said("it had more on its card than its lease");
+    job.await_said("it had more on its GPU than its lease");
     let trail = succeeds(&service, &["audit", "--lease", "L1"]);
     assert!(trail.contains("is told that it ends in 0 s, for L2") && trail.contains("SIGTERM is sent to"), "{trail}");
     assert_eq!(guest.end().0, Some(0));

@@ -47,7 +47,7 @@ fn used(client: &Client) -> Option<u64> {
 }
 
 fn await_used(client: &Client, bytes: u64) {
-    until("so much of the card is used", LONG, || match used(client) {
+    until("so much of the GPU is used", LONG, || match used(client) {
         Some(used) if used == bytes => Ok(()),
         other => Err(other),
     });
@@ -69,7 +69,7 @@ fn by_hand_and_back_with_every_byte_as_it_was() {
     assert!(text(&service.cli(&["ps"])).contains("parked"));
     assert!(text(&service.cli(&["explain", "L1"])).contains("host memory"));
     let resumed = service.cli(&["resume", "L1"]);
-    assert!(resumed.status.success() && text(&resumed).contains("back on its cards"), "{resumed:?}");
+    assert!(resumed.status.success() && text(&resumed).contains("back on its GPUs"), "{resumed:?}");
     assert!(client.lease("L1").seen_bytes >= Some(512 * MIB));
     job.finish("after one park");
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
@@ -305,7 +305,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     let hold = example("hold");
     let capped = service.cli(&["run", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
     assert!(!capped.status.success(), "{capped:?}");
-    assert!(text(&capped).contains("out of memory: the lease has 1.0 GiB of this card"), "{capped:?}");
+    assert!(text(&capped).contains("out of memory: the lease has 1.0 GiB of this GPU"), "{capped:?}");
     let fits = service.cli(&["run", "--vram", "1G", "--", &hold, "768MiB", "--seconds", "0"]);
     assert!(fits.status.success(), "{fits:?}");
     let free = service.cli(&["run", "--no-shim", "--vram", "1G", "--", &hold, "2GiB", "--seconds", "0"]);
@@ -320,7 +320,7 @@ fn a_lease_is_a_cap_and_without_the_library_it_is_a_promise() {
     });
     let why = |lease: &Lease| lease.not_parkable.is_some();
     let lease = client.await_lease("it is known why not", "L5", why);
-    assert_eq!(lease.not_parkable.as_deref(), Some("no program of its uses a card through Sublet's library"));
+    assert_eq!(lease.not_parkable.as_deref(), Some("no program of its uses a GPU through Sublet's library"));
     let refused = service.cli(&["park", "L5"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert!(text(&refused).contains("cannot be parked: no program of its"), "{refused:?}");
@@ -341,7 +341,7 @@ fn a_program_under_mps_is_not_parked_and_it_is_said() {
     assert!(job.line().starts_with("holds "), "{}", job.said());
     let client = service.client();
     let lease = client.await_lease("it is known why not", "L1", |lease| lease.not_parkable.is_some());
-    assert_eq!(lease.not_parkable.as_deref(), Some("it uses its card through MPS"));
+    assert_eq!(lease.not_parkable.as_deref(), Some("it uses its GPU through MPS"));
     let refused = service.cli(&["park", "L1"]);
     assert!(!refused.status.success() && text(&refused).contains("through MPS"), "{refused:?}");
     job.finish("nobody touched it");

@@ -52,7 +52,7 @@ fn an_interactive_ask_parks_a_batch_job_which_goes_on_and_computes_the_same() {
     let (code, rest) = job.end();
     assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "{rest}");
     let audit = text(&service.cli(&["audit", "--lease", "L1"]));
-    assert!(audit.contains("is told to leave its cards for L2"), "{audit}");
+    assert!(audit.contains("is told to leave its GPUs for L2"), "{audit}");
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn equals_take_turns_and_compute_the_same() {
     let jobs = [Job::start(&service, &words), Job::start(&service, &words)];
     until("both were parked for the other", LONG, || {
         let audit = text(&service.cli(&["audit"]));
-        let both = audit.contains("L1 is told to leave its cards for L2")
-            && audit.contains("L2 is told to leave its cards for L1");
+        let both = audit.contains("L1 is told to leave its GPUs for L2")
+            && audit.contains("L2 is told to leave its GPUs for L1");
         if both { Ok(()) } else { Err(audit) }
     });
     for job in jobs {
@@ -92,8 +92,8 @@ fn thirty_holders_take_turns_on_one_card_and_each_computes_the_same() {
         assert_eq!((code, rest.lines().last()), (Some(0), Some(alone.as_str())), "job {number}: {rest}");
     }
     let audit = text(&service.cli(&["audit"]));
-    let left = audit.lines().filter(|line| line.contains("is told to leave its cards for")).count();
-    let back = audit.lines().filter(|line| line.contains("is back on its cards")).count();
+    let left = audit.lines().filter(|line| line.contains("is told to leave its GPUs for")).count();
+    let back = audit.lines().filter(|line| line.contains("is back on its GPUs")).count();
     assert!(left >= 10 && back >= 10, "{left} left for others, and {back} came back: {audit}");
 }
 
@@ -104,7 +104,7 @@ fn a_card_that_does_not_tell_whose_bytes_are_whose_is_left_by_one_after_the_othe
     let client = service.client();
     assert!(service.cli(&["soft", "fault", "0", "nvml", "no-bytes"]).status.success());
     let holders: Vec<Job> = (0..2).map(|_| Job::holds(&service, "1900M", "256MiB", &["--idle"])).collect();
-    until("the card is coarse, and both have their bytes", LONG, || {
+    until("the GPU is coarse, and both have their bytes", LONG, || {
         let card = client.card();
         let both = card.used_bytes.is_some_and(|used| used >= 512 << 20);
         if card.coarse && both { Ok(()) } else { Err(card.used_bytes) }
@@ -118,7 +118,7 @@ fn a_card_that_does_not_tell_whose_bytes_are_whose_is_left_by_one_after_the_othe
     }
     // The second was told when the first had been seen to leave.
     let audit = text(&service.cli(&["audit"]));
-    let steps = |line: &&str| line.contains("is told to leave its cards for") || line.contains("is parked");
+    let steps = |line: &&str| line.contains("is told to leave its GPUs for") || line.contains("is parked");
     let told: Vec<bool> = audit.lines().filter(steps).map(|line| line.contains("is told")).collect();
     assert_eq!(told, [true, false, true, false], "{audit}");
     assert_eq!(guest.end().0, Some(0));

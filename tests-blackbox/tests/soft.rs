@@ -18,7 +18,7 @@ use sublet_wire::{Card, CardState, Cards, Leases};
 const IDLE: u64 = 64 * MIB;
 /// What a context takes there.
 const CONTEXT: u64 = 128 * MIB;
-const NOTICE: &str = "these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not";
+const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";
 
 fn serve(gpu: &'static str) -> Service {
     Service::start_with(Setup { gpu: Gpu::Named(gpu), ..Setup::default() })
@@ -55,8 +55,8 @@ fn cards(service: &Service) -> Vec<Card> {
 }
 
 fn await_card(service: &Service, index: usize, what: &str, is_so: impl Fn(&Card) -> bool) -> Card {
-    *until(&format!("card {index}: {what}"), LONG, || {
-        let card = Box::new(cards(service).into_iter().nth(index).expect("there is such a card"));
+    *until(&format!("GPU {index}: {what}"), LONG, || {
+        let card = Box::new(cards(service).into_iter().nth(index).expect("there is such a GPU"));
         if is_so(&card) { Ok(card) } else { Err(card) }
     })
 }
@@ -102,7 +102,7 @@ fn a_program_on_a_lease_is_seen_with_its_bytes_and_kill_minus_9_frees_them() {
     assert_eq!((lease.vram_bytes, lease.card_indices.as_slice()), (Some(2 * GIB), &[0][..]));
     let card = await_card(&service, 0, "its bytes are used", |card| card.used_bytes == Some(IDLE + seen));
     assert_eq!((card.loose_bytes, card.coarse), (Some(IDLE), false), "all of it is the lease's");
-    assert_eq!(cards(&service)[1].used_bytes, Some(IDLE), "the other card is another matter");
+    assert_eq!(cards(&service)[1].used_bytes, Some(IDLE), "the other GPU is another matter");
     let uuid = cards(&service)[1].uuid.clone();
     let words = ["run", "--vram", "1G", "--on", "1", "--", "python3", &hold(), "512M", "600", "--card", &uuid];
     let _other = Holder::start(service.command(&words));
@@ -134,13 +134,13 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
     service.kill();
     service.restart();
     let after = await_card(&service, 0, "it is seen by the next one", is_seen);
-    assert_eq!((after.uuid, after.used_bytes), (card.uuid, card.used_bytes), "it is the same card");
+    assert_eq!((after.uuid, after.used_bytes), (card.uuid, card.used_bytes), "it is the same GPU");
     service.kill();
     let refused = service.command(&["serve", "--state-dir", "state", "--gpu", "soft:2x8GiB"]).output();
     let refused = refused.expect("the service can be started");
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("process {} uses the soft cards there are", stranger.0.id())), "{said}");
+    assert!(said.contains(&format!("process {} uses the soft GPUs there are", stranger.0.id())), "{said}");
     drop(stranger);
     service.set_gpu(Gpu::Named("soft:2x8GiB"));
     service.restart();
@@ -150,7 +150,7 @@ fn a_program_without_a_lease_is_a_stranger_and_outlives_a_restart_of_the_service
 #[test]
 fn a_lost_card_is_out_of_service_and_the_others_go_on() {
     let mut service = serve("soft:2x4GiB");
-    assert_eq!(fault(&service, "1 nvml lost"), "card 1: nvml lost\n");
+    assert_eq!(fault(&service, "1 nvml lost"), "GPU 1: nvml lost\n");
     let lost = await_card(&service, 1, "it is out of service", |card| card.state == CardState::OutOfService);
     assert_eq!(lost.state_why.as_deref(), Some("the driver lost it; an operator must clear it"));
     assert_eq!((lost.promisable_bytes, lost.used_bytes), (0, None));
@@ -173,13 +173,13 @@ fn a_lost_card_is_out_of_service_and_the_others_go_on() {
 #[test]
 fn an_nvml_that_hangs_or_fails_promises_nothing_until_it_answers_again() {
     let service = serve("soft:2x4GiB");
-    assert_eq!(fault(&service, "0 nvml error"), "card 0: nvml error\n");
+    assert_eq!(fault(&service, "0 nvml error"), "GPU 0: nvml error\n");
     let failing = await_card(&service, 0, "it is unreadable", |card| card.unreadable.is_some());
     assert_eq!((failing.state, failing.promisable_bytes), (CardState::InService, 0));
-    assert!(cards(&service)[1].unreadable.is_none(), "one card's error is not the other's");
+    assert!(cards(&service)[1].unreadable.is_none(), "one GPU's error is not the other's");
     fault(&service, "0 nvml ok");
     await_card(&service, 0, "it answers again", |card| card.promisable_bytes > 0);
-    assert_eq!(fault(&service, "nvml hang"), "card 0: nvml hang\ncard 1: nvml hang\n");
+    assert_eq!(fault(&service, "nvml hang"), "GPU 0: nvml hang\ncard 1: nvml hang\n");
     for index in [0, 1] {
         let hung = await_card(&service, index, "it is unreadable", |card| card.unreadable.is_some());
         assert_eq!(hung.promisable_bytes, 0);
@@ -236,7 +236,7 @@ fn allocations_and_checkpoints_fail_on_order() {
         text(&succeeded(&service.cli(&words)).stdout)
     };
     let used = || on_the_cards(&service).iter().map(|(_, bytes)| bytes).sum::<u64>();
-    assert_eq!(fault(&service, "checkpoint times-out"), "card 0: checkpoint times-out\n");
+    assert_eq!(fault(&service, "checkpoint times-out"), "GPU 0: checkpoint times-out\n");
     assert_eq!(checkpoint(&[]), "600\n", "it is not ready in time");
     fault(&service, "checkpoint frees-nothing");
     assert_eq!((checkpoint(&[]), used()), ("0 0\n".into(), GIB + CONTEXT), "it says that it did");
@@ -247,7 +247,7 @@ fn allocations_and_checkpoints_fail_on_order() {
     fault(&service, "checkpoint kills-target");
     assert_eq!(checkpoint(&[]), "0 304\n");
     assert_eq!(holder.0.wait().expect("an own child").signal(), Some(9));
-    assert_eq!(fault(&service, "clear"), "card 0: no faults\n");
+    assert_eq!(fault(&service, "clear"), "GPU 0: no faults\n");
 }
 
 /// Prints the least seconds of five that a copy of 8 MiB took, and a kernel.
@@ -304,11 +304,11 @@ fn kernels_and_copies_are_slow_on_order() {
         (times.next().expect("a copy's"), times.next().expect("a kernel's"))
     };
     let (_, kernel) = times();
-    assert_eq!(fault(&service, "0 copy-rate 64MiB/s"), "card 0: copy-rate 64 MiB/s\n");
+    assert_eq!(fault(&service, "0 copy-rate 64MiB/s"), "GPU 0: copy-rate 64 MiB/s\n");
     let (copy, _) = times();
     assert!(copy >= 0.12, "8 MiB at 64 MiB/s took {copy} s");
     fault(&service, "copy-rate off");
-    assert_eq!(fault(&service, "slow 900"), "card 0: slow 900\n");
+    assert_eq!(fault(&service, "slow 900"), "GPU 0: slow 900\n");
     let (_, slow) = times();
     assert!(slow >= 5.0 * kernel, "ten times as long as {kernel} s is not {slow} s");
 }
@@ -321,7 +321,7 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
     }
     let mut service = Service::start_with(Setup { gpu: Gpu::Unsaid, ..Setup::default() });
     let log = service.log();
-    assert!(log.contains("no NVIDIA device is visible on this machine: soft cards stand in"), "{log}");
+    assert!(log.contains("no NVIDIA device is visible on this machine: soft GPUs stand in"), "{log}");
     assert!(log.contains(NOTICE), "{log}");
     let found: Cards = service.client().get("/v1/cards").read();
     assert_eq!((found.kind.as_str(), found.cards.len()), ("soft", 2));
@@ -334,7 +334,7 @@ fn the_service_takes_soft_cards_by_itself_and_says_so_everywhere() {
     service.kill();
     let other = service.command(&["serve", "--state-dir", "state", "--gpu", "scripted:1x24GiB"]).output();
     let said = text(&other.expect("the service can be started").stderr);
-    assert!(said.contains("the state directory has soft cards in its journal"), "{said}");
+    assert!(said.contains("the state directory has soft GPUs in its journal"), "{said}");
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_program_can_have_private_cards_that_go_away_with_it() {
     assert_eq!(code(&["soft", "env"]), Some(69), "there is nothing to print");
     let none = alone(&["soft", "fault", "clear"]);
     assert_eq!(none.status.code(), Some(69));
-    assert!(text(&none.stderr).contains("there are no soft cards: no daemon answers at "), "{none:?}");
+    assert!(text(&none.stderr).contains("there are no soft GPUs: no daemon answers at "), "{none:?}");
 }
 
 #[test]
@@ -406,7 +406,7 @@ fn other_cards_and_missing_libraries_are_refused_with_what_to_do() {
         let output = output.expect("the command line can be started");
         (output.status.code(), text(&output.stderr))
     };
-    let not_found = "the soft cards' libraries (libcuda.so.1, libnvidia-ml.so.1) were not found in `/nowhere`\n\
+    let not_found = "the soft GPUs' libraries (libcuda.so.1, libnvidia-ml.so.1) were not found in `/nowhere`\n\
                      hint: `cargo xtask up` in a checkout builds them; SUBLET_SOFT_LIB can name the directory";
     let (code, said) = missing(&["serve", "--state-dir", "other", "--socket", "other.sock", "--gpu", "soft:1x4GiB"]);
     assert_eq!(code, Some(1), "{said}");

@@ -319,7 +319,7 @@ fn options_that_would_be_lost_are_refused() {
         refused(&home.sublet(line), 64, &["error:"]);
     }
     let output = home.sublet("wrap tool --url https://gpu1:7474");
-    refused(&output, 64, &["a tool runs where its card is"]);
+    refused(&output, 64, &["a tool runs where its GPU is"]);
     refused(&home.sublet("wrap tool --dir a:b"), 64, &["a folder on PATH cannot be called", "--dir"]);
     let mut homeless = home.service.command(&["wrap", "tool"]);
     homeless.env_remove("HOME");

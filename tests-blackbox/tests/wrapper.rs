@@ -114,7 +114,7 @@ fn whoever_sees_one_card_waits_for_that_one_though_another_is_free() {
         assert!(waiting.waiting.expect("it waits").why.contains("GPU 1"), "it says which GPU it waits for");
     }
     throughout(Duration::from_secs(1), || {
-        assert_eq!(client.lease("L2").state, LeaseState::Waiting, "card 0 is free, and not for it");
+        assert_eq!(client.lease("L2").state, LeaseState::Waiting, "GPU 0 is free, and not for it");
     });
     assert_eq!(client.delete(&format!("/v1/leases/{}", full.id)).status, 200);
     let lines: Vec<String> = jobs.iter_mut().map(|job| job.line().trim().to_owned()).collect();
@@ -126,10 +126,10 @@ fn whoever_sees_one_card_waits_for_that_one_though_another_is_free() {
 fn what_cannot_be_had_of_the_cards_that_are_seen_is_refused_with_the_reason() {
     let service = two_cards();
     for (visible, arguments, code, expected) in [
-        ("", &[][..], 77, "CUDA_VISIBLE_DEVICES is `` here, which means no card"),
-        ("1", &["--gpus", "2"], 64, "no other card was asked for: CUDA_VISIBLE_DEVICES is `1`"),
-        ("1", &["--on", "0"], 77, "`--on 0` names no card that is visible here: CUDA_VISIBLE_DEVICES is `1`"),
-        ("7", &[], 64, "no other card was asked for: CUDA_VISIBLE_DEVICES is `7`"),
+        ("", &[][..], 77, "CUDA_VISIBLE_DEVICES is `` here, which means no GPU"),
+        ("1", &["--gpus", "2"], 64, "no other GPU was asked for: CUDA_VISIBLE_DEVICES is `1`"),
+        ("1", &["--on", "0"], 77, "`--on 0` names no GPU that is visible here: CUDA_VISIBLE_DEVICES is `1`"),
+        ("7", &[], 64, "no other GPU was asked for: CUDA_VISIBLE_DEVICES is `7`"),
     ] {
         let job = seen_from(&service, visible, &[&["--vram", "4G"], arguments].concat());
         let stderr = job.stderr.clone();

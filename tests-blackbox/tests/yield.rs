@@ -129,11 +129,11 @@ fn each_server_yields_in_its_own_way_is_seen_gone_and_comes_back() {
         let gone = |lease: &Lease| lease.state == LeaseState::Parked && lease.seen_bytes <= Some(CONTEXT);
         let lease = client.await_lease("all of it left", "L1", gone);
         assert_eq!((lease.rung, lease.yields), (Some(Rung::Yield), true), "{}: {lease:?}", recipe.like);
-        job.await_said("L1 yields its cards to others: its hook took ");
+        job.await_said("L1 yields its GPUs to others: its hook took ");
         assert_eq!(other.end().0, Some(0));
         let resumed = service.cli(&["resume", "L1"]);
         assert!(resumed.status.success(), "{}: {resumed:?}", recipe.like);
-        job.await_said("L1 has its cards again");
+        job.await_said("L1 has its GPUs again");
         if recipe.like == "comfyui" {
             // It loads again with the next prompt.
             assert!(ask(port, "POST /prompt").contains("42"));
@@ -177,12 +177,12 @@ fn who_says_that_it_yielded_and_did_not_is_not_believed_nor_asked_again() {
         let client = service.client();
         let (job, _) = Recipe::of("vllm").start_with(&service, bytes, &[], &["--fault", fault]);
         let other = Job::start(&service, &["--vram", "3G", "--", "true"]);
-        job.await_said("L1 yields its cards to others");
+        job.await_said("L1 yields its GPUs to others");
         // Its word frees nothing: whoever waits has nothing until the card was seen without it.
         until("it is known for what it is", LONG, || {
             assert_eq!(client.lease("L2").state, LeaseState::Waiting, "{fault}");
             let audit = text(&service.cli(&["audit", "--lease", "L1"]));
-            if audit.contains("the cards say otherwise") { Ok(()) } else { Err(audit) }
+            if audit.contains("the GPUs say otherwise") { Ok(()) } else { Err(audit) }
         });
         let lease = client.await_lease("it is back", "L1", |lease| lease.state == LeaseState::Active);
         assert!(lease.seen_bytes >= Some(bytes / 2), "{fault}: {lease:?}");
@@ -268,7 +268,7 @@ fn who_chose_to_be_ended_is_told_ended_and_started_again() {
     client.await_lease("its bytes are seen", "L1", |lease| lease.seen_bytes >= Some(MODEL));
     let other = needs_the_card(&service);
     assert_eq!(other.end().0, Some(0));
-    job.await_said("lease L1 ends in 2 s: others need its cards, and you said that it may be ended for them");
+    job.await_said("lease L1 ends in 2 s: others need its GPUs, and you said that it may be ended for them");
     job.await_said("L1 was ended for others: asking again, and starting the command anew (1)");
     let (code, rest) = job.end();
     // The program has no handler for the signal, and lives until the shell ends it.

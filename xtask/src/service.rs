@@ -103,9 +103,9 @@ impl Record {
     }
     fn print_lines(&self) -> Result<()> {
         match self.gpu.as_str() {
-            "real" => println!("cards: real (NVIDIA, read through NVML)"),
+            "real" => println!("GPUs: real (NVIDIA, read through NVML)"),
             kind => {
-                println!("cards: {kind}; there is no NVIDIA device here");
+                println!("GPUs: {kind}; there is no NVIDIA device here");
                 println!("programs of CUDA's driver API run on them, PyTorch and the like do not");
             }
         }
@@ -188,8 +188,8 @@ impl Drop for Throwaway {
 /// `real` or `soft`.
 fn kind_of_cards(socket: &Path) -> Result<String> {
     let (_, body) = get(socket, "/v1/cards")?;
-    let cards: Value = serde_json::from_str(&body).context("the list of cards is not JSON")?;
-    cards["kind"].as_str().map(str::to_owned).context("the service does not say which cards it has")
+    let cards: Value = serde_json::from_str(&body).context("the list of GPUs is not JSON")?;
+    cards["kind"].as_str().map(str::to_owned).context("the service does not say which GPUs it has")
 }
 
 fn socket_path() -> Result<PathBuf> {

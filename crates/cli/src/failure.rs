@@ -113,12 +113,12 @@ mod tests {
 
     #[test]
     fn a_problem_keeps_its_words_and_gets_its_exit_code() {
-        let problem = Problem::new(Code::NoRoom, "no card has 16 GiB free (largest: 9 GiB on card 1)")
+        let problem = Problem::new(Code::NoRoom, "no GPU has 16 GiB free (largest: 9 GiB on GPU 1)")
             .hint("ask for 8 GiB, or wait: 2 leases are ahead");
         let failure = Failure::from(problem);
         assert_eq!(failure.exit(), exit::LEASE_LOST);
         expect![[r#"
-            no card has 16 GiB free (largest: 9 GiB on card 1)
+            no GPU has 16 GiB free (largest: 9 GiB on GPU 1)
             hint: ask for 8 GiB, or wait: 2 leases are ahead"#]]
         .assert_eq(&failure.to_string());
     }

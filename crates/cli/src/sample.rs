@@ -83,7 +83,7 @@ pub fn waiting() -> Lease {
         waiting: Some(Waiting {
             place: 2,
             place_exact: true,
-            why: "card 0 is not empty".into(),
+            why: "GPU 0 is not empty".into(),
             estimate_s: Some(1500.0),
             expected_s: Some(40.0),
             expected_p90_s: Some(120.0),
@@ -106,7 +106,7 @@ pub fn queue() -> Leases {
         waiting: Some(Waiting {
             place: 1,
             place_exact: true,
-            why: "card 0 has 4 GiB of 16 GiB".into(),
+            why: "GPU 0 has 4 GiB of 16 GiB".into(),
             estimate_s: None,
             expected_s: None,
             expected_p90_s: None,
@@ -122,7 +122,7 @@ pub fn queue() -> Leases {
 pub fn parking() -> ParkingRam {
     ParkingRam {
         by_driver: true,
-        driver_limits: vec!["managed memory cannot leave a card this way".into()],
+        driver_limits: vec!["managed memory cannot leave a GPU this way".into()],
         ram_bytes: 32 << 30,
         booked_bytes: 8 << 30,
         stock_bytes: 4 << 30,
@@ -171,7 +171,7 @@ pub fn cards() -> Cards {
         uuid: "GPU-2c".into(),
         state: CardState::InService,
         state_why: None,
-        unreadable: Some(Unreadable { sentence: "the card did not answer; no new leases there until it does".into() }),
+        unreadable: Some(Unreadable { sentence: "the GPU did not answer; no new leases there until it does".into() }),
         used_bytes: None,
         loose_bytes: None,
         committed_bytes: None,

@@ -17,9 +17,9 @@ pub fn vram(vram: Vram) -> String {
 pub fn wish(vram: Vram, gpus: u32) -> String {
     match (vram, gpus) {
         (Vram::Bytes(bytes), 1) => size::show(bytes),
-        (Vram::Bytes(bytes), n) => format!("{} on each of {n} cards", size::show(bytes)),
-        (Vram::Whole, 1) => "a whole card".into(),
-        (Vram::Whole, n) => format!("{n} whole cards"),
+        (Vram::Bytes(bytes), n) => format!("{} on each of {n} GPUs", size::show(bytes)),
+        (Vram::Whole, 1) => "a whole GPU".into(),
+        (Vram::Whole, n) => format!("{n} whole GPUs"),
     }
 }
 
@@ -75,8 +75,8 @@ pub fn tier(tier: Tier) -> &'static str {
 pub fn exclusivity(exclusivity: Exclusivity) -> &'static str {
     match exclusivity {
         Exclusivity::Shared => "shared",
-        Exclusivity::SessionExclusive => "no other user on its cards",
-        Exclusivity::DeviceExclusive => "no other lease on its cards",
+        Exclusivity::SessionExclusive => "no other user on its GPUs",
+        Exclusivity::DeviceExclusive => "no other lease on its GPUs",
     }
 }
 

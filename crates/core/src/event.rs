@@ -530,11 +530,11 @@ impl fmt::Display for Refusal {
             }
             Refusal::BadAsk(BadAsk::On) => write!(
                 f,
-                "`on` must be a card's index, its UUID, or part of its model, or up to {} of them with commas",
+                "`on` must be a GPU's index, its UUID, or part of its model, or up to {} of them with commas",
                 Ask::GPUS_MAX
             ),
             Refusal::NoSuchLease => f.write_str("no such lease"),
-            Refusal::NoSuchCard => f.write_str("no such card"),
+            Refusal::NoSuchCard => f.write_str("no such GPU"),
             Refusal::NotOperator => f.write_str("only an operator may do this"),
             Refusal::MayNotPutAside(AsideAllow::Operators) => {
                 f.write_str("only an operator may put a GPU aside on this host")
@@ -562,18 +562,18 @@ impl fmt::Display for Refusal {
             Refusal::TooManyProcesses => f.write_str("as many processes as may be are bound to the lease"),
             Refusal::ProcessAway(lease) => {
                 let whose = lease.map_or_else(|| "another lease".to_owned(), |lease| lease.to_string());
-                write!(f, "the process belongs to {whose}, and its bytes are off the cards or on their way")
+                write!(f, "the process belongs to {whose}, and its bytes are off the GPUs or on their way")
             }
-            Refusal::NoCards => f.write_str("no card has been seen on this host"),
-            Refusal::NeverFits { largest: None, .. } => f.write_str("no card here is the one that `on` names"),
+            Refusal::NoCards => f.write_str("no GPU has been seen on this host"),
+            Refusal::NeverFits { largest: None, .. } => f.write_str("no GPU here is the one that `on` names"),
             Refusal::NeverFits { largest: Some(largest), cards } => {
                 write!(
                     f,
-                    "no card could ever hold this ask (cards that would do: {cards}, largest lease there: {largest})"
+                    "no GPU could ever hold this ask (GPUs that would do: {cards}, largest lease there: {largest})"
                 )
             }
             Refusal::BelowContext { context } => {
-                write!(f, "a CUDA context alone takes {context} on the card, and a lease includes it")
+                write!(f, "a CUDA context alone takes {context} on the GPU, and a lease includes it")
             }
             Refusal::OverQuota(held) => held.fmt(f),
             Refusal::NotParkable(why) => write!(f, "the holder cannot be parked: {why}"),
@@ -581,7 +581,7 @@ impl fmt::Display for Refusal {
             Refusal::NoSuchOffer { instead: None } => f.write_str("that cannot start now, and nothing smaller can"),
             Refusal::NoSuchOffer { instead: Some((vram, 1)) } => write!(f, "that cannot start now, but {vram} can"),
             Refusal::NoSuchOffer { instead: Some((vram, gpus)) } => {
-                write!(f, "that cannot start now, but {vram} of each of {gpus} cards can")
+                write!(f, "that cannot start now, but {vram} of each of {gpus} GPUs can")
             }
             Refusal::NotLarger { instead: None } => f.write_str("the lease cannot be made larger now"),
             Refusal::NotLarger { instead: Some(vram) } => write!(f, "the lease can be made {vram} now, and not that"),
@@ -599,7 +599,7 @@ impl fmt::Display for Refusal {
             Refusal::BadToken(bad) => bad.fmt(f),
             Refusal::NoSuchToken => f.write_str("no such token"),
             Refusal::ThroughToken => f.write_str("a token cannot make tokens"),
-            Refusal::NoSuchStranger => f.write_str("no process of yours with this number is on a card without a lease"),
+            Refusal::NoSuchStranger => f.write_str("no process of yours with this number is on a GPU without a lease"),
             Refusal::NotAdoptable(why) => write!(f, "it cannot have a lease now: {why}"),
             Refusal::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             Refusal::BadRule => f.write_str(

@@ -149,12 +149,12 @@ pub enum NotParkable {
 impl fmt::Display for NotParkable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotParkable::NotActive => f.write_str("it does not have its cards now"),
+            NotParkable::NotActive => f.write_str("it does not have its GPUs now"),
             NotParkable::Off => f.write_str("parking is off in this house"),
-            NotParkable::NoShim => f.write_str("no program of its uses a card through Sublet's library"),
-            NotParkable::Others(1) => f.write_str("one of its programs uses a card without Sublet's library"),
+            NotParkable::NoShim => f.write_str("no program of its uses a GPU through Sublet's library"),
+            NotParkable::Others(1) => f.write_str("one of its programs uses a GPU without Sublet's library"),
             NotParkable::Others(count) => {
-                write!(f, "{count} of its programs use a card without Sublet's library")
+                write!(f, "{count} of its programs use a GPU without Sublet's library")
             }
             NotParkable::Says(why) => f.write_str(why),
             NotParkable::Stopped(process) => {
@@ -174,13 +174,13 @@ impl fmt::Display for NotParkable {
             NotParkable::NotSure(why) => {
                 write!(f, "a restore would not be sure to have room: {why} (`--may-lose` takes the risk)")
             }
-            NotParkable::Unreadable => f.write_str("a card of its cannot be read now"),
+            NotParkable::Unreadable => f.write_str("a GPU of its cannot be read now"),
             NotParkable::Coarse => {
                 f.write_str("the driver does not tell how many bytes each process has, and only Sublet's library would")
             }
             NotParkable::OneAtATime(card) => write!(
                 f,
-                "another lease leaves card {} or comes back to it, and the driver does not tell bytes per process there",
+                "another lease leaves GPU {} or comes back to it, and the driver does not tell bytes per process there",
                 card.0
             ),
             NotParkable::Lately(why) => write!(f, "it was tried a moment ago: {why}"),
@@ -207,8 +207,8 @@ pub enum InTheWay {
 impl fmt::Display for InTheWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            InTheWay::Unreadable(card) => write!(f, "card {} cannot be read", card.0),
-            InTheWay::Strangers(card, count) => write!(f, "processes without a lease are on card {}: {count}", card.0),
+            InTheWay::Unreadable(card) => write!(f, "GPU {} cannot be read", card.0),
+            InTheWay::Strangers(card, count) => write!(f, "processes without a lease are on GPU {}: {count}", card.0),
             InTheWay::Uncapped(_, lease) => write!(f, "nothing keeps {lease} to its lease"),
         }
     }
@@ -490,11 +490,11 @@ pub(crate) fn keeps_to_its_cards(state: &State, lease: LeaseId, hold: &Hold, now
         let room = state.room(card);
         match room.open(now, state.policy().period) {
             Ok(()) if residents(state, lease, card).next().is_none() => {}
-            Ok(()) => return Err(NotParkable::NotSure(format!("it uses card {} too, which is not its own", card.0))),
+            Ok(()) => return Err(NotParkable::NotSure(format!("it uses GPU {} too, which is not its own", card.0))),
             // What was on it is gone for good.
             Err(Closed::Unreadable(Unreadable::Lost)) => {}
             Err(_) => {
-                let why = format!("it may be on card {} too, which cannot be read", card.0);
+                let why = format!("it may be on GPU {} too, which cannot be read", card.0);
                 return Err(NotParkable::NotSure(why));
             }
         }

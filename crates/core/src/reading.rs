@@ -38,7 +38,7 @@ impl CardFacts {
         CardFacts {
             uuid: format!("GPU-{index}"),
             index,
-            name: format!("card of {total}"),
+            name: format!("GPU of {total}"),
             total,
             display: false,
             context: None,

@@ -330,11 +330,11 @@ impl fmt::Display for LeftAlone {
             LeftAlone::Graphics => f.write_str("it only draws, and is only ended if a rule denies it"),
             LeftAlone::Display(seat) => write!(f, "it is a screen's, of {seat}"),
             LeftAlone::Unread(what) => write!(f, "it could not be audited: {what}"),
-            LeftAlone::NoDevice => f.write_str("it has no device file of a card open"),
+            LeftAlone::NoDevice => f.write_str("it has no device file of a GPU open"),
             LeftAlone::Shared(pid) => {
                 write!(
                     f,
-                    "others have card files from process {pid} too, and which of them holds its memory cannot be told"
+                    "others have GPU files from process {pid} too, and which of them holds its memory cannot be told"
                 )
             }
             LeftAlone::System => f.write_str("it is a process of the system"),
@@ -342,7 +342,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::CannotEnforce(why) => write!(f, "strangers cannot be told apart here: {why}"),
             LeftAlone::Refused(why) => write!(f, "it could not be signalled: {why}"),
             LeftAlone::Attached(rule, lease) => {
-                write!(f, "rule {rule} gives it a lease for all of its cards once {lease} is over")
+                write!(f, "rule {rule} gives it a lease for all of its GPUs once {lease} is over")
             }
         }
     }

@@ -52,7 +52,7 @@ fn claim(name: &str, locks: &Path, uid: u32) -> Result<Cards, ServeError> {
             tracing::warn!(
                 process,
                 user,
-                "another user's process has the name by which daemons know of each other; a daemon of that user would lease the same cards: look at it, and end it"
+                "another user's process has the name by which daemons know of each other; a daemon of that user would lease the same GPUs: look at it, and end it"
             );
             None
         }

@@ -69,13 +69,13 @@ pub enum ServeError {
     #[error(transparent)]
     Gpu(#[from] NotAGpuSpec),
     /// There is no NVIDIA device on this machine, and nothing in its place.
-    #[error("no NVIDIA device is visible on this machine, and soft cards cannot stand in")]
+    #[error("no NVIDIA device is visible on this machine, and soft GPUs cannot stand in")]
     NoDevice(#[source] SoftError),
     /// The soft cards that were asked for cannot be had.
     #[error(transparent)]
     Soft(#[from] SoftError),
     /// The journal knows cards of the other kind.
-    #[error("the state directory has {0} cards in its journal")]
+    #[error("the state directory has {0} GPUs in its journal")]
     OtherKind(&'static str),
     /// The journal cannot be opened.
     #[error(transparent)]
@@ -89,7 +89,7 @@ pub enum ServeError {
         pid: Option<i32>,
     },
     /// Another daemon leases the cards of this host.
-    #[error("another daemon{} leases the cards of this host", by.map_or(String::new(), |(pid, uid)| format!(" (process {pid} of user {uid})")))]
+    #[error("another daemon{} leases the GPUs of this host", by.map_or(String::new(), |(pid, uid)| format!(" (process {pid} of user {uid})")))]
     CardsTaken {
         /// Which process, and whose.
         by: Option<(i32, u32)>,
@@ -149,7 +149,7 @@ impl ServeError {
             ServeError::NoDevice(error) | ServeError::Soft(error) => error.hint(),
             ServeError::OtherKind(kind) => {
                 let like = if *kind == "real" { "real".to_owned() } else { format!("{kind}:1x24GiB") };
-                Some(format!("say which cards it has, such as `--gpu {like}`, or use another `--state-dir`"))
+                Some(format!("say which GPUs it has, such as `--gpu {like}`, or use another `--state-dir`"))
             }
             ServeError::CardsTaken { .. } => {
                 Some("stop it first, or have that done: two would promise the same memory".to_owned())
@@ -242,7 +242,7 @@ fn look_at(choice: &Choice, options: &Options) -> Result<Settings, ServeError> {
 /// Nobody shall take soft cards for real ones.
 fn announce(place: &SoftPlace, automatic: bool) {
     if automatic {
-        tracing::warn!("no NVIDIA device is visible on this machine: soft cards stand in");
+        tracing::warn!("no NVIDIA device is visible on this machine: soft GPUs stand in");
     }
     tracing::warn!(file = %place.state.display(), "{}", soft::NOTICE);
 }

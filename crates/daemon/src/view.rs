@@ -371,7 +371,7 @@ impl View<'_> {
             _ if shown.state == wire::LeaseState::Parked => {
                 self.parked_aside(by, lease).unwrap_or_else(|| parked(lease))
             }
-            _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its cards".to_owned(),
+            _ if shown.state == wire::LeaseState::Parking => "its bytes are leaving its GPUs".to_owned(),
             _ if shown.state == wire::LeaseState::Resuming => self.resuming(by, lease),
             _ if shown.over.is_some() => {
                 "it is active and has more on a GPU than its lease is for; if another request waits it may be parked"
@@ -401,7 +401,7 @@ impl View<'_> {
     /// Why a lease that comes back is not back yet.
     fn resuming(&self, by: &Caller, lease: &Lease) -> String {
         let Some(who) = parking::held_back(self.state, lease) else {
-            return "its bytes are coming back to its cards".to_owned();
+            return "its bytes are coming back to its GPUs".to_owned();
         };
         let name = match who {
             InTheWay::Unreadable(_) => None,

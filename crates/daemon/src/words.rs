@@ -32,13 +32,13 @@ pub fn ended(id: &str, reason: Reason) -> String {
             format!("lease {id} ended: it was not used, and another request waits for the GPU; ask again to go on")
         }
         Reason::HoldCap => format!(
-            "lease {id} ended: it was held as long as others must wait for a card; ask again, your processes were left alone"
+            "lease {id} ended: it was held as long as others must wait for a GPU; ask again, your processes were left alone"
         ),
         Reason::TermOver => format!("lease {id} ended: its term was over; ask again to go on"),
         Reason::HolderExited => format!("lease {id} ended: its last process exited"),
         Reason::Revoked => format!("lease {id} was ended by an operator; ask them before you ask again"),
         Reason::DeviceLost => {
-            format!("lease {id} ended: its card is gone; ask again for another, and tell an operator")
+            format!("lease {id} ended: its GPU is gone; ask again for another, and tell an operator")
         }
         Reason::RestoreFailed => format!(
             "lease {id} ended: the driver could not bring its bytes back, and what was parked is lost; end its processes and begin anew"
@@ -54,13 +54,13 @@ pub fn ended(id: &str, reason: Reason) -> String {
             "lease {id} ended: it was parked as long as anything may be, and what was parked is lost; ask again and begin anew"
         ),
         Reason::Preempted => format!(
-            "lease {id} ended: others needed its card, and it was to be ended for them; ask again, or let `--requeue` do it"
+            "lease {id} ended: others needed its GPU, and it was to be ended for them; ask again, or let `--requeue` do it"
         ),
         Reason::NotMoved => format!(
-            "lease {id} ended: its process never asked for it, and could not be parked off its card; it is a stranger there again"
+            "lease {id} ended: its process never asked for it, and could not be parked off its GPU; it is a stranger there again"
         ),
         Reason::OverUse => format!(
-            "lease {id} ended: it had more on its card than its lease, others needed that, and it could not be parked; ask again for as much as it takes"
+            "lease {id} ended: it had more on its GPU than its lease, others needed that, and it could not be parked; ask again for as much as it takes"
         ),
         Reason::WaitOver => format!("{id} was not granted within the time it would wait; ask again with a longer wait"),
     }
@@ -69,12 +69,12 @@ pub fn ended(id: &str, reason: Reason) -> String {
 /// Why a card cannot be read.
 pub fn unreadable(index: u32, why: &Unreadable) -> String {
     match why {
-        Unreadable::NotYet => format!("card {index} was not read yet; no new leases there until it is"),
-        Unreadable::NoAnswer => format!("card {index} did not answer; no new leases there until it does"),
+        Unreadable::NotYet => format!("GPU {index} was not read yet; no new leases there until it is"),
+        Unreadable::NoAnswer => format!("GPU {index} did not answer; no new leases there until it does"),
         Unreadable::Failed(error) => {
-            format!("card {index} answered with an error ({error}); no new leases there until it is mended")
+            format!("GPU {index} answered with an error ({error}); no new leases there until it is mended")
         }
-        Unreadable::Lost => format!("the driver lost card {index}; reset it or reboot, then clear it"),
+        Unreadable::Lost => format!("the driver lost GPU {index}; reset it or reboot, then clear it"),
     }
 }
 
@@ -130,9 +130,9 @@ pub fn no_bound(why: &NoBound) -> String {
     match why {
         NoBound::Quota(held) => format!("{held}; {}", when_quota_returns(held)),
         NoBound::Cards => {
-            "too few of the cards that would do can be read and are known to be free of strangers".to_owned()
+            "too few of the GPUs that would do can be read and are known to be free of strangers".to_owned()
         }
-        NoBound::Holder(_) => "a lease on its cards has a long fixed term, or is never preempted".to_owned(),
+        NoBound::Holder(_) => "a lease on its GPUs has a long fixed term, or is never preempted".to_owned(),
         NoBound::Ahead(_) => "a request ahead has a long fixed term, or is never preempted".to_owned(),
         NoBound::OwnAhead => "other asks of yours are ahead; there is one when it is your first".to_owned(),
         NoBound::Budget => "your GPU time of the day may be used up before".to_owned(),
@@ -178,27 +178,27 @@ pub fn held_back(state: &State, who: InTheWay, name: Option<String>) -> String {
     let lost = "a restore loses the process if another takes its room";
     match (who, name) {
         (InTheWay::Unreadable(card), _) => {
-            format!("it waits until card {} can be read: {lost}; tell an operator if that lasts", index(card))
+            format!("it waits until GPU {} can be read: {lost}; tell an operator if that lasts", index(card))
         }
         (InTheWay::Strangers(card, count), Some(name)) => {
             let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
             let (has, leaves) = if count > 1 { ("have", "leave") } else { ("has", "leaves") };
             format!(
-                "it waits until {name}{others}, which {has} no lease, {leaves} card {}: {lost}; end what is there, or ask its user to",
+                "it waits until {name}{others}, which {has} no lease, {leaves} GPU {}: {lost}; end what is there, or ask its user to",
                 index(card)
             )
         }
         (InTheWay::Strangers(card, count), None) => {
             let processes = if count == 1 { "process" } else { "processes" };
             format!(
-                "it waits until {count} {processes} without a lease left card {index}: {lost}; `sublet cards` shows what is there; end it, or ask its user to",
+                "it waits until {count} {processes} without a lease left GPU {index}: {lost}; `sublet cards` shows what is there; end it, or ask its user to",
                 index = index(card)
             )
         }
         (InTheWay::Uncapped(card, _), name) => {
             let name = name.unwrap_or_else(|| "another lease".to_owned());
             format!(
-                "it waits until {name} is gone from card {}, which nothing keeps to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
+                "it waits until {name} is gone from GPU {}, which nothing keeps to its size: {lost}; ask its user to end it, or to start it with Sublet's library",
                 index(card)
             )
         }
@@ -318,7 +318,7 @@ pub fn problem(refusal: &Refusal) -> Problem {
             Problem::new(Code::NeverFits, detail).hint("`sublet cards` lists those there are")
         }
         Refusal::NeverFits { .. } => {
-            Problem::new(Code::NeverFits, detail).hint("ask for less, for fewer cards, or for others")
+            Problem::new(Code::NeverFits, detail).hint("ask for less, for fewer GPUs, or for others")
         }
         Refusal::BelowContext { context } => Problem::new(Code::BelowContext, detail)
             .hint(format!("ask for at least {} more than your tensors need", show(context.0))),
@@ -380,8 +380,8 @@ pub fn problem(refusal: &Refusal) -> Problem {
 /// What would do instead.
 fn sensible(bad: &BadAsk) -> &'static str {
     match bad {
-        BadAsk::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a card",
-        BadAsk::Gpus => "`sublet cards` lists the cards there are",
+        BadAsk::Vram => "`vram_bytes` counts bytes: 16 GiB are 17179869184; \"whole\" is all of a GPU",
+        BadAsk::Gpus => "`sublet cards` lists the GPUs there are",
         BadAsk::Term => "leave both out for a lease that lasts while it is used",
         BadAsk::Priority => "10 goes first within a tier, -10 last; 0 is the usual",
         BadAsk::Name => "letters, digits, signs and spaces do",
@@ -398,7 +398,7 @@ fn detail(refusal: &Refusal) -> String {
         // Another user's is none of the caller's either, and is not told from one that never was.
         Refusal::NoSuchLease => "you have no such lease".to_owned(),
         Refusal::NeverFits { largest: None, .. } => {
-            "no card here has the index, UUID or model that `on` names".to_owned()
+            "no GPU here has the index, UUID or model that `on` names".to_owned()
         }
         Refusal::NeverFits { largest: Some(largest), cards } => format!(
             "this can never be granted here: it could be on {cards} {}, with at most {}",
@@ -406,7 +406,7 @@ fn detail(refusal: &Refusal) -> String {
             show(largest.0) + if *cards == 1 { "" } else { " on each" }
         ),
         Refusal::BelowContext { context } => {
-            format!("a CUDA context alone takes {} on the card, and a lease includes it", show(context.0))
+            format!("a CUDA context alone takes {} on the GPU, and a lease includes it", show(context.0))
         }
         Refusal::TtlTooLong { longest } => format!(
             "a lease that use renews may last {} at a time here, as long as others must wait for it",
@@ -421,7 +421,7 @@ fn detail(refusal: &Refusal) -> String {
             format!("through this token {cap} may be had at a time, {has} are, and this asks for more than the rest")
         }
         Refusal::NotLarger { instead: Some(vram) } => {
-            format!("the lease can be made {} of each card now, and not that", show(vram.0))
+            format!("the lease can be made {} of each GPU now, and not that", show(vram.0))
         }
         Refusal::NotParkable(why) => format!("the holder cannot be parked: {}", not_parkable(why)),
         other => other.to_string(),
@@ -438,17 +438,17 @@ pub fn action(action: &Action) -> String {
         Action::Regroup { tenant, groups } => format!("tenant #{tenant} belongs to {}", groups.join(", ")),
         Action::Day { .. } => "a new day began: daily budgets are whole again".to_owned(),
         Action::List { facts, .. } => {
-            format!("card {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
+            format!("GPU {} is {} with {} ({})", facts.index, facts.name, show(facts.total.0), facts.uuid)
         }
         Action::Serve { card, service: state } => {
-            format!("card #{card} {}", service(state).unwrap_or_else(|| "is in service".to_owned()))
+            format!("GPU #{card} {}", service(state).unwrap_or_else(|| "is in service".to_owned()))
         }
         Action::Queue { lease, ask, .. } => {
             let size = match ask.vram {
                 Vram::Bytes(bytes) => show(bytes.0),
-                Vram::Whole => "a whole card".to_owned(),
+                Vram::Whole => "a whole GPU".to_owned(),
             };
-            let cards = if ask.gpus == 1 { String::new() } else { format!(" on each of {} cards", ask.gpus) };
+            let cards = if ask.gpus == 1 { String::new() } else { format!(" on each of {} GPUs", ask.gpus) };
             format!("{lease} asks for {size}{cards}")
         }
         Action::Grant { lease, vram, epoch, .. } => format!("{lease} is granted {} at epoch {epoch}", show(vram.0)),
@@ -473,24 +473,21 @@ pub fn action(action: &Action) -> String {
             let aside = aside.map(|card| format!(" because GPU #{card} steps aside"));
             let room_for = room_for.or(aside).unwrap_or_default();
             match rung {
-                Rung::Yield => format!("{lease} is told to leave its cards{room_for}, by its own hook"),
+                Rung::Yield => format!("{lease} is told to leave its GPUs{room_for}, by its own hook"),
                 Rung::Driver => format!(
-                    "{lease} is taken off its cards{room_for} by the driver; {} of host memory are booked",
+                    "{lease} is taken off its GPUs{room_for} by the driver; {} of host memory are booked",
                     show(booked.0)
                 ),
                 Rung::Park | Rung::End => {
-                    format!(
-                        "{lease} is told to leave its cards{room_for}; {} of host memory are booked",
-                        show(booked.0)
-                    )
+                    format!("{lease} is told to leave its GPUs{room_for}; {} of host memory are booked", show(booked.0))
                 }
             }
         }
         Action::Over { lease, seen, .. } => {
-            format!("{lease} has {} on a card, more than its lease is for, and is told", show(seen.0))
+            format!("{lease} has {} on a GPU, more than its lease is for, and is told", show(seen.0))
         }
-        Action::Within { lease } => format!("{lease} has no more on its cards than its lease is for"),
-        Action::Grow { lease, vram, .. } => format!("{lease} takes a larger lease: {} of each card", show(vram.0)),
+        Action::Within { lease } => format!("{lease} has no more on its GPUs than its lease is for"),
+        Action::Grow { lease, vram, .. } => format!("{lease} takes a larger lease: {} of each GPU", show(vram.0)),
         Action::Notice { lease, at, until, room_for } => {
             let left = until.since(*at).secs_ceil();
             match lease == room_for {
@@ -498,7 +495,7 @@ pub fn action(action: &Action) -> String {
                 false => format!("{lease} is told that it ends in {left} s, for {room_for}"),
             }
         }
-        Action::Spare { lease } => format!("{lease} goes on: no request needs its cards any more"),
+        Action::Spare { lease } => format!("{lease} goes on: no request needs its GPUs any more"),
         Action::Signal { lease, signal, processes, left_out, .. } => {
             let pids = |of: &[ProcKey]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let sent = format!("{} is sent to {} of {lease}", signals::name(*signal), pids(processes));
@@ -512,29 +509,29 @@ pub fn action(action: &Action) -> String {
                 Unparked::Refused(why) => why.clone(),
                 Unparked::Silent => "one of its programs did not answer in time".to_owned(),
                 Unparked::Unclear => {
-                    "the driver does not tell bytes per process, and its cards were not seen to lose its own".to_owned()
+                    "the driver does not tell bytes per process, and its GPUs were not seen to lose its own".to_owned()
                 }
                 Unparked::NotSeen => {
-                    "its programs said that its bytes were gone, and the cards say otherwise".to_owned()
+                    "its programs said that its bytes were gone, and the GPUs say otherwise".to_owned()
                 }
             };
-            format!("{lease} stays on its cards: {why}")
+            format!("{lease} stays on its GPUs: {why}")
         }
-        Action::Parked { lease, .. } => format!("{lease} is parked: its cards were seen without its bytes, twice"),
+        Action::Parked { lease, .. } => format!("{lease} is parked: its GPUs were seen without its bytes, twice"),
         Action::Want { lease, wake, .. } => match wake {
-            Some(Wake::Use) | None => format!("{lease} needs its cards and waits for them"),
+            Some(Wake::Use) | None => format!("{lease} needs its GPUs and waits for them"),
             Some(Wake::Resume) => format!("{lease} was asked to resume, and waits for its GPUs"),
             Some(Wake::Hint(Hint::Terminal)) => {
                 format!("{lease} got input at its terminal, and waits for its GPUs")
             }
         },
         Action::Resume { lease, vram, .. } => {
-            format!("{lease} has {} of its cards again; its bytes are told to come back", show(vram.0))
+            format!("{lease} has {} of its GPUs again; its bytes are told to come back", show(vram.0))
         }
-        Action::Deepen { lease, .. } => format!("{lease} is to leave its cards altogether, with its contexts"),
-        Action::Shallow { lease, why, .. } => format!("{lease} keeps its contexts on its cards: {why}"),
-        Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its cards again"),
-        Action::Resumed { lease, .. } => format!("{lease} is back on its cards"),
+        Action::Deepen { lease, .. } => format!("{lease} is to leave its GPUs altogether, with its contexts"),
+        Action::Shallow { lease, why, .. } => format!("{lease} keeps its contexts on its GPUs: {why}"),
+        Action::Retreat { lease, .. } => format!("{lease} found no room after all, and leaves its GPUs again"),
+        Action::Resumed { lease, .. } => format!("{lease} is back on its GPUs"),
         Action::End { lease, reason, why, .. } => {
             let said = match (reason, why) {
                 (_, None) => String::new(),
@@ -561,10 +558,10 @@ pub fn action(action: &Action) -> String {
             });
             let (id, who) = (stranger.id, stranger.audit.owner_words());
             match stranger.of {
-                None => format!("{id} is on a card without a lease: {who}{again}"),
+                None => format!("{id} is on a GPU without a lease: {who}{again}"),
                 Some(lease) => {
-                    let cards = if stranger.cards.len() == 1 { "this card" } else { "these cards" };
-                    format!("{id} is on a card and a process of {lease}, which is not for {cards}: {who}{again}")
+                    let cards = if stranger.cards.len() == 1 { "this GPU" } else { "these GPUs" };
+                    format!("{id} is on a GPU and a process of {lease}, which is not for {cards}: {who}{again}")
                 }
             }
         }
@@ -598,7 +595,7 @@ pub fn action(action: &Action) -> String {
         Action::Survived { stranger, .. } => format!("{stranger} survived SIGKILL"),
         Action::Close { stranger: id, how, .. } => match how {
             stranger::Closed::Exited => format!("{id} exited"),
-            stranger::Closed::OffCards => format!("{id} has left the cards"),
+            stranger::Closed::OffCards => format!("{id} has left the GPUs"),
             stranger::Closed::Adopted(lease) => format!("{id} has a lease now: {lease}"),
             stranger::Closed::Parked(lease) => {
                 format!("{id} is parked, and has {lease}: `sublet resume {lease}` brings it back")
@@ -606,7 +603,7 @@ pub fn action(action: &Action) -> String {
             stranger::Closed::Matched(lease) => format!("{id} belongs to {lease}"),
             stranger::Closed::HostRebooted => format!("{id} is gone: the host was started anew"),
         },
-        Action::SetMode { card, mode } => format!("card #{card}: strangers there are treated by `{mode}`"),
+        Action::SetMode { card, mode } => format!("GPU #{card}: strangers there are treated by `{mode}`"),
         Action::SetRule { rule } => {
             let what = match rule.treat {
                 Treat::Allow => "are left alone",
@@ -617,7 +614,7 @@ pub fn action(action: &Action) -> String {
         }
         Action::AcceptLoss { loss: lost } => format!("an operator accepts a loss: {}", loss::sentence(lost)),
         Action::DropRule { rule } => format!("rule {rule} holds no more"),
-        Action::Retire { lease, .. } => format!("the cards of {lease} were seen again; its bytes count no more"),
+        Action::Retire { lease, .. } => format!("the GPUs of {lease} were seen again; its bytes count no more"),
     }
 }
 
@@ -647,24 +644,24 @@ mod tests {
         let card = CardId(0);
         assert_eq!(
             says(InTheWay::Strangers(card, 1), Some("process 4312 of ann")),
-            "it waits until process 4312 of ann, which has no lease, leaves card 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
+            "it waits until process 4312 of ann, which has no lease, leaves GPU 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 3), Some("process 4312")),
-            "it waits until process 4312 and 2 more, which have no lease, leave card 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
+            "it waits until process 4312 and 2 more, which have no lease, leave GPU 0: a restore loses the process if another takes its room; end what is there, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Strangers(card, 1), None),
-            "it waits until 1 process without a lease left card 0: a restore loses the process if another takes its room; `sublet cards` shows what is there; end it, or ask its user to"
+            "it waits until 1 process without a lease left GPU 0: a restore loses the process if another takes its room; `sublet cards` shows what is there; end it, or ask its user to"
         );
         assert_eq!(
             says(InTheWay::Unreadable(card), None),
-            "it waits until card 0 can be read: a restore loses the process if another takes its room; tell an operator if that lasts"
+            "it waits until GPU 0 can be read: a restore loses the process if another takes its room; tell an operator if that lasts"
         );
         // Another's lease is not named where nobody knows who reads it.
         let unnamed = says(InTheWay::Uncapped(card, LeaseId(7)), None);
         assert!(
-            unnamed.starts_with("it waits until another lease is gone from card 0, which nothing keeps"),
+            unnamed.starts_with("it waits until another lease is gone from GPU 0, which nothing keeps"),
             "{unnamed}"
         );
         assert!(!unnamed.contains("L7"), "{unnamed}");

@@ -277,7 +277,7 @@ impl CardThread {
         if self.facts.is_empty() {
             self.tell_unlisted(Unlisted {
                 kind: UnlistedKind::NoAnswer,
-                what: format!("the worker that reads the cards gives no answer: {}", with_cause(silence)),
+                what: format!("the worker that reads the GPUs gives no answer: {}", with_cause(silence)),
                 remedy: "it is started again by itself; look at the kernel's log (`dmesg`) if this stays".to_owned(),
             });
         }

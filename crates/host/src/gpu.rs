@@ -83,7 +83,7 @@ impl GpuSpec {
 
 /// The text names no cards.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` names no cards: {why}")]
+#[error("`{text}` names no GPUs: {why}")]
 pub struct NotAGpuSpec {
     text: String,
     why: String,
@@ -180,9 +180,9 @@ mod tests {
                 ("sys/bus/pci/devices/0000:21:00.0/class", class),
             ])
         };
-        assert!(device("0x10de\n", "0x030200\n"), "a card without a driver");
+        assert!(device("0x10de\n", "0x030200\n"), "a GPU without a driver");
         assert!(device("0x10de\n", "0x030000\n"));
-        assert!(!device("0x10de\n", "0x068000\n"), "a bridge is no card");
+        assert!(!device("0x10de\n", "0x068000\n"), "a bridge is no GPU");
         assert!(!device("0x1002\n", "0x030000\n"), "another maker's");
         assert!(!machine(&[]));
         assert!(machine(&[("proc/driver/nvidia/version", "")]) && machine(&[("dev/dxg", "")]));

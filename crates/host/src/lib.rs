@@ -122,7 +122,7 @@ pub enum HostError {
         source: io::Error,
     },
     /// Soft cards without a place: what would be read are others.
-    #[error("the soft cards were not made")]
+    #[error("the soft GPUs were not made")]
     NoSoftCards,
     /// The kernel refused a thread.
     #[error("cannot start a thread")]

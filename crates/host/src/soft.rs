@@ -36,7 +36,7 @@ impl SoftError {
         match self {
             SoftError::Libraries(error) => Some(error.hint()),
             SoftError::State(StateError::InUse { .. }) => {
-                Some("end it first, or serve the cards there are (`sublet soft status` shows them)".to_owned())
+                Some("end it first, or serve the GPUs there are (`sublet soft status` shows them)".to_owned())
             }
             SoftError::State(StateError::File { .. } | StateError::NotCards { .. } | StateError::Foreign { .. }) => {
                 Some("remove the file if it is not used, or choose another `--socket`: it lies beside that".to_owned())

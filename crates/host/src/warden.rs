@@ -459,7 +459,7 @@ impl Warden {
     /// looks for itself in the driver's list.
     fn try_card(&self, uuid: &str) -> Result<(), String> {
         if self.trial.scripted {
-            return Err("there is nothing behind scripted cards".to_owned());
+            return Err("there is nothing behind scripted GPUs".to_owned());
         }
         if let Some(why) = self.is_elsewhere() {
             return Err(why);
@@ -472,7 +472,7 @@ impl Warden {
         match heard.map(|line| serde_json::from_slice::<Measured>(&line)) {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err("the trial's answer makes no sense".to_owned()),
-            Err(error) => Err(format!("a process of ours did not find itself among those on the card: {error}")),
+            Err(error) => Err(format!("a process of ours did not find itself among those on the GPU: {error}")),
         }
     }
 }

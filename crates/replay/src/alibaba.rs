@@ -56,13 +56,13 @@ pub fn read(text: &str, cluster: &Cluster, margin: Bytes, tenants: u64, seed: u6
     let mut trace = builder.finish()?;
     trace.notes = vec![
         format!("tenants are not in the trace: {tenants} were drawn by seed {seed}, the n-th with weight 1/n"),
-        format!("bytes are not in the trace: thousandths of a card were taken of {} each", Bytes(card)),
+        format!("bytes are not in the trace: thousandths of a GPU were taken of {} each", Bytes(card)),
         "tiers are from its qos: LS and Guaranteed interactive, Burstable batch, BE spot; it has no priorities".into(),
-        "a task arrives when it was created and works from scheduling to deletion; how busy its card was is not in \
+        "a task arrives when it was created and works from scheduling to deletion; how busy its GPU was is not in \
          the trace"
             .into(),
         format!(
-            "left out of {lines} tasks: {no_card} without a card, {never_started} never scheduled (how long \
+            "left out of {lines} tasks: {no_card} without a GPU, {never_started} never scheduled (how long \
              they would have run is unknown), {no_time} deleted when they were scheduled"
         ),
     ];

@@ -43,17 +43,17 @@ impl FromStr for Cluster {
         let mut cards = Vec::new();
         for part in text.split(',') {
             let (count, size) = part.trim().split_once(['x', '×']).unwrap_or(("1", part.trim()));
-            let bad = || format!("`{part}` is not a number of cards and their size, such as 8x80GiB");
+            let bad = || format!("`{part}` is not a number of GPUs and their size, such as 8x80GiB");
             let count: usize = count.trim().parse().map_err(|_| bad())?;
             if !size.trim().ends_with(|c: char| c.is_ascii_alphabetic()) {
                 return Err(format!("the size in `{part}` has no unit: write 80GiB"));
             }
             let size = read_size(size).map_err(|_| bad())?;
             if size > Bytes::MAX_ASK.0 || count == 0 || cards.len().saturating_add(count) > CARDS_MAX {
-                return Err(format!("`{part}`: there can be 1 to {CARDS_MAX} cards of at most 1024 TiB"));
+                return Err(format!("`{part}`: there can be 1 to {CARDS_MAX} GPUs of at most 1024 TiB"));
             }
             if size < Bytes::gib(1).0 {
-                return Err(format!("`{part}`: a card of less than 1 GiB has next to no room beside its margin"));
+                return Err(format!("`{part}`: a GPU of less than 1 GiB has next to no room beside its margin"));
             }
             cards.extend(std::iter::repeat_n(Bytes(size), count));
         }

@@ -165,7 +165,7 @@ fn p99_by_tenant(report: &Report) -> String {
 // ---- over time -----------------------------------------------------------------
 
 fn over_time(report: &Report) -> String {
-    let mut picture = Picture::new(WIDTH, 578.0, "Queue and use of the cards over time", &below(report));
+    let mut picture = Picture::new(WIDTH, 578.0, "Queue and use of the GPUs over time", &below(report));
     let upper = Panel { left: 76.0, right: WIDTH - 30.0, top: 100.0, bottom: 302.0 };
     let lower = Panel { top: 334.0, bottom: 518.0, ..upper };
     let end = report.policies.iter().map(|outcome| outcome.ran_s).fold(1.0, f64::max);

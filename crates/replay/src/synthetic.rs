@@ -81,7 +81,7 @@ pub fn make(shape: &Shape, cluster: &Cluster, margin: Bytes) -> Result<Trace, Tr
     let mut trace = builder.finish()?;
     trace.notes.push(format!(
         "made up: arrivals follow the time of day, sizes and durations have heavy tails, and the mean load is {} of \
-         what these cards can do",
+         what these GPUs can do",
         shape.load
     ));
     Ok(trace)

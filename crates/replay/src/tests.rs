@@ -151,7 +151,7 @@ fn what_can_never_fit_is_refused_in_the_words_of_the_core() {
     let outcome = &report_on(&trace, "2x10GiB", Leases::Renewed).policies[0];
     assert_eq!((outcome.jobs, outcome.finished, outcome.refused), (3, 1, 2));
     assert_eq!(outcome.refusals.len(), 1);
-    assert!(outcome.refusals[0].why.starts_with("no card could ever hold this ask"), "{:?}", outcome.refusals);
+    assert!(outcome.refusals[0].why.starts_with("no GPU could ever hold this ask"), "{:?}", outcome.refusals);
     let one_place = Options { rules: Policy::default(), places: Some(0), ..options(&[Name::Fifo], Leases::Renewed) };
     let outcome = &replay(&trace, &cards("2x10GiB"), &one_place, |_| {}).policies[0];
     assert_eq!((outcome.finished, outcome.refused, outcome.refusals.len()), (0, 3, 2));
@@ -358,10 +358,10 @@ fn alibabas_list_becomes_a_trace_that_says_what_was_derived() {
     expect![[r#"
         Alibaba cluster-trace-gpu-v2023 (USENIX ATC '23, "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent")
         tenants are not in the trace: 3 were drawn by seed 1, the n-th with weight 1/n
-        bytes are not in the trace: thousandths of a card were taken of 9.8 GiB each
+        bytes are not in the trace: thousandths of a GPU were taken of 9.8 GiB each
         tiers are from its qos: LS and Guaranteed interactive, Burstable batch, BE spot; it has no priorities
-        a task arrives when it was created and works from scheduling to deletion; how busy its card was is not in the trace
-        left out of 5 tasks: 1 without a card, 1 never scheduled (how long they would have run is unknown), 1 deleted when they were scheduled
+        a task arrives when it was created and works from scheduling to deletion; how busy its GPU was is not in the trace
+        left out of 5 tasks: 1 without a GPU, 1 never scheduled (how long they would have run is unknown), 1 deleted when they were scheduled
     "#]].assert_eq(&format!("{}\n{}\n", trace.source, trace.notes.join("\n")));
     let strange = ALIBABA.replace("Burstable", "Sometimes");
     assert!(read(&strange).is_ok(), "a task that is left out is not judged");

@@ -243,7 +243,7 @@ impl Trace {
         }
         self.changed = Some(format!("arrivals {factor} times closer together"));
         self.notes.push(format!(
-            "arrivals were brought {factor} times closer together, so that there is contention on these cards; \
+            "arrivals were brought {factor} times closer together, so that there is contention on these GPUs; \
              durations are as in the trace"
         ));
     }

@@ -253,7 +253,7 @@ pub fn note_out_of_memory() {
     let cap = REFUSED.take();
     if cap > 0 {
         let cap = crate::message::size(cap);
-        log::once(&format!("out of memory: the lease has {cap} of this card; ask for more with --vram"));
+        log::once(&format!("out of memory: the lease has {cap} of this GPU; ask for more with --vram"));
     }
 }
 

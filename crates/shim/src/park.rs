@@ -161,7 +161,7 @@ impl Parker {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         if let Err(error) = make(&pieces) {
             gate::set(gate::PARKED);
-            return Err(format!("there is no room on the card: {}", name_of(error)));
+            return Err(format!("there is no room on the GPU: {}", name_of(error)));
         }
         took.map_us = micros(mapping);
         let copying = Instant::now();
@@ -326,7 +326,7 @@ impl Parker {
                 Err(driver::NOT_READY) => return Err("a kernel did not end in time".to_owned()),
                 // It could be waited for, but a kernel that never ends would hold up the program with it.
                 Err(driver::NOT_SUPPORTED) => return Err(Reason::OldDriver.text().to_owned()),
-                Err(error) => return Err(format!("the card cannot be waited for: {}", name_of(error))),
+                Err(error) => return Err(format!("the GPU cannot be waited for: {}", name_of(error))),
             }
         }
         Ok(())

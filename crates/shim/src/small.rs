@@ -71,7 +71,7 @@ mod tests {
         let more: Vec<u64> = std::iter::from_fn(|| small.take(0, 512)).collect();
         assert_eq!(more.len() as u64, CHUNK / slot(100) - 1);
         assert!(more.iter().all(|at| at % 512 == 0 && *at != 1 << 30));
-        assert_eq!(small.take(1, 100), None, "another card");
+        assert_eq!(small.take(1, 100), None, "another GPU");
         assert_eq!(small.take(0, 513), None, "another size");
         assert!(more.iter().all(|at| small.give_back(*at).is_none()));
         assert_eq!(small.give_back(more[0]), None, "not twice");

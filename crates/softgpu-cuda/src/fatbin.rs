@@ -75,7 +75,7 @@ impl fmt::Display for FatbinError {
             }
             FatbinError::Compressed(by) => write!(
                 f,
-                "the PTX in this fat binary is compressed with {}, which soft cards do not read: build with \
+                "the PTX in this fat binary is compressed with {}, which soft GPUs do not read: build with \
                  `nvcc -no-compress`, or load the PTX itself",
                 match by {
                     Compression::Lz4 => "LZ4",
@@ -85,7 +85,7 @@ impl fmt::Display for FatbinError {
             FatbinError::NotText => write!(f, "the PTX in this fat binary is not text"),
             FatbinError::NoPtx => write!(
                 f,
-                "this fat binary has machine code only, which soft cards do not run: build it with PTX \
+                "this fat binary has machine code only, which soft GPUs do not run: build it with PTX \
                  (`nvcc -gencode arch=compute_90,code=compute_90`)"
             ),
         }

@@ -35,7 +35,7 @@ pub fn text_at(image: *const c_void) -> Outcome<String> {
             }
             fatbin::MAGIC => in_container(image),
             ELF => {
-                log::once("machine code cannot be loaded on soft cards: give PTX");
+                log::once("machine code cannot be loaded on soft GPUs: give PTX");
                 Err(CuResult::NO_BINARY_FOR_GPU)
             }
             _ => CStr::from_ptr(image.cast()).to_str().map(str::to_owned).map_err(|_| CuResult::INVALID_PTX),

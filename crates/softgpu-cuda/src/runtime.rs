@@ -162,7 +162,7 @@ impl Runtime {
 
     fn open() -> Outcome<Runtime> {
         let Some(path) = std::env::var_os(ENV).map(PathBuf::from) else {
-            log::once(&format!("`{ENV}` does not say where the soft cards are"));
+            log::once(&format!("`{ENV}` does not say where the soft GPUs are"));
             return Err(CuResult::NO_DEVICE);
         };
         let said = |error: sublet_softgpu::StateError| {

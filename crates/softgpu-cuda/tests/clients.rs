@@ -18,7 +18,7 @@ fn client(script: &str) -> String {
     let dir = tempfile::tempdir().expect("a directory can be made");
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
     let cards = dir.path().join("cards");
-    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
     let mut command = Command::new(venv.join("bin/python"));
     command.arg(here.join("tests/clients").join(script)).arg(here.join("../softgpu/kernels/basic.ptx"));
     let output = command.env("LD_LIBRARY_PATH", dir.path()).env(ENV, &cards).output().expect("python is there");

@@ -13,7 +13,7 @@ fn said(script: &str) -> String {
     let here = std::env::current_exe().expect("a test has a path");
     symlink(here.with_file_name("libcuda.so"), dir.path().join("libcuda.so.1")).expect("a link can be made");
     let cards = dir.path().join("cards");
-    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    let state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let output = Command::new("timeout")
         .args(["60", "python3"])

@@ -20,7 +20,7 @@ fn soft(spec: &str) -> (tempfile::TempDir, State) {
     let library = here.with_file_name("libcuda.so");
     assert!(library.exists(), "no library at {}", library.display());
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
-    let state = State::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("cards can be made");
+    let state = State::create(&dir.path().join("cards"), &spec.parse().expect("cards")).expect("GPUs can be made");
     (dir, state)
 }
 
@@ -51,7 +51,7 @@ fn compare(rule: &Value, kind: &str, ours: &[u8], card: &[u8]) -> Result<(), Str
         let (ours, card) = (f64::from(ours), f64::from(card));
         let near = (ours - card).abs() <= absolute + relative * card.abs();
         if !(near || ours == card || (ours.is_nan() && card.is_nan())) {
-            return Err(format!("number {place} is {ours}, and {card} on the card"));
+            return Err(format!("number {place} is {ours}, and {card} on the GPU"));
         }
     }
     Ok(())
@@ -68,7 +68,7 @@ fn kernels_of_nvcc_give_what_an_h200_gave() {
         for (buffer, rule) in case["outputs"].as_object().expect("outputs") {
             let name = format!("{}.{buffer}.bin", case["name"].as_str().expect("a name"));
             let ours = fs::read(dir.path().join("out").join(&name)).expect("an output");
-            let card = fs::read(kernels().join("h200").join(&name)).expect("what the card gave");
+            let card = fs::read(kernels().join("h200").join(&name)).expect("what the GPU gave");
             let kind = case["buffers"][buffer]["type"].as_str().expect("a type");
             compare(rule, kind, &ours, &card).unwrap_or_else(|why| panic!("{name}: {why}"));
             compared += 1;

@@ -12,7 +12,7 @@ fn says_the_same(script: &str, said_there: &str) {
     let library = std::env::current_exe().expect("a test has a path").with_file_name("libcuda.so");
     symlink(&library, dir.path().join("libcuda.so.1")).expect("a link can be made");
     let cards = dir.path().join("cards");
-    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("cards can be made");
+    let _state = State::create(&cards, &"1x2GiB".parse().expect("cards")).expect("GPUs can be made");
     // Whoever may enter the folder may use the cards: a script tries it as another user.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("an own folder");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/same");
@@ -20,7 +20,7 @@ fn says_the_same(script: &str, said_there: &str) {
     command.arg(script).current_dir(&folder).env("LD_LIBRARY_PATH", dir.path()).env(ENV, &cards);
     let output = command.env("SUBLET_SOFT_MANAGED", "1").output().expect("python3 is there");
     let said = String::from_utf8_lossy(&output.stdout);
-    let there = std::fs::read_to_string(folder.join("h200").join(said_there)).expect("what the card said");
+    let there = std::fs::read_to_string(folder.join("h200").join(said_there)).expect("what the GPU said");
     let (mut ours, mut theirs) = (said.lines(), there.lines());
     for line in 1.. {
         let (ours, theirs) = (ours.next(), theirs.next());

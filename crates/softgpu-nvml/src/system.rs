@@ -77,20 +77,20 @@ fn meaning(code: c_uint) -> &'static CStr {
         12 => c"library not found",
         13 => c"function not found",
         14 => c"corrupted infoROM",
-        15 => c"the card is lost",
-        16 => c"the card must be reset",
+        15 => c"the GPU is lost",
+        16 => c"the GPU must be reset",
         17 => c"the operating system refused",
         18 => c"driver and library have different versions",
         19 => c"in use by another client",
         20 => c"insufficient memory",
         21 => c"no data",
-        22 => c"the virtual card does not support ECC",
+        22 => c"the virtual GPU does not support ECC",
         23 => c"insufficient resources",
         24 => c"this frequency is not supported",
         25 => c"the argument has another version",
         26 => c"deprecated",
         27 => c"not ready",
-        28 => c"card not found",
+        28 => c"GPU not found",
         29 => c"invalid state",
         30 => c"this reset is not supported",
         _ => c"unknown error",
@@ -117,7 +117,7 @@ mod tests {
         texts.dedup();
         assert_eq!(texts.len(), 31);
         assert_eq!((meaning(31), meaning(999)), (c"unknown error", c"unknown error"));
-        assert_eq!(nvmlErrorString(15).read().as_deref(), Ok("the card is lost"));
+        assert_eq!(nvmlErrorString(15).read().as_deref(), Ok("the GPU is lost"));
     }
 
     #[test]

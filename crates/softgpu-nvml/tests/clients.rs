@@ -292,7 +292,7 @@ print(nvmlDeviceGetMemoryInfo(one).total)";
     assert_eq!(lines.recv_timeout(LONG).unwrap(), "ready");
     machine.state.fault(0, CardFault::Nvml(NvmlFault::Hang));
     std::fs::write(machine.cards().with_file_name("go"), "").unwrap();
-    assert_eq!(lines.recv_timeout(LONG).unwrap(), (4 * GIB).to_string(), "the other card answers");
+    assert_eq!(lines.recv_timeout(LONG).unwrap(), (4 * GIB).to_string(), "the other GPU answers");
     let hung = lines.recv_timeout(Duration::from_millis(300));
     assert_eq!(hung, Err(mpsc::RecvTimeoutError::Timeout));
     machine.state.fault(0, CardFault::Clear);

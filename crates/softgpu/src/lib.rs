@@ -26,4 +26,4 @@ pub use spec::Spec;
 pub use state::{Process, Seat, State, StateError};
 
 /// What everybody who meets soft cards is told.
-pub const NOTICE: &str = "these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not";
+pub const NOTICE: &str = "these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not";

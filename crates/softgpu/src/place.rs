@@ -18,7 +18,7 @@ pub const LINKER_ENV: &str = "LD_LIBRARY_PATH";
 
 /// The soft cards' libraries are not there.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the soft cards' libraries ({CUDA}, {NVML}) were not found in {}", list(looked))]
+#[error("the soft GPUs' libraries ({CUDA}, {NVML}) were not found in {}", list(looked))]
 pub struct NoLibraries {
     looked: Vec<PathBuf>,
 }

@@ -25,19 +25,19 @@ impl FromStr for Spec {
             let count: usize = count.trim().parse().map_err(|_| bad(part))?;
             let total = bytes(size.trim()).ok_or_else(|| bad(part))?;
             if !(LEAST..=MOST).contains(&total) {
-                return Err(format!("a soft card has 1GiB to 1TiB, and `{part}` is not within that"));
+                return Err(format!("a soft GPU has 1GiB to 1TiB, and `{part}` is not within that"));
             }
             totals.extend(std::iter::repeat_n(total, count.min(CARDS_MAX + 1)));
         }
         match totals.len() {
             1..=CARDS_MAX => Ok(Spec { totals }),
-            _ => Err(format!("there can be 1 to {CARDS_MAX} soft cards")),
+            _ => Err(format!("there can be 1 to {CARDS_MAX} soft GPUs")),
         }
     }
 }
 
 fn bad(part: &str) -> String {
-    format!("`{part}` is not a number of cards and their size, such as 2x24GiB")
+    format!("`{part}` is not a number of GPUs and their size, such as 2x24GiB")
 }
 
 fn bytes(text: &str) -> Option<u64> {

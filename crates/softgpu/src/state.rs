@@ -41,7 +41,7 @@ const LOCKERS: u64 = 1 << 42;
 #[derive(Debug, Error)]
 pub enum StateError {
     /// The file cannot be made, opened or mapped.
-    #[error("the soft cards' file `{}` cannot be used", path.display())]
+    #[error("the soft GPUs' file `{}` cannot be used", path.display())]
     File {
         /// Which.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum StateError {
         source: io::Error,
     },
     /// It is something else.
-    #[error("`{}` is not a file of soft cards, or one of another version", path.display())]
+    #[error("`{}` is not a file of soft GPUs, or one of another version", path.display())]
     NotCards {
         /// Which.
         path: PathBuf,
@@ -63,13 +63,13 @@ pub enum StateError {
         uid: u32,
     },
     /// Other cards are wanted, and somebody uses those there are.
-    #[error("process {pid} uses the soft cards there are: other ones can be made when it is gone")]
+    #[error("process {pid} uses the soft GPUs there are: other ones can be made when it is gone")]
     InUse {
         /// One of those who do.
         pid: u32,
     },
     /// There are too many processes.
-    #[error("{PROCESSES_MAX} processes use the soft cards already")]
+    #[error("{PROCESSES_MAX} processes use the soft GPUs already")]
     Crowded,
 }
 

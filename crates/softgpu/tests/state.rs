@@ -29,8 +29,8 @@ fn nobody_gets_what_another_has_and_it_comes_back_with_its_owner() {
     assert_eq!(one.reserve(0, 3 * GIB), Ok(()));
     assert_eq!(two.reserve(0, GIB), Err(Full), "the driver keeps a little");
     assert_eq!(two.reserve(0, GIB - IDLE_BYTES), Ok(()));
-    assert_eq!(two.reserve(1, 3 * GIB), Ok(()), "another card is another matter");
-    assert_eq!(two.reserve(2, 1), Err(Full), "there is no such card");
+    assert_eq!(two.reserve(1, 3 * GIB), Ok(()), "another GPU is another matter");
+    assert_eq!(two.reserve(2, 1), Err(Full), "there is no such GPU");
     assert_eq!((state.processes_on(0).count(), state.processes_on(1).count()), (2, 1));
     assert_eq!((state.used(0), two.state().used(0)), (4 * GIB, 4 * GIB));
     one.give_back(0, GIB);
@@ -76,12 +76,12 @@ fn the_same_cards_are_kept_and_others_only_made_when_nobody_is_there() {
     drop(seat);
     let other = State::create(&path, &"2x8GiB".parse().unwrap()).unwrap();
     assert_eq!((other.cards().len(), other.used(0)), (2, IDLE_BYTES));
-    assert_eq!(uuid(&state), uuid(&other), "a card's name stays");
+    assert_eq!(uuid(&state), uuid(&other), "a GPU's name stays");
     let (first, second) = (other.cards()[0].uuid_text(), other.cards()[1].uuid_text());
     assert!(first != second && [&first, &second].iter().all(|uuid| uuid.starts_with(SOFT_UUID)), "{first} {second}");
     assert_eq!(first.split('-').map(str::len).collect::<Vec<_>>(), [3, 8, 4, 4, 4, 12], "{first}");
     assert_eq!(other.cards()[0].name_text(), "Sublet Soft 8GiB");
-    std::fs::write(dir.path().join("text"), "not cards").unwrap();
+    std::fs::write(dir.path().join("text"), "not GPUs").unwrap();
     assert!(matches!(State::open(&dir.path().join("text")), Err(StateError::NotCards { .. })));
     assert!(matches!(State::open(&dir.path().join("none")), Err(StateError::File { .. })));
 }

@@ -77,7 +77,7 @@ fn first_offer(client: &Client, id: &str) -> Result<Taken, Failure> {
         let (why, hint) = match (&lease.waiting, &lease.ended) {
             (Some(_), _) => ("nothing smaller can start now", format!("`sublet explain {id}` says why")),
             (None, None) if lease.over.is_some() => {
-                ("no larger lease can be had now", "neither the card nor the quotas may be exceeded".to_owned())
+                ("no larger lease can be had now", "neither the GPU nor the quotas may be exceeded".to_owned())
             }
             (None, None) => ("it does not wait", "it has what it was granted: `sublet ps` shows it".to_owned()),
             (None, Some(_)) => ("it has ended", "ask for a new lease".to_owned()),

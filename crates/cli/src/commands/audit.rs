@@ -91,7 +91,7 @@ fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
     }
     if lines.is_empty() {
         return Err(Failure::new(exit::FAILURE, format!("the trail has nothing of {stranger}"))
-            .hint("`sublet enforce status` lists those that are on cards now; old lines are trimmed"));
+            .hint("`sublet enforce status` lists those that are on GPUs now; old lines are trimmed"));
     }
     if globals.json {
         lines.iter().try_for_each(output::json_line)?;
@@ -218,7 +218,7 @@ mod tests {
             actor: "uid:1000".into(),
             lease: Some("L7".into()),
             kind: "grant".into(),
-            sentence: "granted 10 GiB on card 0 to ana".into(),
+            sentence: "granted 10 GiB on GPU 0 to ana".into(),
             action: serde_json::Value::Null,
             hash: "ab".into(),
         };
@@ -231,7 +231,7 @@ mod tests {
             ..line.clone()
         };
         expect![[r#"
-                41  2023-11-14 22:13:20  uid:1000       L7     grant        granted 10 GiB on card 0 to ana
+                41  2023-11-14 22:13:20  uid:1000       L7     grant        granted 10 GiB on GPU 0 to ana
             104200  2023-11-14 22:13:20  sublet         -      start        started [2J
         "#]]
         .assert_eq(&render(&[line, start], &TimeZone::UTC));

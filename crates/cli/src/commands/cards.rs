@@ -46,7 +46,7 @@ pub fn run(globals: &Globals, args: &CardsArgs) -> Result<u8, Failure> {
     if globals.json {
         output::json(card)?;
     } else {
-        output::print(&format!("card {} is {}\n", card.index, text::card_state(card.state)))?;
+        output::print(&format!("GPU {} is {}\n", card.index, text::card_state(card.state)))?;
     }
     Ok(exit::OK)
 }
@@ -68,18 +68,18 @@ pub fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
     };
     let known: Vec<String> = cards.cards.iter().map(|card| card.index.to_string()).collect();
     cards.cards.iter().find(is_meant).ok_or_else(|| {
-        let failure = Failure::usage(format!("there is no card `{name}`"));
-        if known.is_empty() { failure } else { failure.hint(format!("the cards are {}", known.join(", "))) }
+        let failure = Failure::usage(format!("there is no GPU `{name}`"));
+        if known.is_empty() { failure } else { failure.hint(format!("the GPUs are {}", known.join(", "))) }
     })
 }
 
 /// One line for each card.
 pub fn overview(cards: &Cards) -> String {
-    let trouble = cards.trouble.as_ref().map(|trouble| format!("the driver does not list its cards: {trouble}\n"));
+    let trouble = cards.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if cards.cards.is_empty() {
-        return trouble.unwrap_or_else(|| "no cards\n".into());
+        return trouble.unwrap_or_else(|| "no GPUs\n".into());
     }
-    let mut table = Table::new(&["CARD", "MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
+    let mut table = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", ">FREE TO LEASE", "STATE"]);
     for card in &cards.cards {
         table.row([
             card.index.to_string(),
@@ -105,7 +105,7 @@ fn state(card: &Card) -> String {
 
 /// Who is on the cards; nothing if nobody is.
 pub fn occupants(cards: &Cards, now_unix_s: f64) -> Option<String> {
-    let mut table = Table::new(&["CARD", "USER", "LEASE", "TIER", "STATE", ">LEASED", ">SEEN", ">FOR"]);
+    let mut table = Table::new(&["GPU", "USER", "LEASE", "TIER", "STATE", ">LEASED", ">SEEN", ">FOR"]);
     for card in &cards.cards {
         for occupant in &card.occupants {
             let process = || occupant.pid.map_or_else(|| text::NONE.into(), |pid| format!("pid {pid}"));
@@ -143,7 +143,7 @@ fn details(card: &Card) -> String {
         |bytes| format!("a CUDA context takes {}", size::show(bytes)),
     );
     let seen = if card.coarse { "; bytes per process are not known (coarse)" } else { "" };
-    format!("card {}: {}\n  {taken}\n  {context}{seen}\n", card.index, card.uuid)
+    format!("GPU {}: {}\n  {taken}\n  {context}{seen}\n", card.index, card.uuid)
 }
 
 #[cfg(test)]
@@ -155,26 +155,26 @@ mod tests {
     #[test]
     fn each_card_is_shown_with_who_is_on_it() {
         expect![[r#"
-            CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
-            0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1     NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
-            2     NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the card did not answer; no new leases there until it does
+            GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
+            0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
+            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
 
-            card 0: GPU-0a
+            GPU 0: GPU-0a
               14 GiB taken or promised, 3 GiB of it without a lease
               a CUDA context takes 420 MiB
 
-            card 1: GPU-1b
+            GPU 1: GPU-1b
               256 MiB taken or promised, 0 B of it without a lease
               what a CUDA context takes was not measured; bytes per process are not known (coarse)
 
-            card 2: GPU-2c
+            GPU 2: GPU-2c
               what is taken is unknown
               what a CUDA context takes was not measured; bytes per process are not known (coarse)
 
-            CARD  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
-            0     ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0     -     pid 991  -      stranger       -    3 GiB     -
+            GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
+            0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
+            0    -     pid 991  -      stranger       -    3 GiB     -
         "#]].assert_eq(&render(&sample::cards(), sample::NOW));
     }
 
@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(find(&cards, "1").unwrap().uuid, "GPU-1b");
         assert_eq!(find(&cards, "gpu-2C").unwrap().index, 2);
         expect![[r#"
-            there is no card `9`
-            hint: the cards are 0, 1, 2"#]]
+            there is no GPU `9`
+            hint: the GPUs are 0, 1, 2"#]]
         .assert_eq(&find(&cards, "9").unwrap_err().to_string());
     }
 }

@@ -65,7 +65,7 @@ struct Findings {
 pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
     globals.must_be_local(
         "the doctor looks at the host it runs on",
-        "run it there; `sublet cards` shows the cards from here",
+        "run it there; `sublet cards` shows the GPUs from here",
     )?;
     let findings = look(globals);
     if globals.json {
@@ -184,10 +184,10 @@ fn verdict(cards: Option<&Cards>) -> (bool, String) {
         _ => " (scripted: nothing is computed)",
     };
     match (all, good) {
-        (0, _) => (false, "no lease can be granted: there are no cards".into()),
-        (_, 0) => (false, format!("no lease can be granted: none of {all} cards can be used now")),
-        (1, 1) => (true, format!("leases can be granted on the one card{kind}")),
-        (all, good) => (true, format!("leases can be granted on {good} of {all} cards{kind}")),
+        (0, _) => (false, "no lease can be granted: there are no GPUs".into()),
+        (_, 0) => (false, format!("no lease can be granted: none of {all} GPUs can be used now")),
+        (1, 1) => (true, format!("leases can be granted on the one GPU{kind}")),
+        (all, good) => (true, format!("leases can be granted on {good} of {all} GPUs{kind}")),
     }
 }
 
@@ -223,36 +223,36 @@ mod tests {
         checks.extend(cards.cards.iter().flat_map(|card| card::checks(card, true)));
         let (can_grant, verdict) = verdict(Some(&cards));
         expect![[r#"
-            daemon          ok    version 0.1.0 answers at /run/sublet/sublet.sock
-            cards           bad   no answer
-                                  hint: look at its log
-            parking         ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
-            driver park     less  programs without the library are parked by the driver where a restore is sure to have room
-                                  but: managed memory cannot leave a card this way
-            card 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
-            card 0 grant    ok    26 GiB of 40 GiB free to lease
-            card 0 bytes    ok    the driver tells bytes per process
-            card 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
-            card 0 exits    ok    the end of a holder's last process is noticed at once
-            card 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
-            card 0 enforce  ok    observe: processes without a lease are put on the record, and left alone
-            card 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
-            card 1 grant    bad   draining: an operator lets it run empty
-                                  hint: put it back with `sublet cards clear 1`
-            card 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
-            card 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
-            card 1 exits    ok    the end of a holder's last process is noticed at once
-            card 1 park     less  one program at a time is parked, and only with Sublet's library in it: what leaves is seen in what the whole card has
-            card 1 enforce  ok    observe: processes without a lease are put on the record, and left alone
-            card 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
-            card 2 grant    bad   the card did not answer; no new leases there until it does
-            card 2 bytes    less  unknown while the card does not answer
-            card 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
-            card 2 exits    ok    the end of a holder's last process is noticed at once
-            card 2 park     less  unknown while the card does not answer
-            card 2 enforce  ok    observe: processes without a lease are put on the record, and left alone
+            daemon         ok    version 0.1.0 answers at /run/sublet/sublet.sock
+            cards          bad   no answer
+                                 hint: look at its log
+            parking        ok    32 GiB of host memory, 8 GiB booked, 4 GiB kept ready; no larger lease can be parked; huge pages of shared memory
+            driver park    less  programs without the library are parked by the driver where a restore is sure to have room
+                                 but: managed memory cannot leave a GPU this way
+            GPU 0          ok    NVIDIA A100-SXM4-40GB, GPU-0a
+            GPU 0 grant    ok    26 GiB of 40 GiB free to lease
+            GPU 0 bytes    ok    the driver tells bytes per process
+            GPU 0 context  ok    a CUDA context takes 420 MiB; smaller asks are refused
+            GPU 0 exits    ok    the end of a holder's last process is noticed at once
+            GPU 0 park     ok    programs that `sublet run` starts are parked; `sublet ps` says which cannot be
+            GPU 0 enforce  ok    observe: processes without a lease are put on the record, and left alone
+            GPU 1          ok    NVIDIA A100-SXM4-40GB, GPU-1b
+            GPU 1 grant    bad   draining: an operator lets it run empty
+                                 hint: put it back with `sublet cards clear 1`
+            GPU 1 bytes    less  the driver does not tell bytes per process (coarse): room is what is used or promised, whichever is more, and peaks are unknown
+            GPU 1 context  less  what a CUDA context takes was not measured: asks too small to start are granted
+            GPU 1 exits    ok    the end of a holder's last process is noticed at once
+            GPU 1 park     less  one program at a time is parked, and only with Sublet's library in it: what leaves is seen in what the whole GPU has
+            GPU 1 enforce  ok    observe: processes without a lease are put on the record, and left alone
+            GPU 2          ok    NVIDIA A100-SXM4-40GB, GPU-2c
+            GPU 2 grant    bad   the GPU did not answer; no new leases there until it does
+            GPU 2 bytes    less  unknown while the GPU does not answer
+            GPU 2 context  less  what a CUDA context takes was not measured: asks too small to start are granted
+            GPU 2 exits    ok    the end of a holder's last process is noticed at once
+            GPU 2 park     less  unknown while the GPU does not answer
+            GPU 2 enforce  ok    observe: processes without a lease are put on the record, and left alone
 
-            leases can be granted on 1 of 3 cards
+            leases can be granted on 1 of 3 GPUs
         "#]].assert_eq(&render(&Findings { checks, can_grant, verdict }));
     }
 
@@ -266,7 +266,7 @@ mod tests {
             config_trouble: None,
             parking: None,
         };
-        assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no cards".into()));
+        assert_eq!(verdict(Some(&none)), (false, "no lease can be granted: there are no GPUs".into()));
         assert_eq!(verdict(None), (false, "no lease can be granted: no daemon answers".into()));
     }
 }

@@ -66,7 +66,7 @@ pub struct PreviewArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ModeArgs {
     /// The GPU's index or UUID, or `all`
-    #[arg(value_name = "CARD")]
+    #[arg(value_name = "GPU")]
     card: String,
     /// What to do there
     #[arg(value_enum)]
@@ -166,7 +166,7 @@ fn status(globals: &Globals) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let modes: Vec<String> =
-        found.modes.iter().map(|card| format!("card {}: {}", card.index, name(card.mode))).collect();
+        found.modes.iter().map(|card| format!("GPU {}: {}", card.index, name(card.mode))).collect();
     output::print(&format!("{}\n", modes.join(", ")))?;
     if let Some(why) = &found.cannot_enforce {
         output::print(&format!("strangers can be neither adopted nor ended here: {}\n", plain(why)))?;
@@ -203,7 +203,7 @@ fn show(found: &Strangers) -> Result<u8, Failure> {
 }
 
 fn render(found: &Strangers) -> String {
-    let mut table = Table::new(&["ID", ">PID", "USER", "CARDS", ">VRAM", ">FOR", "WHAT", "NEXT"]);
+    let mut table = Table::new(&["ID", ">PID", "USER", "GPUS", ">VRAM", ">FOR", "WHAT", "NEXT"]);
     for stranger in &found.strangers {
         let cards: Vec<String> = stranger.card_indices.iter().map(u32::to_string).collect();
         table.row([
@@ -230,7 +230,7 @@ fn what(stranger: &Stranger) -> String {
     // The kernel's own name for it is cut short.
     let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
     let of = stranger.of.as_ref().map_or_else(String::new, |lease| {
-        let cards = if stranger.card_indices.len() == 1 { "this card" } else { "these cards" };
+        let cards = if stranger.card_indices.len() == 1 { "this GPU" } else { "these GPUs" };
         format!(", a process of {lease}, which is not for {cards}")
     });
     format!("{name}{place}{of}")
@@ -300,7 +300,7 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
     let is_meant = |card: &&Card| args.card == "all" || card.uuid == args.card || card.index.to_string() == args.card;
     let meant: Vec<&Card> = cards.cards.iter().filter(is_meant).collect();
     if meant.is_empty() {
-        return Err(Failure::usage(format!("no card is `{}`", plain(&args.card))).hint("`sublet cards` lists them"));
+        return Err(Failure::usage(format!("no GPU is `{}`", plain(&args.card))).hint("`sublet cards` lists them"));
     }
     let enforce = args.mode == ModeArg::Enforce;
     if args.dry_run || (enforce && !args.yes) {
@@ -322,7 +322,7 @@ fn mode(globals: &Globals, args: &ModeArgs) -> Result<u8, Failure> {
         let changed = client.set_mode(&card.uuid, &ModeAsk { mode: args.mode.wire() })?;
         match globals.json {
             true => output::json_line(&changed)?,
-            false => output::print(&format!("card {}: {}\n", changed.index, name(changed.mode)))?,
+            false => output::print(&format!("GPU {}: {}\n", changed.index, name(changed.mode)))?,
         }
     }
     Ok(exit::OK)
@@ -403,7 +403,7 @@ pub fn adopt(globals: &Globals, args: &AdoptArgs) -> Result<u8, Failure> {
     if args.dry_run {
         let found: Strangers = client.get("/v1/strangers")?;
         let one = found.strangers.iter().find(|one| one.pid == args.pid).ok_or_else(|| {
-            let why = format!("process {} is not on a card without a lease, or not yours", args.pid);
+            let why = format!("process {} is not on a GPU without a lease, or not yours", args.pid);
             Failure::usage(why).hint("`sublet enforce status` lists those that are")
         })?;
         match globals.json {

@@ -120,7 +120,7 @@ fn start(waiting: &Waiting) -> String {
 }
 
 fn ahead(ahead: &[Ahead]) -> String {
-    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", "WHY"]);
+    let mut table = Table::new(&["LEASE", "USER", ">VRAM", ">GPUS", "TIER", ">WAITED", "WHY"]);
     for waiter in ahead {
         table.row([
             text::or_none(waiter.id.as_deref()),
@@ -231,7 +231,7 @@ mod tests {
             CardWhy { index: 1, loose_bytes: None, obstacle: None, blockers: vec![], price_s: None, ..first.clone() };
         Explanation {
             lease: sample::waiting(),
-            summary: "card 0 is not empty".into(),
+            summary: "GPU 0 is not empty".into(),
             ahead: vec![ahead],
             cards: vec![first, second],
             room: Some("L7 (park) should leave, which costs 2 s in all".into()),
@@ -241,16 +241,16 @@ mod tests {
     #[test]
     fn a_wait_is_explained_card_by_card() {
         expect![[r#"
-            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): card 0 is not empty
-            asked: a whole card, interactive
+            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): GPU 0 is not empty
+            asked: a whole GPU, interactive
 
             room: L7 (park) should leave, which costs 2 s in all
             offered now: 6 GiB, if it is over within 15 min   sublet accept L8
             start: expected in about 40 s (90 %: within 2 min); worst case 2 h 0 min (more urgent requests made in the next 10 min may go first)
 
             served before it:
-              LEASE  USER    VRAM  CARDS  TIER   WAITED  WHY
-              -      ana   16 GiB      2  batch   5 min  came earlier
+              LEASE  USER    VRAM  GPUS  TIER   WAITED  WHY
+              -      ana   16 GiB     2  batch   5 min  came earlier
 
             the request is for all of GPU 0; ana holds 10 GiB (L7)
               26 GiB free to lease, 3 GiB used outside leases
@@ -289,7 +289,7 @@ mod tests {
             fixed_term: true,
             ..sample::two_card_lease()
         };
-        expect!["asked: 10 GiB on each of 2 cards, batch, priority -3, no other lease on its cards, for 5 min"]
+        expect!["asked: 10 GiB on each of 2 GPUs, batch, priority -3, no other lease on its GPUs, for 5 min"]
             .assert_eq(&asked(&lease));
     }
 }

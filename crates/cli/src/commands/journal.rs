@@ -156,7 +156,7 @@ fn leases(globals: &Globals, leases: &[Held]) -> Result<u8, Failure> {
 }
 
 fn list(leases: &[Held]) -> String {
-    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "CARDS", ">VRAM", ">EPOCH"]);
+    let mut table = Table::new(&["LEASE", "TENANT", "NAME", "STATE", "GPUS", ">VRAM", ">EPOCH"]);
     for lease in leases {
         let cards: Vec<String> = lease.cards.iter().map(u32::to_string).collect();
         table.row([
@@ -240,8 +240,8 @@ mod tests {
             epoch: Some(12),
         };
         expect![[r#"
-            LEASE  TENANT    NAME  STATE   CARDS    VRAM  EPOCH
-            L7     uid:1000  -     active  0,1    10 GiB     12
+            LEASE  TENANT    NAME  STATE   GPUS    VRAM  EPOCH
+            L7     uid:1000  -     active  0,1   10 GiB     12
         "#]]
         .assert_eq(&list(&[held]));
     }

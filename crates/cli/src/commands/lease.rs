@@ -53,10 +53,8 @@ Examples:
 /// Takes a lease and prints what the shell should know.
 pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     if !args.detach {
-        globals.must_be_local(
-            "a shell holds a lease where its card is",
-            "`--detach` asks for one that no process holds",
-        )?;
+        globals
+            .must_be_local("a shell holds a lease where its GPU is", "`--detach` asks for one that no process holds")?;
     }
     args.ask.check()?;
     if let Some(flag) = args.ask.needs_wrapper() {

@@ -53,11 +53,11 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
         }
         LeaseState::Ending | LeaseState::Ended => Err(ended(&lease)),
         _ if is_another(lease.on_cards_unix_s, began) => {
-            let text = format!("{} was parked, and came back at once: its program uses the card\n", lease.id);
+            let text = format!("{} was parked, and came back at once: its program uses the GPU\n", lease.id);
             show(globals, &lease, &text)
         }
         _ => {
-            let why = lease.not_parkable.as_deref().unwrap_or("it did not leave its cards in time");
+            let why = lease.not_parkable.as_deref().unwrap_or("it did not leave its GPUs in time");
             Err(Failure::new(exit::FAILURE, format!("{} was not parked: {why}", lease.id))
                 .hint(format!("`sublet audit --lease {}` tells what happened", lease.id)))
         }
@@ -76,15 +76,15 @@ pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
         }
         let why = lease.waiting.as_ref().map(|waiting| waiting.why.clone());
         if why.is_some() && why != told {
-            eprintln!("{} waits for its cards: {}", lease.id, why.as_deref().unwrap_or_default());
+            eprintln!("{} waits for its GPUs: {}", lease.id, why.as_deref().unwrap_or_default());
             told = why;
         }
         thread::sleep(LOOK);
         lease = client.get(&format!("/v1/leases/{id}"))?;
     }
     let text = match lease.state {
-        LeaseState::Active => format!("{} is back on its cards\n", lease.id),
-        _ => format!("{} waits for its cards\n", lease.id),
+        LeaseState::Active => format!("{} is back on its GPUs\n", lease.id),
+        _ => format!("{} waits for its GPUs\n", lease.id),
     };
     show(globals, &lease, &text)
 }

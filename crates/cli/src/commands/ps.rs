@@ -65,7 +65,7 @@ const WAITS_MAX: usize = 3;
 
 fn render(leases: &Leases, with_user: bool) -> String {
     let user: &[&'static str] = if with_user { &["USER"] } else { &[] };
-    let rest = ["NAME", "STATE", "CARDS", ">VRAM", ">SEEN", "TIER", ">LEFT", "PIDS"];
+    let rest = ["NAME", "STATE", "GPUS", ">VRAM", ">SEEN", "TIER", ">LEFT", "PIDS"];
     let headers: Vec<&'static str> = ["LEASE"].iter().chain(user).chain(&rest).copied().collect();
     let mut table = Table::new(&headers);
     for lease in &leases.leases {
@@ -138,12 +138,12 @@ mod tests {
         let back = Lease { id: "L9".into(), waiting: sample::waiting().waiting, ..parked.clone() };
         let leases = Leases { leases: vec![sample::lease(), idle, sample::waiting(), parked, back], more: false };
         expect![[r#"
-            LEASE  NAME   STATE                                                CARDS    VRAM     SEEN  TIER          LEFT  PIDS
-            L7     train  active                                               0      10 GiB  7.8 GiB  batch        4 min  4312,4313
-            L5     -      active, idle                                         0      10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
-            L8     -      waiting, place 2, expected in about 40 s             -       whole        -  interactive      -  -
-            L6     train  parked                                               0      10 GiB  7.8 GiB  batch            -  4312,4313
-            L9     train  parked, wants back, place 2, expected in about 40 s  0      10 GiB  7.8 GiB  batch            -  4312,4313
+            LEASE  NAME   STATE                                                GPUS    VRAM     SEEN  TIER          LEFT  PIDS
+            L7     train  active                                               0     10 GiB  7.8 GiB  batch        4 min  4312,4313
+            L5     -      active, idle                                         0     10 GiB  7.8 GiB  batch        4 min  1,2,3 +5
+            L8     -      waiting, place 2, expected in about 40 s             -      whole        -  interactive      -  -
+            L6     train  parked                                               0     10 GiB  7.8 GiB  batch            -  4312,4313
+            L9     train  parked, wants back, place 2, expected in about 40 s  0     10 GiB  7.8 GiB  batch            -  4312,4313
         "#]]
         .assert_eq(&render(&leases, false));
     }
@@ -153,7 +153,7 @@ mod tests {
         let gang = Lease { gpus: 2, ..sample::waiting() };
         let leases = Leases { leases: vec![sample::two_card_lease(), gang], more: false };
         expect![[r#"
-            LEASE  USER  NAME   STATE                                     CARDS    VRAM     SEEN  TIER          LEFT  PIDS
+            LEASE  USER  NAME   STATE                                     GPUS     VRAM     SEEN  TIER          LEFT  PIDS
             L7     ana   train  active                                    2,3    10 GiB  7.8 GiB  batch        4 min  4312,4313
             L8     ben   -      waiting, place 2, expected in about 40 s  any 2   whole        -  interactive      -  -
         "#]]

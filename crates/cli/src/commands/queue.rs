@@ -27,7 +27,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 
 fn render(queue: &Leases, now_unix_s: f64) -> String {
     let headers =
-        [">PLACE", "LEASE", "USER", ">VRAM", ">CARDS", "TIER", ">WAITED", ">EXPECTED IN", ">WORST CASE", "WHY"];
+        [">PLACE", "LEASE", "USER", ">VRAM", ">GPUS", "TIER", ">WAITED", ">EXPECTED IN", ">WORST CASE", "WHY"];
     let mut table = Table::new(&headers);
     for (n, lease) in queue.leases.iter().enumerate() {
         table.row(cells(n, lease, now_unix_s));
@@ -60,9 +60,9 @@ mod tests {
     #[test]
     fn the_queue_is_shown_in_order_of_service() {
         expect![[r#"
-            PLACE  LEASE  USER    VRAM  CARDS  TIER         WAITED  EXPECTED IN  WORST CASE  WHY
-                1  -      ana   16 GiB      2  batch         5 min            -           -  card 0 has 4 GiB of 16 GiB
-                2  L8     ben    whole      1  interactive    30 s         40 s   2 h 0 min  card 0 is not empty
+            PLACE  LEASE  USER    VRAM  GPUS  TIER         WAITED  EXPECTED IN  WORST CASE  WHY
+                1  -      ana   16 GiB     2  batch         5 min            -           -  GPU 0 has 4 GiB of 16 GiB
+                2  L8     ben    whole     1  interactive    30 s         40 s   2 h 0 min  GPU 0 is not empty
         "#]]
         .assert_eq(&render(&sample::queue(), sample::NOW));
     }

@@ -61,7 +61,7 @@ fn epoch_here(id: &str) -> Option<u64> {
 fn unrenewed(lease: &Lease) -> Option<&'static str> {
     match lease {
         lease if lease.fixed_term => Some("its term is fixed"),
-        lease if !lease.pids.is_empty() => Some("what its processes do on the card renews it"),
+        lease if !lease.pids.is_empty() => Some("what its processes do on the GPU renews it"),
         _ => None,
     }
 }

@@ -64,7 +64,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SEED", default_value_t = 1, conflicts_with_all = ["trace", "synthetic"], hide_short_help = true)]
     seed: u64,
     /// The GPUs, such as 8x80GiB or 4x24GiB,2x80GiB
-    #[arg(long, value_name = "CARDS", default_value = "8x80GiB")]
+    #[arg(long, value_name = "GPUS", default_value = "8x80GiB")]
     cards: Cluster,
     /// A policy to compare, fifo or fair; may be given twice [default: both]
     #[arg(long, value_name = "NAME")]

@@ -83,10 +83,8 @@ Examples:
 
 /// Runs it; the exit code is the command's.
 pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
-    globals.must_be_local(
-        "a command runs where its card is",
-        "run it on that host, where `sublet run` finds the socket",
-    )?;
+    globals
+        .must_be_local("a command runs where its GPU is", "run it on that host, where `sublet run` finds the socket")?;
     args.ask.check()?;
     child::find(&args.command[0])?;
     let (client, note) = match begin(globals, args)? {

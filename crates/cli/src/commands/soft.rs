@@ -63,7 +63,7 @@ enum Found {
 }
 
 fn find(globals: &Globals) -> Result<Found, Failure> {
-    globals.must_be_local("soft cards are used on the host they are on", "run this there")?;
+    globals.must_be_local("soft GPUs are used on the host they are on", "run this there")?;
     let named = std::env::var_os(state::ENV).filter(|file| !file.is_empty() && globals.socket().is_none());
     if let Some(file) = named {
         return Ok(Found::File(file.into()));
@@ -89,10 +89,10 @@ fn open(globals: &Globals) -> Result<State, Failure> {
     match find(globals)? {
         Found::File(file) => open_file(&file),
         Found::OtherKind { place, kind } => {
-            Err(Failure::usage(format!("the cards of the service at {place} are {kind}, not soft")).hint(START))
+            Err(Failure::usage(format!("the GPUs of the service at {place} are {kind}, not soft")).hint(START))
         }
         Found::Nobody(failure) => {
-            Err(Failure::new(failure.exit(), format!("there are no soft cards: {}", failure.message())).hint(START))
+            Err(Failure::new(failure.exit(), format!("there are no soft GPUs: {}", failure.message())).hint(START))
         }
     }
 }

@@ -48,7 +48,7 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
     match cards.kind.as_str() {
         "real" => {}
         "soft" => sections.push(format!("{NOTICE}\n")),
-        kind => sections.push(format!("these cards are {kind}: nothing is computed on them\n")),
+        kind => sections.push(format!("these GPUs are {kind}: nothing is computed on them\n")),
     }
     sections.join("\n")
 }
@@ -73,8 +73,8 @@ fn warning(stranger: &Stranger) -> Option<String> {
     Some(match &stranger.of {
         None => format!("{who} has no lease and {next}: `sublet adopt {}` gives it one", stranger.pid),
         Some(lease) => {
-            let cards = if stranger.card_indices.len() == 1 { "its card" } else { "its cards" };
-            format!("{who} is of {lease}, which is not for {cards}, and {next}: ask for all of its cards in one lease")
+            let cards = if stranger.card_indices.len() == 1 { "its GPU" } else { "its GPUs" };
+            format!("{who} is of {lease}, which is not for {cards}, and {next}: ask for all of its GPUs in one lease")
         }
     })
 }
@@ -96,7 +96,7 @@ fn hint(cards: &Cards, queue: &Leases) -> String {
         Some(_) if !queue.leases.is_empty() => "`sublet queue` shows what waits, and why".into(),
         Some(room) => match room >> 30 {
             0 => "`sublet run -- COMMAND` waits for room and runs a command".into(),
-            gib => format!("`sublet run --vram {}G -- COMMAND` runs a command on a card", gib.min(8)),
+            gib => format!("`sublet run --vram {}G -- COMMAND` runs a command on a GPU", gib.min(8)),
         },
     }
 }
@@ -110,16 +110,16 @@ mod tests {
     #[test]
     fn the_status_says_who_is_where_and_who_waits() {
         expect![[r#"
-            CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
-            0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
-            1     NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
-            2     NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the card did not answer; no new leases there until it does
+            GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
+            0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
+            1    NVIDIA A100-SXM4-40GB     0 B  40 GiB            0 B  draining: an operator lets it run empty
+            2    NVIDIA A100-SXM4-40GB       -  40 GiB            0 B  unreadable: the GPU did not answer; no new leases there until it does
 
-            CARD  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
-            0     ana   L7       batch  active    10 GiB  7.8 GiB  60 s
-            0     -     pid 991  -      stranger       -    3 GiB     -
+            GPU  USER  LEASE    TIER   STATE     LEASED     SEEN   FOR
+            0    ana   L7       batch  active    10 GiB  7.8 GiB  60 s
+            0    -     pid 991  -      stranger       -    3 GiB     -
 
-            2 wait; next: ana (16 GiB on each of 2 cards, batch), when it starts is not known
+            2 wait; next: ana (16 GiB on each of 2 GPUs, batch), when it starts is not known
         "#]].assert_eq(&render(&sample::cards(), &sample::queue(), sample::NOW));
         expect!["`sublet queue` shows what waits, and why"].assert_eq(&hint(&sample::cards(), &sample::queue()));
     }
@@ -132,23 +132,23 @@ mod tests {
         cards.cards[0].occupants.clear();
         let queue = Leases { leases: vec![], more: false };
         expect![[r#"
-            CARD  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
-            0     NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
+            GPU  MODEL                    USED   TOTAL  FREE TO LEASE  STATE
+            0    NVIDIA A100-SXM4-40GB  11 GiB  40 GiB         26 GiB  in service
 
             no request waits
 
-            these cards are scripted: nothing is computed on them
+            these GPUs are scripted: nothing is computed on them
         "#]]
         .assert_eq(&render(&cards, &queue, sample::NOW));
-        expect!["`sublet run --vram 8G -- COMMAND` runs a command on a card"].assert_eq(&hint(&cards, &queue));
+        expect!["`sublet run --vram 8G -- COMMAND` runs a command on a GPU"].assert_eq(&hint(&cards, &queue));
         cards.kind = "soft".into();
         cards.cards.clear();
         expect![[r#"
-            no cards
+            no GPUs
 
             no request waits
 
-            these are soft cards: programs of CUDA's driver API run on them, PyTorch and the like do not
+            these are soft GPUs: programs of CUDA's driver API run on them, PyTorch and the like do not
         "#]]
         .assert_eq(&render(&cards, &queue, sample::NOW));
         expect!["no lease can be granted now; `sublet doctor` says why"].assert_eq(&hint(&cards, &queue));

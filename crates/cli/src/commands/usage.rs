@@ -54,7 +54,7 @@ fn render(usage: &Usage) -> String {
 }
 
 fn by_tenant(usage: &Usage) -> String {
-    let mut table = Table::new(&["USER", ">LEASES", ">CARD TIME", ">GIB HOURS", ">PARKED GIB HOURS", ">REFUSED"]);
+    let mut table = Table::new(&["USER", ">LEASES", ">GPU TIME", ">GIB HOURS", ">PARKED GIB HOURS", ">REFUSED"]);
     for row in &usage.rows {
         let time = span::show(row.card_seconds);
         let parked = row.parked_gib_seconds.map_or_else(|| text::NONE.to_owned(), gib_hours);
@@ -65,7 +65,7 @@ fn by_tenant(usage: &Usage) -> String {
 }
 
 fn by_lease(usage: &Usage) -> String {
-    let mut table = Table::new(&["LEASE", "NAME", "USER", ">CARD TIME", ">GIB HOURS", ">PEAK"]);
+    let mut table = Table::new(&["LEASE", "NAME", "USER", ">GPU TIME", ">GIB HOURS", ">PEAK"]);
     for row in &usage.rows {
         table.row([
             text::or_none(row.lease.as_deref()),
@@ -120,13 +120,13 @@ mod tests {
     #[test]
     fn usage_adds_up_by_user_or_lease() {
         expect![[r#"
-            USER  LEASES   CARD TIME  GIB HOURS  PARKED GIB HOURS  REFUSED
+            USER  LEASES    GPU TIME  GIB HOURS  PARKED GIB HOURS  REFUSED
             ana       12  2 h 30 min      25.00              2.00     4312
             ben        1        42 s       0.00              0.00        0
         "#]]
         .assert_eq(&render(&Usage { by: UsageBy::Tenant, rows: rows(), more: false }));
         expect![[r#"
-            LEASE  NAME   USER   CARD TIME  GIB HOURS   PEAK
+            LEASE  NAME   USER    GPU TIME  GIB HOURS   PEAK
             L7     train  ana   2 h 30 min      25.00  8 GiB
             L8     -      ben         42 s       0.00      -
         "#]]

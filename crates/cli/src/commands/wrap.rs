@@ -102,7 +102,7 @@ struct Removed<'a> {
 /// Does it.
 pub fn run(globals: &Globals, args: &WrapArgs) -> Result<u8, Failure> {
     if globals.has_url() {
-        globals.must_be_local("a tool runs where its card is", "wrap it on that host")?;
+        globals.must_be_local("a tool runs where its GPU is", "wrap it on that host")?;
     }
     if (args.list || args.remove) && !args.ask.words().is_empty() {
         let words = args.ask.words().join(" ");
@@ -136,7 +136,7 @@ fn wrap(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Resu
     let (name, file) = named(folder, tool)?;
     let sublet = folder::sublet()?;
     if same(&file, &sublet) {
-        return Err(Failure::usage("sublet itself needs no lease").hint("name the tool that uses a card"));
+        return Err(Failure::usage("sublet itself needs no lease").hint("name the tool that uses a GPU"));
     }
     let recipe = Recipe { tool: text_of(&file)?, options: options(globals, args)?, sublet: text_of(&sublet)? };
     let script = recipe

@@ -26,7 +26,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_gpus)]
     pub gpus: u32,
     /// Only on this GPU (index or UUID), or on GPUs with this text in their model; several with commas
-    #[arg(long, value_name = "CARD|MODEL", hide_short_help = true)]
+    #[arg(long, value_name = "GPU|MODEL", hide_short_help = true)]
     pub on: Option<String>,
     /// A fixed term, such as 4h, instead of a lease that lasts while it is used
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -333,7 +333,7 @@ pub fn parse_span(text: &str) -> Result<u64, String> {
 pub fn parse_gpus(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=64).contains(number));
     number.ok_or_else(|| {
-        format!("`{text}` is not a number of cards from 1 to 64\nhint: `sublet cards` lists those there are")
+        format!("`{text}` is not a number of GPUs from 1 to 64\nhint: `sublet cards` lists those there are")
     })
 }
 
@@ -366,7 +366,7 @@ fn parse_ttl(text: &str) -> Result<u64, String> {
 fn parse_bound(text: &str) -> Result<u64, String> {
     match parse_span(text)? {
         seconds @ 1..=120 => Ok(seconds),
-        _ => Err("a hook may take from 1s to 2m\nhint: others wait for the cards meanwhile".to_owned()),
+        _ => Err("a hook may take from 1s to 2m\nhint: others wait for the GPUs meanwhile".to_owned()),
     }
 }
 

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_log_gets_a_line_for_each_news() {
         expect![[r#"
-            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): card 0 is not empty
+            L8 waits, place 2, expected in about 40 s (worst case 2 h 0 min): GPU 0 is not empty
             L8 waits, at least place 2, when it starts is not known: GPU 0 has 7.7 GiB free, 16 GiB are needed
         "#]]
         .assert_eq(&drawn(false, 80, &story()));
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_terminal_shows_every_reason_whole_and_rewrites_what_changes_all_the_time() {
         expect![[r#"
-            CRESC[Kcard 0 is not empty
+            CRESC[KGPU 0 is not empty
             L8 waits, place 2, expected in about 40 …CRESC[KL8 waits, at least place 2, when it star…CRESC[KGPU 0 has 7.7 GiB free, 16 GiB are needed
             L8 waits, at least place 2, when it star…"#]]
         .assert_eq(&drawn(true, 42, &story()));

@@ -32,9 +32,9 @@ impl Visible {
         if names.is_empty() {
             return Err(Failure::new(
                 exit::DENIED,
-                format!("CUDA_VISIBLE_DEVICES is `{}` here, which means no card", plain(list)),
+                format!("CUDA_VISIBLE_DEVICES is `{}` here, which means no GPU", plain(list)),
             )
-            .hint("unset it, or set it to the cards that may be used"));
+            .hint("unset it, or set it to the GPUs that may be used"));
         }
         Ok(Visible(Some(names)))
     }
@@ -58,7 +58,7 @@ impl Visible {
         match both.is_empty() {
             true => Err(Failure::new(
                 exit::DENIED,
-                format!("`--on {}` names no card that is visible here: {}", plain(&on), said(names)),
+                format!("`--on {}` names no GPU that is visible here: {}", plain(&on), said(names)),
             )
             .hint("choose another, or unset CUDA_VISIBLE_DEVICES")),
             false => Ok(Some(both.join(","))),
@@ -69,7 +69,7 @@ impl Visible {
     pub fn explain(&self, failure: Failure) -> Failure {
         match (&self.0, failure.code()) {
             (Some(names), Some(Code::NeverFits)) => {
-                failure.hint(format!("no other card was asked for: {}", said(names)))
+                failure.hint(format!("no other GPU was asked for: {}", said(names)))
             }
             _ => failure,
         }
@@ -161,8 +161,8 @@ mod tests {
             assert_eq!(Visible::read(list).unwrap_err().exit(), exit::DENIED, "{list:?}");
         }
         expect![[r#"
-            CUDA_VISIBLE_DEVICES is `` here, which means no card
-            hint: unset it, or set it to the cards that may be used"#]]
+            CUDA_VISIBLE_DEVICES is `` here, which means no GPU
+            hint: unset it, or set it to the GPUs that may be used"#]]
         .assert_eq(&Visible::read("").unwrap_err().to_string());
         assert_eq!(read("1,-1,0"), read("1"), "CUDA reads up to the first that is none");
     }
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(narrow(&read("1,0"), Some("2,1")), Ok(Some("GPU-1b".into())));
         assert_eq!(narrow(&read("GPU-0a"), Some("GPU-0")), Ok(Some("GPU-0a".into())));
         expect![[r#"
-            `--on 2` names no card that is visible here: CUDA_VISIBLE_DEVICES is `1,0`
+            `--on 2` names no GPU that is visible here: CUDA_VISIBLE_DEVICES is `1,0`
             hint: choose another, or unset CUDA_VISIBLE_DEVICES"#]]
         .assert_eq(&narrow(&read("1,0"), Some("2")).unwrap_err());
     }

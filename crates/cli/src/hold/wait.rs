@@ -220,7 +220,7 @@ pub fn say_lost(lease: &Lease) {
     say!("{}", sentence(lease));
     let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
     if lease.ended.as_ref().is_none_or(|ended| !is_ended_too(ended.reason)) {
-        tell_hint("the command goes on, but its room on the card may be given to others");
+        tell_hint("the command goes on, but its room on the GPU may be given to others");
     }
 }
 
@@ -247,7 +247,7 @@ fn over(lease: &Lease) -> Option<(String, String)> {
         false => ", or ended where it cannot be".to_owned(),
     });
     let said = format!(
-        "{id} has {seen} on a card, and its lease is for {leased}: if another request waits, it is parked{ends}"
+        "{id} has {seen} on a GPU, and its lease is for {leased}: if another request waits, it is parked{ends}"
     );
     let hint = match over.offer_bytes {
         Some(offer) => format!("`sublet accept {id}` makes the lease {}", size::show(offer)),
@@ -258,15 +258,15 @@ fn over(lease: &Lease) -> Option<(String, String)> {
 
 fn why_soon(reason: Reason) -> &'static str {
     match reason {
-        Reason::OverUse => "it has more on its cards than its lease, and others need them",
-        Reason::Preempted => "others need its cards, and you said that it may be ended for them",
+        Reason::OverUse => "it has more on its GPUs than its lease, and others need them",
+        Reason::Preempted => "others need its GPUs, and you said that it may be ended for them",
         Reason::TermOver => "its term is over then",
         Reason::Expired => "it is not used, and others wait",
-        Reason::HoldCap => "it had its cards as long as others must wait",
+        Reason::HoldCap => "it had its GPUs as long as others must wait",
         Reason::Revoked => "an operator ends it",
         Reason::Budget => "the GPU time of the day is used up",
         Reason::ParkExpired => "it was parked as long as anything may be",
-        Reason::DeviceLost => "its card is lost",
+        Reason::DeviceLost => "its GPU is lost",
         Reason::RestoreFailed => "the driver could not bring its bytes back",
         Reason::DiedParking => "its program died while it was being parked",
         Reason::NotMoved => "it could not be parked",

@@ -171,8 +171,8 @@ impl Watched {
     fn say(&self, moment: Moment, came: &Result<(), String>, took: Duration) {
         let (id, took) = (&self.id, format!("{:.1} s", took.as_secs_f64()));
         match (came, moment) {
-            (Ok(()), Moment::Yield) => say!("{id} yields its cards to others: its hook took {took}"),
-            (Ok(()), Moment::Resume) => say!("{id} has its cards again, after {took}"),
+            (Ok(()), Moment::Yield) => say!("{id} yields its GPUs to others: its hook took {took}"),
+            (Ok(()), Moment::Resume) => say!("{id} has its GPUs again, after {took}"),
             (Err(why), _) => say!("the {moment} hook of {id} failed: {why}"),
         }
     }

@@ -501,7 +501,7 @@ impl Turn<'_> {
             return Answer::Refused(Refusal::NoSuchStranger);
         };
         let Some((on, _)) = residence(self.state, &stranger, self.now) else {
-            return Answer::Refused(Refusal::NotAdoptable("its card cannot be read now".to_owned()));
+            return Answer::Refused(Refusal::NotAdoptable("its GPU cannot be read now".to_owned()));
         };
         if let Some(answer) = self.adopt_moving(&stranger) {
             return answer;
@@ -545,7 +545,7 @@ impl Turn<'_> {
         }
         let excluded = fit.cards.iter().any(|card| self.state.excludes(*card, tenant, ask.exclusivity));
         if excluded {
-            return Err(Refusal::NotAdoptable("another lease has its card alone".to_owned()));
+            return Err(Refusal::NotAdoptable("another lease has its GPU alone".to_owned()));
         }
         if let Some(stopped) = self.state.stopped() {
             return Err(stopped);
@@ -562,9 +562,9 @@ impl Turn<'_> {
     fn has_another(&self, by: &Caller, lease: LeaseId, on: &[OnCard]) -> String {
         let name = self.find(by, lease).map_or_else(|_| "another lease".to_owned(), |row| row.id.to_string());
         match on {
-            [] => format!("it is a process of {name}, which has its cards"),
+            [] => format!("it is a process of {name}, which has its GPUs"),
             _ => format!(
-                "it is a process of {name}, which is for other cards: end {name}, or ask for all of its cards in one lease"
+                "it is a process of {name}, which is for other GPUs: end {name}, or ask for all of its GPUs in one lease"
             ),
         }
     }

@@ -639,7 +639,7 @@ impl Turn<'_> {
                 let (why, text, rest) = match said {
                     false => (Unparked::Silent, "one of its programs did not answer", parking.rest),
                     true if row.hold().is_some_and(is_coarse) => {
-                        (Unparked::Unclear, "its cards were not seen to lose its bytes", parking.rest)
+                        (Unparked::Unclear, "its GPUs were not seen to lose its bytes", parking.rest)
                     }
                     true => (Unparked::NotSeen, parking::LIED, parking.distrust()),
                 };

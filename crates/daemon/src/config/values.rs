@@ -26,7 +26,7 @@ pub(super) fn read_card(name: &str) -> Result<String, ConfigError> {
     if is_uuid(name) || name.parse::<u32>().is_ok() {
         return Ok(name.to_owned());
     }
-    let why = "name cards by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them";
+    let why = "name GPUs by number (\"1\") or UUID (\"GPU-…\"), as `nvidia-smi -L` lists them";
     Err(ConfigError::value("unmanaged", name, why))
 }
 

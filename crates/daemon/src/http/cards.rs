@@ -16,7 +16,7 @@ use sublet_wire as wire;
 
 /// All managed cards, and who is on them.
 #[utoipa::path(get, operation_id = "list_cards", path = "/v1/cards", tag = "cards", responses(
-    (status = 200, description = "the cards", body = wire::Cards),
+    (status = 200, description = "the GPUs", body = wire::Cards),
     OnRead,
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Cards>, Refused> {
@@ -79,10 +79,10 @@ async fn name_strangers(app: &App, by: &Caller, cards: &mut Vec<wire::Card>, who
 
 /// Lets a card run empty: nothing new lands there.
 #[utoipa::path(post, operation_id = "drain_card", path = "/v1/cards/{uuid}/drain", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
-    ("uuid" = String, Path, description = "the card"),
+    ("uuid" = String, Path, description = "the GPU"),
     Repeat,
 ), responses(
-    (status = 200, description = "the card", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Card),
     OnCall,
 ))]
 pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {
@@ -93,10 +93,10 @@ pub async fn drain(State(app): State<App>, Name(card): Name, request: Request) -
 
 /// Puts a card back into service.
 #[utoipa::path(post, operation_id = "clear_card", path = "/v1/cards/{uuid}/clear", tag = "cards", request_body(content = Option<Nothing>, description = "none is needed"), params(
-    ("uuid" = String, Path, description = "the card"),
+    ("uuid" = String, Path, description = "the GPU"),
     Repeat,
 ), responses(
-    (status = 200, description = "the card", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Card),
     OnCall,
 ))]
 pub async fn clear(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {

@@ -209,7 +209,7 @@ struct ShowQuery {
     ("for" = Option<String>, Query, description = "`end`: wait until it ended; `change`: until it is not as `known`, `told` and `over` say", pattern = "^(end|change)$"),
     ("known" = Option<wire::LeaseState>, Query, description = "with `for=change`: the state that is known [default: active]"),
     ("told" = Option<bool>, Query, description = "with `for=change`: that it ends soon is known"),
-    ("over" = Option<bool>, Query, description = "with `for=change`: that it has more on a card than its lease is known"),
+    ("over" = Option<bool>, Query, description = "with `for=change`: that it has more on a GPU than its lease is known"),
 ), responses(
     (status = 200, description = "the lease", body = wire::Lease),
     OnRead,

@@ -254,7 +254,7 @@ pub(crate) async fn ready(axum::extract::State(app): axum::extract::State<App>) 
         (_, Some(stopped)) => Err(crate::words::problem(&stopped).into()),
         (Some(trouble), None) => Err(Problem::new(Code::NoCards, trouble).hint("run `sublet doctor`").into()),
         (None, None) if !listed => {
-            Err(Problem::new(Code::NoCards, "the cards were not listed yet").retry_after(1).into())
+            Err(Problem::new(Code::NoCards, "the GPUs were not listed yet").retry_after(1).into())
         }
         (None, None) => Ok(Json(status("ok"))),
     }

@@ -29,7 +29,7 @@ use utoipa::{Modify, OpenApi};
     tags(
         (name = "leases", description = "ask, wait, hold, give back"),
         (name = "cards", description = "what there is"),
-        (name = "strangers", description = "processes on cards without a lease, and what is done about them"),
+        (name = "strangers", description = "processes on GPUs without a lease, and what is done about them"),
         (name = "tokens", description = "what callers over TCP may do"),
         (name = "records", description = "what was used, what was decided"),
         (name = "service", description = "the service itself"),

@@ -24,7 +24,7 @@ impl IntoResponses for OnRead {
             (403, "you may not see this, or not any more"),
             (404, "there is no such thing, or it is not yours"),
             (429, "over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, has no cards, or has no connection or wait left for the caller"),
+            (503, "not now: the daemon stops, has no GPUs, or has no connection or wait left for the caller"),
         ])
     }
 }
@@ -42,7 +42,7 @@ impl IntoResponses for OnCall {
             (413, "the body is too large"),
             (422, "a value makes no sense, could never be met, or the key was used for something else"),
             (429, "the queue is full, too many new keys, or over TCP: more calls than one may make"),
-            (503, "not now: the daemon stops, has no cards, or has no connection or wait left for the caller"),
+            (503, "not now: the daemon stops, has no GPUs, or has no connection or wait left for the caller"),
             (507, "the disk is full"),
         ])
     }

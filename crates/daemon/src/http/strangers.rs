@@ -37,7 +37,7 @@ struct StrangersQuery {
     ("mode" = Option<wire::Mode>, Query, description = "what would happen to them in this mode"),
     ("who" = Option<String>, Query, description = "only those that a rule about `exe:PATH`, `unit:NAME`, `container:ID` or `uid:N` would be about", pattern = r"^((exe|unit|container):[^\u0000-\u001f\u007f-\u009f]+|uid:\+?[0-9]+)$"),
 ), responses(
-    (status = 200, description = "the strangers, the modes of the cards, the rules", body = wire::Strangers),
+    (status = 200, description = "the strangers, the modes of the GPUs, the rules", body = wire::Strangers),
     OnRead,
 ))]
 pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire::Strangers>, Refused> {
@@ -68,9 +68,9 @@ pub async fn list(State(app): State<App>, request: Request) -> Result<Json<wire:
 /// the driver's processes cannot be told apart.
 #[utoipa::path(post, operation_id = "set_mode", path = "/v1/cards/{uuid}/mode", tag = "strangers",
     request_body = wire::ModeAsk,
-    params(("uuid" = String, Path, description = "the card"), Repeat),
+    params(("uuid" = String, Path, description = "the GPU"), Repeat),
     responses(
-    (status = 200, description = "the card", body = wire::Card),
+    (status = 200, description = "the GPU", body = wire::Card),
     OnCall,
 ))]
 pub async fn mode(State(app): State<App>, Name(card): Name, request: Request) -> Result<Reply, Refused> {

@@ -399,7 +399,7 @@ mod tests {
         let mut hints = of_files(std::slice::from_ref(&card));
         assert!(!is_readable(&hints, Duration::from_millis(50)));
         drop(fs::File::open(&other).unwrap());
-        assert!(!is_readable(&hints, Duration::from_millis(50)), "only cards count");
+        assert!(!is_readable(&hints, Duration::from_millis(50)), "only GPUs count");
         let open = fs::File::open(&card).unwrap();
         assert!(is_readable(&hints, PATIENCE));
         assert_eq!(hints.drain(), Hint { opened: true, processes: false, lost: false });
@@ -420,7 +420,7 @@ mod tests {
             let new = dir.path().join("new");
             fs::write(&new, "").unwrap();
             fs::rename(&new, &card).unwrap();
-            until(&mut hints, "a new card", |hint| hint.opened);
+            until(&mut hints, "a new GPU", |hint| hint.opened);
             while is_readable(&hints, Duration::from_millis(100)) {
                 hints.drain();
             }

@@ -31,11 +31,11 @@ const EVER: u32 = u32::MAX;
 
 /// Of each hazard at most one rule holds for a branch.
 const TABLE: [Rule; 7] = [
-    rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its cards"),
-    rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a card"),
-    rule(570, 595, Hazard::Managed, "managed memory cannot leave a card this way"),
-    rule(595, EVER, Hazard::Managed, "managed memory cannot leave a card, and since driver 595 trying ends it"),
-    rule(570, 595, Hazard::Nccl, "a process of an NCCL group cannot leave its card this way"),
+    rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its GPUs"),
+    rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a GPU"),
+    rule(570, 595, Hazard::Managed, "managed memory cannot leave a GPU this way"),
+    rule(595, EVER, Hazard::Managed, "managed memory cannot leave a GPU, and since driver 595 trying ends it"),
+    rule(570, 595, Hazard::Nccl, "a process of an NCCL group cannot leave its GPU this way"),
     rule(595, EVER, Hazard::Nccl, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
     // Nobody has reported that it was mended.
     rule(610, EVER, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),

@@ -93,7 +93,7 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
 
 fn rules(facts: &Facts) -> Result<Vec<&'static hazard::Rule>, String> {
     if !facts.calls {
-        return Err("this driver cannot take a process off its cards".to_owned());
+        return Err("this driver cannot take a process off its GPUs".to_owned());
     }
     let version = facts.driver.as_deref();
     let branch = version.and_then(hazard::branch).ok_or("the driver does not say which version it is")?;
@@ -175,11 +175,11 @@ fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
     }
     let has_open = |part: &str| open.iter().any(|file: &PathBuf| file.to_string_lossy().contains(part));
     if name.starts_with(MPS_NAME) || environment.get(MPS_VARIABLE).is_some() || has_open(MPS_FILES) {
-        return Err(format!("{who} uses its card through MPS, which cannot be moved"));
+        return Err(format!("{who} uses its GPU through MPS, which cannot be moved"));
     }
     let has_a_part = |name: &&str| environment.get(name).is_some_and(|cards| cards.starts_with("MIG-"));
     if CARD_VARIABLES.iter().any(has_a_part) {
-        return Err(format!("{who} has a part of a card (MIG), which cannot be moved"));
+        return Err(format!("{who} has a part of a GPU (MIG), which cannot be moved"));
     }
     Ok(())
 }

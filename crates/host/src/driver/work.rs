@@ -423,7 +423,7 @@ impl Work {
                 format!("process {pid} had work under way that did not end in time")
             }
             Answer::Failed(failure) if failure.code == Failure::NOT_SUPPORTED => {
-                format!("process {pid} has memory that cannot leave a card this way (managed, or shared)")
+                format!("process {pid} has memory that cannot leave a GPU this way (managed, or shared)")
             }
             Answer::Failed(failure) => format!("the driver does not {step} process {pid}: {failure}"),
             Answer::Unusable(why) => why.clone(),
@@ -450,7 +450,7 @@ impl Work {
                     member.parked = had.max(after.saturating_sub(before));
                 }
             }
-            Some(answer) => self.refused(lease, process, "take from its cards", &answer),
+            Some(answer) => self.refused(lease, process, "take from its GPUs", &answer),
             None => {}
         }
     }
@@ -519,7 +519,7 @@ impl Work {
         let patience = self.hands.patience(total);
         let proven = match self.hands.ask(&Request::Prove { needs }, patience) {
             Ok(Answer::Room { lacking: None }) => Ok(()),
-            Ok(Answer::Room { lacking: Some(card) }) => Err(format!("there is no room for it on card {card}")),
+            Ok(Answer::Room { lacking: Some(card) }) => Err(format!("there is no room for it on GPU {card}")),
             Ok(Answer::Failed(failure)) => Err(format!("the driver does not prove its room: {failure}")),
             Ok(Answer::Unusable(why)) => Err(why),
             Ok(_) => Err("the worker gave no sensible answer about its room".to_owned()),
@@ -624,7 +624,7 @@ impl Work {
     /// It will not come back. Nothing is ever tried with it again.
     fn lose(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
         self.set(lease, process, At::Lost);
-        let why = format!("process {} could not be brought back to its cards: {what}", process.pid);
+        let why = format!("process {} could not be brought back to its GPUs: {what}", process.pid);
         self.say(lease, process, Said::Lost(why));
     }
 

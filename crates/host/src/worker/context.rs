@@ -29,7 +29,7 @@ pub(super) fn run(uuid: &str) -> ExitCode {
         Ok(context) if say(&mut std::io::stdout().lock(), &Measured { context }).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("the context of card {uuid} was not measured: {error}");
+            eprintln!("the context of GPU {uuid} was not measured: {error}");
             ExitCode::FAILURE
         }
     }

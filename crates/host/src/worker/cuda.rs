@@ -15,7 +15,7 @@ pub(super) enum CudaError {
     Library(#[from] libloading::Error),
     #[error("`{call}` failed with {code}")]
     Call { call: &'static str, code: c_int },
-    #[error("CUDA does not see card {0}")]
+    #[error("CUDA does not see GPU {0}")]
     NoSuchCard(String),
 }
 

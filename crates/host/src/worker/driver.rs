@@ -271,7 +271,7 @@ impl Calls {
 
     fn step(&self, pid: u32, step: Step) -> Answer {
         let Some(calls) = &self.checkpoint else {
-            return Answer::Unusable("the driver cannot take processes off their cards".to_owned());
+            return Answer::Unusable("the driver cannot take processes off their GPUs".to_owned());
         };
         // A pid fits: the kernel's own type for it is signed.
         let pid = pid as c_int;

@@ -69,7 +69,7 @@ impl Cards for RealCards {
         let known: Vec<CardFacts> = self.listed.iter().map(|card| card.facts.clone()).collect();
         let list = list(&nvml).and_then(|read| settle(read, &known)).map_err(|error| Unlisted {
             kind: UnlistedKind::Failed,
-            what: format!("NVML does not list the cards: {error}"),
+            what: format!("NVML does not list the GPUs: {error}"),
             remedy: "look at the kernel's log (`dmesg`) for NVRM messages".to_owned(),
         })?;
         let known = std::mem::take(&mut self.listed);
@@ -216,7 +216,7 @@ fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
         match card.or_else(|error| before().ok_or(error)) {
             Ok(card) => cards.push(card),
             Err(error) => {
-                eprintln!("card {index} is left out: NVML does not tell what it is: {error}");
+                eprintln!("GPU {index} is left out: NVML does not tell what it is: {error}");
                 first = first.or(Some(error));
             }
         }
@@ -253,7 +253,7 @@ fn node(bus_id: &str) -> Option<u32> {
 
 fn unusable(card: &Device<'_>) -> Option<String> {
     if card.mig_mode().is_ok_and(|mode| mode.current == MIG_ON) {
-        return Some("MIG is on: only whole cards are leased (turn it off with `nvidia-smi -mig 0`)".to_owned());
+        return Some("MIG is on: only whole GPUs are leased (turn it off with `nvidia-smi -mig 0`)".to_owned());
     }
     match card.compute_mode() {
         Ok(ComputeMode::Prohibited) => {

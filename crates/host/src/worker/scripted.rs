@@ -124,7 +124,7 @@ impl ScriptedCards {
         };
         let script: Script = serde_json::from_slice(&text).map_err(|e| format!("script `{path}`: {e}"))?;
         match script.cards.iter().find(|card| card.index >= self.count) {
-            Some(card) => Err(format!("script `{path}` has a card {}, but there are {}", card.index, self.count)),
+            Some(card) => Err(format!("script `{path}` has a GPU {}, but there are {}", card.index, self.count)),
             None => Ok(script),
         }
     }

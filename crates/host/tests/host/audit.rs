@@ -166,7 +166,7 @@ fn an_inherited_descriptor_counts() {
     let told = |pid| audit(key(pid), &devices).unwrap().devices;
     assert_eq!(told(tree.pids[1]), [card.path().to_str().unwrap()]);
     assert_eq!(told(tree.pids[0]), Vec::<String>::new(), "it closed the file");
-    assert_eq!(of(tree.pids[1]).devices, Vec::<String>::new(), "only files that are cards count");
+    assert_eq!(of(tree.pids[1]).devices, Vec::<String>::new(), "only files that are GPUs count");
 }
 
 fn a_mapped_file_counts_without_a_descriptor() {

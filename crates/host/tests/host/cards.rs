@@ -30,7 +30,7 @@ crate::tests![
 
 fn scripted_cards_are_listed_once_and_empty() {
     let rig = Rig::with("scripted:2x24GiB", |settings, _| settings.period = OFTEN);
-    let cards = rig.until("the cards", cards);
+    let cards = rig.until("the GPUs", cards);
     let told: Vec<_> = cards.iter().map(|c| (c.index, c.uuid.as_str(), c.name.as_str(), c.total, c.context)).collect();
     let (total, context) = (Bytes::gib(24), Some(Bytes::mib(300)));
     assert_eq!(
@@ -93,7 +93,7 @@ fn a_bad_script_is_an_unreadable_card() {
     for (script, says) in [
         ("{\"cards\":[{", "EOF"),
         (r#"{"cards":[{"index":0,"surprise":1}]}"#, "surprise"),
-        (r#"{"cards":[{"index":7}]}"#, "has a card 7"),
+        (r#"{"cards":[{"index":7}]}"#, "has a GPU 7"),
         (r#"{"cards":[{"index":0,"processes":[{"pid":1,"bytes":-5}]}]}"#, "-5"),
     ] {
         rig.script(script);

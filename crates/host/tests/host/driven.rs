@@ -393,7 +393,7 @@ fn managed_memory_is_refused_and_unharmed() {
     stage.away();
     stage.here(None);
     let why = stage.refusal();
-    assert!(why.contains("cannot leave a card"), "{why}");
+    assert!(why.contains("cannot leave a GPU"), "{why}");
     assert_eq!(stage.at(0), Checkpoint::Running);
     assert!(program.is_intact());
 }

@@ -266,7 +266,7 @@ fn an_unknown_process_on_a_card_joins_before_it_is_observed() {
     rig.members(lease, &tree.pids);
     let joined = daemonised(lease);
     put_on_card(&rig, joined.pids[1]);
-    let (_, at) = rig.after(0, "the process on the card", |sight| observed(sight, joined.pids[1]));
+    let (_, at) = rig.after(0, "the process on the GPU", |sight| observed(sight, joined.pids[1]));
     let both = [tree.pids[0], joined.pids[1]];
     assert!(rig.members(lease, &both) < at);
 }
@@ -279,7 +279,7 @@ fn a_stranger_on_a_card_joins_nobody() {
     rig.members(lease, &tree.pids);
     for pid in [stranger.pids[0], other.pids[1]] {
         put_on_card(&rig, pid);
-        rig.until("the process on the card", |sight| observed(sight, pid));
+        rig.until("the process on the GPU", |sight| observed(sight, pid));
     }
     let told = rig.sights().into_iter().filter(|sight| matches!(sight, Sight::Members { .. })).count();
     assert_eq!(told, 1);

@@ -89,7 +89,7 @@ impl Soft {
 
     /// How far a process is, read past the driver.
     pub fn at(&self, process: ProcKey) -> Checkpoint {
-        let found = self.state.process(process.pid).expect("it is on the cards");
+        let found = self.state.process(process.pid).expect("it is on the GPUs");
         Checkpoint::from_number(found.row.checkpoint.load(std::sync::atomic::Ordering::SeqCst))
     }
 

@@ -120,13 +120,13 @@ impl Rig {
     pub fn used(&self) -> Used {
         match self.look() {
             Reading::Used(used) => used,
-            Reading::Unreadable(why) => panic!("card is unreadable: {why:?}"),
+            Reading::Unreadable(why) => panic!("GPU is unreadable: {why:?}"),
         }
     }
 
     pub fn unreadable(&self) -> Unreadable {
         match self.look() {
-            Reading::Used(used) => panic!("card is readable: {used:?}"),
+            Reading::Used(used) => panic!("GPU is readable: {used:?}"),
             Reading::Unreadable(why) => why,
         }
     }
@@ -137,7 +137,7 @@ impl Rig {
             matches!(sight, Sight::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
                 .then_some(())
         };
-        self.after(self.count(), "a card that answers again", good);
+        self.after(self.count(), "a GPU that answers again", good);
     }
 
     /// Waits until the members of a lease are exactly these pids.

@@ -102,7 +102,7 @@ exports! {
         let runtime = Runtime::get()?;
         let properties = take(properties)?;
         if properties.kind != 1 || properties.location.kind != ON_CARD || properties.handle_types != 0 {
-            log::once("pools are of cards, and are not handed on");
+            log::once("pools are of GPUs, and are not handed on");
             return Err(CuResult::NOT_SUPPORTED);
         }
         let card = runtime.card(properties.location.id)?;

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 macro_rules! refused {
     ($($name:ident)*) => {
         $(
-            #[doc = concat!("`", stringify!($name), "` of the driver API, which soft cards do not have.")]
+            #[doc = concat!("`", stringify!($name), "` of the driver API, which soft GPUs do not have.")]
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> CuResult {
                 log::once(concat!("`", stringify!($name), "` is not supported"));

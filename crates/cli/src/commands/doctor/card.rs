@@ -5,9 +5,9 @@ use sublet_wire::{Card, CardState, Mode, size};
 
 /// All about one card.
 pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
-    let name = |what: &str| format!("card {} {what}", card.index);
+    let name = |what: &str| format!("GPU {} {what}", card.index);
     vec![
-        Check::new(format!("card {}", card.index), State::Ok, format!("{}, {}", card.name, card.uuid)),
+        Check::new(format!("GPU {}", card.index), State::Ok, format!("{}, {}", card.name, card.uuid)),
         grant(card, name("grant")),
         processes(card, name("bytes")),
         context(card, name("context")),
@@ -38,10 +38,10 @@ fn park(card: &Card, parking: bool, name: String) -> Check {
         () if !parking => {
             Check::new(name, State::Less, "no program is parked here: a waiter waits until a lease's term ends")
         }
-        () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the card does not answer"),
+        () if card.unreadable.is_some() => Check::new(name, State::Less, "unknown while the GPU does not answer"),
         () if card.coarse => {
             let text = "one program at a time is parked, and only with Sublet's library in it: what leaves is seen in \
-                        what the whole card has";
+                        what the whole GPU has";
             Check::new(name, State::Less, text)
         }
         () => Check::new(
@@ -75,7 +75,7 @@ fn grant(card: &Card, name: String) -> Check {
 
 fn processes(card: &Card, name: String) -> Check {
     if card.unreadable.is_some() {
-        Check::new(name, State::Less, "unknown while the card does not answer")
+        Check::new(name, State::Less, "unknown while the GPU does not answer")
     } else if card.coarse {
         let sentence = "the driver does not tell bytes per process (coarse): room is what is used or promised, \
                         whichever is more, and peaks are unknown";

@@ -40,7 +40,7 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
     match kind {
         Some("soft") => checks.push(soft(NOTICE)),
         None if !nvidia_visible() => checks
-            .push(soft("no NVIDIA device is visible: `sublet serve` takes soft cards here, if it never had real ones")),
+            .push(soft("no NVIDIA device is visible: `sublet serve` takes soft GPUs here, if it never had real ones")),
         _ => {}
     }
     checks.push(cgroup());
@@ -52,9 +52,9 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
 fn soft(sentence: &str) -> Check {
     match place::libraries() {
         Ok(dir) => {
-            Check::new("soft cards", State::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
+            Check::new("soft GPUs", State::Less, format!("{sentence}\ntheir libraries are in {}", dir.display()))
         }
-        Err(error) => Check::new("soft cards", State::Bad, format!("{error}\nhint: {}", error.hint())),
+        Err(error) => Check::new("soft GPUs", State::Bad, format!("{error}\nhint: {}", error.hint())),
     }
 }
 
@@ -172,7 +172,7 @@ mod tests {
     fn every_check_of_this_machine_has_words() {
         for check in checks(None, Some("scripted")) {
             assert!(!check.sentence.is_empty(), "{}", check.what);
-            assert_ne!(check.state, State::Bad, "scripted cards need nothing: {}", check.sentence);
+            assert_ne!(check.state, State::Bad, "scripted GPUs need nothing: {}", check.sentence);
         }
     }
 }

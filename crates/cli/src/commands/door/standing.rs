@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn waiting(expected_s: Option<f64>) -> Option<Waiting> {
-        let why = "card 0 is full".to_owned();
+        let why = "GPU 0 is full".to_owned();
         let estimate_s = Some(3_000.0).filter(|_| expected_s.is_some());
         let (place, offers) = (1, Vec::new());
         Some(Waiting {
@@ -308,17 +308,17 @@ mod tests {
         for (id, estimate) in [("L1", Some(3.2)), ("L2", Some(11.4)), ("L3", Some(0.2))] {
             standing.told(&Lease { waiting: waiting(estimate), ..lease(id, LeaseState::Parked) }, now);
         }
-        check(&standing, now, &expect!["503 lease_not_active (Some(12)): L2 of name:llm is parked: card 0 is full"]);
+        check(&standing, now, &expect!["503 lease_not_active (Some(12)): L2 of name:llm is parked: GPU 0 is full"]);
         check(
             &standing,
             now + Duration::from_secs(10),
-            &expect!["503 lease_not_active (Some(5)): L3 of name:llm is parked: card 0 is full"],
+            &expect!["503 lease_not_active (Some(5)): L3 of name:llm is parked: GPU 0 is full"],
         );
         standing.ended("L1", None);
         standing.ended("L3", None);
         let shorter = Lease { waiting: waiting(Some(1e9)), ..lease("L2", LeaseState::Active) };
         standing.expected(&shorter, now);
-        check(&standing, now, &expect!["503 lease_not_active (Some(3600)): L2 of name:llm is parked: card 0 is full"]);
+        check(&standing, now, &expect!["503 lease_not_active (Some(3600)): L2 of name:llm is parked: GPU 0 is full"]);
     }
 
     #[test]

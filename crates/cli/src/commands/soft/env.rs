@@ -23,7 +23,7 @@ use sublet_wire::exit;
 #[command(after_long_help = AFTER_HELP)]
 pub struct EnvArgs {
     /// Private GPUs for this command alone, such as 2x24GiB or 1x80GiB,1x24GiB
-    #[arg(long, value_name = "CARDS")]
+    #[arg(long, value_name = "GPUS")]
     cards: Option<Spec>,
     /// For which shell the lines are
     #[arg(long, value_enum, value_name = "SHELL", default_value_t = ShellArg::Sh, conflicts_with = "command")]
@@ -62,7 +62,7 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
         (Some(spec), _) => Some(spec.clone()),
         (None, Some(Found::File(file))) => return become_on(&file, &args.command),
         (None, Some(Found::OtherKind { place, kind })) => {
-            eprintln!("the cards of the service at {place} are {kind}: private soft ones are made");
+            eprintln!("the GPUs of the service at {place} are {kind}: private soft ones are made");
             None
         }
         (None, _) => None,
@@ -81,7 +81,7 @@ fn become_on(file: &Path, command: &[OsString]) -> Result<u8, Failure> {
 
 fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
     if args.cards.is_some() {
-        return Err(Failure::usage("private cards go away with their command, and there is none")
+        return Err(Failure::usage("private GPUs go away with their command, and there is none")
             .hint("`sublet soft env --cards 2x24GiB -- COMMAND` runs one on them"));
     }
     let state = super::open(globals)?;
@@ -107,7 +107,7 @@ struct PrivateCards {
 impl PrivateCards {
     fn make(spec: &Spec) -> Result<PrivateCards, Failure> {
         let failed = |error: &dyn std::error::Error| {
-            Failure::new(exit::FAILURE, format!("private soft cards cannot be made: {}", crate::daemon::chain(error)))
+            Failure::new(exit::FAILURE, format!("private soft GPUs cannot be made: {}", crate::daemon::chain(error)))
         };
         let file = memfd_create("sublet-soft-cards", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
         let file = fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_err(|error| failed(&error))?;

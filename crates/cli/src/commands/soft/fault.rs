@@ -144,7 +144,7 @@ pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
         output::json(&shown)?;
         return Ok(exit::OK);
     }
-    let line = |card: &usize| shown.cards.get(*card).map(|card| format!("card {}: {}\n", card.index, card.faults));
+    let line = |card: &usize| shown.cards.get(*card).map(|card| format!("GPU {}: {}\n", card.index, card.faults));
     output::print(&cards.iter().filter_map(line).collect::<String>())?;
     Ok(exit::OK)
 }
@@ -156,8 +156,8 @@ fn named(state: &State, name: &str) -> Result<usize, Failure> {
     };
     let found = state.cards().iter().enumerate().find(is_meant);
     found.map(|(index, _)| index).ok_or_else(|| {
-        Failure::usage(format!("there is no soft card `{name}`"))
-            .hint(format!("the cards are {}", status::numbers(state.cards().len())))
+        Failure::usage(format!("there is no soft GPU `{name}`"))
+            .hint(format!("the GPUs are {}", status::numbers(state.cards().len())))
     })
 }
 

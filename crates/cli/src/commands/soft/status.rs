@@ -144,12 +144,12 @@ pub fn numbers(cards: usize) -> String {
 }
 
 fn render(shown: &Shown) -> String {
-    let mut cards = Table::new(&["CARD", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
+    let mut cards = Table::new(&["GPU", "MODEL", ">USED", ">TOTAL", "FAULTS"]);
     for card in &shown.cards {
         let (used, total) = (size::show(card.used_bytes), size::show(card.total_bytes));
         cards.row([card.index.to_string(), card.name.clone(), used, total, card.faults.to_string()]);
     }
-    let mut processes = Table::new(&["CARD", ">PID", ">UID", "NAME", ">USED", "STATE"]);
+    let mut processes = Table::new(&["GPU", ">PID", ">UID", "NAME", ">USED", "STATE"]);
     for p in &shown.processes {
         let used = size::show(p.used_bytes);
         let (card, pid, uid) = (p.card.to_string(), p.pid.to_string(), p.uid.to_string());
@@ -173,9 +173,9 @@ mod tests {
         let mut shown = Shown::of(&state);
         shown.file = "/run/sublet/sublet.sock.soft".into();
         expect![[r#"
-            CARD  MODEL                USED   TOTAL  FAULTS
-            0     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
-            1     Sublet Soft 24GiB  64 MiB  24 GiB  no faults
+            GPU  MODEL                USED   TOTAL  FAULTS
+            0    Sublet Soft 24GiB  64 MiB  24 GiB  no faults
+            1    Sublet Soft 24GiB  64 MiB  24 GiB  no faults
 
             no process is on them
 
@@ -199,12 +199,12 @@ mod tests {
             (process.pid, process.uid, process.name) = (4312, 1000, "python3".into());
         }
         expect![[r#"
-            CARD  MODEL                 USED   TOTAL  FAULTS
-            0     Sublet Soft 24GiB   64 MiB  24 GiB  nvml no-bytes, allocations 3, checkpoint kills-target, slow 150, copy-rate 2 GiB/s
-            1     Sublet Soft 24GiB  3.1 GiB  24 GiB  no faults
+            GPU  MODEL                 USED   TOTAL  FAULTS
+            0    Sublet Soft 24GiB   64 MiB  24 GiB  nvml no-bytes, allocations 3, checkpoint kills-target, slow 150, copy-rate 2 GiB/s
+            1    Sublet Soft 24GiB  3.1 GiB  24 GiB  no faults
 
-            CARD   PID   UID  NAME      USED  STATE
-            1     4312  1000  python3  3 GiB  running
+            GPU   PID   UID  NAME      USED  STATE
+            1    4312  1000  python3  3 GiB  running
 
             in /run/sublet/sublet.sock.soft
         "#]]

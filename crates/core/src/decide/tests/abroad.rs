@@ -159,8 +159,8 @@ fn it_gets_no_second_lease_before_the_first_is_over() {
             0s bind L1
             2s card 1 mode adopt
             3s find X1 of uid 7, a process of L1
-            20s refuse: it cannot have a lease now: it is a process of L1, which is for other cards: end L1, or ask for all of its cards in one lease
-            21s refuse: it cannot have a lease now: it is a process of L1, which is for other cards: end L1, or ask for all of its cards in one lease
+            20s refuse: it cannot have a lease now: it is a process of L1, which is for other GPUs: end L1, or ask for all of its GPUs in one lease
+            21s refuse: it cannot have a lease now: it is a process of L1, which is for other GPUs: end L1, or ask for all of its GPUs in one lease
             22s end L1 (Released)
             23s retire L1
             23s queue L2

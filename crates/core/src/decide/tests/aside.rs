@@ -293,7 +293,7 @@ fn only_users_at_the_seat_and_operators_put_a_gpu_aside() {
             6s GPU 0 steps aside for root until 36s
             6s park L1 (14.1 GiB booked, and asks again, GPU 0 steps aside)
             7s refuse: `for_s` must be 1 s to 1 day, `key` at most 64 letters, digits, `-`, `.`, `:` and `_`
-            8s refuse: no such card
+            8s refuse: no such GPU
         "#]],
     );
 }

@@ -100,7 +100,7 @@ fn who_comes_before_the_driver_was_told_keeps_contexts_where_they_are() {
             20s park L1 (14.1 GiB booked)
             20.3s parked L1
             81s deepen L1, 1 processes
-            81.5s shallow L1: processes without a lease are on card 0: 1
+            81.5s shallow L1: processes without a lease are on GPU 0: 1
             90s L1 wants 15.7 GiB as of 90s
             90s resume L1 16 GiB until 150s
             92s resumed L1
@@ -139,7 +139,7 @@ fn what_a_program_said_before_it_came_back_counts_for_nothing_the_next_time() {
             100s park L1 (14.1 GiB booked)
             100.3s parked L1
             160.3s deepen L1, 1 processes
-            161.5s shallow L1: processes without a lease are on card 0: 1
+            161.5s shallow L1: processes without a lease are on GPU 0: 1
         "#]],
     );
 }

@@ -204,7 +204,7 @@ fn an_adopted_process_is_no_stranger_and_needs_no_room_for_what_it_has() {
             0s card 0 mode enforce
             1s find X1 of uid 7
             1s warn X1 until 11s
-            2s refuse: no process of yours with this number is on a card without a lease
+            2s refuse: no process of yours with this number is on a GPU without a lease
             2s refuse: there is no room now (largest possible: 23.8 GiB)
             3s queue L1
             3s grant L1 22 GiB on 0 epoch 1 until 303s

@@ -188,7 +188,7 @@ fn beside_others_who_could_take_its_room_it_is_ended_when_it_is_due() {
             1s find X1 of uid 7
             1s warn X1 until 11s
             1s find X2 of uid 7
-            12s X1 stays: a restore would not be sure to have room: processes without a lease are on card 0: 1
+            12s X1 stays: a restore would not be sure to have room: processes without a lease are on GPU 0: 1
             12s strike X1 with 15, 1 processes
         "#]],
     );
@@ -387,7 +387,7 @@ fn its_owner_who_adopts_it_meanwhile_gets_that_lease() {
             12s queue L1
             12s grant L1 4 GiB on 0 epoch 1 until 312s
             12s take X1 off by L1
-            14s refuse: it cannot have a lease now: its card cannot be read now
+            14s refuse: it cannot have a lease now: its GPU cannot be read now
             15s X1 stays: it uses managed memory
             15s end L1 (NotMoved)
             16s retire L1

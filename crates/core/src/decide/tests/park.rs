@@ -307,9 +307,9 @@ fn what_cannot_be_parked_is_not_tried() {
             0s grant L1 16 GiB on 0 epoch 1 until 60s
             1s bind L1
             4s refuse: the holder cannot be parked: it uses managed memory
-            7s refuse: the holder cannot be parked: one of its programs uses a card without Sublet's library
-            9s refuse: the holder cannot be parked: a card of its cannot be read now
-            10s refuse: the holder cannot be parked: no program of its uses a card through Sublet's library
+            7s refuse: the holder cannot be parked: one of its programs uses a GPU without Sublet's library
+            9s refuse: the holder cannot be parked: a GPU of its cannot be read now
+            10s refuse: the holder cannot be parked: no program of its uses a GPU through Sublet's library
             11s refuse: the holder cannot be parked: it takes 14.1 GiB of host memory, and 12 GiB of the parking RAM can be had
             12s refuse: no such lease
         "#]],

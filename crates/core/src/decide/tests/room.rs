@@ -182,12 +182,12 @@ fn what_can_never_be_is_refused_with_the_figure() {
          0s   ask ann 1G priority=11
          0s   ask ann 1G gpus=0",
         expect![[r#"
-            0s refuse: no card has been seen on this host
-            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8 GiB)
-            0s refuse: no card could ever hold this ask (cards that would do: 1, largest lease there: 23.8 GiB)
-            0s refuse: a CUDA context alone takes 300 MiB on the card, and a lease includes it
-            0s refuse: no card here is the one that `on` names
-            0s refuse: no card here is the one that `on` names
+            0s refuse: no GPU has been seen on this host
+            0s refuse: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 23.8 GiB)
+            0s refuse: no GPU could ever hold this ask (GPUs that would do: 1, largest lease there: 23.8 GiB)
+            0s refuse: a CUDA context alone takes 300 MiB on the GPU, and a lease includes it
+            0s refuse: no GPU here is the one that `on` names
+            0s refuse: no GPU here is the one that `on` names
             0s refuse: `vram_bytes` must be at least 1 MiB and at most 1024 TiB
             0s refuse: `ttl_s` must be 1 s to 1 day, `time_s` 1 s to 7 days
             0s refuse: `priority` must be -10 to 10
@@ -246,7 +246,7 @@ fn draining_and_losing_a_card() {
         expect![[r#"
             0s refuse: only an operator may do this
             0s card 0 Draining
-            0s refuse: no such card
+            0s refuse: no such GPU
             1s queue L1
             1s grant L1 4 GiB on 1 epoch 1 until 61s
             1s queue L2
@@ -404,7 +404,7 @@ fn of_several_cards_that_are_named_any_will_do_and_no_other() {
             1s queue L2
             1s grant L2 20 GiB on 2 epoch 2 until 61s
             2s queue L3
-            3s refuse: no card could ever hold this ask (cards that would do: 2, largest lease there: 23.8 GiB)
+            3s refuse: no GPU could ever hold this ask (GPUs that would do: 2, largest lease there: 23.8 GiB)
             4s end L2 (Released)
             5s retire L2
             5s grant L3 20 GiB on 2 epoch 3 until 65s

@@ -89,7 +89,7 @@ fn the_caps_of_a_token_count_what_waits_and_what_is_held() {
             4s refuse: through this token 40 GiB may be had, and 0 B are: this asks for more than the rest
             4s queue L5
             4s grant L5 10 GiB on 0+1 epoch 4 until 64s
-            4s refuse: no card could ever hold this ask (cards that would do: 2, largest lease there: 79.8 GiB)
+            4s refuse: no GPU could ever hold this ask (GPUs that would do: 2, largest lease there: 79.8 GiB)
             5s refuse: through this token 40 GiB may be had, and 20 GiB are: this asks for more than the rest
             5s queue L6
         "#]],
