@@ -5,7 +5,7 @@
 //!            ┌────────────┐
 //!            ▼            │
 //!  start ─► alive ────────┘
-//!    │       │ late, ended, invalid answer: every GPU is unreadable at once
+//!    ▲       │ late, ended, invalid answer: every GPU is unreadable at once
 //!    │       ▼
 //!    └── waiting (100 ms, doubling to 10 s; a good reading resets it)
 //! ```

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   inotify ────┐
-//!   connector ──┼─► one descriptor to poll ─► drain() ─► look now, or not
+//!   connector ──┼─► one descriptor to poll ─► drain() ─► read now, or not
 //!   timer ──────┘
 //!
 //!             something heard                      too many messages

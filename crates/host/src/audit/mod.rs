@@ -322,7 +322,7 @@ fn accounted(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> 
             unread.push(format!("what it read and wrote: {}", because(&source)));
             None
         }
-        Err(_) => None, // it has ended, and whoever asked is told so
+        Err(_) => None, // it has ended, and the caller returns that
     };
     let peak_kib: Option<u64> = process::status_field(status, "VmHWM:");
     let peak_memory_bytes = peak_kib.map(|kib| kib.saturating_mul(1024));
