@@ -1,20 +1,20 @@
-//! Did a holder work since it was last asked?
+//! Decides from process counters whether a holder worked since the last sample.
 //!
-//! Pure: the counters of its processes come in, yes or no goes out. The GPU's own
-//! word is not here; it counts before these are asked.
+//! Pure: the counters of the holder's processes come in, a bool goes out. GPU utilisation is not considered here; the
+//! caller checks it first.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use sublet_core::ids::ProcKey;
 
-/// More of one core than this is work: 1 in 200. An idle notebook stays below.
+/// CPU use above 1/200 of one core counts as work. An idle notebook stays below.
 const CPU_ONE_IN: u32 = 200;
 /// CPU time is counted in ticks of 10 ms. A shorter window would take one tick of an
 /// idle process for work.
 const CPU_WINDOW_MIN: Duration = Duration::from_secs(4);
-/// A window that saw too little is begun anew, or the little would add up.
+/// A window of this length without work is restarted, so that small amounts do not add up over time.
 const CPU_WINDOW_MAX: Duration = Duration::from_secs(10);
-/// Reading and writing more than this between two samples is work.
+/// More than this many bytes read and written between two samples counts as work.
 const IO_BYTES: u64 = 64 << 10;
 
 /// The counters of one process.
@@ -26,7 +26,7 @@ pub(crate) struct Counters {
     pub(crate) io_bytes: Option<u64>,
 }
 
-/// Compares the counters of a holder's processes with those of earlier.
+/// Compares the counters of a holder's processes with their earlier values.
 pub(crate) struct Meter {
     ticks_per_s: u64,
     window_from: Instant,
@@ -39,10 +39,10 @@ impl Meter {
         Meter { ticks_per_s, window_from: now, cpu: BTreeMap::new(), io: BTreeMap::new() }
     }
 
-    /// Takes the counters of all living processes. True if the holder worked since the
-    /// last call that said so. A process seen for the first time only sets its mark.
+    /// Takes the counters of all living processes. Returns true if the holder worked since the last call that
+    /// returned true. A process seen for the first time only sets its baseline.
     pub(crate) fn sample(&mut self, now: Instant, counters: &BTreeMap<ProcKey, Counters>) -> bool {
-        // All three are asked, because each moves its own marks.
+        // All three are evaluated, because each updates its own baseline.
         let unreadable = counters.values().any(|c| c.cpu_ticks.is_none());
         let cpu = self.cpu_worked(now, counters);
         let io = self.io_worked(counters);
@@ -84,7 +84,7 @@ mod tests {
 
     const HZ: u64 = 100;
 
-    /// Samples one process once a second, and says at which seconds it worked.
+    /// Samples one process once a second and returns the seconds at which it worked.
     fn worked(samples: impl IntoIterator<Item = (Option<u64>, Option<u64>)>) -> Vec<u64> {
         let begun = Instant::now();
         let mut meter = Meter::new(begun, HZ);

@@ -1,15 +1,15 @@
-//! The card thread: asks the worker what is on the cards, and survives its silence.
+//! The GPU thread: asks the worker for readings of the GPUs, and survives a worker that does not answer.
 //!
 //! ```text
 //!            asked, answered
 //!            ┌────────────┐
 //!            ▼            │
 //!  start ─► alive ────────┘
-//!    ▲       │ late, ended, senseless: every card is unreadable at once
+//!    ▲       │ late, ended, invalid answer: every GPU is unreadable at once
 //!    │       ▼
-//!    └── waiting (100 ms, doubling to 10 s; a good look resets it)
+//!    └── waiting (100 ms, doubling to 10 s; a good reading resets it)
 //! ```
-//! Nothing is attributed here: each look goes to the process thread, which knows the holders.
+//! Nothing is attributed here: each reading goes to the process thread, which knows the holders.
 
 use crate::clock::Clock;
 use crate::eyes::{Inbox, Message};
@@ -32,27 +32,25 @@ use std::time::{Duration, Instant};
 use sublet_core::reading::{CardFacts, Observation, Reading, Unreadable};
 use sublet_core::units::{Bytes, Time};
 
-/// Looks that are wished for come no closer together than this: a look costs about as
-/// much as a hundredth of it.
+/// Minimum time between two requested readings: a reading takes about a hundredth of it.
 const LOOK_GAP: Duration = Duration::from_millis(5);
-/// Cards come and go rarely (hot plug, a reset); display and compute mode change by hand.
+/// GPUs come and go rarely (hot plug, a reset); display and compute mode change by hand.
 const LIST_EVERY: Duration = Duration::from_secs(60);
-/// A missing driver may be installed or loaded at any moment, and a card that could not be read may
-/// answer again.
+/// A missing driver may be installed or loaded at any moment, and an unreadable GPU may answer again.
 const LIST_EVERY_UNLISTED: Duration = Duration::from_secs(10);
-/// Starting NVML wakes sleeping cards, a second or two for each.
+/// Starting NVML wakes sleeping GPUs, a second or two for each.
 const LIST_PATIENCE: u32 = 10;
 pub(crate) const WAIT_MIN: Duration = Duration::from_millis(100);
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(10);
-/// `cuInit` takes seconds on a big host, and longer while others start.
+/// `cuInit` takes seconds on a big host, and longer while other programs start.
 pub(crate) const CONTEXT_PATIENCE: Duration = Duration::from_secs(30);
-/// Workers that were killed and are still there, stuck in the driver. With so many, a
-/// further one would only get stuck beside them.
+/// Killed workers that still exist, stuck in the driver. At this number no further worker is started: it would get
+/// stuck as well.
 pub(crate) const UNREAPED_MAX: usize = 3;
-/// How long a stopping thread waits for its worker to be dead.
+/// How long a stopping thread waits for its worker to end.
 const LAST_WAIT: Duration = Duration::from_millis(500);
 
-/// What others may tell the card thread.
+/// What other threads may tell the GPU thread.
 pub(crate) struct Shared {
     wake: Wake,
     stop: Wake,
@@ -72,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// Rings when it is time to stop.
+    /// Rings when the thread must stop.
     pub(crate) fn stopping(&self) -> &Wake {
         &self.stop
     }
@@ -98,7 +96,7 @@ pub(crate) struct CardThread {
     eyes: Inbox,
     link: Option<Link>,
     unreaped: Vec<Child>,
-    /// How long to wait before the next start, and until when we wait now.
+    /// How long to wait before the next start, and the end of the present wait.
     wait: Duration,
     start_at: Instant,
     facts: Vec<CardFacts>,
@@ -107,7 +105,7 @@ pub(crate) struct CardThread {
     look_at: Instant,
     looked: Option<Instant>,
     contexts: BTreeMap<String, Bytes>,
-    /// Cards whose context was measured or tried: once is enough.
+    /// GPUs on which the context was measured or tried: once is enough.
     tried: BTreeSet<String>,
     measuring: Option<JoinHandle<()>>,
 }
@@ -146,7 +144,7 @@ impl CardThread {
         self.finish();
     }
 
-    /// Sleeps until there is something to do; false when it is time to stop.
+    /// Sleeps until there is something to do; returns false when the thread must stop.
     fn wait_until_due(&self) -> bool {
         loop {
             let due = self.due();
@@ -182,12 +180,12 @@ impl CardThread {
         due
     }
 
-    /// One turn: start the worker if need be, list if it is time, look.
+    /// One iteration: start the worker if necessary, list if it is time, read.
     fn turn(&mut self) -> Result<(), Silence> {
         let now = Instant::now();
         self.look_at = now + self.settings.period;
         self.looked = Some(now);
-        // Before the request: whatever happens from here on deserves another look.
+        // Before the request: every event from here on deserves another reading.
         self.shared.wished.store(false, Ordering::Release);
         if self.link.is_none() {
             if now < self.start_at || self.is_stuck() {
@@ -209,7 +207,7 @@ impl CardThread {
     fn start_worker(&mut self, now: Instant) -> Result<(), Silence> {
         let mut args = vec!["cards".to_owned()];
         match &self.settings.gpu {
-            // Soft cards are read as real ones; which library is loaded is said by the environment.
+            // Soft GPUs are read like real ones; the environment selects the library to load.
             GpuSpec::Real | GpuSpec::Soft(_) => args.push(GpuSpec::Real.to_string()),
             scripted @ GpuSpec::Scripted { .. } => {
                 args.extend([scripted.to_string(), self.settings.script.to_string_lossy().into_owned()]);
@@ -225,7 +223,7 @@ impl CardThread {
         self.take_list(now, answer)
     }
 
-    /// Takes in what the worker answered to [`Request::List`].
+    /// Processes the worker's answer to [`Request::List`].
     pub(crate) fn take_list(&mut self, now: Instant, answer: Answer) -> Result<(), Silence> {
         match answer {
             Answer::Cards { cards, unread } => {
@@ -246,7 +244,7 @@ impl CardThread {
         self.take_look(begun, answer)
     }
 
-    /// Takes in what the worker answered to [`Request::Look`].
+    /// Processes the worker's answer to [`Request::Look`].
     pub(crate) fn take_look(&mut self, begun: Time, answer: Answer) -> Result<(), Silence> {
         match answer {
             Answer::Looks(looks) => {
@@ -268,7 +266,7 @@ impl CardThread {
         read_answer(&link.ask(&line, patience, &self.shared.stop)?)
     }
 
-    /// The worker is hung, dead or mad: nothing is known any more, and a new one is due later.
+    /// The worker hangs, is dead or answers nonsense: all GPUs become unreadable, and a new worker is started later.
     fn lose_worker(&mut self, silence: &Silence) {
         if matches!(silence, Silence::Stopped) {
             return;
@@ -334,7 +332,7 @@ impl CardThread {
         }
     }
 
-    /// Measures, beside everything else, each card that was not tried before.
+    /// Measures, on a thread of its own, each GPU that was not tried before.
     fn measure_contexts(&mut self) {
         if !self.settings.measure_context || self.measuring.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
@@ -348,11 +346,11 @@ impl CardThread {
         let (exe, soft) = (self.settings.worker_exe.clone(), self.settings.soft.clone());
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("sublet-context".to_owned());
-        // Without a thread the contexts stay unknown, which is allowed.
+        // Without a thread the contexts stay unknown, which is permitted.
         self.measuring = thread.spawn(move || measure(&exe, soft.as_ref(), new, &shared)).ok();
     }
 
-    /// Ends the worker, and waits a moment so that none outlives us unless it is stuck.
+    /// Ends the worker, and waits a moment so that none outlives this process unless it is stuck.
     fn finish(mut self) {
         self.unreaped.extend(self.link.take().and_then(Link::end));
         if let Some(thread) = self.measuring.take() {
@@ -362,12 +360,12 @@ impl CardThread {
     }
 }
 
-/// Reads one line of the worker.
+/// Parses one line of the worker.
 pub(crate) fn read_answer(line: &[u8]) -> Result<Answer, Silence> {
     serde_json::from_slice(line).map_err(|_| Silence::Senseless)
 }
 
-/// Measures one card after the other. What fails stays unknown; the worker says why on stderr.
+/// Measures one GPU after the other. A failed measurement stays unknown; the worker writes the reason to stderr.
 fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &Shared) {
     for uuid in uuids {
         if shared.stop.is_ringing() {
@@ -382,7 +380,7 @@ fn measure(exe: &Path, soft: Option<&SoftPlace>, uuids: Vec<String>, shared: &Sh
     }
 }
 
-/// Waits a moment for killed children to be dead.
+/// Waits a moment for killed children to end.
 pub(crate) fn reap(mut children: Vec<Child>) {
     let until = Instant::now() + LAST_WAIT;
     loop {

@@ -1,43 +1,43 @@
 //! The host's waking time, and the wall clock for people.
 //!
-//! Nothing here waits or schedules, and nothing is remembered: whoever keeps the
-//! state keeps the offset and the boot id, and hands them back after a restart.
+//! Nothing here waits, schedules or stores: the caller stores the offset and the boot id, and passes them in after a
+//! restart.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 use sublet_core::units::{Span, Time};
 
-/// Tells [`Time`]: `CLOCK_MONOTONIC` plus an offset that carries it across boots.
+/// Returns [`Time`]: `CLOCK_MONOTONIC` plus an offset that carries it across boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clock {
     offset: Span,
 }
 
 impl Clock {
-    /// A clock with a kept offset: [`Span::ZERO`] on the first start ever, and the
-    /// old offset after a restart in the same boot.
+    /// A clock with a stored offset: [`Span::ZERO`] on the first start ever, and the old offset after a restart in
+    /// the same boot.
     pub const fn new(offset: Span) -> Clock {
         Clock { offset }
     }
 
-    /// A clock for a new boot: it goes on where the last boot was seen.
+    /// A clock for a new boot: it continues from the last time seen in the previous boot.
     pub fn after_boot(last_seen: Time) -> Clock {
         Clock::new(last_seen.since(Time(monotonic_us())))
     }
 
-    /// What to keep for [`Clock::new`].
+    /// The offset to store for [`Clock::new`].
     pub const fn offset(&self) -> Span {
         self.offset
     }
 
-    /// The time.
+    /// The present time.
     pub fn now(&self) -> Time {
         Time(monotonic_us()) + self.offset
     }
 }
 
-/// Names this boot; another boot has another name.
+/// An id of this boot, different for each boot.
 pub fn boot_id() -> io::Result<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(id.trim().to_owned())

@@ -1,7 +1,7 @@
-//! Hears at once when a process ends, through its pidfd.
+//! Reports at once when a process ends, through its pidfd.
 //!
-//! Only as many as the descriptors allow; the others are noticed by the next refresh.
-//! No signals: a pidfd here is an ear, not a hand.
+//! The number of pidfds is bounded; other exits are noticed by the next refresh. No signals are sent: a pidfd here is
+//! only for listening.
 
 use crate::process;
 use crate::wake::{Wake, timespec};
@@ -15,21 +15,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 use sublet_core::ids::ProcKey;
 
-/// Enough for every GPU process of a big host; beyond it the refresh must do.
+/// Enough for every GPU process of a big host; others are left to the refresh.
 const EARS_MAX: usize = 4096;
-/// Exits that are told together, so that whatever ends as one is settled as one.
+/// Exits returned together, so that processes that end together are handled together.
 const HEARD_AT_ONCE: usize = 256;
-/// The token of the bell, which is no process.
+/// The epoll token of the bell, which is no process.
 const BELL: u64 = 0;
 
-/// Whether the exit of a process must be heard at once.
+/// Whether the exit of a process must be noticed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ear {
-    /// Half of the descriptors are for these: the processes that leases are bound to, and those on cards.
+    /// Half of the descriptors are reserved for these: the processes that leases are bound to, and those on GPUs.
     Reserved,
-    /// While there are descriptors for it.
+    /// As long as descriptors are left.
     Ordinary,
-    /// The next refresh does.
+    /// The next refresh notices it.
     None,
 }
 
@@ -65,7 +65,7 @@ impl Exits {
             Ear::None => 0,
         };
         let ear = if self.ears.len() < ears_max { open(key.pid) } else { Ok(None) };
-        // Asked after opening: from here on the descriptor means this process or nobody.
+        // Checked after opening: from here on the descriptor means this process and no other.
         let Some(ear) = ear.ok().filter(|_| process::is_running(key)) else { return false };
         if let Some(ear) = ear {
             let token = self.next_token;
@@ -91,7 +91,8 @@ impl Exits {
         }
     }
 
-    /// Waits for exits, the bell or the end of `timeout` (for ever without one).
+    /// Waits for exits, the bell or the end of `timeout` (for ever without one), and returns the processes that
+    /// ended.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<ProcKey>> {
         let timeout = timeout.map(timespec);
         let mut room = [const { MaybeUninit::<Event>::uninit() }; HEARD_AT_ONCE];
@@ -104,18 +105,18 @@ impl Exits {
     }
 }
 
-/// `Ok(None)`: it may be there, but no descriptor is to be had. `Err`: it is not there.
+/// `Ok(None)`: it may exist, but no descriptor is available. `Err`: it does not exist.
 fn open(pid: u32) -> Result<Option<OwnedFd>, Errno> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => Ok(Some(fd)),
-        // Not there, or a thread.
+        // It does not exist, or is a thread.
         Err(error @ (Errno::SRCH | Errno::INVAL)) => Err(error),
         Err(_) => Ok(None),
     }
 }
 
-/// At most half of what this process may open: the daemon has clients too.
+/// At most half of the descriptors this process may open: the daemon has clients too.
 fn ears_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 2).unwrap_or(EARS_MAX).min(EARS_MAX)

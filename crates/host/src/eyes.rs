@@ -1,7 +1,7 @@
-//! The process thread: knows the holders, and is the one mouth of the crate.
+//! The process thread: knows the holders, and is the only sender of reports of this crate.
 //!
-//! It sleeps until a member ends, a message comes or a refresh is due; with no holder
-//! to watch, only messages wake it. Reading the cards is the card thread's.
+//! It sleeps until a member ends, a message comes or a refresh is due; with no holder to watch, only messages wake
+//! it. The GPU thread reads the GPUs.
 
 use crate::Sight;
 use crate::audit::Forebears;
@@ -23,10 +23,10 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::reading::{Observation, Reading, Resident};
 use sublet_core::units::Bytes;
 
-/// Looks that wait for a slow sink. More would only be older news and more memory.
+/// Readings that may wait for a slow sink. More would only be stale and cost memory.
 const LOOKS_WAITING_MAX: usize = 256;
 
-/// What the process thread is told.
+/// Messages to the process thread.
 pub(crate) enum Message {
     Watch {
         lease: LeaseId,
@@ -42,32 +42,32 @@ pub(crate) enum Message {
     Forget {
         lease: LeaseId,
     },
-    /// One look at one card, with the processes that used its engines.
+    /// One reading of one GPU, with the processes that used its engines.
     Looked {
         uuid: String,
         observation: Observation,
         busy: Vec<ProcKey>,
     },
-    /// Of a holder whose programs say when they use a card it is not asked what else they do.
+    /// The holder's programs report when they use a GPU: their other activity is not considered.
     JudgedByShim {
         lease: LeaseId,
         is: bool,
     },
-    /// Memory that the driver names this dead process for is held by that one, as far as can be told.
+    /// Memory that the driver attributes to this ended process is held by that one, as far as can be known.
     Heir {
         dead: u32,
         heir: Option<ProcKey>,
     },
-    /// Processes came or went: whoever descends from a member is looked for while its parents live.
+    /// Processes came or went: descendants of members are searched while their parents live.
     Stirred,
-    /// All leases that there were at the start are watched.
+    /// All leases that existed at the start are watched.
     RosterComplete,
-    /// To be passed on as it is, in its turn.
+    /// To be passed on unchanged, in order.
     Tell(Sight),
     Stop,
 }
 
-/// Where messages are put. Never blocks.
+/// The queue of the process thread. Never blocks.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     queue: mpsc::Sender<Message>,
@@ -77,7 +77,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Is there any holder whose work is of interest?
+    /// True if any holder is watched.
     pub(crate) fn is_watching(&self) -> bool {
         self.watching.load(Ordering::Acquire)
     }
@@ -89,7 +89,7 @@ impl Inbox {
             self.looks_waiting.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        // Refused only when the thread is gone, and then nobody wants to know.
+        // Fails only when the thread has ended, and then the message does not matter.
         let _ = self.queue.send(message);
         self.bell.ring();
     }
@@ -103,16 +103,16 @@ pub(crate) struct Eyes {
     watching: Arc<AtomicBool>,
     period: Duration,
     refresh_at: Instant,
-    /// How often it was time for a refresh.
+    /// Number of refreshes so far.
     refreshes: u32,
-    /// The last look at each GPU before all leases of an earlier daemon were watched; `None` from then on. A look that was
-    /// passed on before would show their programs as unleased.
+    /// The last reading of each GPU before all leases of an earlier daemon were watched; `None` from then on. A
+    /// reading that was passed on before would show their programs as unleased.
     early: Option<BTreeMap<String, (Observation, Vec<ProcKey>)>>,
-    /// Processes on a card that were found to be nobody's, until the next refresh.
+    /// Processes on a GPU that were found to be in no lease, until the next refresh.
     strangers: BTreeSet<ProcKey>,
-    /// Who holds what the driver names dead processes for.
+    /// For each ended process that the driver names, the process that holds its memory.
     heirs: BTreeMap<u32, ProcKey>,
-    /// Leases whose watch has just begun, until all of them are looked for at once.
+    /// Leases with a watch that has just begun, until one sweep searches for all of them.
     begun: BTreeSet<LeaseId>,
     hub: Option<Hub>,
     warden: Option<WardenInbox>,
@@ -151,12 +151,12 @@ impl Eyes {
         Ok((eyes, inbox))
     }
 
-    /// Looks are told to the hub, too.
+    /// Readings are also passed to the hub.
     pub(crate) fn set_hub(&mut self, hub: Hub) {
         self.hub = Some(hub);
     }
 
-    /// Whoever is no holder's is looked into there.
+    /// Processes of no holder are passed to that thread for an audit.
     pub(crate) fn set_forebears(&mut self, forebears: Forebears) {
         self.roster.set_forebears(forebears);
     }
@@ -175,7 +175,7 @@ impl Eyes {
             };
             let Ok(ended) = self.roster.exits().wait((!idle).then_some(timeout)) else { return };
             self.bell.hush();
-            // First, so that of a lease that is forgotten before its end no end is told.
+            // First, so that no end is reported of a lease that was forgotten before it.
             if !self.take_messages() {
                 return;
             }
@@ -187,7 +187,7 @@ impl Eyes {
         }
     }
 
-    /// The next slice of the walks that are under way. Exits and messages are heard before the one after it.
+    /// The next slice of the walks in progress. Exits and messages are handled between slices.
     fn walk_on(&mut self) {
         let progress = self.roster.advance();
         for (lease, activity) in progress.refreshed {
@@ -207,7 +207,7 @@ impl Eyes {
         self.settle(touched);
     }
 
-    /// False when it is time to stop.
+    /// Returns false when the thread must stop.
     pub(crate) fn take_messages(&mut self) -> bool {
         while let Ok(message) = self.queue.try_recv() {
             match message {
@@ -239,7 +239,7 @@ impl Eyes {
                 Message::Heir { dead, heir } => {
                     self.heirs.remove(&dead);
                     self.heirs.extend(heir.map(|heir| (dead, heir)));
-                    // Their processes were numbers once; most are nobody's by now.
+                    // Entries are by pid; most of these processes have ended by now.
                     self.heirs.retain(|_, heir| process::is_running(*heir));
                 }
                 Message::JudgedByShim { lease, is } => self.roster.judge_by_shim(lease, is),
@@ -277,7 +277,7 @@ impl Eyes {
         }
     }
 
-    /// Members that are on the card are told before the look that shows them.
+    /// Members that are on the GPU are reported before the reading that shows them.
     fn pass_on_look(&mut self, uuid: String, mut observation: Observation, busy: &[ProcKey]) {
         if let Reading::Used(used) = &mut observation.reading {
             self.put_heirs(&mut used.processes);
@@ -302,7 +302,7 @@ impl Eyes {
         }
     }
 
-    /// Puts in the place of processes that ended whoever holds their memory now, where that is known.
+    /// Replaces ended processes by those that hold their memory now, where that is known.
     fn put_heirs(&self, residents: &mut Vec<Resident>) {
         let dead: BTreeSet<u32> =
             residents.iter().map(|it| it.process).filter(|it| self.is_dead(*it)).map(|it| it.pid).collect();
@@ -313,7 +313,7 @@ impl Eyes {
         let mut put: Vec<Resident> = Vec::new();
         for mut resident in residents.drain(..) {
             let heir = self.heirs.get(&resident.process.pid).filter(|_| dead.contains(&resident.process.pid));
-            // Who is there by its own name has its own; one entry is for one process.
+            // A process that the driver names itself has its own entry; one entry is for one process.
             let heir = heir.filter(|heir| !on_cards.contains(&heir.pid) && process::is_running(**heir));
             if let Some(heir) = heir {
                 resident.process = *heir;
@@ -333,7 +333,7 @@ impl Eyes {
         }
     }
 
-    /// It ended, and the driver names it all the same. Who cannot be seen is not dead for that.
+    /// True if it ended although the driver names it. A process that cannot be seen does not count as ended.
     fn is_dead(&self, process: ProcKey) -> bool {
         if process.start != 0 {
             return self.roster.owner(process).is_none() && !process::is_running(process);
@@ -342,16 +342,17 @@ impl Eyes {
         pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 
-    /// Processes of a look that are no holder's, and do more than draw a little. Who waits is none yet.
+    /// Processes of a reading that belong to no granted lease, and do more than draw a little. A lease that waits
+    /// does not count yet.
     fn unowned(&self, reading: &Reading) -> Vec<ProcKey> {
         let Reading::Used(used) = reading else { return Vec::new() };
         let unowned = used.processes.iter().filter(|resident| resident.is_of_interest() && resident.process.start != 0);
         unowned.map(|resident| resident.process).filter(|process| self.roster.holder(*process).is_none()).collect()
     }
 
-    /// Finds out whose an unknown process on a card is; the lease if it is one's.
+    /// Attributes an unknown process on a GPU; returns its lease, or `None` if it is in none.
     fn place(&mut self, process: ProcKey) -> Option<LeaseId> {
-        // A start of 0 is the worker's word for a process that it could not see.
+        // A start of 0 means that the worker could not see the process.
         if process.start == 0 || self.roster.owner(process).is_some() || self.strangers.contains(&process) {
             return None;
         }
@@ -373,7 +374,7 @@ impl Eyes {
         }
     }
 
-    /// Tells what changed. Before a holder is called gone, every process is asked.
+    /// Reports what changed. Before a holder is reported gone, every process is checked.
     fn settle(&mut self, touched: BTreeSet<LeaseId>) {
         if touched.iter().any(|lease| self.roster.is_deserted(*lease)) {
             self.sweep_and_settle(touched);
@@ -397,7 +398,7 @@ impl Eyes {
                 drop(self.roster.end(lease));
                 (self.sink)(Sight::Gone { lease });
             }
-            // Not sure: unreadable is not gone. The next refresh asks again.
+            // Not certain: unreadable is not gone. The next refresh checks again.
         }
     }
 

@@ -1,5 +1,5 @@
-//! Entry points of the fuzz target that reads workers' lines: the card thread without its worker process, and what the
-//! lines become when they are written again. Nothing else calls them.
+//! Entry points of the fuzz target for workers' lines: the GPU thread without its worker process, and a round trip of
+//! each line through the parser. Nothing else calls them.
 
 use crate::cards::{CardThread, Shared, read_answer};
 use crate::clock::Clock;
@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 use sublet_core::units::Span;
 
-/// The card thread and the process thread, driven by lines from outside instead of a worker's.
+/// The GPU thread and the process thread, driven by given lines instead of a worker's.
 pub struct WorkerLines {
     cards: CardThread,
     eyes: Eyes,
@@ -23,7 +23,7 @@ pub struct WorkerLines {
 }
 
 impl WorkerLines {
-    /// As they begin: no card is known, no lease is watched.
+    /// The initial state: no GPU is known, no lease is watched.
     pub fn new() -> io::Result<WorkerLines> {
         let (sink, sights) = mpsc::channel();
         let settings = Settings::new(GpuSpec::Real);
@@ -33,19 +33,19 @@ impl WorkerLines {
         Ok(WorkerLines { cards, eyes, clock, sights })
     }
 
-    /// Takes a line as the answer to the request for a list. `None`: it makes no sense, and the worker would be killed.
+    /// Takes a line as the answer to a list request. `None` if it is invalid; the worker would be killed.
     pub fn list(&mut self, line: &[u8]) -> Option<Vec<Sight>> {
         let taken = read_answer(line).and_then(|answer| self.cards.take_list(Instant::now(), answer));
         taken.ok().map(|()| self.sights())
     }
 
-    /// The same with the answer to the request for a look.
+    /// Takes a line as the answer to a request for readings.
     pub fn look(&mut self, line: &[u8]) -> Option<Vec<Sight>> {
         let taken = read_answer(line).and_then(|answer| self.cards.take_look(self.clock.now(), answer));
         taken.ok().map(|()| self.sights())
     }
 
-    /// What was seen since the last call.
+    /// The reports since the last call.
     pub fn sights(&mut self) -> Vec<Sight> {
         self.eyes.take_messages();
         self.sights.try_iter().collect()
@@ -55,11 +55,11 @@ impl WorkerLines {
 /// Which worker a line goes to or comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Line {
-    /// To the worker that reads the cards.
+    /// To the worker that reads the GPUs.
     CardsRequest,
     /// From it.
     CardsAnswer,
-    /// To the worker that asks the driver.
+    /// To the worker that calls the driver.
     DriverRequest,
     /// From it.
     DriverAnswer,
@@ -67,7 +67,7 @@ pub enum Line {
     Context,
 }
 
-/// Whether a line is understood; `Err` with what it became if that is something else after it was written and read.
+/// True if the line is valid. `Err` with the result if it is another one after it was written and read again.
 pub fn round_trip(kind: Line, line: &[u8]) -> Result<bool, String> {
     match kind {
         Line::CardsRequest => written_again::<protocol::Request>(line),

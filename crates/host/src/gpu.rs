@@ -1,7 +1,7 @@
-//! Which cards to look at: the real ones, soft ones for machines without, or scripted ones for tests.
+//! Which GPUs to read: real ones, soft ones for machines without, or scripted ones for tests.
 //!
-//! Only the spelling (`real`, `soft:2x24GiB`, `scripted:2x24GiB`) lives here, and whether there is an
-//! NVIDIA device at all; looking is the worker's.
+//! Only the spelling (`real`, `soft:2x24GiB`, `scripted:2x24GiB`) is here, and the check for an NVIDIA device; the
+//! worker does the reading.
 
 use std::fmt;
 use std::fs;
@@ -12,28 +12,28 @@ use sublet_softgpu::Spec;
 use sublet_softgpu::state::SOFT_UUID;
 use thiserror::Error;
 
-/// More cards than any host has; more than this is a typing error.
+/// More GPUs than any host has; a larger number is a typing error.
 const MAX_CARDS: u32 = 64;
 
-/// How the UUIDs of scripted cards begin; no real card's does.
+/// How the UUIDs of scripted GPUs begin; no real GPU's does.
 pub const SCRIPTED_UUID: &str = "GPU-5c219700-0000-4000-8000-";
 
-/// The soft cards of whoever does not say which.
+/// The soft GPUs if none are specified.
 pub const SOFT_DEFAULT: &str = "2x24GiB";
 
-/// What kind of cards a [`GpuSpec`] names.
+/// The kind of GPUs that a [`GpuSpec`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuKind {
-    /// NVIDIA's cards, read through NVML.
+    /// NVIDIA's GPUs, read through NVML.
     Real,
-    /// Cards in software, read through an NVML of their own.
+    /// Soft GPUs, read through an NVML of their own.
     Soft,
-    /// Cards that a script file describes.
+    /// GPUs that a script file describes.
     Scripted,
 }
 
 impl GpuKind {
-    /// The kind of a card, by its UUID.
+    /// The kind of a GPU, by its UUID.
     pub fn of(uuid: &str) -> GpuKind {
         if uuid.starts_with(SOFT_UUID) {
             GpuKind::Soft
@@ -44,7 +44,7 @@ impl GpuKind {
         }
     }
 
-    /// In one word.
+    /// The kind in one word.
     pub const fn word(self) -> &'static str {
         match self {
             GpuKind::Real => "real",
@@ -54,16 +54,16 @@ impl GpuKind {
     }
 }
 
-/// Which cards the eyes look at.
+/// Which GPUs are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuSpec {
-    /// `real`: whatever NVML lists.
+    /// `real`: all that NVML lists.
     Real,
-    /// `soft:2x24GiB`: these in software.
+    /// `soft:2x24GiB`: these soft GPUs.
     Soft(Spec),
-    /// `scripted:2x24GiB`: so many equal cards, each with so much memory.
+    /// `scripted:2x24GiB`: a number of equal GPUs.
     Scripted {
-        /// How many.
+        /// The number of GPUs.
         count: u32,
         /// The memory of each.
         total: Bytes,
@@ -81,7 +81,7 @@ impl GpuSpec {
     }
 }
 
-/// The text names no cards.
+/// The text names no GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{text}` names no GPUs: {why}")]
 pub struct NotAGpuSpec {
@@ -143,7 +143,7 @@ impl fmt::Display for GpuSpec {
     }
 }
 
-/// Whether this machine has an NVIDIA device at all, with or without a driver.
+/// True if this machine has an NVIDIA device, with or without a driver.
 pub fn nvidia_visible() -> bool {
     nvidia_visible_below(Path::new("/"))
 }

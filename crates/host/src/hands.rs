@@ -1,8 +1,8 @@
-//! Signals to processes, each to the one that was meant or to nobody.
+//! Signals to processes: each goes to the intended process, or is not sent.
 //!
-//! The processes are chosen elsewhere, and on the record before this is called. [`notify`] alone chooses among the
-//! processes it is given, by what each of them does with the signal. A process of another user than `uid`, which is the
-//! user that chose the signal, gets none: `sudo` and `su` make processes of one lease that are other users'.
+//! The processes are chosen elsewhere, and are on the record before this is called. Only [`notify`] chooses among the
+//! processes it is given, by what each of them does with the signal. `uid` is the user that chose the signal. A
+//! process of another user gets none: `sudo` and `su` make processes of other users in one lease.
 
 use crate::process::{self, ProcessError, Uids, status_field};
 use crate::wake::timespec;
@@ -28,15 +28,15 @@ pub enum NotSignalled {
 }
 
 impl NotSignalled {
-    /// The process is not there.
+    /// True if the process has ended.
     pub const fn is_gone(&self) -> bool {
         matches!(self, NotSignalled::Process(error) if error.is_gone())
     }
 }
 
-/// Sends a signal to exactly this process of this user. The descriptor is opened first and the process looked at
-/// through its number afterwards: if that is another by now, or another user's, nothing is signalled. The last check
-/// is of the descriptor itself: it has not ended, so the number was its own while the uids were read.
+/// Sends a signal to exactly this process of this user. The pidfd is opened first and the process is read by its pid
+/// afterwards: if that is another process by now, or another user's, no signal is sent. The last check is of the
+/// pidfd itself: the process has not ended, so the pid was its own while the uids were read.
 pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled> {
     let pid = process.pid;
     let refused = |source: io::Error| NotSignalled::from(ProcessError::of(pid, source));
@@ -63,10 +63,10 @@ pub fn signal(process: ProcKey, uid: u32, number: u8) -> Result<(), NotSignalled
 /// SIGTERM.
 const TERM: u8 = 15;
 
-/// One signal of [`notify`], and what came of it.
+/// One signal of [`notify`], and its outcome.
 #[derive(Debug)]
 pub struct Delivery {
-    /// The process that was to get it.
+    /// The intended process.
     pub process: ProcKey,
     /// The signal's number: the one that was asked for, or SIGTERM.
     pub signal: u8,
@@ -80,9 +80,9 @@ pub struct Delivery {
 ///   a process catches it     that process gets it (and each other that does)
 ///   no process catches it    the top process gets SIGTERM, unless it ignores the signal
 /// ```
-/// A process without a handler would die of most signals, and one that ignores the signal chose not to hear it: neither
-/// gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`, its
-/// command.
+/// A process without a handler would die of most signals, and one that ignores the signal chose not to get it:
+/// neither gets it. The top process is the earliest of `processes` with a parent outside of them: for `sublet run`,
+/// its command.
 pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<Delivery> {
     let send = |process: ProcKey, number: u8| {
         let outcome = self::signal(process, uid, number);
@@ -90,7 +90,7 @@ pub fn notify(processes: &[ProcKey], uid: u32, signal: u8) -> Vec<Delivery> {
     };
     let is_others = |process: &ProcKey| Uids::read(process.pid).is_ok_and(|uids| uids.other_than(uid).is_some());
     let (others, own): (Vec<ProcKey>, Vec<ProcKey>) = processes.iter().copied().partition(is_others);
-    // Refused each by itself, which says why.
+    // Each is refused by itself, with the reason.
     let left_out: Vec<Delivery> = others.into_iter().map(|process| send(process, signal)).collect();
     let processes = own.as_slice();
     let catches = |process: &&ProcKey| disposition(**process, signal) == Some(Disposition::Caught);
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// A shell that runs `script`, once it said that it is ready.
+    /// A shell that runs `script`, once it has reported that it is ready.
     fn shell(script: &str) -> (Child, BufReader<std::process::ChildStdout>, ProcKey) {
         let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -238,7 +238,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// A user without a name, which no test host has programs of.
+    /// A uid without a name, of which no test host has programs.
     const OTHER: u32 = 61_234;
 
     #[test]

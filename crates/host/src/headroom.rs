@@ -1,11 +1,11 @@
 //! How much more host memory the memory cgroup of a process allows, and what parks have booked of it.
 //!
-//! The kernel charges a page to the cgroup of the process that touches it first, and to every cgroup above. At a limit
-//! it kills a process of that cgroup. So what a park takes of a limited cgroup is booked here before it begins, by the
-//! library's parks, by the driver's, and by the daemon for the memory that it makes itself:
+//! The kernel charges a page to the cgroup of the process that touches it first, and to every cgroup above. At a
+//! limit it kills a process of that cgroup. So what a park takes of a limited cgroup is booked here before the park
+//! begins: for parks by the library, for parks by the driver, and for the memory that the daemon fills itself:
 //!
 //! ```text
-//!   room of a cgroup = least over it and all above: limit − used + cache − booked by others there or below
+//!   room of a cgroup = minimum over it and all above: limit − used + cache − booked by others there or below
 //! ```
 //! A limit that cannot be read is unknown: neither zero nor infinite. Absent on purpose: limits above the top of the
 //! hierarchy as this process sees it (a container's), which no file shows.
@@ -19,10 +19,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use sublet_core::ids::LeaseId;
 
-/// A limit of version 1 beyond this is none.
+/// A limit of version 1 above this means no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Why it is not known how much memory a cgroup allows.
+/// Why the room of a cgroup is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unknown(String);
 
@@ -32,7 +32,7 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// A memory cgroup with all that are above it.
+/// A memory cgroup and all cgroups above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryCgroup {
     /// Nearest first.
@@ -43,9 +43,9 @@ pub(crate) struct MemoryCgroup {
 /// How one version of cgroups names its files.
 #[derive(Debug, PartialEq, Eq)]
 struct LimitFiles {
-    /// Each limit with what counts against it.
+    /// Each limit with the counter that it bounds.
     limits: &'static [(&'static str, &'static str)],
-    /// Lines of `memory.stat` that the kernel takes back before it refuses anything.
+    /// Lines of `memory.stat` that the kernel reclaims before it refuses an allocation.
     reclaimable: &'static [&'static str],
     /// The file with the line `oom_kill`.
     events: &'static str,
@@ -66,20 +66,20 @@ const LEGACY: LimitFiles = LimitFiles {
 };
 
 impl MemoryCgroup {
-    /// The memory cgroup of a process; `None` if the host has none for memory.
+    /// The memory cgroup of a process; `None` if the host has no memory cgroups.
     pub(crate) fn of(pid: u32) -> Result<Option<MemoryCgroup>, Unknown> {
         let cgroups = process::cgroups(pid).map_err(|error| Unknown(error.to_string()))?;
         MemoryCgroup::among(&cgroups)
     }
 
-    /// The same among the cgroups of a process.
+    /// The memory cgroup among the cgroups of a process.
     pub(crate) fn among(cgroups: &[Cgroup]) -> Result<Option<MemoryCgroup>, Unknown> {
         // Memory is in one hierarchy: in one of version 1, or else in that of version 2.
         let legacy = cgroups.iter().find(|it| it.controllers.split(',').any(|one| one == "memory"));
         let found = legacy.map(|it| (it, &LEGACY));
         let found = found.or_else(|| cgroups.iter().find(|it| it.controllers.is_empty()).map(|it| (it, &UNIFIED)));
         let Some((cgroup, files)) = found else { return Ok(None) };
-        // Outside of the part of the hierarchy that this process is shown.
+        // Outside of the part of the hierarchy that this process can see.
         let is_hidden = Path::new(&cgroup.path).components().any(|part| part == Component::ParentDir);
         match cgroup.directory().filter(|directory| !is_hidden && directory.is_dir()) {
             Some(directory) => Ok(Some(MemoryCgroup::at(&directory, files))),
@@ -94,13 +94,13 @@ impl MemoryCgroup {
         MemoryCgroup { levels: levels.map(Path::to_owned).collect(), files }
     }
 
-    /// How many processes of it were killed for lack of memory; `None` if that cannot be read.
+    /// How many of its processes were killed for lack of memory; `None` if that cannot be read.
     pub(crate) fn oom_kills(&self) -> Option<u64> {
         let text = self.levels.iter().find_map(|level| fs::read_to_string(level.join(self.files.events)).ok())?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// The least room of it and of all above, with so much booked at each; `None` without any limit.
+    /// The minimum room of it and of all above, less the bytes booked at each; `None` without any limit.
     fn room(&self, booked: impl Fn(&Path) -> u64) -> Result<Option<u64>, Unknown> {
         let mut least = None;
         for level in &self.levels {
@@ -118,7 +118,7 @@ impl LimitFiles {
             let Some(limit) = number(&level.join(limit))?.filter(|limit| *limit < NO_LIMIT) else { continue };
             let used = level.join(used);
             let used = number(&used)?.ok_or_else(|| Unknown(format!("{} is not there", used.display())))?;
-            // Without the kernel's word nothing is taken for reclaimable.
+            // If the file cannot be read, nothing counts as reclaimable.
             let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
             let spare: u64 = stat
                 .lines()
@@ -133,8 +133,8 @@ impl LimitFiles {
     }
 }
 
-/// The number in a file of a cgroup; `None` for the word `max`, and where there is no such file: the top of a hierarchy
-/// has none, nor has a cgroup without the controller.
+/// The number in a file of a cgroup; `None` for the word `max`, and where there is no such file: the top of a
+/// hierarchy has none, nor has a cgroup without the controller.
 fn number(file: &Path) -> Result<Option<u64>, Unknown> {
     let unknown = |why: &dyn fmt::Display| Unknown(format!("{}: {why}", file.display()));
     match fs::read_to_string(file) {
@@ -150,7 +150,7 @@ fn number(file: &Path) -> Result<Option<u64>, Unknown> {
 pub(crate) enum Booker {
     /// A park by the library in the program with this number.
     Library(u64),
-    /// Memory that the daemon makes for that program, in its own cgroup.
+    /// Memory that the daemon fills for that program, in its own cgroup.
     Daemon(u64),
     /// Memory that the daemon keeps ready.
     Stock,
@@ -158,22 +158,22 @@ pub(crate) enum Booker {
     Driver(LeaseId),
 }
 
-/// What parks that are under way may still take of memory cgroups. One per daemon.
+/// What parks in progress may still take of memory cgroups. One per daemon.
 #[derive(Clone, Default)]
 pub(crate) struct Bookings(Arc<Mutex<Booked>>);
 
-/// How many bytes each has booked, in which cgroups.
+/// The bytes that each booker has booked, in which cgroups.
 type Booked = BTreeMap<Booker, Vec<(MemoryCgroup, u64)>>;
 
 impl Bookings {
-    /// Bytes that a cgroup still allows beside what others have booked; `None` without a limit.
+    /// Bytes that a cgroup still allows beside the bookings of others; `None` without a limit.
     pub(crate) fn room(&self, cgroup: &MemoryCgroup, booker: Booker) -> Result<Option<u64>, Unknown> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         room(&all, cgroup, booker)
     }
 
-    /// Books bytes in each of these cgroups, in place of what the booker has booked before. Otherwise nothing changes, and
-    /// the least room is returned.
+    /// Books bytes in each of these cgroups, replacing the booker's earlier booking. On failure nothing changes, and
+    /// the error has the least room.
     pub(crate) fn book(&self, booker: Booker, cgroups: &[MemoryCgroup], bytes: u64) -> Result<(), NoRoom> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for cgroup in cgroups {
@@ -187,13 +187,13 @@ impl Bookings {
         Ok(())
     }
 
-    /// Only these leases are still being parked by the driver.
+    /// Releases the driver's bookings of all leases that are not being parked any more.
     pub(crate) fn keep_driver(&self, is_under_way: impl Fn(LeaseId) -> bool) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|booker, _| !matches!(booker, Booker::Driver(lease) if !is_under_way(*lease)));
     }
 
-    /// What was booked is taken by now, or is not needed.
+    /// Releases a booking: its bytes are in use by now, or are not needed.
     pub(crate) fn release(&self, booker: Booker) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&booker);
     }
@@ -202,9 +202,9 @@ impl Bookings {
 /// Why nothing was booked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// There are only so many bytes.
+    /// Only this many bytes are left.
     Only(u64),
-    /// It is not known how many there are.
+    /// The room is unknown.
     Unknown(Unknown),
 }
 
@@ -222,7 +222,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Cgroups below each other, each with a limit, what is used and what can be taken back.
+    /// Nested cgroups, each with a limit, the bytes in use and the reclaimable bytes.
     fn make(root: &Path, files: &LimitFiles, rows: &[(&str, &str, u64, u64)]) {
         for (name, limit, used, cache) in rows {
             let level = root.join(name);

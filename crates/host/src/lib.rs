@@ -1,22 +1,21 @@
-//! Eyes and hands: cards, processes, the clock. It reports and obeys, and never decides.
+//! Access to the host: GPUs, processes, the clock. This crate reports and executes, and never decides.
 //!
 //! ```text
-//!   card thread ──JSON lines──► worker process ──► NVML (real or soft), or a script file
-//!      │ each look
+//!   GPU thread ──JSON lines──► worker process ──► NVML (real or soft), or a script file
+//!      │ each reading
 //!      ▼
-//!   process thread (owns who belongs to which lease) ──► Sight ──► the caller's sink
+//!   process thread (owns which process is in which lease) ──► Sight ──► the caller's sink
 //!      ▲ pidfds, /proc
 //!      └── watch, forget
 //!
 //!   driver thread ──JSON lines──► worker process ──► libcuda (real or soft): moves holders' processes
 //! ```
-//! Calls that can hang or crash run in the [`worker`] process, with a deadline. All
-//! sights leave through the process thread, so a holder's members are always told
-//! before the look that shows them. Plain threads; the sink may block, and then the
-//! eyes wait.
+//! Calls that can hang or crash run in the [`worker`] process, with a deadline. All reports leave through the process
+//! thread, so a holder's members are always reported before the reading that shows them. The threads are plain ones;
+//! the sink may block, and then the process thread waits.
 //!
-//! Absent on purpose: leases (here only a name for a set of processes), names of users, anything
-//! durable, and any choice of who gets a signal ([`hands`] only delivers them).
+//! Absent on purpose: leases (here only a name for a set of processes), names of users, anything durable, and any
+//! choice of which process gets a signal ([`hands`] only delivers them).
 
 mod activity;
 pub mod audit;
@@ -65,32 +64,31 @@ use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 use warden::{Trial, Warden};
 
-/// How to look.
+/// Settings for reading the host.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which cards.
+    /// Which GPUs to read.
     pub gpu: GpuSpec,
     /// The executable that becomes a worker when its first argument is `worker`.
     pub worker_exe: PathBuf,
-    /// How often cards and holders are looked at by themselves.
+    /// How often GPUs and holders are read without a request.
     pub period: Duration,
-    /// How long a look may take before the worker counts as hung.
+    /// How long a reading may take before the worker counts as hung.
     pub deadline: Duration,
-    /// The file that describes scripted cards; not used for others.
+    /// The file that describes scripted GPUs; not used for others.
     pub script: PathBuf,
-    /// Where soft cards are; nowhere for others.
+    /// Where soft GPUs are; `None` for others.
     pub soft: Option<SoftPlace>,
-    /// Measure what a CUDA context takes on each card, once.
+    /// True to measure once what a CUDA context takes on each GPU.
     pub measure_context: bool,
-    /// How to speak with the library in holders' programs; not at all without.
+    /// Settings for the library in holders' programs; `None` disables it.
     pub shims: Option<ShimSettings>,
-    /// How to move processes by the driver's own calls; not at all without.
+    /// Settings for moving processes by the driver's own calls; `None` disables that.
     pub driver: Option<DriverSettings>,
 }
 
 impl Settings {
-    /// The usual settings: this very executable as worker, a look a second, two seconds
-    /// of patience, no measuring.
+    /// The defaults: this executable as worker, a reading each second, a deadline of two seconds, no measuring.
     pub fn new(gpu: GpuSpec) -> Settings {
         Settings {
             gpu,
@@ -107,21 +105,21 @@ impl Settings {
     }
 }
 
-/// Why the eyes cannot open.
+/// Why the host cannot be started.
 #[derive(Debug, Error)]
 pub enum HostError {
     /// The kernel refused a descriptor.
     #[error("cannot make the descriptors to watch with")]
     Descriptors(#[source] io::Error),
-    /// Holders' programs cannot be heard.
+    /// The socket for holders' programs cannot be opened.
     #[error("cannot listen for holders' programs at {socket}")]
     Shims {
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Soft cards without a place: what would be read are others.
+    /// Soft GPUs were requested without a place: other GPUs would be read.
     #[error("the soft GPUs were not made")]
     NoSoftCards,
     /// The kernel refused a thread.
@@ -129,7 +127,7 @@ pub enum HostError {
     Thread(#[source] io::Error),
 }
 
-/// The eyes, open. Dropping it stops the threads and ends the worker.
+/// The running threads. Dropping it stops them and ends the worker.
 pub struct Host {
     cards: Arc<cards::Shared>,
     eyes: eyes::Inbox,
@@ -140,9 +138,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// Opens the eyes; every sight goes to `sink`, from one thread.
+    /// Starts the threads; every report goes to `sink`, from one thread.
     ///
-    /// Cards that cannot be listed are a [`Sight::Unlisted`], not an error: the eyes keep trying.
+    /// If the GPUs cannot be listed, that is a [`Sight::Unlisted`], not an error: listing is tried again.
     pub fn start(
         settings: Settings,
         clock: Clock,
@@ -163,7 +161,7 @@ impl Host {
             eyes.set_hub(hub.clone());
         }
         let (exe, soft) = (settings.worker_exe.clone(), settings.soft.clone());
-        // Scripted cards have no driver.
+        // Scripted GPUs have no driver.
         let driver = settings.driver.clone().filter(|_| !matches!(settings.gpu, GpuSpec::Scripted { .. }));
         let driver =
             driver.map(|settings| driver::Hub::open(settings, exe, soft, inbox.clone(), Arc::clone(&shared), bookings));
@@ -202,13 +200,12 @@ impl Host {
         Ok(host)
     }
 
-    /// Watches a holder: `roots`, all that descends from them, and all that carries the
-    /// lease's mark (its own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and
-    /// `SUBLET_EPOCH` in the environment of a process of `uid`; in a container also `SUBLET_MARK`).
+    /// Watches a holder: `roots`, their descendants, and every process that carries the lease's proof. The proof is
+    /// the lease's own cgroup, or, once it was [granted](Host::granted), `SUBLET_LEASE` and `SUBLET_EPOCH` in the
+    /// environment of a process of `uid`; in a container also `SUBLET_MARK`.
     ///
-    /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its
-    /// roots; processes that are members already stay so until they end. A root that is in
-    /// another lease's tree leaves it, with all below it.
+    /// Answered by [`Sight::Members`] or [`Sight::Gone`]. Watching a lease again replaces its roots; present members
+    /// stay members until they end. A root that is in another lease's tree leaves it, with all its descendants.
     pub fn watch(&self, lease: LeaseId, uid: u32, roots: Vec<ProcKey>, grant: Option<Grant>) {
         self.eyes.send(Message::Watch { lease, uid, roots, grant });
     }
@@ -218,35 +215,35 @@ impl Host {
         self.eyes.send(Message::Granted { lease, grant });
     }
 
-    /// Stops watching a holder. Of what happens from now on nothing is told; nothing happens to it.
+    /// Stops watching a holder. Nothing more is reported about it; its processes are not affected.
     pub fn forget(&self, lease: LeaseId) {
         self.eyes.send(Message::Forget { lease });
     }
 
-    /// Looks at the cards soon. Many wishes at once are one look, but a wish made while a
-    /// look is under way is another look after it.
+    /// Requests a reading of the GPUs soon. Several requests at once cause one reading, but a request made during a
+    /// reading causes another one after it.
     pub fn look(&self) {
         self.cards.wish();
     }
 
-    /// Says where a holder's bytes shall be, and what it may have of its cards. Whoever of its programs is
-    /// elsewhere is told so, now and when it comes back; what they answer is a [`Sight::Said`].
+    /// Sets where a holder's bytes shall be, and what it may have of its GPUs. Each of its programs that is elsewhere
+    /// is ordered to move, now and when it connects again; each answer is a [`Sight::Said`].
     pub fn wish(&self, wish: Wish) {
         if let Some(hub) = &self.hub {
             hub.wish(wish);
         }
     }
 
-    /// A lease is history: its programs are told nothing more.
+    /// A lease is over: its programs get no further orders.
     pub fn unwish(&self, lease: LeaseId) {
         if let Some(hub) = &self.hub {
             hub.forget(lease);
         }
     }
 
-    /// All leases that there were at the start have been told by [`Host::watch`] and [`Host::wish`]. From now on looks at
-    /// the GPUs are told, and programs with the library are let in, which waited until then: none of theirs is taken for
-    /// unleased, or for one of a lease that is over.
+    /// Says that all leases that existed at the start were passed to [`Host::watch`] and [`Host::wish`]. From now on
+    /// readings of the GPUs are reported, and programs with the library are accepted. Both wait until then, so that
+    /// no program of a lease is taken for unleased, or for one of a lease that is over.
     pub fn listen(&self) {
         self.eyes.send(Message::RosterComplete);
         if let Some(hub) = &self.hub {
@@ -254,40 +251,40 @@ impl Host {
         }
     }
 
-    /// Says how much host memory is booked for parked bytes: what is kept ready for them is no more than the rest.
+    /// Sets how much host memory is booked for parked bytes: at most the rest is kept ready for them.
     pub fn booked(&self, bytes: u64) {
         if let Some(hub) = &self.hub {
             hub.booked(bytes);
         }
     }
 
-    /// Host memory that is kept ready for parked bytes.
+    /// Bytes of host memory that are kept ready for parked bytes.
     pub fn stock(&self) -> u64 {
         self.hub.as_ref().map_or(0, Hub::stock)
     }
 
-    /// Somebody waits for a holder's cards: its programs make ready to leave them.
+    /// A waiter needs a holder's GPUs: its programs prepare to park.
     pub fn ahead(&self, lease: LeaseId) {
         if let Some(hub) = &self.hub {
             hub.ahead(lease);
         }
     }
 
-    /// Says where the bytes of a holder shall be that the driver itself moves. Whoever of its processes is
-    /// elsewhere is moved; what becomes of it is a [`Sight::Driven`]. A wish that was refused is tried
-    /// again when it is said again.
+    /// Sets where the bytes of a holder shall be that the driver itself moves. Each of its processes that is
+    /// elsewhere is moved; the outcome is a [`Sight::Driven`]. A refused target is tried again when this is called
+    /// again.
     pub fn drive(&self, wish: Driven) {
         if let Some(driver) = &self.driver {
             driver.drive(wish);
         }
     }
 
-    /// Looks from outside whether the driver could move the processes of a lease of this user, which have so many bytes
-    /// on cards. Answered for each by a [`Sight::Driven`]; nothing happens to them.
+    /// Examines from outside whether the driver could move the processes of a lease of this user; `bytes` is what
+    /// they have on GPUs. Answered for each by a [`Sight::Driven`]; the processes are not affected.
     pub fn inspect(&self, (lease, uid): (LeaseId, u32), processes: Vec<ProcKey>, bytes: u64) {
         if let Some(driver) = &self.driver {
             driver.inspect((lease, uid), processes, bytes);
-            // Whoever could be moved needs memory to be moved to.
+            // A process that could be moved needs host memory to be moved to.
             match &self.hub {
                 Some(hub) => hub.ram(),
                 None => self.eyes.send(Message::Tell(Sight::Ram { available: shims::available().map(Bytes) })),
@@ -295,26 +292,27 @@ impl Host {
         }
     }
 
-    /// A lease is history: the driver moves nothing of it any more. What it has locked goes on.
+    /// A lease is over: the driver moves nothing of it any more. Locked processes are unlocked.
     pub fn undrive(&self, lease: LeaseId) {
         if let Some(driver) = &self.driver {
             driver.forget(lease);
         }
     }
 
-    /// Looks into a process on a card again; answered by [`Sight::Audited`] or [`Sight::Left`].
+    /// Audits a process on a GPU again; answered by [`Sight::Audited`] or [`Sight::Left`].
     pub fn audit(&self, process: ProcKey) {
         self.warden.audit(process);
     }
 
-    /// Looks into holders' processes on a card that they have no lease for, as it does into strangers: said with each
-    /// look that shows them. Answered by [`Sight::Audited`], now and then again, and [`Sight::Left`].
+    /// Audits holders' processes on a GPU that they have no lease for, like unleased processes. To be called with
+    /// each reading that shows them. Answered by [`Sight::Audited`], repeated from time to time, and [`Sight::Left`].
     pub fn abroad(&self, processes: Vec<ProcKey>) {
         self.warden.present(processes);
     }
 
-    /// Sends a signal to processes of a stranger, the stranger first: each is the one that was audited, and still
-    /// wanted, or gets none; nor does who is one of those that are spared by then. Answered by [`Sight::Struck`], which says `of` again.
+    /// Sends a signal to the processes of an unleased process, that process first. Each gets it only if it is the one
+    /// that was audited, the signal is still wanted, and no rule in `spared` matches the process by then. Answered by
+    /// [`Sight::Struck`], which repeats `of`.
     pub fn strike(
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
@@ -325,13 +323,13 @@ impl Host {
         self.warden.strike((stranger, signal, of), processes, spared, is_wanted);
     }
 
-    /// Takes back signals to strangers that are not wanted any more, of those that were not sent yet. None of them is
-    /// sent once this returns; each is told as one that was refused.
+    /// Takes back signals to unleased processes that are not wanted any more and were not sent yet. None of them is
+    /// sent once this returns; each is reported as refused.
     pub fn recall(&self, is_wanted: impl FnMut(&Blow) -> bool) {
         self.warden.recall(is_wanted);
     }
 
-    /// Tries on a card whether the driver's processes can be told apart here; answered by
+    /// Tests on a GPU whether the pids that the driver reports are those of this host; answered by
     /// [`Sight::SelfTested`].
     pub fn self_test(&self, uuid: String) {
         self.warden.try_card(uuid);
@@ -356,7 +354,7 @@ impl Drop for Host {
         self.warden.stop();
         self.eyes.send(Message::Stop);
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so on stderr; there is nothing left to stop.
+            // A thread that panicked has written so to stderr; there is nothing left to stop.
             let _ = thread.join();
         }
     }

@@ -1,7 +1,6 @@
 //! A worker process at the end of two pipes, asked with a deadline.
 //!
-//! Only the child that was started here is ever killed, through its handle. No
-//! restarting: that is the card thread's.
+//! Only the child that was started here is ever killed, through its handle. Restarting is done by the caller.
 
 use crate::soft::SoftPlace;
 use crate::wake::{Wake, wait_readable};
@@ -13,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// More than any host's cards and processes can need; a worker that says more is broken.
+/// More than any host's GPUs and processes can need; a worker that sends more is broken.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Why a worker did not answer.
@@ -27,7 +26,7 @@ pub(crate) enum Silence {
     Senseless,
     #[error("the pipe to it failed")]
     Pipe(#[from] io::Error),
-    /// We are being stopped ourselves.
+    /// This process is stopping.
     #[error("no caller waits for it any more")]
     Stopped,
 }
@@ -39,19 +38,19 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Starts a worker; on soft cards if they are given.
+    /// Starts a worker; on soft GPUs if they are given.
     pub(crate) fn start(exe: &Path, args: &[String], soft: Option<&SoftPlace>) -> io::Result<Link> {
         let mut child = Command::new(exe)
             .arg0("sublet")
             .arg("worker")
             .args(args)
             .envs(soft.into_iter().flat_map(SoftPlace::environment))
-            // A daemon that sees only some cards still answers for all.
+            // A daemon with `CUDA_VISIBLE_DEVICES` set still reports all GPUs.
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env_remove(crate::roster::LEASE_VARIABLE)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C at a terminal is for the daemon; it ends us in its own time.
+            // Ctrl-C at a terminal is for the daemon, which then ends the worker.
             .process_group(0)
             .spawn()?;
         let missing = || io::Error::other("a pipe is missing");
@@ -60,7 +59,7 @@ impl Link {
         Ok(Link { child, stdin, stdout })
     }
 
-    /// Says one line and waits for one.
+    /// Sends one line and waits for one.
     pub(crate) fn ask(&mut self, line: &str, patience: Duration, stop: &Wake) -> Result<Vec<u8>, Silence> {
         // A request is far smaller than a pipe and the last one was answered, so this cannot block.
         self.stdin.write_all(format!("{line}\n").as_bytes()).map_err(|_| Silence::Ended)?;
@@ -90,14 +89,14 @@ impl Link {
         Ok(line)
     }
 
-    /// Closes the line to the worker and leaves it to itself: it ends when it is done.
+    /// Closes the line to the worker without killing it: it ends when it is done.
     pub(crate) fn let_go(self) -> Child {
         drop(self.stdin);
         self.child
     }
 
-    /// Kills the worker. What comes back could not be reaped yet: a process inside a driver
-    /// call may take any time to die, and we do not wait for it.
+    /// Kills the worker. Returns the child if it could not be reaped yet: a process inside a driver call may take any
+    /// time to end, and this does not wait for it.
     pub(crate) fn end(mut self) -> Option<Child> {
         drop(self.stdin);
         let _ = self.child.kill(); // it may have ended by itself
@@ -105,7 +104,7 @@ impl Link {
     }
 }
 
-/// Is the child still to be reaped? Reaps it if it can be.
+/// True if the child still has to be reaped. Reaps it if possible.
 pub(crate) fn is_left(child: &mut Child) -> bool {
     matches!(child.try_wait(), Ok(None))
 }

@@ -1,7 +1,7 @@
-//! What only the programs of one lease can know.
+//! The proof of a lease, which only its programs can know.
 //!
-//! A lease's name and epoch are no secrets. Where a process's user says nothing, as in a container, its environment
-//! counts only with this beside them.
+//! A lease's name and fence are no secrets. Where the user of a process proves nothing, as in a container, its
+//! environment counts only with this proof in it.
 //!
 //! Absent on purpose: how it is made, and the key behind it.
 
@@ -9,17 +9,17 @@ use std::fmt;
 use std::str::FromStr;
 use sublet_core::ids::Epoch;
 
-/// Names the mark in the environment of whatever was started under a lease.
+/// The environment variable with the proof, set for every program started under a lease.
 pub(crate) const VARIABLE: &str = "SUBLET_MARK";
-/// So long that nobody guesses one.
+/// Long enough that it cannot be guessed.
 pub const BYTES: usize = 16;
 
-/// A lease was granted: this is what its programs carry.
+/// What the programs of a granted lease carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// With this epoch.
+    /// The fence of the grant.
     pub epoch: Epoch,
-    /// And this proof.
+    /// The proof of the lease.
     pub mark: Mark,
 }
 
@@ -28,14 +28,14 @@ pub struct Grant {
 pub struct Mark(pub [u8; BYTES]);
 
 impl PartialEq for Mark {
-    /// In the same time wherever the two differ: how far a guess was right cannot be measured.
+    /// Compares in constant time, so that a guess cannot be improved by measuring.
     fn eq(&self, other: &Mark) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |differing, (own, its)| differing | (own ^ its));
         std::hint::black_box(differing) == 0
     }
 }
 
-/// As the environment has it. Where things are logged it is not to be seen.
+/// As it is in the environment. `Debug` hides it, for logs.
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -63,7 +63,7 @@ impl FromStr for Mark {
     }
 }
 
-/// It has not the form of one.
+/// The text does not have the form of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMark;
 

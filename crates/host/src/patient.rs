@@ -1,10 +1,11 @@
-//! Reads what a process may keep everybody from reading.
+//! Reads files that a process can keep others from reading.
 //!
 //! To show a command line, an environment or mappings the kernel goes through the memory of the process. Where that
-//! is a file on a server that does not answer, or the process is stuck with the lock on its own memory, whoever reads
-//! is stuck with it; a process can bring that about on purpose, and would hold up all that is known about cards. So
-//! each thread that looks has a reader, which is left behind when it does not come back; and what it did not come
-//! back from is not tried again for a while, so that many such processes cost no more than a few seconds now and then.
+//! is a file on a server that does not answer, or the process hangs with the lock on its own memory, the reader hangs
+//! as well. A process can cause that on purpose, and would hold up everything that is known about GPUs. So each
+//! thread that reads such files has a reader thread, which is abandoned when it does not return. A folder that it did
+//! not return from is not tried again for REST, so that many such processes cost no more than a few seconds each
+//! time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,27 +19,27 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 const HELD_UP: &str = "it holds up its readers";
-/// A reader is waited for so long.
+/// How long a reader is waited for.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Readers in all, most of them left behind: whoever makes more processes like that is not read any more.
+/// Readers in all, including abandoned ones. Above this, such files are not read any more.
 const READERS_MAX: usize = 64;
 
-/// What nobody came back from is left alone for so long.
+/// How long a folder that a reader did not return from is left alone.
 const REST: Duration = Duration::from_secs(60);
-/// So much of that is remembered.
+/// Folders remembered as stuck.
 const STUCK_MAX: usize = 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
 static READERS: AtomicUsize = AtomicUsize::new(0);
-/// Folders, one for each process, and until when they are left alone.
+/// Folders, one for each process, and until when each is left alone.
 static STUCK: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     static OWN: RefCell<Option<Sender<Job>>> = const { RefCell::new(None) };
 }
 
-/// The first so many bytes of a file.
+/// The first `most` bytes of a file.
 pub(crate) fn read(path: String, most: u64) -> io::Result<Vec<u8>> {
     let folder = Path::new(&path).parent().map(Path::to_owned).unwrap_or_default();
     if stuck().get(&folder).is_some_and(|until| *until > Instant::now()) {
@@ -63,7 +64,7 @@ fn stuck() -> MutexGuard<'static, BTreeMap<PathBuf, Instant>> {
     STUCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something from which one may not come back.
+/// Runs an operation that may never return.
 pub(crate) fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let (reply, answer) = mpsc::sync_channel(1);
     let job: Job = Box::new(move || drop(reply.send(what())));
@@ -83,7 +84,7 @@ pub(crate) fn patiently<T: Send + 'static>(what: impl FnOnce() -> io::Result<T> 
 fn begin() -> io::Result<Sender<Job>> {
     if READERS.fetch_add(1, Ordering::AcqRel) >= READERS_MAX {
         READERS.fetch_sub(1, Ordering::AcqRel);
-        // It is not this one that holds up anybody.
+        // The limit is reached because of other files, not of this one.
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many others hold up their readers"));
     }
     let (sender, jobs) = mpsc::channel::<Job>();
@@ -111,15 +112,15 @@ mod tests {
         let pipe = directory.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let name = pipe.to_str().unwrap().to_owned();
-        // To open it takes somebody at the other end.
+        // Opening it blocks until there is a writer.
         let begun = Instant::now();
         assert_eq!(read(name.clone(), 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(begun.elapsed() < 10 * LONGEST, "{:?}", begun.elapsed());
-        // Once is enough.
+        // The second attempt returns at once.
         let begun = Instant::now();
         assert_eq!(read(name, 100).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(begun.elapsed() < LONGEST, "{:?}", begun.elapsed());
-        // The next reader is another.
+        // A new reader serves other files.
         assert_eq!(read("/proc/self/comm".to_owned(), 4).unwrap().len(), 4);
     }
 

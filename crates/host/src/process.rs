@@ -1,8 +1,8 @@
-//! Who a process is, told by `/proc`.
+//! The identity of a process, from `/proc`.
 //!
-//! Every answer is a snapshot; whoever keeps one keeps the [`ProcKey`] too and
-//! compares it later, because pids are reused. Absent on purpose: names of users
-//! (the daemon's business), signals, and any opinion about what a process may do.
+//! Every answer is a snapshot. A caller that stores one also stores the [`ProcKey`] and compares it later, because
+//! pids are reused. Absent on purpose: names of users (the daemon has them), signals, and any judgement about what a
+//! process may do.
 
 use crate::patient;
 use rustix::io::Errno;
@@ -15,14 +15,14 @@ use thiserror::Error;
 /// Longer than any real chain of parents; stops a walk that a change under it made circular.
 const MAX_ANCESTORS: usize = 256;
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The process and no other.
+    /// Its pid and start time.
     pub key: ProcKey,
     /// Its real user id.
     pub uid: u32,
-    /// Its parent's pid; 0 if it has none that we can see.
+    /// Its parent's pid; 0 if none is visible.
     pub parent: u32,
     /// What the kernel calls it: at most 15 bytes, chosen by the process.
     pub name: String,
@@ -31,26 +31,26 @@ pub struct Identity {
 /// Why nothing is known about a process.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// It ended, or it never was.
+    /// It has ended, or never existed.
     #[error("there is no process {pid}")]
     Gone {
         /// The pid that was asked for.
         pid: u32,
     },
-    /// The number names a thread of another process.
+    /// The pid names a thread of another process.
     #[error("{pid} is a thread of process {process}")]
     Thread {
-        /// The number that was asked for.
+        /// The pid that was asked for.
         pid: u32,
         /// The process it belongs to.
         process: u32,
     },
-    /// It may be there; it cannot be read.
+    /// It may exist, but cannot be read.
     #[error("process {pid} cannot be read")]
     Unreadable {
         /// The pid that was asked for.
         pid: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -62,13 +62,13 @@ impl ProcessError {
         if gone { ProcessError::Gone { pid } } else { ProcessError::Unreadable { pid, source } }
     }
 
-    /// The process is not there. Unreadable is not gone.
+    /// True if the process does not exist. Unreadable is not gone.
     pub const fn is_gone(&self) -> bool {
         matches!(self, ProcessError::Gone { .. })
     }
 }
 
-/// Says who a process is. A process that has ended but is not yet reaped is gone.
+/// Reads the identity of a process. A process that has ended but is not yet reaped is gone.
 pub fn identify(pid: u32) -> Result<Identity, ProcessError> {
     let before = stat(pid)?;
     let status = read(pid, "status")?;
@@ -84,7 +84,7 @@ pub fn identify(pid: u32) -> Result<Identity, ProcessError> {
     Ok(Identity { key: after.key(pid), uid, parent: after.parent, name: after.name })
 }
 
-/// Is exactly this process still running? One that cannot be read still is.
+/// True if exactly this process still runs. One that cannot be read counts as running.
 pub fn is_running(key: ProcKey) -> bool {
     match stat(key.pid) {
         Ok(stat) => stat.start == key.start && !stat.has_ended(),
@@ -92,7 +92,7 @@ pub fn is_running(key: ProcKey) -> bool {
     }
 }
 
-/// Has exactly this process ended, or is it about to? Its memory goes before its files are closed.
+/// True if exactly this process has ended or is about to: its memory is released before its files are closed.
 pub(crate) fn is_ending(key: ProcKey) -> bool {
     match stat(key.pid) {
         Ok(stat) => stat.start != key.start || stat.state == b'Z' || stat.has_ended() || stat.image[1] == 0,
@@ -100,7 +100,7 @@ pub(crate) fn is_ending(key: ProcKey) -> bool {
     }
 }
 
-/// What a process runs: the name of its executable, without the path, as far as it can be read.
+/// The name of a process's executable, without the path; `None` if it cannot be read.
 pub fn program(pid: u32) -> Option<String> {
     let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = path.file_name()?.to_string_lossy();
@@ -109,7 +109,7 @@ pub fn program(pid: u32) -> Option<String> {
     Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
 }
 
-/// The parents of a process, nearest first, as far up as can be seen.
+/// The parents of a process, nearest first, as far up as visible.
 pub fn ancestry(pid: u32) -> Vec<ProcKey> {
     let mut found: Vec<ProcKey> = Vec::new();
     let mut next = stat(pid).map_or(0, |stat| stat.parent);
@@ -127,7 +127,7 @@ pub fn children(pid: u32) -> Result<Vec<u32>, ProcessError> {
     let mut found = Vec::new();
     let mut told = false;
     for task in tasks.flatten() {
-        // A thread that ended meanwhile has handed its children on to another.
+        // The children of a thread that ended meanwhile belong to another thread now.
         let Ok(text) = fs::read_to_string(task.path().join("children")) else { continue };
         told = true;
         found.extend(text.split_ascii_whitespace().filter_map(|n| n.parse::<u32>().ok()));
@@ -135,7 +135,7 @@ pub fn children(pid: u32) -> Result<Vec<u32>, ProcessError> {
     if told { Ok(found) } else { children_by_scan(pid) }
 }
 
-/// The same for kernels that do not list children: ask every process for its parent.
+/// The same for kernels that do not list children: reads the parent of every process.
 fn children_by_scan(pid: u32) -> Result<Vec<u32>, ProcessError> {
     Ok(all()?.into_iter().filter(|&candidate| stat(candidate).is_ok_and(|s| s.parent == pid)).collect())
 }
@@ -151,7 +151,7 @@ pub fn uid(pid: u32) -> Result<u32, ProcessError> {
     status_field(&read(pid, "status")?, "Uid:").ok_or_else(|| odd(pid, "status"))
 }
 
-/// The user ids of a process: the real, the effective and the saved one, and that for files.
+/// The user ids of a process: the real, the effective, the saved and the file-system one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uids([u32; 4]);
 
@@ -168,17 +168,17 @@ impl Uids {
         ids.try_into().ok().map(Uids)
     }
 
-    /// A uid of these that is not `uid`; `None` if the process is `uid`'s in every respect. A set-user-ID program is its
-    /// caller's by its real uid only, and can become the other user at any time.
+    /// A uid of these that is not `uid`; `None` if all of them are `uid`. A set-user-ID program has only the real uid
+    /// of its caller, and can become the other user at any time.
     pub fn other_than(self, uid: u32) -> Option<u32> {
         self.0.into_iter().find(|id| *id != uid)
     }
 }
 
-/// So much of an environment is looked at.
+/// Bytes read of an environment.
 const ENVIRON_MAX: u64 = 8 << 20;
 
-/// The environment that a process was started with. It may have changed it since; that does not show here.
+/// The environment that a process was started with. Later changes by the process do not show here.
 pub struct Environment(Vec<u8>);
 
 impl Environment {
@@ -196,8 +196,8 @@ impl Environment {
     }
 }
 
-/// Where the kernel tells what a process runs and has open: of a first thread that ended before the others it
-/// tells nothing any more, so it is one of those.
+/// The folder with the executable and the open files of a process. If its first thread ended before the others, the
+/// kernel shows nothing there, so the folder is that of another thread.
 pub(crate) fn folder(pid: u32, stat: &Stat) -> String {
     let own = format!("/proc/{pid}");
     if stat.state != b'Z' || stat.threads <= 1 {
@@ -219,7 +219,7 @@ pub fn io_bytes(pid: u32) -> Result<u64, ProcessError> {
     Ok(field("rchar:")?.saturating_add(field("wchar:")?))
 }
 
-/// Bytes of memory that are a process's alone, and in RAM.
+/// Bytes of memory that are private to a process, and in RAM.
 pub fn anonymous_bytes(pid: u32) -> Result<u64, ProcessError> {
     let kib: u64 = status_field(&read(pid, "status")?, "RssAnon:").ok_or_else(|| odd(pid, "status"))?;
     Ok(kib.saturating_mul(1024))
@@ -251,13 +251,13 @@ impl Cgroup {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// Is `other` this place, or below it?
+    /// True if `other` is this place, or below it.
     pub fn contains(&self, other: &Cgroup) -> bool {
         self.controllers == other.controllers
             && other.path.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Where the hierarchy shows this place as a directory, if it is mounted here.
+    /// The directory of this place, if the hierarchy is mounted here.
     pub fn directory(&self) -> Option<PathBuf> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         mounts.lines().find_map(|line| self.directory_in(line))
@@ -280,32 +280,32 @@ impl Cgroup {
     }
 }
 
-/// What the kernel counts about a process.
+/// The kernel's counters of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) name: String,
     pub(crate) state: u8,
     pub(crate) parent: u32,
-    /// The leader of its group of processes.
+    /// The leader of its process group.
     pub(crate) group: u32,
     /// The leader of its session.
     pub(crate) session: u32,
     /// The number of its terminal; 0 if it has none.
     pub(crate) terminal: u64,
-    /// The leader of the group in the foreground of that terminal; 0 if it has none.
+    /// The leader of the foreground process group of that terminal; 0 if it has none.
     pub(crate) foreground: u32,
-    /// The kernel's own, with no program.
+    /// It is a kernel thread, without a program.
     pub(crate) is_kernel: bool,
     pub(crate) threads: u64,
     pub(crate) start: u64,
-    /// Clock ticks on a core, of itself and of the children that it waited for.
+    /// CPU time in clock ticks, of itself and of the children that it waited for.
     pub(crate) cpu_ticks: u64,
-    /// Where its program and its stack were put when it was last started by `exec`: another place each time.
-    /// Zeros or ones for whoever may not know.
+    /// The addresses at which the last `exec` put its program and its stack: different each time. Zeros or ones where
+    /// this process may not know them.
     pub(crate) image: [u64; 3],
 }
 
-/// Set in field 9 of the kernel's own threads, which are nobody's programs.
+/// Set in field 9 of kernel threads, which run no user program.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
 impl Stat {
@@ -313,21 +313,21 @@ impl Stat {
         ProcKey { pid, start: self.start }
     }
 
-    /// Dead, though perhaps not yet reaped. A first thread that ended before the
-    /// others shows as a zombie too, and that process lives.
+    /// True if it is dead, though perhaps not yet reaped. A first thread that ended before the others also shows as a
+    /// zombie, but that process lives.
     pub(crate) const fn has_ended(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
 
-    /// Whether the places of its image are told: another `exec` has others then.
+    /// True if the addresses of its image are known: another `exec` would change them.
     pub(crate) const fn has_known_image(&self) -> bool {
         self.image[0] > 1 && self.image[1] > 1 && !self.is_starting()
     }
 
-    /// In the middle of an `exec`: the old program is gone, and the new one's places are not known yet. Its
-    /// command line is empty then, and so is whatever else is read of its memory.
+    /// True in the middle of an `exec`: the old program is gone, and the new one's addresses are not set yet. Its
+    /// command line is empty then, and so is all else that is read from its memory.
     pub(crate) const fn is_starting(&self) -> bool {
-        // Whoever may not know is told a one. A first thread that ended has no memory any more.
+        // Without permission the kernel shows a one. A first thread that ended has no memory any more.
         !self.is_kernel && self.state != b'Z' && self.image[1] == 0
     }
 

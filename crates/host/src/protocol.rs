@@ -1,4 +1,4 @@
-//! What the card thread and its worker process say to each other: one JSON line each way.
+//! The messages between the GPU thread and its worker process: one JSON line each way.
 //!
 //! Both ends are the same executable, so the form may change with any release.
 
@@ -9,59 +9,59 @@ use sublet_core::units::Bytes;
 
 use crate::Unlisted;
 
-/// Asked of the worker, one at a time.
+/// A request to the worker, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Which cards are there?
+    /// Asks which GPUs exist.
     List,
-    /// What is on them? And who used their engines, if somebody wants to know: that is dear.
+    /// Asks for a reading of each GPU. With `busy`, also for the processes that used its engines, which is expensive.
     Look { busy: bool },
 }
 
-/// What the worker says.
+/// An answer of the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// To [`Request::List`]; there are more that could not be read and were never known.
+    /// To [`Request::List`]; `unread` is true if there are more GPUs, which could not be read and were never known.
     Cards { cards: Vec<CardFacts>, unread: bool },
-    /// To [`Request::Look`]: each card of the last list.
+    /// To [`Request::Look`]: each GPU of the last list.
     Looks(Vec<Look>),
-    /// To either: there is no list to be had.
+    /// To either: the GPUs cannot be listed.
     Unlisted(Unlisted),
 }
 
-/// One look at one card, as it travels.
+/// One reading of one GPU, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Look {
     pub(crate) uuid: String,
     pub(crate) seen: Seen,
 }
 
-/// What was seen.
+/// The result of a reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Seen {
-    /// The card answered.
+    /// The GPU answered.
     Used { free: Bytes, processes: Vec<OnCard>, coarse: bool },
-    /// The driver says that it is gone.
+    /// The driver reports the GPU as lost.
     Lost,
     /// The driver answered with an error.
     Failed(String),
 }
 
-/// One process on a card.
+/// One process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OnCard {
     pub(crate) process: ProcKey,
     pub(crate) bytes: Option<Bytes>,
     pub(crate) graphics: bool,
-    /// It used the card's engines since that was last asked.
+    /// It used the GPU's engines since the last such request.
     pub(crate) busy: bool,
 }
 
 impl Seen {
-    /// The processes that used the card's engines.
+    /// The processes that used the GPU's engines.
     pub(crate) fn busy(&self) -> Vec<ProcKey> {
         match self {
             Seen::Used { processes, .. } => processes.iter().filter(|p| p.busy).map(|p| p.process).collect(),
@@ -69,7 +69,7 @@ impl Seen {
         }
     }
 
-    /// The same as everybody else reads it.
+    /// The same as the type used outside of this protocol.
     pub(crate) fn into_reading(self) -> Reading {
         match self {
             Seen::Used { free, processes, coarse } => {

@@ -1,9 +1,9 @@
 //! Which process belongs to which lease.
 //!
-//! A process joins by descent from a member, by being in the holder's own cgroup or in
-//! a session that a member leads, or by the lease's mark in its environment; then it is a member until it ends, whoever
-//! its parent becomes. A process belongs to one lease at most: the first that found
-//! it, unless another names it as a root. Nothing is reported here.
+//! A process joins by descent from a member, by being in the holder's own cgroup or in a session that a member leads,
+//! or by the lease's proof in its environment. Then it is a member until it ends, even if its parent changes. A
+//! process belongs to one lease at most: the first that found it, unless another names it as a root. Nothing is
+//! reported here.
 
 use crate::activity::Meter;
 mod walk;
@@ -21,38 +21,39 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::Restrictions;
 use walk::Walk;
 
-/// Names the lease in the environment of whatever was started under it.
+/// The environment variable with the lease's name, set for every program started under it.
 pub(crate) const LEASE_VARIABLE: &str = "SUBLET_LEASE";
-/// And the epoch it was granted with: another service on this host, or an earlier one, had leases of the
-/// same names.
+/// The environment variable with the fence of the grant: another daemon on this host, or an earlier one, had leases
+/// of the same names.
 const EPOCH_VARIABLE: &str = "SUBLET_EPOCH";
-/// Exits of so many processes of a lease are heard at once, beside its roots and those on cards; the refresh notices the
-/// others. Descriptors are few, and one lease must not take those that others need.
+/// At most this many processes of a lease have a descriptor that reports their exit at once, beside its roots and
+/// those on GPUs; the refresh notices the others. Descriptors are few, and one lease must not take those that others
+/// need.
 const EARS_PER_LEASE: usize = 256;
-/// A lease with more processes than this tells of changes only with a refresh: each report names all of them.
+/// A lease with more processes than this reports changes only with a refresh: each report names all of them.
 const MANY: usize = 1024;
-/// However many processes a lease has, it is refreshed after this many periods.
+/// A lease is refreshed after this many periods at the latest, however many processes it has.
 const PERIODS_MAX: u32 = 8;
 
 /// The processes bound to one lease.
 pub(crate) struct Holder {
     uid: u32,
-    /// What its programs carry, once it was granted.
+    /// What its programs carry; `None` until it is granted.
     grant: Option<Grant>,
     roots: BTreeSet<ProcKey>,
     members: BTreeSet<ProcKey>,
-    /// The holder's own, so that whatever is in them is the holder's.
+    /// Cgroups made for this holder: every process in them is a member.
     cgroups: Vec<Cgroup>,
     meter: Meter,
-    /// It used a card since the last sample.
+    /// It used a GPU since the last sample.
     used_card: bool,
     /// When its programs last read input from a terminal, as of the last sample.
     last_input: Option<SystemTime>,
-    /// Its programs say when they use a card.
+    /// Its programs report when they use a GPU.
     by_shim: bool,
-    /// Those of them that are restricted, as of the last refresh.
+    /// The members that are restricted, as of the last refresh.
     restricted: Restrictions,
-    /// The members as they were last told.
+    /// The members as last reported.
     told: Option<(Vec<ProcKey>, Restrictions)>,
 }
 
@@ -60,17 +61,17 @@ pub(crate) struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Activity {
     pub(crate) worked: bool,
-    /// One of them read input from the terminal in whose foreground it is.
+    /// One of them read input from the terminal in the foreground of which it is.
     pub(crate) got_input: bool,
 }
 
-/// What the environment of a process says of leases.
+/// What the environment of a process says about leases.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     Lease(LeaseId),
-    /// It names none.
+    /// It names no lease.
     Nothing,
-    /// It cannot be read, or names one that is not here, not yet perhaps.
+    /// It cannot be read, or names a lease that is not known here, perhaps not yet.
     Unknown,
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct Roster {
     forebears: Forebears,
     ticks_per_s: u64,
     walks: VecDeque<Walk>,
-    /// Processes that a sweep found to name no lease, and the image that they ran then.
+    /// Processes that named no lease in a sweep, with the image that they ran then.
     unmarked: BTreeMap<ProcKey, [u64; 3]>,
 }
 
@@ -125,7 +126,7 @@ impl Roster {
         self.holders.keys().copied().collect()
     }
 
-    /// Begins to watch a holder, or gives it other roots. Returns the leases that lost a process by it.
+    /// Begins to watch a holder, or gives it other roots. Returns the leases that lost a process to it.
     pub(crate) fn begin(
         &mut self,
         lease: LeaseId,
@@ -163,8 +164,8 @@ impl Roster {
         losers
     }
 
-    /// A lease was granted: its programs carry this, and are its own whoever had them. Returns the leases
-    /// whose processes are others by it.
+    /// Records the grant of a lease. Its roots and their descendants become its members, also if another lease had
+    /// them. Returns the leases with changed members.
     pub(crate) fn set_grant(&mut self, lease: LeaseId, grant: Grant) -> BTreeSet<LeaseId> {
         let Some(holder) = self.holders.get_mut(&lease) else { return BTreeSet::new() };
         let waited = holder.grant.replace(grant).is_none();
@@ -189,7 +190,7 @@ impl Roster {
         heirs.into_iter().map(|(heir, _)| heir).collect()
     }
 
-    /// Takes out a process that ended. Returns the leases that it was there for.
+    /// Removes a process that ended. Returns the leases that had it as a member or a root.
     pub(crate) fn leave(&mut self, process: ProcKey) -> BTreeSet<LeaseId> {
         self.exits.ignore(process);
         let mut touched = self.rooted_in(process);
@@ -202,17 +203,17 @@ impl Roster {
         touched
     }
 
-    /// The leases that were bound to a process: one of them has it.
+    /// The leases that have this process as a root; it is a member of one of them.
     fn rooted_in(&self, process: ProcKey) -> BTreeSet<LeaseId> {
         let rooted = self.holders.iter().filter(|(_, holder)| holder.roots.contains(&process));
         rooted.map(|(lease, _)| *lease).collect()
     }
 
-    /// The members, if they are others than were told last; remembers them as told.
+    /// The members, if they changed since the last call that returned them; `None` otherwise.
     pub(crate) fn news(&mut self, lease: LeaseId) -> Option<(Vec<ProcKey>, Restrictions)> {
         let holder = self.holders.get_mut(&lease)?;
         let members: Vec<ProcKey> = holder.members.iter().copied().collect();
-        // Of those that ended since the refresh nothing is told.
+        // Restrictions of processes that ended since the refresh are left out.
         let restricted = holder.restricted.iter().filter(|(process, _)| holder.members.contains(process));
         let news = (members, restricted.map(|(process, restriction)| (*process, *restriction)).collect());
         if holder.told.as_ref() == Some(&news) {
@@ -222,26 +223,26 @@ impl Roster {
         Some(news)
     }
 
-    /// The lease that has this process, if that was not told yet.
+    /// The lease of this process, if the process was not reported yet.
     pub(crate) fn untold(&self, process: ProcKey) -> Option<LeaseId> {
         let lease = self.owner(process)?;
         let told = self.holders.get(&lease)?.told.as_ref();
         told.is_none_or(|(members, _)| members.binary_search(&process).is_err()).then_some(lease)
     }
 
-    /// Its members were told, and are too many to be told again with every change.
+    /// True if its members were reported, and are too many to report with every change.
     pub(crate) fn is_crowd(&self, lease: LeaseId) -> bool {
         self.holders.get(&lease).is_some_and(|holder| holder.told.is_some() && holder.members.len() > MANY)
     }
 
     /// How many periods pass between two refreshes of a lease: more for one with thousands of processes, so that
-    /// looking at those is not all that is done.
+    /// reading them does not take all the time.
     pub(crate) fn periods(&self, lease: LeaseId) -> u32 {
         let members = self.holders.get(&lease).map_or(0, |holder| holder.members.len());
         u32::try_from(members / MANY + 1).unwrap_or(PERIODS_MAX).min(PERIODS_MAX)
     }
 
-    /// Watched, and no process of it is known; nor does another lease have the one that it was bound to.
+    /// True if it is watched, no process of it is known, and no other lease has one of its roots.
     pub(crate) fn is_deserted(&self, lease: LeaseId) -> bool {
         let is_known = |root: &ProcKey| self.owner.contains_key(root);
         let is_deserted = |holder: &Holder| holder.members.is_empty() && !holder.roots.iter().any(is_known);
@@ -252,32 +253,32 @@ impl Roster {
         self.owner.get(&process).copied()
     }
 
-    /// A card's engines were used by this process.
+    /// Notes that this process used the engines of a GPU.
     pub(crate) fn note_card_use(&mut self, process: ProcKey) {
         if let Some(holder) = self.owner(process).and_then(|lease| self.holders.get_mut(&lease)) {
             holder.used_card = true;
         }
     }
 
-    /// What else its programs do counts only while nobody says when they use a card.
+    /// With `is`, other activity of its programs does not count: they report themselves when they use a GPU.
     pub(crate) fn judge_by_shim(&mut self, lease: LeaseId, is: bool) {
         if let Some(holder) = self.holders.get_mut(&lease) {
             holder.by_shim = is;
         }
     }
 
-    /// Finds out whose an unknown process is, and takes it in. Returns its lease.
+    /// Attributes an unknown process, and adds it to its lease. Returns the lease.
     pub(crate) fn attribute(&mut self, process: ProcKey) -> Option<LeaseId> {
         let by_descent = process::ancestry(process.pid).into_iter().find_map(|parent| self.owner(parent));
-        // Whoever started it may have ended since, below somebody who is a member.
+        // Its parent may have ended, and may have descended from a member.
         let by_origin = || self.forebears.of(process.pid).iter().find_map(|ancestor| self.owner(ancestor.process));
         let by_session = || self.by_session(process.pid);
         let lease = by_descent.or_else(|| self.by_mark(process.pid)).or_else(by_session).or_else(by_origin)?;
         self.admit(process, lease, Ear::Reserved).then_some(lease)
     }
 
-    /// Looks at every process of the host for a lease's mark, above all for those of `sought`. Returns the leases that
-    /// gained one.
+    /// Searches all processes of the host for the proof of a lease, above all of those in `sought`. Returns the
+    /// leases that gained a process.
     pub(crate) fn sweep(&mut self, sought: &BTreeSet<LeaseId>) -> Result<BTreeSet<LeaseId>, ProcessError> {
         let mut gained = BTreeSet::new();
         let users: BTreeSet<u32> = sought.iter().filter_map(|lease| Some(self.holders.get(lease)?.uid)).collect();
@@ -291,7 +292,7 @@ impl Roster {
             if stat.has_ended() || self.owner.contains_key(&key) {
                 continue;
             }
-            // A program that was started without naming a lease never does.
+            // A program that was started without naming a lease never names one later.
             let is_unmarked = before.get(&key).is_some_and(|image| *image == stat.image);
             let named = if is_unmarked { Named::Nothing } else { self.by_environ(pid) };
             if named == Named::Nothing && stat.has_known_image() {
@@ -306,26 +307,27 @@ impl Roster {
         Ok(gained)
     }
 
-    /// A member of a lease of another user has this number, or a later process of that same user: it is not looked for. One
-    /// call tells, where reading who it is takes five, and a user can have ten thousand processes.
+    /// True if this pid is that of a member of another user's lease, or of a later process of that user: it is not
+    /// searched for. This takes one call, identifying a process takes five, and a user can have ten thousand
+    /// processes.
     fn is_anothers(&self, pid: u32, users: &BTreeSet<u32>) -> bool {
         let holder = self.known(pid).and_then(|(_, lease)| self.holders.get(&lease));
         let Some(uid) = holder.map(|holder| holder.uid).filter(|uid| !users.contains(uid)) else { return false };
         fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
     }
 
-    /// The member that has this number, and its lease. It may have ended since.
+    /// The member with this pid, and its lease. It may have ended since.
     fn known(&self, pid: u32) -> Option<(ProcKey, LeaseId)> {
         let all = ProcKey { pid, start: 0 }..=ProcKey { pid, start: u64::MAX };
         self.owner.range(all).next().map(|(process, lease)| (*process, *lease))
     }
 
-    /// The lease whose cgroup a process is in, or that its environment names.
+    /// The lease by the cgroup of a process, or by its environment.
     fn by_mark(&self, pid: u32) -> Option<LeaseId> {
         self.by_cgroup(pid).or_else(|| self.by_environ(pid).lease())
     }
 
-    /// The lease that the leader of its session is a member of: nobody is in a session who does not descend from that.
+    /// The lease of the leader of its session: every process in a session descends from its leader.
     fn by_session(&self, pid: u32) -> Option<LeaseId> {
         let session = process::stat(pid).ok()?.session;
         let leader = process::stat(session).ok()?;
@@ -341,9 +343,9 @@ impl Roster {
         self.holders.iter().find(|(_, holder)| inside(holder)).map(|(lease, _)| *lease)
     }
 
-    /// The environment is the process's own word, so it counts only for its own user; or in a container, whose
-    /// users are its own, if it has the mark that only the lease's owner was told: names and epochs can be guessed.
-    /// It must be a container that root's engine made, or the holder's, too.
+    /// A process can put anything in its environment, so it counts only for a process of the lease's user. In a
+    /// container, which has users of its own, it counts with the proof that only the lease's owner got: names and
+    /// fences can be guessed. The container must be made by root's engine or by the holder's user.
     fn by_environ(&self, pid: u32) -> Named {
         let Ok(environment) = Environment::read(pid) else { return Named::Unknown };
         match environment.get(LEASE_VARIABLE) {
@@ -367,7 +369,7 @@ impl Roster {
         self.holders.get(&lease).is_some_and(|holder| holder.grant.is_some())
     }
 
-    /// Whose a process is, of those that were granted cards.
+    /// The lease of a process, if that lease was granted.
     pub(crate) fn holder(&self, process: ProcKey) -> Option<LeaseId> {
         self.owner(process).filter(|lease| self.is_granted(*lease))
     }
@@ -391,7 +393,7 @@ impl Roster {
         self.admit(key, lease, Ear::Ordinary).then_some(key)
     }
 
-    /// True if the process is new here and runs.
+    /// Adds a process to a lease. Returns true if it is new here and runs.
     fn admit(&mut self, process: ProcKey, lease: LeaseId, ear: Ear) -> bool {
         let Some(holder) = self.holders.get(&lease) else { return false };
         let ear = match ear {

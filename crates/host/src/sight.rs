@@ -1,6 +1,6 @@
-//! What the eyes report.
+//! The reports of this crate.
 //!
-//! Facts only: what to make of them is decided elsewhere.
+//! Facts only: decisions are made elsewhere.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,25 +14,24 @@ use sublet_core::stranger::{StrangerId, Struck};
 use sublet_core::units::{Bytes, Time};
 use thiserror::Error;
 
-/// Something that was seen. All sights come from one thread, in the order they were seen.
+/// One report. All come from one thread, in the order of the events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// All cards there are: at the start, and whenever the list or a fact changed, or
-    /// became known again after [`Sight::Unlisted`].
+    /// All GPUs: at the start, and whenever the list or a fact changed, or became known again after
+    /// [`Sight::Unlisted`].
     Cards(Vec<CardFacts>),
-    /// The cards cannot be listed. Those listed earlier are unreadable until [`Sight::Cards`].
+    /// The GPUs cannot be listed. Those listed earlier are unreadable until [`Sight::Cards`].
     Unlisted(Unlisted),
-    /// One look at one card. Processes on it that belong to a holder were told before, in
-    /// [`Sight::Members`].
+    /// One reading of one GPU. Processes on it that belong to a holder were reported before, in [`Sight::Members`].
     Observed {
-        /// Which card.
+        /// The UUID of the GPU.
         uuid: String,
-        /// What was seen there.
+        /// The reading.
         observation: Observation,
     },
     /// All living processes of a holder, in order: when a watch begins, and whenever they change.
     Members {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
         /// Never empty.
         processes: Vec<ProcKey>,
@@ -41,7 +40,7 @@ pub enum Sight {
     },
     /// The holder worked since the last report; at most once a period.
     Worked {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
     },
     /// A program of the holder read input from its terminal since the last report; at most once a period.
@@ -49,75 +48,74 @@ pub enum Sight {
         /// The lease.
         lease: LeaseId,
     },
-    /// For so long a holder has not worked, by the word of the library in its programs; told while
-    /// somebody waits.
+    /// How long a holder has not worked, as the library in its programs reports; sent while a waiter needs its GPUs.
     Idle {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
-        /// How long.
+        /// The time without work.
         idle: Duration,
     },
-    /// What the programs of a holder did, by the word of the library in them: whenever that has changed.
+    /// What the programs of a holder did, as the library in them reports: whenever that has changed.
     Counted {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
-        /// What.
+        /// The counts.
         counts: Counts,
     },
-    /// A program of a holder said something through Sublet's library.
+    /// A program of a holder sent a report through Sublet's library.
     Said {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
-        /// Which.
+        /// The reporting process.
         process: ProcKey,
-        /// What.
+        /// The report.
         said: Said,
     },
-    /// What became of a holder's process that the driver itself moves, or could move.
+    /// The outcome for a holder's process that the driver itself moves, or could move.
     Driven {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
-        /// Which.
+        /// The process.
         process: ProcKey,
-        /// What, in the words of a program that would move itself.
+        /// The outcome, in the same terms as for a program that moves itself.
         said: Said,
     },
-    /// Host memory that could be had for parked bytes; told while there is somebody to park.
+    /// Host memory available for parked bytes; sent while there is a program to park.
     Ram {
         /// `None`: it cannot be read.
         available: Option<Bytes>,
     },
-    /// A process on a card that is no holder's was looked into.
+    /// A process on a GPU that belongs to no holder was audited.
     Audited {
-        /// Who it is.
+        /// The audit.
         audit: Box<Audit>,
-        /// It, and what descends from it in the same control group.
+        /// The process, and its descendants in the same control group.
         tree: Vec<ProcKey>,
     },
-    /// A process that was looked into ended.
+    /// A process that was audited has ended.
     Left {
-        /// Which.
+        /// The process.
         process: ProcKey,
     },
-    /// A signal to a stranger has gone out, or was refused.
+    /// A signal to an unleased process was sent, or was refused.
     Struck {
-        /// Which stranger.
+        /// The unleased process.
         stranger: StrangerId,
-        /// Which signal.
+        /// The number of the signal.
         signal: u8,
-        /// As whoever wanted it called it.
+        /// The value that the caller passed as `of`.
         of: Time,
-        /// To each of its processes.
+        /// The outcome for each of its processes.
         outcome: Vec<Struck>,
     },
-    /// It was tried whether the driver's processes can be told apart.
+    /// It was tested whether the pids that the driver reports are those of this host.
     SelfTested {
-        /// Why not, if so.
+        /// The reason if they are not.
         can: Result<(), String>,
     },
     /// No process of the holder lives. The lease is no longer watched.
     Gone {
-        /// Whose.
+        /// The lease of the holder.
         lease: LeaseId,
     },
 }
@@ -129,19 +127,19 @@ pub struct Counts {
     pub launches: u64,
     /// Copies and fills, however large.
     pub copies: u64,
-    /// Bytes that copies moved; `None`: a library of before, which does not count them, is in one of the programs.
+    /// Bytes that copies moved; `None` if one of the programs has an older library, which does not count them.
     pub copied: Option<u64>,
-    /// Calls that failed, by the driver's number for why.
+    /// Calls that failed, by the driver's error number.
     pub errors: BTreeMap<u32, u64>,
 }
 
 impl Counts {
-    /// Nothing was done.
+    /// All zero.
     pub(crate) fn none() -> Counts {
         Counts { copied: Some(0), ..Counts::default() }
     }
 
-    /// Adds another's. They are the holder's word, and may be anything.
+    /// Adds other counts. They are the holder's own claims, and may be anything.
     pub(crate) fn add(&mut self, other: &Counts) {
         self.launches = self.launches.saturating_add(other.launches);
         self.copies = self.copies.saturating_add(other.copies);
@@ -150,17 +148,17 @@ impl Counts {
             let own = self.errors.entry(*code).or_default();
             *own = own.saturating_add(*count);
         }
-        // A holder that makes numbers up does not fill the memory of the daemon with them.
+        // A holder that invents error numbers must not fill the daemon's memory with them.
         while self.errors.len() > ERRORS_MAX {
             self.errors.pop_last();
         }
     }
 }
 
-/// So many kinds of errors are told apart.
+/// Error numbers counted apart.
 const ERRORS_MAX: usize = 32;
 
-/// Why the cards cannot be listed, and what helps.
+/// Why the GPUs cannot be listed, and what helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{what}: {remedy}")]
 pub struct Unlisted {
@@ -172,7 +170,7 @@ pub struct Unlisted {
     pub remedy: String,
 }
 
-/// The ways in which a list of cards cannot be had.
+/// The reasons why GPUs cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnlistedKind {
@@ -186,6 +184,6 @@ pub enum UnlistedKind {
     NoPermission,
     /// The worker cannot be started, hung or died.
     NoAnswer,
-    /// Anything else that the driver said.
+    /// Any other error of the driver.
     Failed,
 }

@@ -1,8 +1,8 @@
-//! Soft cards: made here, and from then on read like real ones.
+//! Soft GPUs: made here, and from then on read like real ones.
 //!
-//! The worker is told by its environment to load the soft NVML and libcuda instead of NVIDIA's;
-//! nothing else differs. The file is mapped only while it is made: whoever may use the cards may also
-//! cut it short, and that must hit a worker, not the daemon.
+//! The environment tells the worker to load the soft NVML and libcuda instead of NVIDIA's; nothing else differs. The
+//! daemon maps the file only while it makes it: a user that may use the GPUs may also truncate the file, and that
+//! must crash a worker, not the daemon.
 
 use std::path::{Path, PathBuf};
 pub use sublet_softgpu::NOTICE;
@@ -10,19 +10,19 @@ use sublet_softgpu::place::{self, CUDA, NVML, NoLibraries};
 use sublet_softgpu::{Spec, State, StateError, state};
 use thiserror::Error;
 
-/// Where soft cards are, and the libraries to read them with.
+/// Where soft GPUs are, and the libraries to read them with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoftPlace {
-    /// The file.
+    /// The file with their state.
     pub state: PathBuf,
     /// The directory of the libraries.
     pub libraries: PathBuf,
 }
 
-/// Why there are no soft cards.
+/// Why there are no soft GPUs.
 #[derive(Debug, Error)]
 pub enum SoftError {
-    /// Nothing could read them.
+    /// The libraries to read them are missing.
     #[error(transparent)]
     Libraries(#[from] NoLibraries),
     /// They cannot be made.
@@ -31,7 +31,7 @@ pub enum SoftError {
 }
 
 impl SoftError {
-    /// The next step.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             SoftError::Libraries(error) => Some(error.hint()),
@@ -46,14 +46,14 @@ impl SoftError {
     }
 }
 
-/// The file of the soft cards that are served on a socket.
+/// The file of the soft GPUs that are served on a socket.
 pub fn beside(socket: &Path) -> PathBuf {
     let mut path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned()).into_os_string();
     path.push(".soft");
     path.into()
 }
 
-/// Makes the cards, unless just those are there. They outlive whoever serves them, as real ones do.
+/// Makes the GPUs, unless exactly those exist. They outlive the daemon that serves them, as real ones do.
 pub fn make(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
     let libraries = place::libraries()?;
     State::create(&path, spec)?;
@@ -61,7 +61,7 @@ pub fn make(spec: &Spec, path: PathBuf) -> Result<SoftPlace, SoftError> {
 }
 
 impl SoftPlace {
-    /// What makes a worker read these cards.
+    /// The environment that makes a worker read these GPUs.
     pub(crate) fn environment(&self) -> [(&'static str, PathBuf); 3] {
         [
             (state::ENV, self.state.clone()),

@@ -1,7 +1,7 @@
-//! The thread that hears when it is time to look: a card's device file was opened, processes came or went.
+//! The thread that listens for hints that a reading is due: a GPU's device file was opened, processes came or went.
 //!
-//! A hint only brings a look forward that would have come by itself. At most a few are passed on in a second,
-//! whatever happens on the host.
+//! A hint only brings forward a reading that would have come by itself. At most 4 are passed on in a second, whatever
+//! happens on the host.
 
 use crate::audit::Hints;
 use crate::cards;
@@ -11,12 +11,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// From one hint that is passed on to the next.
+/// Minimum time between two hints that are passed on.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Nobody waits longer for anything here than a day.
+/// A wait of a day, for "no deadline".
 const LONG: Duration = Duration::from_secs(86_400);
 
-/// Passes hints on until it is time to stop; says first what there are none of.
+/// Passes hints on until the thread must stop; first logs which kinds are missing.
 pub(crate) fn run(mut hints: Hints, missing: &[String], cards: &Arc<cards::Shared>, eyes: &Inbox) {
     missing.iter().for_each(|missing| eprintln!("{missing}"));
     loop {

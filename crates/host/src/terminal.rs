@@ -1,4 +1,4 @@
-//! Lines on the terminal of a process, as `write` puts them there; and when input was last read from it.
+//! Writes lines to the terminal of a process, as `write` does; and reads when input was last read from it.
 //!
 //! A line is written only to a terminal that belongs to the user of the process, and only if that user lets others write
 //! to it (`mesg y`) or is the user of this program. It never waits: a terminal that takes nothing at once loses the line.
@@ -16,10 +16,10 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 use sublet_core::ids::ProcKey;
 
-/// Numbers that the kernel gives to terminals of windows and connections, and to consoles.
+/// Major numbers of pseudo-terminals, and of consoles.
 const PTS: std::ops::RangeInclusive<u32> = 136..=143;
 const CONSOLES: u32 = 4;
-/// Consoles come first there, and serial lines behind them.
+/// The first minor numbers are consoles; serial lines follow.
 const CONSOLES_MAX: u32 = 64;
 /// A line is cut to this many characters: a handful of rows.
 const LINE_MAX: usize = 480;
@@ -62,7 +62,7 @@ impl Terminal {
         if !is_it || found.st_uid != self.uid {
             return Err("the terminal belongs to another user");
         }
-        // What `mesg n` takes away.
+        // Permission that `mesg n` removes.
         if self.uid != writer && !Mode::from_raw_mode(found.st_mode).contains(Mode::WGRP) {
             return Err("its user lets no other user write there");
         }
@@ -70,7 +70,8 @@ impl Terminal {
     }
 }
 
-/// Only what a terminal shows as it is: a byte beyond ASCII may be a control character to one that expects Latin-1.
+/// Only what every terminal shows unchanged: a byte beyond ASCII may be a control character to one that expects
+/// Latin-1.
 fn printable(line: &str) -> String {
     line.chars().take(LINE_MAX).map(|c| if (' '..='~').contains(&c) { c } else { '?' }).collect()
 }
@@ -126,7 +127,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// A program on a terminal of its own, of which all is written to a file.
+    /// A program on a terminal of its own, with all output written to a file.
     struct Screen {
         child: Child,
         log: PathBuf,

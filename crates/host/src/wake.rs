@@ -1,13 +1,13 @@
-//! A bell between threads that `poll` and `epoll` can hear.
+//! A bell between threads that can be waited for by `poll` and `epoll`.
 //!
-//! It carries no message: what to do lies beside it, in a queue or a flag.
+//! It carries no message: what to do is in a queue or a flag beside it.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// One bell. Ringing it twice before it is heard is one ring.
+/// One bell. Two rings before it is silenced are one.
 pub(crate) struct Wake {
     fd: OwnedFd,
 }
@@ -17,17 +17,17 @@ impl Wake {
         Ok(Wake { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// Rings. The only way to fail is a counter that is full, and then it rings already.
+    /// Rings. The only possible failure is a full counter, and then it rings already.
     pub(crate) fn ring(&self) {
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Silences it. What rang is looked at afterwards, so nothing is lost.
+    /// Silences it. The caller reads the queue afterwards, so nothing is lost.
     pub(crate) fn hush(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
     }
 
-    /// Has it been rung and not been silenced?
+    /// True if it was rung and not silenced since.
     pub(crate) fn is_ringing(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|n| n > 0)
@@ -40,7 +40,7 @@ impl AsFd for Wake {
     }
 }
 
-/// Waits until one of `fds` has something to read, or `until` is there. True for each that has.
+/// Waits until one of `fds` is readable, or until `until`. Returns true for each that is readable.
 pub(crate) fn wait_readable<const N: usize>(fds: [BorrowedFd<'_>; N], until: Instant) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     loop {

@@ -1,9 +1,9 @@
-//! The thread that looks into processes on cards which belong to no holder, and keeps them at hand.
+//! The thread that audits processes on GPUs which belong to no holder, and keeps their pidfds.
 //!
-//! The process thread says which such processes a look has shown, and the loop which holders' processes are on a card
-//! that their lease is not for. Whoever is new is audited and kept: its
-//! pidfd is opened then, and a signal later goes through that descriptor or to nobody. Those that stay are
-//! audited again every [`AGAIN`], so that who runs another program by then is not taken for what it was.
+//! The process thread reports such processes with each reading, and the daemon's loop reports holders' processes on a
+//! GPU that their lease is not for. A new one is audited and kept: its pidfd is opened then, and a later signal goes
+//! through that descriptor or is not sent. Those that stay are audited again every [`AGAIN`], so that a process that
+//! runs another program by then is not taken for what it was.
 //!
 //! Absent: which of them gets a signal, and when.
 
@@ -27,31 +27,32 @@ use sublet_core::ids::ProcKey;
 use sublet_core::stranger::{Blow, StrangerId, Struck, Who};
 use sublet_core::units::Time;
 
-/// Those that stay are audited again after so long.
+/// A process that stays is audited again after this.
 const AGAIN: Duration = Duration::from_secs(15);
-/// Who was on no card for so long is let go.
+/// A process that was on no GPU for this long is dropped.
 const ABSENT: Duration = Duration::from_secs(60);
-/// So many are kept at a time; more are counted on their cards, and not looked into.
+/// Processes kept at a time; more are counted on their GPUs, and not audited.
 const KEPT_MAX: usize = 1_024;
-/// Words that wait and would come again by themselves.
+/// Unread messages of the kinds that are repeated anyway.
 const HEARD_MAX: usize = 256;
-/// So many are audited between two looks at the messages: a crowd of them holds up nobody.
+/// Processes audited before messages are read again, so that many of them delay no message.
 const AT_ONCE: usize = 64;
-/// How long the trial of a card may take.
+/// How long the test of a GPU may take.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(7);
-/// An end is waited for so long: the driver names a process for a moment after its end.
+/// How long an ended process must be listed before its memory counts as orphaned: the driver lists a process for a
+/// moment after its end.
 const SETTLED: Duration = Duration::from_secs(1);
-/// So many dead are looked after at a time.
+/// Ended processes with orphaned memory tracked at a time.
 const ESTATES_MAX: usize = 64;
-/// The kernel's number for the first pid namespace, the same on every host.
+/// The kernel's inode number of the first pid namespace, the same on every host.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
-/// What the thread is told.
+/// Messages to the thread.
 enum Word {
-    /// These are on a card, and no holder's there.
+    /// These are on a GPU, and belong to no holder there.
     Present(Vec<ProcKey>),
     Audit(ProcKey),
-    /// The driver names these, which ended; and those are on the same card.
+    /// The driver names these, which have ended; and those are on the same GPU.
     Orphaned {
         dead: BTreeSet<u32>,
         on_cards: BTreeSet<u32>,
@@ -69,29 +70,30 @@ enum Word {
     Stop,
 }
 
-/// Where words are put. Never blocks.
+/// The queue of the thread. Never blocks.
 #[derive(Clone)]
 pub(crate) struct WardenInbox {
     queue: mpsc::Sender<Word>,
     bell: Arc<Wake>,
-    /// Words that come again with the next look, and were not dealt with yet.
+    /// Unread messages that are repeated with the next reading.
     heard: Arc<AtomicUsize>,
     blows: Blows,
 }
 
-/// Signals that were not sent yet. Whoever decides takes one back here: a word in the queue would come too late.
+/// Signals that were not sent yet. The deciding thread takes one back here: a message in the queue would come too
+/// late.
 #[derive(Clone, Default)]
 struct Blows(Arc<Mutex<BTreeSet<Blow>>>);
 
 impl Blows {
     fn with<T>(&self, act: impl FnOnce(&mut BTreeSet<Blow>) -> T) -> T {
-        // Nothing in there is half done, whoever panicked.
+        // No change in there can be left half done by a panic.
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl WardenInbox {
-    /// What comes again by itself need not pile up: an audit waits for as long as its process wants.
+    /// Drops the message if too many wait: it is repeated anyway, and an audit can take as long as its process wants.
     fn send_again(&self, word: Word) {
         if self.heard.fetch_add(1, Ordering::AcqRel) >= HEARD_MAX {
             self.heard.fetch_sub(1, Ordering::AcqRel);
@@ -101,17 +103,18 @@ impl WardenInbox {
     }
 
     fn send(&self, word: Word) {
-        // Refused only when the thread is gone, and then nobody wants to know.
+        // Fails only when the thread has ended, and then the message does not matter.
         let _ = self.queue.send(word);
         self.bell.ring();
     }
 
-    /// These are on a card, and no holder's there.
+    /// These are on a GPU, and belong to no holder there.
     pub(crate) fn present(&self, processes: Vec<ProcKey>) {
         self.send_again(Word::Present(processes));
     }
 
-    /// The driver names these for memory, and they ended. `on_cards` are all that it names on that card.
+    /// The driver attributes memory to these, and they have ended. `on_cards` are all processes that it names on that
+    /// GPU.
     pub(crate) fn orphaned(&self, dead: BTreeSet<u32>, on_cards: BTreeSet<u32>) {
         self.send_again(Word::Orphaned { dead, on_cards });
     }
@@ -120,7 +123,7 @@ impl WardenInbox {
         self.send_again(Word::Audit(process));
     }
 
-    /// Only those that are wanted get it, and as long as they are.
+    /// Queues signals. Each is sent only if it is still wanted then.
     pub(crate) fn strike(
         &self,
         (stranger, signal, of): (StrangerId, u8, Time),
@@ -133,7 +136,7 @@ impl WardenInbox {
         self.send(Word::Strike { stranger, signal, of, processes, spared });
     }
 
-    /// Takes back those that are not wanted any more. None of them is sent once this returns.
+    /// Takes back signals that are not wanted any more. None of them is sent once this returns.
     pub(crate) fn recall(&self, is_wanted: impl FnMut(&Blow) -> bool) {
         self.blows.with(|blows| blows.retain(is_wanted));
     }
@@ -147,30 +150,30 @@ impl WardenInbox {
     }
 }
 
-/// How to try whether the driver's processes can be told apart.
+/// How to test whether the pids that the driver reports are those of this host.
 pub(crate) struct Trial {
     /// The executable that becomes a worker.
     pub(crate) exe: PathBuf,
-    /// Where soft cards are.
+    /// Where soft GPUs are.
     pub(crate) soft: Option<SoftPlace>,
-    /// There is nothing behind the cards.
+    /// The GPUs are scripted: there is no driver.
     pub(crate) scripted: bool,
 }
 
 struct Kept {
     again: Instant,
     seen: Instant,
-    /// It, and what descends from it in the same control group.
+    /// The process, and its descendants in the same control group.
     tree: Vec<ProcKey>,
 }
 
-/// Memory that the driver names a process for which ended.
+/// Memory that the driver attributes to a process that has ended.
 struct Estate {
     since: Instant,
     seen: Instant,
     searched: Option<Instant>,
     on_cards: BTreeSet<u32>,
-    /// Who may hold it, the oldest first.
+    /// Processes that may hold it, the oldest first.
     heirs: Vec<ProcKey>,
 }
 
@@ -246,7 +249,7 @@ impl Warden {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// False when it is time to stop.
+    /// Returns false when the thread must stop.
     fn take_words(&mut self) -> bool {
         while let Ok(word) = self.queue.try_recv() {
             match word {
@@ -288,9 +291,10 @@ impl Warden {
         }
     }
 
-    /// Whoever holds what is left of a process is looked for when it stays, and not more often than others are looked into.
+    /// Searches the holders of an ended process's memory once the memory stays for [`SETTLED`]. Repeats that after
+    /// [`AGAIN`], or after [`SETTLED`] if one of them has ended.
     fn orphaned(&mut self, dead: BTreeSet<u32>, on_cards: &BTreeSet<u32>) {
-        // The numbers of another namespace are other processes here.
+        // Pids of another namespace are other processes here.
         if self.trial.scripted || self.is_elsewhere().is_some() {
             return;
         }
@@ -314,15 +318,15 @@ impl Warden {
     fn search(&mut self, dead: u32) {
         let Some(estate) = self.estates.get_mut(&dead) else { return };
         estate.searched = Some(Instant::now());
-        // Unreadable is not nobody: the next look asks again.
+        // Unreadable does not mean that there is none: the next reading tries again.
         let Ok(heirs) = audit::heirs(dead, &estate.on_cards, &self.devices, &self.forebears) else { return };
         estate.heirs = heirs;
         let heir = estate.heirs.first().copied();
         self.eyes.send(Message::Heir { dead, heir });
     }
 
-    /// Whose memory a process holds that is not on a card by its own name; looked for anew, because something may
-    /// be done to it for that.
+    /// The ended process that this one holds memory of, if the driver does not name this one itself. Searched again,
+    /// because a signal may follow from it.
     fn inherited(&mut self, process: ProcKey) -> Option<Through> {
         let of = |estate: &Estate| estate.heirs.contains(&process);
         let dead = self.estates.iter().find(|(_, estate)| of(estate)).map(|(dead, _)| *dead)?;
@@ -348,7 +352,7 @@ impl Warden {
     }
 
     fn audit(&mut self, process: ProcKey) {
-        // What the daemon itself starts is on cards too, for a moment.
+        // Processes that the daemon itself starts are on GPUs too, for a moment.
         if process::ancestry(process.pid).iter().any(|parent| parent.pid == std::process::id()) {
             return;
         }
@@ -359,17 +363,17 @@ impl Warden {
                 audit
             }
             Err(error) if error.is_gone() => return self.let_go(process, true),
-            // It is there and says nothing of itself; the next look asks again.
+            // It lives and cannot be read; the next reading tries again.
             Err(_) => return,
         };
         if !self.kept.contains_key(&process) && !self.exits.listen(process, Ear::Reserved) {
             return;
         }
-        // Whoever is not what it was is kept anew.
+        // A process that is no longer what was audited is kept anew.
         if self.custody.audit_of(process).is_some_and(|kept| kept.is_same(&audit).is_err()) {
             self.custody.forget(process);
         }
-        // Whom nothing could be sent to is on the record, and not told again: nothing is done to who was not.
+        // If no descriptor can be kept for it, it was reported once and is not again: without one it gets no signal.
         if self.custody.take(process).is_err() && self.kept.contains_key(&process) {
             return;
         }
@@ -379,14 +383,14 @@ impl Warden {
         let before = self.kept.remove(&process);
         let seen = before.as_ref().map_or(now, |kept| kept.seen);
         let gone = before.into_iter().flat_map(|kept| kept.tree);
-        // It is kept itself, though it may be in another control group by now than its audit says.
+        // The process itself stays kept, though it may be in another control group by now than its audit says.
         let gone = gone.filter(|member| *member != process && !tree.contains(member));
         gone.for_each(|member| self.custody.forget(member));
         self.kept.insert(process, Kept { again: now + AGAIN, seen, tree: tree.clone() });
         self.eyes.send(Message::Tell(Sight::Audited { audit: Box::new(audit), tree }));
     }
 
-    /// It is over, or is of no interest any more.
+    /// It has ended, or is of no interest any more.
     fn let_go(&mut self, process: ProcKey, is_over: bool) {
         self.exits.ignore(process);
         let Some(kept) = self.kept.remove(&process) else { return };
@@ -396,12 +400,13 @@ impl Warden {
         }
     }
 
-    /// The stranger itself comes first: where that must be looked into again, those that descend from it get nothing
-    /// now, or they would get it twice. Where it is gone, nobody is left for whose sake they would.
+    /// The first signal goes to the unleased process itself. If that must be audited again, its descendants get none
+    /// now, or they would get it twice. If it has ended, there is no reason left to signal them.
     fn strike(&mut self, blows: Vec<Blow>, spared: &[Who]) -> Vec<Struck> {
         let mut outcome: Vec<Struck> = Vec::new();
         let mut waits = false;
-        // Only the stranger itself was found on a card. What descends from it as another user (`sudo`) did nothing there.
+        // Only the unleased process itself was found on a GPU. A descendant of another user (`sudo`) did nothing
+        // there.
         let stranger = blows.first().map(|first| first.process);
         let user = stranger.and_then(|process| Some(self.custody.audit_of(process)?.uid));
         for blow in blows {
@@ -412,7 +417,7 @@ impl Warden {
             let refused = sent.err();
             let changed = refused.as_ref().is_some_and(Refused::is_undecided);
             if changed && !waits {
-                // What it is now is looked into before anything else is done to it.
+                // It is audited again before it gets another signal.
                 self.custody.forget(blow.process);
             }
             waits |= outcome.is_empty() && (changed || refused.as_ref().is_some_and(Refused::is_gone));
@@ -421,7 +426,8 @@ impl Warden {
         outcome
     }
 
-    /// Says in `uid` whose it was by then, if it was another's. Where a user is given, only a process of that gets it.
+    /// Sets `uid` to the process's present user if that changed since the audit. With `user`, only a process of that
+    /// user gets the signal.
     fn send(&self, blow: &Blow, user: Option<u32>, spared: &[Who], uid: &mut Option<u32>) -> Result<(), Refused> {
         let before = self.custody.audit_of(blow.process).map(|audit| audit.uid);
         self.custody.signal_if(blow.process, blow.signal, |now, send| {
@@ -434,14 +440,14 @@ impl Warden {
             {
                 return Err(Refused::OtherUser(other));
             }
-            // Held while it is sent: who takes it back comes before or after that.
+            // Locked while it is sent: a signal is taken back either before or after that.
             self.blows.with(|blows| if blows.contains(blow) { send() } else { Err(Refused::Unwanted) })
         })
     }
 
-    /// Why the driver's numbers are not this service's, if they are not.
+    /// Why the pids that the driver reports are not those of this service, if so.
     fn is_elsewhere(&self) -> Option<String> {
-        // Soft cards are of this namespace, whichever it is.
+        // Soft GPUs use this namespace, whichever it is.
         if self.trial.soft.is_some() {
             return None;
         }
@@ -455,8 +461,8 @@ impl Warden {
         }
     }
 
-    /// Whether the driver names processes as this host does: one of ours makes a context on the card and
-    /// looks for itself in the driver's list.
+    /// Tests whether the driver names processes as this host does: a worker makes a context on the GPU and looks for
+    /// itself in the driver's list.
     fn try_card(&self, uuid: &str) -> Result<(), String> {
         if self.trial.scripted {
             return Err("there is nothing behind scripted GPUs".to_owned());
@@ -484,7 +490,7 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
-    /// A process that is kept as if it had been audited, killed in the end.
+    /// A process that is kept as if it had been audited, killed at the end.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -529,7 +535,7 @@ mod tests {
         blows
     }
 
-    /// Who of them gets a signal that is in the queue when those that are not wanted are taken back.
+    /// Which of them get a queued signal after the unwanted ones were taken back.
     fn reached(warden: &mut Warden, blows: Vec<Blow>) -> Vec<(bool, bool)> {
         let outcome = warden.strike(blows, &[]);
         outcome.iter().map(|struck| (struck.refused.is_none(), struck.changed)).collect()
@@ -545,7 +551,7 @@ mod tests {
         inbox.recall(|blow| blow.process != one.key());
         assert!(warden.take_words(), "it is dealt with");
         assert_eq!(one.0.try_wait().expect("an own child"), None);
-        // It was let go, to be looked into again.
+        // It was dropped, to be audited again.
         warden.custody.take(one.key()).expect("an own child");
         assert_eq!(reached(&mut warden, blows), [(false, true)]);
         warden.custody.take(one.key()).expect("an own child");

@@ -275,7 +275,7 @@ mod tests {
         };
         expect![[r#"
             L7: it is active
-            has: 10 GiB on card 0, 4 min left
+            has: 10 GiB on GPU 0, 4 min left
             asked: 10 GiB, batch
         "#]]
         .assert_eq(&render(&explanation));

@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_card_outside_the_list_is_refused() {
         expect![[r#"
-            77: L7 is on cards 2, 3, but CUDA_VISIBLE_DEVICES is `0,1` here
+            77: L7 is on GPUs 2, 3, but CUDA_VISIBLE_DEVICES is `0,1` here
             hint: is it a daemon of another version? ask again with CUDA_VISIBLE_DEVICES unset"#]]
         .assert_eq(&names(&read("0,1"), VisibleArg::Index));
         assert!(names(&read("0,GPU-"), VisibleArg::Index).starts_with("77"));

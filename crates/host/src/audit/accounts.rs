@@ -1,9 +1,9 @@
-//! The kernel's accounts of processes that ended (taskstats): their names and their users.
+//! The kernel's accounts of ended processes (taskstats): their names and their users.
 //!
-//! A netlink family of its own, told for each processor apart, to whoever has CAP_NET_ADMIN in the host's first
-//! namespaces. It counts as there when it has told of a thread of our own that ended.
+//! taskstats is a netlink family of its own. The kernel reports per CPU, and only to a process with CAP_NET_ADMIN in
+//! the host's first namespaces. It counts as available once it has reported the end of a thread of this process.
 //!
-//! Absent: what they cost. Of the many numbers only those are read that say who somebody was.
+//! Absent: resource use. Of the many fields only those that identify a process are read.
 
 use super::netlink::{half, socket, word};
 use rustix::io::Errno;
@@ -27,21 +27,21 @@ const REGISTER: u16 = 3;
 /// `TASKSTATS_TYPE_AGGR_PID` and, in it, `TASKSTATS_TYPE_STATS`.
 const ONE_TASK: u16 = 4;
 const STATS: u16 = 3;
-/// Where things are in `struct taskstats`.
+/// Offsets in `struct taskstats`.
 const NAME_AT: std::ops::Range<usize> = 80..112;
 const UID_AT: usize = 120;
 const PID_AT: usize = 128;
 const BEGAN_AT: usize = 136;
-/// In this version fields were put between others; the next one took that back.
+/// In this version new fields were inserted between others; the next version undid that.
 const DISORDERED: u16 = 15;
-/// After netlink's header, and the generic one's.
+/// Offset of the body: after netlink's header and the generic netlink header.
 const BODY_AT: usize = 16;
 const ATTRIBUTES_AT: usize = 20;
-/// Messages that are taken at once.
+/// Messages taken in one call.
 const AT_ONCE: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Somebody who ended.
+/// A process that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) pid: u32,
@@ -51,13 +51,13 @@ pub(super) struct Ended {
     pub(super) began_s: u64,
 }
 
-/// A socket that hears of processes that ended.
+/// A socket that receives the accounts of ended processes.
 pub(super) struct Accounts {
     socket: OwnedFd,
 }
 
 impl Accounts {
-    /// Listens, and tries whether it is told anything.
+    /// Subscribes, and checks that messages arrive.
     pub(super) fn open(buffer: usize) -> io::Result<Accounts> {
         let accounts = Accounts { socket: socket(netlink::GENERIC, 0, buffer)? };
         let family = accounts.family()?;
@@ -75,7 +75,7 @@ impl Accounts {
         id.ok_or_else(|| io::Error::other("the kernel keeps no accounts of tasks"))
     }
 
-    /// Sends a request and takes its answer.
+    /// Sends a request and returns its answer.
     fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
         send(&self.socket, request, SendFlags::empty())?;
         let until = Instant::now() + PATIENCE;
@@ -101,7 +101,8 @@ impl Accounts {
         Err(io::Error::other("the kernel does not answer"))
     }
 
-    /// Does it tell of what this very process does? A thread is a task, too.
+    /// Checks that the kernel reports on this process: ends a thread and waits for its account. A thread is a task,
+    /// too.
     fn prove(&self) -> io::Result<()> {
         let thread = std::thread::Builder::new().name("sublet-proof".to_owned());
         let thread = thread.spawn(|| rustix::thread::gettid().as_raw_pid().unsigned_abs())?.join();
@@ -117,7 +118,7 @@ impl Accounts {
         Err(io::Error::other("it speaks to the host's first namespaces only"))
     }
 
-    /// Takes what waits, up to a bound, and says whether some was lost.
+    /// Takes the waiting accounts, up to a bound. The bool is true if some were lost.
     pub(super) fn take(&self) -> io::Result<(Vec<Ended>, bool)> {
         let (mut ended, mut lost) = (Vec::new(), false);
         let mut message = [0; 4096];
@@ -134,7 +135,7 @@ impl Accounts {
     }
 }
 
-/// A request with one attribute that is text.
+/// A request with one text attribute.
 fn request(family: u16, flags: u16, command: u8, attribute: u16, text: &str) -> Vec<u8> {
     let value = text.len() + 1;
     let padded = (4 + value).next_multiple_of(4);
@@ -152,7 +153,7 @@ fn request(family: u16, flags: u16, command: u8, attribute: u16, text: &str) -> 
     bytes
 }
 
-/// The kinds and the values of attributes that follow one another.
+/// The kinds and values of consecutive attributes.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(half(bytes, 0)?);
@@ -162,7 +163,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Who ended, by a message.
+/// The ended process that a message reports; `None` for other messages.
 fn read(message: &[u8]) -> Option<Ended> {
     let mut all = attributes(message.get(ATTRIBUTES_AT..)?);
     let task = all.find_map(|(kind, value)| (kind == ONE_TASK).then_some(value))?;
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(attributes(&bytes[ATTRIBUTES_AT..]).collect::<Vec<_>>(), [(REGISTER, &b"0-1\0"[..])]);
     }
 
-    /// Where this user may listen: a program that ends is told of, with its name.
+    /// Where this user may subscribe, the end of a program is reported with its name.
     #[test]
     fn a_program_that_ended_is_told_of() {
         let accounts = match Accounts::open(1 << 20) {

@@ -1,10 +1,10 @@
-//! The kernel's process connector: starts, programs and ends of processes, as messages of netlink.
+//! The kernel's process connector: netlink messages about processes that start, exec and end.
 //!
-//! It speaks only to the host's first namespaces, and older kernels only to whoever has CAP_NET_ADMIN; both
-//! refuse without a word. So it counts as there when it has told of a thread of our own.
+//! The connector works only in the host's first namespaces, and on older kernels only with CAP_NET_ADMIN; both refuse
+//! silently. So it counts as available once it has reported a thread of this process.
 //!
-//! Absent: who the processes are. Messages are counted, looked at for their kind and for who made whom, and
-//! dropped.
+//! Absent: the identity of the processes. Messages are counted, read for their kind and for the parent and child of a
+//! fork, and dropped.
 
 use super::forebears::Made;
 use super::netlink::{socket, word};
@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// `CN_IDX_PROC` and `CN_VAL_PROC`: the group of the connector, and its name for messages.
+/// `CN_IDX_PROC` and `CN_VAL_PROC`: the connector's group, and its id in messages.
 const GROUP: u32 = 1;
 /// `PROC_CN_MCAST_LISTEN` and `PROC_CN_MCAST_IGNORE`.
 const LISTEN: u32 = 1;
@@ -24,16 +24,16 @@ const NONE: u32 = 0;
 const FORK: u32 = 1;
 const EXEC: u32 = 2;
 const EXIT: u32 = 0x8000_0000;
-/// Where things are: after netlink's header (16 bytes) and the connector's (20).
+/// Offsets: after netlink's header (16 bytes) and the connector's (20).
 const KIND_AT: usize = 36;
 const TIME_AT: usize = 44;
 const DATA_AT: usize = 52;
-/// Messages that are taken at once. A processor makes some ten thousand processes a second at the very most.
+/// Messages taken in one call. One CPU makes about ten thousand processes a second at most.
 const AT_ONCE: usize = 1024;
-/// How long a thread of our own may take to be told of.
+/// How long to wait for the message about a thread of this process.
 const PROOF_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What was heard at once.
+/// What one call of `take` received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// Messages of any kind.
@@ -46,22 +46,23 @@ pub(super) struct Heard {
     pub(super) made: Vec<Made>,
 }
 
-/// A socket that hears of processes.
+/// A socket that receives messages about processes.
 pub(super) struct Connector {
     socket: OwnedFd,
 }
 
 impl Connector {
-    /// Listens, with so many bytes for messages that wait.
+    /// Subscribes, with a receive buffer of `buffer` bytes.
     pub(super) fn open(buffer: usize) -> io::Result<Connector> {
         let connector = Connector { socket: socket(netlink::CONNECTOR, GROUP, buffer)? };
         connector.say(&[LISTEN])?;
-        // Since 6.6 only the wanted kinds come; before, a message of this length is passed over.
+        // Since Linux 6.6 the kernel filters by these kinds; older kernels ignore the filter in a message of this
+        // length.
         connector.say(&[LISTEN, FORK | EXEC | EXIT])?;
         Ok(connector)
     }
 
-    /// Does it tell of what this very process does? A thread is enough, and needs no program to be there.
+    /// Checks that the kernel reports on this process. A thread is enough, so no program has to be installed.
     pub(super) fn prove(&self) -> io::Result<()> {
         std::thread::Builder::new().name("sublet-proof".to_owned()).spawn(|| ())?.join().ok();
         let until = Instant::now() + PROOF_PATIENCE;
@@ -79,7 +80,7 @@ impl Connector {
                 }
                 Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
                 Err(Errno::INTR) => {}
-                // So many that ours may be among those that were lost: it speaks.
+                // Messages were lost, ours may be among them: the connector works.
                 Err(Errno::NOBUFS) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
@@ -87,7 +88,7 @@ impl Connector {
         Err(io::Error::other("it speaks to the host's first namespaces only"))
     }
 
-    /// Takes what waits, up to a bound.
+    /// Takes the waiting messages, up to a bound.
     pub(super) fn take(&self) -> io::Result<Heard> {
         let mut heard = Heard::default();
         let mut message = [0; 256];
@@ -100,7 +101,7 @@ impl Connector {
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                // Said once; what is still there can be read afterwards.
+                // The kernel reports the loss once; the remaining messages can be read afterwards.
                 Err(Errno::NOBUFS) => {
                     heard.count += 1;
                     heard.lost = true;
@@ -119,7 +120,7 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // Older kernels count who listens, and go on making messages for nobody if they are not told.
+        // Older kernels count listeners, and go on making messages for a listener that left without this.
         let _ = self.say(&[IGNORE]);
     }
 }
@@ -147,13 +148,13 @@ fn request(words: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// An answer that is a refusal: which.
+/// The error number, if the answer is a refusal.
 fn refusal(message: &[u8]) -> Option<i32> {
     let code = word(message, DATA_AT).filter(|_| word(message, KIND_AT) == Some(NONE))?;
     i32::try_from(code).ok().filter(|code| *code != 0)
 }
 
-/// Does a message tell of a whole process? A thread's number is not its process's.
+/// True if a message is about a whole process. The id of a thread differs from that of its process.
 fn is_of_process(message: &[u8]) -> bool {
     let field = |number: usize| word(message, DATA_AT + 4 * number);
     match word(message, KIND_AT) {
@@ -164,7 +165,7 @@ fn is_of_process(message: &[u8]) -> bool {
     }
 }
 
-/// Which process made which, if a message tells that.
+/// The parent and the child, if the message is about a fork of a process.
 fn made(message: &[u8]) -> Option<Made> {
     if word(message, KIND_AT) != Some(FORK) || !is_of_process(message) {
         return None;
@@ -173,7 +174,7 @@ fn made(message: &[u8]) -> Option<Made> {
     Some(Made { child: word(message, DATA_AT + 12)?, parent: word(message, DATA_AT + 4)?, at_ns })
 }
 
-/// Does a message tell that a process made a thread?
+/// True if a message says that `process` made a thread.
 fn is_of(message: &[u8], process: u32) -> bool {
     word(message, KIND_AT) == Some(FORK) && word(message, DATA_AT + 12) == Some(process)
 }

@@ -1,10 +1,10 @@
-//! Which cards' device files a process has open or mapped.
+//! Which GPU device files a process has open or mapped.
 //!
-//! What counts is the descriptor, whoever opened it: one that was inherited holds memory as well. A file
-//! that was mapped and closed is found among the mappings. Files are known by what they are (the driver's
-//! device numbers, the soft cards' inode), so neither another name nor another mount hides one.
+//! The descriptor counts, whichever process opened it: an inherited one holds memory as well. A file that was mapped
+//! and then closed is found among the mappings. Files are recognised by what they are (the driver's device numbers,
+//! the soft GPUs' inode), so neither another name nor another mount hides one.
 //!
-//! Absent: which of them holds memory, and how much. That is the driver's to say.
+//! Absent: which of them holds memory, and how much. Only the driver knows that.
 
 use super::text::{PATH_MAX, clean, clean_bytes};
 use crate::patient;
@@ -16,18 +16,19 @@ use std::path::{Path, PathBuf};
 
 /// How the names of NVIDIA's device files begin.
 const PREFIX: &str = "/dev/nvidia";
-/// The number of NVIDIA's first device files, fixed long ago; later ones are in `/proc/devices`.
+/// The major number of NVIDIA's first device files, fixed long ago; later ones are in `/proc/devices`.
 const MAJOR: u32 = 195;
-/// Descriptors of one process that are looked at; it may have a million. Who has more is spared nothing for it.
+/// Descriptors read of one process, which may have a million. A process with more gains no exemption: it is reported
+/// as crowded.
 const DESCRIPTORS_MAX: usize = 65_536;
-/// So much of the mappings of one process is looked at: the kernel's own limit is 65,530 of them by default.
+/// Bytes of mappings read of one process: the kernel's limit is 65,530 mappings by default.
 const MAPPINGS_BYTES_MAX: u64 = 32 << 20;
-/// What a file is called whose path is longer than the kernel tells one.
+/// Stands for the path of a file where it is longer than the kernel reports.
 const NAMELESS: &str = "/… (its path is too long)";
-/// Device files of one process that are told: a host has a few for each card.
+/// Device files reported of one process: a host has a few for each GPU.
 const DEVICES_MAX: usize = 64;
 
-/// What counts as a card's device file.
+/// Which files count as a GPU's device file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     soft: Vec<PathBuf>,
@@ -40,12 +41,12 @@ struct Known<'a> {
 }
 
 impl Devices {
-    /// NVIDIA's, and the files of soft cards.
+    /// NVIDIA's device files, and the files of soft GPUs.
     pub fn new(soft: impl IntoIterator<Item = PathBuf>) -> Devices {
         Devices { soft: soft.into_iter().collect() }
     }
 
-    /// The files of soft cards.
+    /// The files of soft GPUs.
     pub fn soft(&self) -> &[PathBuf] {
         &self.soft
     }
@@ -60,15 +61,15 @@ impl Devices {
         Known { majors: majors(&listed), soft: soft.collect() }
     }
 
-    /// Whether a process has one of them open, as far as that may be read. Its mappings are not asked for: they hang with
-    /// a process that wants it so.
+    /// True if a process has a GPU's device file open, as far as its descriptors are readable. Its mappings are not
+    /// read: a process can make that read hang.
     pub(super) fn has_open(&self, folder: &str) -> bool {
         let mut found = Vec::new();
         open(folder, &self.known(), &mut found).is_ok() && !found.is_empty()
     }
 
-    /// The device files that a process has open or mapped, by its folder in `/proc`, and whether it has more than is
-    /// looked at. What could not be read is added to `unread`.
+    /// The device files that a process has open or mapped, by its folder in `/proc`, and true if it has more than are
+    /// read. What could not be read is added to `unread`.
     pub(super) fn of(&self, folder: &str, unread: &mut Vec<String>) -> (Vec<String>, bool) {
         let known = self.known();
         let (mut found, mut crowded) = (Vec::new(), false);
@@ -92,7 +93,7 @@ impl Devices {
     }
 }
 
-/// What the kernel said, without the number that Rust adds.
+/// The kernel's error text, without the number that Rust adds.
 pub(super) fn because(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not permitted".to_owned(),
@@ -102,7 +103,7 @@ pub(super) fn because(error: &io::Error) -> String {
     }
 }
 
-/// Says whether all of them were looked at.
+/// Returns whether all descriptors were read.
 fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<bool> {
     for (number, entry) in fs::read_dir(format!("{folder}/fd"))?.enumerate() {
         if number >= DESCRIPTORS_MAX {
@@ -113,11 +114,11 @@ fn open(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Result<
             Ok(link) => link,
             // Closed since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            // It may be a card all the same, below a path that is too long to be told.
+            // It may be a GPU all the same, below a path that is too long to report.
             Err(error) if error.kind() == io::ErrorKind::InvalidFilename => PathBuf::from(NAMELESS),
             Err(error) => return Err(error),
         };
-        // Sockets, pipes and the like have no place in a file system, and need not be asked what they are.
+        // Sockets, pipes and the like are not in a file system, and need no statx.
         let link = link.as_os_str().as_bytes();
         if link.starts_with(b"/")
             && let Some(name) = known.name_of_open(&path, link)
@@ -144,7 +145,7 @@ fn mapped(folder: &str, known: &Known<'_>, found: &mut Vec<String>) -> io::Resul
 impl Known<'_> {
     fn name_of_open(&self, descriptor: &Path, link: &[u8]) -> Option<String> {
         let told = || Some(clean_bytes(link, PATH_MAX));
-        // Not asked from a server that may not answer: what the kernel has will do.
+        // Does not query a server that may not answer: the kernel's cached data will do.
         let asked = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
         let Ok(stat) = asked else { return if link.starts_with(PREFIX.as_bytes()) { told() } else { None } };
         let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
@@ -170,7 +171,7 @@ impl Known<'_> {
         let (major, minor) = str::from_utf8(dev).ok()?.split_once(':')?;
         let dev = makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
         let ino = str::from_utf8(ino).ok()?.parse().ok()?;
-        // Some file systems number their devices otherwise here than they tell who asks.
+        // Some file systems report other device numbers here than `stat` does.
         let by_name = || self.soft.iter().find(|(soft, _, its)| *its == ino && soft.as_os_str().as_bytes() == path);
         self.soft_name(dev, ino).or_else(|| by_name().map(|(soft, ..)| clean(&soft.to_string_lossy(), PATH_MAX)))
     }

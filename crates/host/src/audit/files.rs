@@ -1,11 +1,10 @@
-//! Device files of cards that are opened and closed, told by inotify.
+//! Watches GPU device files for open and close, by inotify.
 //!
-//! A watch is on one file in one file system: a container that has device nodes of its own opens those,
-//! and nothing is heard here. So this is a hint, and no guard. Directories are watched for nodes that come
-//! later (a module that is loaded, soft cards that are made anew), never for what is opened in them: `/dev/null`
-//! is opened a thousand times a second.
+//! A watch is on one file in one file system. A container with device nodes of its own opens those, and no event
+//! arrives here. So this is a hint, and no guard. Directories are watched for nodes that are made later (a module is
+//! loaded, soft GPUs are recreated), never for files opened in them: `/dev/null` is opened a thousand times a second.
 //!
-//! Absent: who opened a file. inotify does not say, and what may ask (fanotify) needs CAP_SYS_ADMIN.
+//! Absent: which process opened a file. inotify does not say, and fanotify, which does, needs CAP_SYS_ADMIN.
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
@@ -20,21 +19,21 @@ use std::path::{Path, PathBuf};
 
 /// Where device files are made.
 const DEV: &str = "/dev";
-/// How the names of NVIDIA's begin.
+/// How the names of NVIDIA's device files begin.
 const PREFIX: &[u8] = b"nvidia";
-/// Watches of device files; a host has a few for each card.
+/// Watches on device files; a host has a few for each GPU.
 const WATCHES_MAX: usize = 256;
-/// Bytes that are read at once: some hundred events.
+/// Bytes read at once: some hundred events.
 const BUFFER: usize = 8192;
-/// Events that are taken at once; what is left is taken the next time.
+/// Events taken in one call; the rest is taken by the next.
 const AT_ONCE: usize = 1024;
 
-/// What was heard at once.
+/// What one call of `take` received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// Events of any kind.
     pub(super) count: usize,
-    /// A card's device file was opened, closed or made.
+    /// A GPU's device file was opened, closed or made.
     pub(super) opened: bool,
     /// Events were lost.
     pub(super) lost: bool,
@@ -43,13 +42,13 @@ pub(super) struct Heard {
 /// Watches on device files.
 pub(super) struct Files {
     inotify: OwnedFd,
-    /// Files of soft cards.
+    /// Files of soft GPUs.
     given: Vec<PathBuf>,
     dirs: BTreeSet<i32>,
 }
 
 impl Files {
-    /// Watches NVIDIA's device files and these. What cannot be watched is said.
+    /// Watches NVIDIA's device files and these. Returns a sentence for each file that cannot be watched.
     pub(super) fn open(given: &[PathBuf]) -> io::Result<(Files, Vec<String>)> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let mut files = Files { inotify, given: given.to_vec(), dirs: BTreeSet::new() };
@@ -67,13 +66,13 @@ impl Files {
         Ok((files, missing))
     }
 
-    /// Takes what waits, up to a bound.
+    /// Takes the waiting events, up to a bound.
     pub(super) fn take(&self) -> io::Result<Heard> {
         let mut heard = Heard::default();
         let mut made = false;
         let mut room = [const { MaybeUninit::<u8>::uninit() }; BUFFER];
         let mut events = Reader::new(&self.inotify, &mut room);
-        // Whatever was read is looked at to its end, or it would be lost.
+        // A buffer that was read is processed to its end, or its events would be lost.
         while heard.count < AT_ONCE || !events.is_buffer_empty() {
             let event = match events.next() {
                 Ok(event) => event,
@@ -88,24 +87,24 @@ impl Files {
             } else if self.dirs.contains(&event.wd()) {
                 made |= event.file_name().is_some_and(|name| self.is_card(OsStr::from_bytes(name.to_bytes())));
             } else {
-                // That a watch is over is no news: its file was removed, and a new one will be made.
+                // The end of a watch is not an event of interest: its file was removed, and a new one will be made.
                 heard.opened |= !event.events().contains(ReadFlags::IGNORED);
             }
         }
         if made {
-            // It may have been opened before it was watched.
+            // The file may have been opened before it was watched.
             heard.opened = true;
             self.watch_all(&mut Vec::new());
         }
         Ok(heard)
     }
 
-    /// A name in a directory that is watched; the same name elsewhere costs one look in vain.
+    /// True for a GPU's file name in a watched directory; the same name elsewhere costs one useless reading.
     fn is_card(&self, name: &OsStr) -> bool {
         name.as_bytes().starts_with(PREFIX) || self.given.iter().any(|path| path.file_name() == Some(name))
     }
 
-    /// Watches all that is there. A file that is watched already stays so.
+    /// Watches every file that exists. A watch that exists already is kept.
     fn watch_all(&self, missing: &mut Vec<String>) {
         let nodes = fs::read_dir(DEV).into_iter().flatten().flatten().filter(|node| {
             node.file_name().as_bytes().starts_with(PREFIX) && node.file_type().is_ok_and(|kind| !kind.is_dir())

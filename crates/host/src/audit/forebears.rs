@@ -1,10 +1,10 @@
-//! Who started a process, also where that one ended since and left it to another parent.
+//! The ancestors that started a process, including those that have ended and left it to another parent.
 //!
-//! The connector tells who made whom, and the kernel's accounts who somebody was that ended. Both are kept for a
-//! while, as numbers and names; whatever was lost makes all of it void, because a number may be another's by then.
-//! So this says less than there was, and nothing that was not.
+//! The connector reports which process made which, and the kernel's accounts name processes that ended. Both are kept
+//! for a while, as numbers and names. Any lost message makes all of it void, because a pid may have been reused
+//! meanwhile. So the result may be incomplete, but never wrong.
 //!
-//! Absent: a decision. Parents that are there are read in `/proc`.
+//! Absent: a decision. Parents that still live are read from `/proc`.
 
 use super::accounts::Ended;
 use super::text::{WORD_MAX, clean};
@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sublet_core::audit::{Ancestor, Audit};
 use sublet_core::ids::ProcKey;
 
-/// So many are remembered of each kind.
+/// Entries remembered of each kind.
 const KEPT_MAX: usize = 16_384;
-/// Clocks of two kinds agree to so many seconds.
+/// Seconds by which the two clocks may differ.
 const SLACK_S: u64 = 2;
-/// So many generations are followed.
+/// Generations followed at most.
 const GENERATIONS_MAX: usize = 32;
 
 /// One process made another.
@@ -27,11 +27,12 @@ const GENERATIONS_MAX: usize = 32;
 pub(super) struct Made {
     pub(super) child: u32,
     pub(super) parent: u32,
-    /// By the kernel's clock that stands still while the host sleeps, in ns.
+    /// By the kernel's monotonic clock, which stops while the host is suspended, in ns.
     pub(super) at_ns: u64,
 }
 
-/// What was heard of processes lately. One is written by who listens, and read by who audits.
+/// What was recently received about processes. Written by the thread that listens, and read by the thread that
+/// audits.
 #[derive(Clone, Default)]
 pub(crate) struct Forebears(Arc<Mutex<Heard>>);
 
@@ -41,7 +42,7 @@ struct Heard {
     ended: Latest<Ended>,
 }
 
-/// The latest of each process, the oldest forgotten first.
+/// The latest entry of each process; the oldest is forgotten first.
 struct Latest<T> {
     by_pid: HashMap<u32, (T, u64)>,
     order: VecDeque<(u32, u64)>,
@@ -84,19 +85,19 @@ impl Forebears {
         ended.into_iter().for_each(|ended| heard.ended.put(ended.pid, ended));
     }
 
-    /// Something was not heard: a number that is known may be another's by now.
+    /// Drops everything, because messages were lost: a known pid may belong to another process by now.
     pub(super) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Heard::default();
     }
 
-    /// Whether a process comes from another that ended, as far as that was heard.
+    /// True if a process is known to descend from `dead`, a process that ended.
     pub(super) fn comes_from(&self, pid: u32, dead: u32) -> bool {
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.comes_from(pid, dead, |pid| process::stat(pid).ok().map(|stat| stat.parent))
     }
 
-    /// Those who started a process, nearest first, up to the first that is still there; none if its parent is the
-    /// one that started it, or nobody heard of it.
+    /// The processes that started this one, nearest first, up to the first that still lives. Empty if its present
+    /// parent started it, or if no message about it was received.
     pub(crate) fn of(&self, pid: u32) -> Vec<Ancestor> {
         let Ok(stat) = process::stat(pid) else { return Vec::new() };
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +110,7 @@ impl Forebears {
         })
     }
 
-    /// Puts those who started it and ended since before the parents that it has now.
+    /// Puts the ended processes that started this one before its present parents.
     pub(crate) fn complete(&self, audit: &mut Audit) {
         let mut gone = self.of(audit.process.pid);
         if !gone.is_empty() {
@@ -120,12 +121,12 @@ impl Forebears {
 }
 
 impl Heard {
-    /// Up the line of who made whom; where nobody heard of it, by the parents that there are.
+    /// Follows the forks that were received; where none was, the present parents.
     fn comes_from(&self, pid: u32, dead: u32, parent_now: impl Fn(u32) -> Option<u32>) -> bool {
         let (mut next, mut before) = (pid, u64::MAX);
         for _ in 0..GENERATIONS_MAX {
             let made = self.made.get(next);
-            // Who was made later than its child is somebody else with the same number.
+            // A process made later than its child is another one with the same pid.
             if made.is_some_and(|made| made.at_ns >= before) {
                 return false;
             }
@@ -141,7 +142,7 @@ impl Heard {
         false
     }
 
-    /// `began_s` is the time on the wall at which the kernel's clock began.
+    /// `began_s` is the wall-clock time at which the kernel's clock was 0.
     fn of(&self, pid: u32, parent_now: u32, began_s: u64, alive: impl Fn(u32) -> Option<Ancestor>) -> Vec<Ancestor> {
         let mut found = Vec::new();
         let Some(mut made) = self.made.get(pid).copied() else { return found };
@@ -150,20 +151,20 @@ impl Heard {
         }
         while found.len() < GENERATIONS_MAX {
             let above = self.made.get(made.parent).copied();
-            // Who was made later than its child is somebody else with the same number.
+            // A process made later than its child is another one with the same pid.
             let above = match above {
                 Some(above) if above.at_ns >= made.at_ns => return found,
                 above => above,
             };
             match alive(made.parent) {
                 Some(ancestor) => {
-                    // It is the one that was heard of, or one that was there before anything was heard.
+                    // It is the process of the message, or one that existed before messages were received.
                     found.push(ancestor);
                     return found;
                 }
                 None => {
                     let ended = self.ended.get(made.parent);
-                    // An account of somebody else with the same number began at another time.
+                    // An account of another process with the same pid has another start time.
                     let began = |at_ns: u64| began_s + at_ns / 1_000_000_000;
                     let ended = ended.filter(|ended| match above {
                         Some(above) => ended.began_s.abs_diff(began(above.at_ns)) <= SLACK_S,
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_number_that_somebody_else_has_by_now_is_nobody() {
-        // 11 made 12 and ended; its number went to a child of 50.
+        // 11 made 12 and ended; its pid went to a child of 50.
         let heard = heard(&[(10, 11), (11, 12), (50, 11)], &[(11, "launcher")]);
         assert_eq!(told(&heard, 12, 1, &[10, 11, 50]), "");
     }

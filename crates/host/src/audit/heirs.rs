@@ -1,19 +1,20 @@
-//! Who may hold memory of a card through a descriptor of a process that ended.
+//! Processes that may hold GPU memory through a descriptor of a process that ended.
 //!
-//! The driver names the process that opened a card's file. A child that inherited the descriptor keeps the memory when
-//! its opener ends, and the driver goes on naming the dead. So whoever comes from that process and has a card's file
-//! open is looked for: by who made whom, as far as that was heard, and by its session and its group, whose numbers
-//! nobody else gets while somebody is in them.
+//! The driver names the process that opened a GPU's file. A child that inherited the descriptor keeps the memory when
+//! the opener ends, and the driver goes on naming the ended process. So the descendants of that process that have a
+//! GPU's file open are searched: by the forks that were received, and by session and process group, of which the
+//! number is not reused while a process is in them.
 //!
-//! Absent: which of several it is. The kernel does not say who shares a descriptor with whom that is gone.
+//! Absent: which of several candidates it is. The kernel does not say which processes share a descriptor with one
+//! that has ended.
 
 use super::{Devices, Forebears};
 use crate::process;
 use std::collections::BTreeSet;
 use sublet_core::ids::ProcKey;
 
-/// Those that come from a process that ended and have a card's file open, the oldest first. Who is on a card by its own
-/// name has its descriptors for itself.
+/// The processes that descend from an ended one and have a GPU's file open, the oldest first. A process that the
+/// driver names itself is left out: its descriptors are its own.
 pub(crate) fn heirs(
     dead: u32,
     on_cards: &BTreeSet<u32>,
@@ -30,7 +31,7 @@ pub(crate) fn heirs(
         if stat.has_ended() || stat.is_kernel || !comes_from() {
             continue;
         }
-        // What this service started looks at the cards itself.
+        // A process that this service started reads the GPUs itself.
         let is_ours = process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
         if !is_ours && devices.has_open(&process::folder(pid, &stat)) {
             found.push(stat.key(pid));
@@ -49,7 +50,7 @@ mod tests {
 
     struct Family(Child, Vec<u32>);
 
-    /// A shell that leads a group and ends; what it started stays, with or without the card's file.
+    /// A shell that leads a process group and ends; its children stay, with or without the GPU's file.
     fn family(script: &str) -> Family {
         let mut shell = Command::new("sh");
         let mut shell = shell.args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
@@ -85,7 +86,7 @@ mod tests {
         };
         let sleeping =
             |pid: u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x00600\0");
-        // As long as its parents live it is one of this process's, as what the service starts is.
+        // While its parents live it descends from this test, like a process that the service started.
         let is_left = |pid: u32| !process::ancestry(pid).iter().any(|parent| parent.pid == std::process::id());
         // A shell starts three programs and ends; on a busy machine that takes a second.
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -4,12 +4,12 @@
 //!   opened ─► audited ─► kept ──signal──► has it ended? ─► audited again ─► the same? ─► wanted still? ─► sent
 //!                                                                                  through the kept descriptor
 //! ```
-//! The kernel never gives a descriptor to another process, so a number that was reused in between, even
-//! within the same tick of the clock that start times are told in, costs nobody anything: the signal goes to
-//! the process that was audited or to nobody. What is left is that process itself starting another program
-//! between the second audit and the signal, some microseconds later.
+//! The kernel never gives a descriptor to another process. So a pid that was reused in between, even within the clock
+//! tick that start times are measured in, harms no other process: the signal goes to the audited process or is not
+//! sent. What remains possible is that the process itself starts another program between the second audit and the
+//! signal, within some microseconds.
 //!
-//! Absent on purpose: when a signal is due, to whom and which; groups of processes; waiting for an end.
+//! Absent on purpose: when a signal is due, its number and its recipient; process groups; waiting for an end.
 
 use super::devices::Devices;
 use super::memory::Memory;
@@ -27,7 +27,7 @@ use sublet_core::audit::Audit;
 use sublet_core::ids::ProcKey;
 use thiserror::Error;
 
-/// More strangers than any host has on its cards; each costs a descriptor.
+/// More unleased processes than any host has on its GPUs; each costs a descriptor.
 const KEPT_MAX: usize = 1024;
 
 /// Why a process gets no signal.
@@ -39,45 +39,46 @@ pub enum Refused {
     /// It was never audited, or let go since.
     #[error("process {0} was not audited")]
     NotAudited(ProcKey),
-    /// The host, or the container, would end with it.
+    /// Its end would end the host, or the container.
     #[error("it is the first process")]
     First,
-    /// Whoever enforces does not end itself.
+    /// It is this service itself.
     #[error("it is this service")]
     Ourselves,
-    /// Nor whoever started it.
+    /// It is an ancestor of this service.
     #[error("this service was started by it")]
     Ancestor,
-    /// It has no program, and signals mean nothing to it.
+    /// It is a kernel thread, which has no program and ignores signals.
     #[error("it is a part of the kernel")]
     Kernel,
     /// It ended.
     #[error("process {0} has ended")]
     Gone(ProcKey),
-    /// It is there, but no longer what was audited. It must be audited anew before anything is done to it.
+    /// It lives, but is no longer what was audited. It must be audited again before it gets a signal.
     #[error("it is not what was audited: {0}")]
     Changed(&'static str),
-    /// It descends from a process on a card, and runs as another user than that.
+    /// It descends from a process on a GPU, and runs as another user than that.
     #[error("it runs as uid {0}, another user than the process on the GPU that it descends from")]
     OtherUser(u32),
-    /// Whoever wanted it has thought better of it.
+    /// The caller withdrew the signal.
     #[error("it is not wanted any more")]
     Unwanted,
-    /// Whether it is what was audited cannot be told.
+    /// A second audit failed, so it is unknown whether it is still what was audited.
     #[error("it cannot be audited again")]
     Unreadable(#[source] ProcessError),
-    /// The kernel did not send it.
+    /// The kernel refused to send it.
     #[error("the signal could not be sent")]
     NotSent(#[source] io::Error),
 }
 
 impl Refused {
-    /// The process is not there: nothing is left to do.
+    /// True if the process has ended: nothing is left to do.
     pub const fn is_gone(&self) -> bool {
         matches!(self, Refused::Gone(_))
     }
 
-    /// It may be another by now, or nobody could tell: it must be audited anew before it can get anything.
+    /// True if it may be another process by now, or this cannot be known: it must be audited again before it gets a
+    /// signal.
     pub const fn is_undecided(&self) -> bool {
         matches!(self, Refused::Changed(_) | Refused::NotAudited(_) | Refused::Unreadable(_) | Refused::Unwanted)
     }
@@ -87,11 +88,11 @@ struct Kept {
     descriptor: OwnedFd,
     audit: Audit,
     image: [u64; 3],
-    /// What it had for memory before it was audited, if that may be known.
+    /// Its memory before the audit, if that may be opened.
     memory: Option<Memory>,
 }
 
-/// Audited processes. Dropping it lets go of all of them; nothing happens to them.
+/// Audited processes. Dropping it closes their descriptors; the processes are not affected.
 pub struct Custody {
     devices: Devices,
     kept: BTreeMap<ProcKey, Kept>,
@@ -99,15 +100,15 @@ pub struct Custody {
 }
 
 impl Custody {
-    /// Nobody yet.
+    /// Starts empty.
     pub fn new(devices: Devices) -> Custody {
-        // An eighth of what this process may open: clients and ears need the rest.
+        // An eighth of the descriptors this process may open: clients and listeners need the rest.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8;
         let kept_max = usize::try_from(limit).unwrap_or(KEPT_MAX).min(KEPT_MAX);
         Custody { devices, kept: BTreeMap::new(), kept_max }
     }
 
-    /// Audits a process and keeps it; one that is kept is as it was audited first.
+    /// Audits a process and keeps it. For a process that is kept already, returns its first audit.
     pub fn take(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
         if self.kept.get(&process).is_some_and(|kept| has_ended(&kept.descriptor)) {
             self.kept.remove(&process);
@@ -123,8 +124,8 @@ impl Custody {
         self.audit_of(process).ok_or(ProcessError::Gone { pid: process.pid })
     }
 
-    /// Audits and keeps a process that is of interest for another's sake only. Half of the places are for those
-    /// that are of interest themselves: who has many children must not crowd them out.
+    /// Audits and keeps a process that matters only because of another one. At most half of the places are for such
+    /// processes, so that one with many children does not crowd out the others.
     pub fn take_beside(&mut self, process: ProcKey) -> Result<&Audit, ProcessError> {
         if !self.kept.contains_key(&process) && self.kept.len() >= self.kept_max / 2 {
             let source = io::Error::other("as many others are kept already as may be");
@@ -133,23 +134,23 @@ impl Custody {
         self.take(process)
     }
 
-    /// The audit of a process that is kept.
+    /// The audit of a kept process; `None` if it is not kept.
     pub fn audit_of(&self, process: ProcKey) -> Option<&Audit> {
         self.kept.get(&process).map(|kept| &kept.audit)
     }
 
-    /// Lets go of a process. Whoever changed what it runs is let go and taken anew.
+    /// Drops a process. After an exec, a process is dropped and taken again.
     pub fn forget(&mut self, process: ProcKey) {
         self.kept.remove(&process);
     }
 
-    /// Sends a signal to a process that is kept, if it is still what was audited.
+    /// Sends a signal to a kept process, if it is still what was audited.
     pub fn signal(&self, process: ProcKey, number: u8) -> Result<(), Refused> {
         self.signal_if(process, number, |_, send| send())
     }
 
-    /// The same, if at the last moment it is still wanted: `wanted` is told what it is by then, and sends it by what it
-    /// is given, or does not.
+    /// Like [`Custody::signal`], but `wanted` decides at the last moment: it gets the new audit, and either sends the
+    /// signal by the function it is given or does not.
     pub fn signal_if(
         &self,
         process: ProcKey,
@@ -159,7 +160,7 @@ impl Custody {
         let signal = Signal::from_named_raw(number.into()).ok_or(Refused::NoSuchSignal(number))?;
         refuse_untouchable(process)?;
         let kept = self.kept.get(&process).ok_or(Refused::NotAudited(process))?;
-        // Asked of the descriptor: the number may be another's by now, and look the same.
+        // Asked of the descriptor: the pid may belong to another process by now, and look the same.
         if has_ended(&kept.descriptor) {
             return Err(Refused::Gone(process));
         }
@@ -175,14 +176,14 @@ impl Custody {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, "its executable cannot be read");
             return Err(Refused::Unreadable(ProcessError::Unreadable { pid: process.pid, source }));
         }
-        // Which file it runs is its own word. Who has the memory that it had runs what it ran.
+        // A process can misreport which file it runs. One that still has its former memory runs its former program.
         let (exe, exe_file) = match kept.memory.as_ref().is_some_and(Memory::is_in_use) {
             true => (kept.audit.exe.clone(), kept.audit.exe_file),
             false => (now.exe.clone(), now.exe_file),
         };
         kept.audit.is_same(&Audit { exe, exe_file, ..now.clone() }).map_err(Refused::Changed)?;
-        // A program may write over where it is in memory. Whoever has a card open still is no other for that: by
-        // `exec` its cards are closed.
+        // A program may overwrite its recorded memory addresses. A process that still has a GPU open is no other for
+        // that: `exec` closes its GPUs.
         if kept.image != image && now.devices.is_empty() && !now.crowded {
             return Err(Refused::Changed("it started its program anew since"));
         }
@@ -200,14 +201,15 @@ fn open_and_audit(process: ProcKey, devices: &Devices) -> Result<Kept, ProcessEr
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
     let opened = pidfd_open(pid, PidfdFlags::empty());
     let memory = Memory::of(process.pid);
-    // The audit comes after: whoever has this start now had the number when it was opened, too.
+    // The audit comes after the open: a process that has this start time now also had the pid when the descriptor was
+    // opened.
     let (audit, image) = audit_of_image(process, devices)?;
     let descriptor = opened.map_err(|error| ProcessError::of(process.pid, error.into()))?;
-    // Of a number that was reused within one tick both have the same start; the descriptor is of the first.
+    // If a pid is reused within one tick, both processes have the same start time; the descriptor is of the first.
     if has_ended(&descriptor) { Err(gone()) } else { Ok(Kept { descriptor, audit, image, memory }) }
 }
 
-/// A descriptor of a process becomes readable when the last of its threads has ended.
+/// The descriptor of a process becomes readable when the last of its threads has ended.
 fn has_ended(descriptor: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(descriptor, PollFlags::IN)];
     poll(&mut asked, Some(&timespec(Duration::ZERO))).is_ok_and(|ended| ended > 0)

@@ -1,8 +1,8 @@
-//! Hints that it is time to look at the cards.
+//! Hints that it is time to read the GPUs.
 //!
 //! ```text
 //!   inotify ────┐
-//!   connector ──┼─► one descriptor to poll ─► drain() ─► look now, or not
+//!   connector ──┼─► one descriptor to poll ─► drain() ─► read now, or not
 //!   timer ──────┘
 //!
 //!             something heard                      too many messages
@@ -10,12 +10,12 @@
 //!     ▲                           │                  ▲                    │ (said, and "lost")
 //!     └───────────────────────────┘                  └────────────────────┘ (said, and "lost")
 //! ```
-//! A hint says that something may have changed, and carries no decision: what is true is on the cards and in
-//! `/proc`. Whoever takes none at all is late by a period, and never wrong. Nobody can make this spin: it is
-//! readable at most once a GAP, each time a bounded number of messages is taken, and a flood of processes
-//! switches the connector off for a while.
+//! A hint says that something may have changed, and decides nothing: the truth is on the GPUs and in `/proc`. A
+//! caller that ignores all hints is late by one period, and never wrong. Other processes cannot make this spin: it is
+//! readable at most once a GAP, each time a bounded number of messages is taken, and a flood of process events
+//! switches the connector off for REST.
 //!
-//! Absent: who came or went, and everything that would be needed to act on it.
+//! Absent: which process came or went, and all else that would be needed to act on it.
 
 use super::accounts::Accounts;
 use super::connector::Connector;
@@ -32,38 +32,38 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Whoever looks ten times a second looks often enough; a first event is told at once all the same.
+/// At most one hint in this time; after a quiet time the first event is reported at once.
 const GAP: Duration = Duration::from_millis(10);
-/// Processes and threads made, started and ended in a second: a host that does more has better things to do
-/// than to tell us, and whoever makes them on purpose shall not keep us busy.
+/// Processes and threads made, started and ended in a second. Above this the connector is switched off: the load is
+/// high, or a program tries to keep this service busy.
 const EVENTS_PER_S_MAX: usize = 5000;
-/// How long to be deaf after that.
+/// How long the connector then stays off.
 const REST: Duration = Duration::from_secs(10);
-/// Bytes for messages that wait: a tenth of a second of the worst that is borne.
+/// Receive buffer: a tenth of a second at the highest accepted rate.
 const BUFFER: usize = 1 << 20;
-/// Sentences that wait to be taken.
+/// Sentences kept until they are taken by [`Hints::news`].
 const NEWS_MAX: usize = 16;
 const PROCESSES: &str = "processes that start and end";
 
-/// What may have changed since the last time.
+/// What may have changed since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hint {
-    /// A card's device file was opened, closed or made.
+    /// A GPU's device file was opened, closed or made.
     pub opened: bool,
     /// A process was made, started a program, or ended.
     pub processes: bool,
-    /// More may have happened than was heard: look at everything.
+    /// Events were lost: read everything.
     pub lost: bool,
 }
 
 impl Hint {
-    /// Is there any reason to look?
+    /// True if there is a reason to read the GPUs.
     pub const fn is_any(self) -> bool {
         self.opened || self.processes || self.lost
     }
 }
 
-/// Bounds, so that tests need not make five thousand processes a second.
+/// The bounds as values, so that tests need not make five thousand processes a second.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     gap: Duration,
@@ -72,13 +72,13 @@ struct Pace {
     buffer: usize,
 }
 
-/// Where messages about processes stand.
+/// State of the messages about processes.
 enum Processes {
-    /// There are none here; why was said at the start.
+    /// Not available here; the reason was reported at the start.
     Absent,
     Listening {
         connector: Connector,
-        /// The second that is counted, and the messages in it.
+        /// The start of the counted second, and the messages in it.
         since: Instant,
         count: usize,
     },
@@ -87,7 +87,7 @@ enum Processes {
     },
 }
 
-/// Hints, heard. The descriptor is readable when something may have changed.
+/// A listener for hints. Its descriptor is readable when something may have changed.
 pub struct Hints {
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -101,8 +101,8 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Listens for NVIDIA's device files, the files of soft cards and processes, and says what of it there is
-    /// not, and why. Only without a descriptor to poll there is nothing at all.
+    /// Listens for NVIDIA's device files, the files of soft GPUs and processes. Returns a sentence for each source
+    /// that is missing, with the reason. Fails only if there is no descriptor to poll.
     pub fn open(soft: &[PathBuf]) -> io::Result<(Hints, Vec<String>)> {
         let pace = Pace { gap: GAP, events_per_s_max: EVENTS_PER_S_MAX, rest: REST, buffer: BUFFER };
         Hints::with(soft, pace)
@@ -132,7 +132,7 @@ impl Hints {
                 Processes::Absent
             }
         };
-        // Names of those who ended are worth having where who made whom is known.
+        // Names of ended processes are useful only where forks are reported.
         let accounts = match &processes {
             Processes::Listening { .. } => Accounts::open(pace.buffer),
             _ => Err(io::Error::other("it needs the process connector")),
@@ -147,28 +147,27 @@ impl Hints {
         Ok((hints, missing))
     }
 
-    /// Takes what was heard since the last time. For when the descriptor is readable; at other times it does
-    /// no harm.
+    /// Takes what arrived since the last call. Meant for when the descriptor is readable; harmless at other times.
     pub fn drain(&mut self) -> Hint {
         let now = Instant::now();
-        // It has rung or has not: what it rang for is looked at in any case.
+        // Whether the timer has fired does not matter: its reasons are checked in any case.
         let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
         let mut hint = Hint::default();
         let heard = self.drain_files(&mut hint) + self.drain_processes(now, &mut hint);
         if let Err(error) = self.rearm(now, heard > 0) {
-            // The caller looks by itself, too, and will be asked again.
+            // The caller also reads by itself, and will call again.
             self.tell(format!("hints may come late: {error}"));
             hint.lost = true;
         }
         hint
     }
 
-    /// What was heard of who started whom; it goes on being told there.
+    /// What was received about the ancestors of processes; the value is updated as more arrives.
     pub(crate) fn forebears(&self) -> Forebears {
         self.forebears.clone()
     }
 
-    /// What became different about the hints themselves, in sentences for a log.
+    /// Changes in the availability of the hints themselves, as sentences for a log.
     pub fn news(&mut self) -> Vec<String> {
         std::mem::take(&mut self.news)
     }
@@ -196,7 +195,7 @@ impl Hints {
             Processes::Absent => 0,
             Processes::Resting { until } if now < *until => 0,
             Processes::Resting { .. } => {
-                // Whatever happened meanwhile was not heard.
+                // Events of the meantime were lost.
                 hint.lost = true;
                 self.listen_again(now);
                 0
@@ -236,7 +235,7 @@ impl Hints {
         }
     }
 
-    /// Leaves the connector: a socket that stays would be filled for nothing.
+    /// Closes the connector: a socket that stays open would be filled for nothing.
     fn rest(&mut self, now: Instant, why: &str) {
         self.disarm();
         self.forebears.forget();
@@ -257,7 +256,7 @@ impl Hints {
         }
     }
 
-    /// Deaf for a moment after something was heard, armed otherwise.
+    /// Deaf for GAP after an event, armed otherwise.
     fn rearm(&mut self, now: Instant, heard: bool) -> io::Result<()> {
         if heard {
             self.disarm();
@@ -266,7 +265,7 @@ impl Hints {
         }
         let gap = (!self.is_armed).then_some(self.pace.gap);
         let rest = match self.processes {
-            // A rest that is just over is a short time, and not none: zero would stop the timer.
+            // A rest that is just over gives a short time, and not zero: zero would stop the timer.
             Processes::Resting { until } => Some(until.saturating_duration_since(now).max(Duration::from_micros(1))),
             _ => None,
         };
@@ -289,11 +288,11 @@ impl Hints {
         Ok(())
     }
 
-    /// Taken out, not masked: an error on the socket would be told all the same.
+    /// Removed, not masked: an error on the socket would be reported all the same.
     fn disarm(&mut self) {
         if std::mem::take(&mut self.is_armed) {
             for source in self.sources() {
-                // It is in there, or it would not have been armed.
+                // It is registered, or it would not be armed.
                 let _ = epoll::delete(&self.epoll, source);
             }
         }
@@ -320,7 +319,7 @@ impl AsFd for Hints {
     }
 }
 
-/// Takes in who ended.
+/// Records the processes that ended.
 fn hear_ends(accounts: &Accounts, forebears: &Forebears) -> io::Result<()> {
     let (ended, _) = accounts.take()?;
     forebears.ended(ended);
@@ -379,7 +378,7 @@ mod tests {
         hints
     }
 
-    /// With them; nothing where the kernel tells nobody here.
+    /// With them; `None` where the kernel reports nothing here.
     fn of_processes(pace: Pace) -> Option<Hints> {
         let (hints, missing) = Hints::with(&[], pace).unwrap();
         if matches!(hints.processes, Processes::Absent) {

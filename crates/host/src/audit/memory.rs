@@ -1,11 +1,12 @@
-//! Whether a process still has the memory that it had: only `exec` gives it other.
+//! Whether a process still has the memory that it had: only `exec` replaces it.
 //!
-//! Which file a process runs is its own word: in a user namespace of its own, which anybody may have, it tells the
-//! kernel another as often as it likes (`PR_SET_MM_MAP`). A descriptor of its memory is of that memory for good. When
-//! nobody has that any more, a read of it gives nothing; as long as somebody does, it gives a byte or an error.
+//! A process can misreport which file it runs: in a user namespace of its own, which every user may create, it may
+//! set another in the kernel as often as it likes (`PR_SET_MM_MAP`). A descriptor of its memory refers to that memory
+//! for good. When no process uses that memory any more, a read of it returns 0 bytes; as long as one does, it returns
+//! a byte or an error.
 //!
-//! Who shares its memory with another process of its own and starts another program leaves it in use: that is its own
-//! doing, and it is the process that was audited all the same.
+//! A process that shares its memory with another process of its own and then execs leaves the memory in use. That is
+//! its own doing, and it is still the process that was audited.
 
 use crate::patient;
 use crate::process;
@@ -17,16 +18,16 @@ use std::os::unix::fs::FileExt;
 pub(super) struct Memory(File);
 
 impl Memory {
-    /// `None` for whoever may not open it: that needs what a debugger needs.
+    /// `None` if it may not be opened: that needs the rights of a debugger.
     pub(super) fn of(pid: u32) -> Option<Memory> {
         let stat = process::stat(pid).ok()?;
         File::open(format!("{}/mem", process::folder(pid, &stat))).ok().map(Memory)
     }
 
-    /// Somebody has it. Who cannot tell says no.
+    /// True if a process uses the memory; false also if that cannot be found out.
     pub(super) fn is_in_use(&self) -> bool {
         let Ok(memory) = self.0.try_clone() else { return false };
-        // There is nothing at the beginning, but it is looked for, and that waits for a process that is stuck.
+        // Nothing is mapped at address 0, but the lookup waits for a process that is stuck.
         let read = patient::patiently(move || match memory.read_at(&mut [0], 0) {
             Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(1),
             read => read,

@@ -1,20 +1,20 @@
-//! Who a process on a card is, and where it came from.
+//! The identity and origin of a process on a GPU.
 //!
 //! ```text
 //!   audit(process) ──► /proc: stat, status, exe, cmdline, cwd, cgroup, fd, maps, io, parents
 //!        ▲                 place:  cgroup ──► unit, container     redact: command line without secrets
-//!        │                 devices: descriptors and mappings of cards' files     seat: whose screen it draws
+//!        │                 devices: descriptors and mappings of GPU files     seat: the screen it draws on
 //!   Custody: audits with the descriptors opened for them; the only way a signal leaves from here
-//!   Hints:   a device file was opened, a process came or went: look now
+//!   Hints:   a device file was opened, a process came or went: read now
 //! ```
-//! Everything is read between two looks at the start time and at what `exec` last started, so that it is all
-//! of one program of one process. What may not be read is said in [`Audit::unread`]: whoever lacks
-//! CAP_SYS_PTRACE knows less of other users' processes, never something false.
+//! Everything is read between two readings of the start time and of the state that `exec` sets, so that all of it
+//! belongs to one program of one process. What may not be read is listed in [`Audit::unread`]: without CAP_SYS_PTRACE
+//! less is known of other users' processes, but nothing false.
 //!
-//! Reading a command line or mappings waits while the process itself changes its memory; a process that hangs
-//! there hangs its audit. So audits are no work for a thread that others wait for.
+//! Reading a command line or mappings waits while the process itself changes its memory, and a process that hangs
+//! there hangs its audit. So audits must not run on a thread that others wait for.
 //!
-//! Absent on purpose: matching a process to a lease, names of users, bytes on cards, and any choice.
+//! Absent on purpose: matching a process to a lease, names of users, bytes on GPUs, and any choice.
 
 mod accounts;
 mod connector;
@@ -56,31 +56,32 @@ use sublet_core::audit::{Accounted, Ancestor, Audit, FileKey};
 use sublet_core::ids::ProcKey;
 use text::{PATH_MAX, WORD_MAX, clean, clean_bytes};
 
-/// Parents that are told: more is a chain somebody made to be long.
+/// Ancestors reported: a longer chain was made on purpose.
 const ANCESTORS_MAX: usize = 32;
-/// Words of a command line that are told.
+/// Words reported of a command line.
 const WORDS_MAX: usize = 64;
-/// Bytes of a command line that are read: it may have two million.
+/// Bytes read of a command line, which may have two million.
 const COMMAND_BYTES_MAX: u64 = 65_536;
-/// How often something that changed while it was read is read again.
+/// How often data that changed while it was read is read again.
 const ATTEMPTS: usize = 4;
-/// How long a program may take from when the kernel has given up the old one until it has the new one's
-/// command line: microseconds, but for a slow disk or a busy host.
+/// How long an exec may take from the moment the old program is gone until the new command line is set: microseconds,
+/// except with a slow disk or on a busy host.
 const STARTING_MS_MAX: usize = 100;
-/// What the kernel calls file systems that a program serves.
+/// The magic number of FUSE file systems, which a program serves.
 const FUSE_MAGIC: rustix::fs::FsWord = 0x6573_5546;
-/// Descendants of one process that are told at once.
+/// Descendants of one process reported in one call.
 const DESCENDANTS_MAX: usize = 4096;
 
-/// Says who exactly this process is, as far as it can be read. Gone, if the number is another's by now.
+/// Audits exactly this process, as far as it can be read. Fails with gone if the pid belongs to another process by
+/// now.
 pub fn audit(process: ProcKey, devices: &Devices) -> Result<Audit, ProcessError> {
     audit_of_image(process, devices).map(|(audit, _)| audit)
 }
 
-/// What tells a service of this host from others, as rules name them.
+/// The properties by which rules tell one service of this host from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
-    /// Whose it is.
+    /// Its user.
     pub uid: u32,
     /// The path of its executable, if that may be read.
     pub exe: Option<String>,
@@ -90,23 +91,24 @@ pub struct Whereabouts {
     pub container: Option<String>,
 }
 
-/// Where a process is and what it runs, without the rest of an audit.
+/// The place and program of a process, without the rest of an audit.
 pub fn whereabouts(pid: u32) -> Result<Whereabouts, ProcessError> {
     let stat = process::stat(pid)?;
     let place = place::place_of(pid)?;
     let (exe, _) = executable(&process::folder(pid, &stat), &stat, &mut Vec::new());
     let found = Whereabouts { uid: process::uid(pid)?, exe, unit: place.unit, container: place.container };
-    // The number may have become another's meanwhile.
+    // The pid may have been reused meanwhile.
     alive(stat.key(pid)).map(|_| found)
 }
 
-/// What stands for places in memory that never hold still.
+/// Stands for memory addresses that keep changing.
 const RESTLESS: [u64; 3] = [u64::MAX; 3];
 
-/// The same, with the places in memory by which two programs that it ran one after the other are told apart.
+/// The audit, with the memory addresses by which two programs run one after the other are told apart.
 ///
-/// A program may write over those places as often as it likes, and would never be audited. Whoever was the same by
-/// all else in each attempt is told all the same, and so is whoever has the same memory all the time.
+/// A program may overwrite those addresses as often as it likes, and could so prevent every audit. So a process that
+/// was the same by all else in each attempt is reported all the same, and so is one that has the same memory
+/// throughout.
 fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3]), ProcessError> {
     let memory = Memory::of(process.pid);
     let mut changed: Vec<Audit> = Vec::new();
@@ -117,7 +119,7 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
             continue;
         }
         let audit = read(process, &before, devices);
-        // Its files fail in all ways while it ends: whether it is there comes first.
+        // Its files fail in many ways while it ends, so whether it lives is checked first.
         let after = alive(process)?;
         let audit = audit?;
         if before.image == after.image {
@@ -138,11 +140,11 @@ fn audit_of_image(process: ProcKey, devices: &Devices) -> Result<(Audit, [u64; 3
 
 /// The process, and its descendants that are in the cgroup that its audit names.
 ///
-/// More than a few thousand are told in part: they are asked for again when those are gone.
+/// At most 4,096 are returned: call again for the rest when those have ended.
 pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcKey>, ProcessError> {
     alive(process)?;
     let place = |pid: u32| process::cgroups(pid).map(|its| place::place(&its).cgroup);
-    // An audit has the path as it can be shown: what is compared is the path itself.
+    // An audit holds the path in printable form; the comparison uses the path itself.
     let own = place(process.pid).ok().filter(|own| clean(own, PATH_MAX) == cgroup);
     let meant = own.as_deref().unwrap_or(cgroup);
     let (mut found, mut parents) = (Vec::new(), vec![process]);
@@ -153,7 +155,7 @@ pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcK
             found.push(parent);
         }
         for pid in process::children(parent.pid).unwrap_or_default() {
-            // A number of the list may be another's by now, or a child that was handed on to init.
+            // A pid of the list may have been reused, or be a child that init adopted.
             let child = process::stat(pid).ok().filter(|stat| stat.parent == parent.pid && !stat.has_ended());
             if let Some(child) = child.filter(|_| seen < DESCENDANTS_MAX) {
                 seen += 1;
@@ -164,7 +166,7 @@ pub fn descendants_in_cgroup(process: ProcKey, cgroup: &str) -> Result<Vec<ProcK
     Ok(found)
 }
 
-/// What the kernel counts about exactly this process, if it lives.
+/// The stat of exactly this process, if it lives.
 fn alive(process: ProcKey) -> Result<Stat, ProcessError> {
     let stat = process::stat(process.pid)?;
     if stat.start != process.start || stat.has_ended() {
@@ -194,7 +196,7 @@ fn read(process: ProcKey, stat: &Stat, devices: &Devices) -> Result<Audit, Proce
             None
         }
     };
-    // In a container the same number is another user.
+    // In a container the same uid is another user.
     let seat = if place.container.is_none() { seat::seat_of(uid, &place.cgroup) } else { None };
     let (open, crowded) = devices.of(&folder, &mut unread);
     Ok(Audit {
@@ -230,7 +232,7 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
             let kept = path.strip_suffix(b" (deleted)");
             (Some(clean_bytes(kept.unwrap_or(path), PATH_MAX)), kept.is_some())
         }
-        // The kernel's own have none.
+        // Kernel threads have none.
         Err(error) if stat.is_kernel && error.kind() == io::ErrorKind::NotFound => (None, false),
         Err(error) => {
             unread.push(format!("its executable: {}", because(&error)));
@@ -239,11 +241,11 @@ fn executable(folder: &str, stat: &Stat, unread: &mut Vec<String>) -> (Option<St
     }
 }
 
-/// The file that it runs, told by the descriptor and not by a path. What a user mounts by FUSE has the numbers that the
-/// user gives it, others each time: there it counts that it is of that mount.
+/// The file that the process runs, by the descriptor and not by a path. A user's FUSE mount gives each file any
+/// numbers, others each time: there the mount itself is compared.
 fn image_file(folder: &str) -> Option<FileKey> {
     let link = format!("{folder}/exe");
-    // It may be on a server that does not answer.
+    // The file may be on a server that does not answer.
     let told = patient::patiently(move || {
         let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, FsMode::empty())?;
         if fstatfs(&file)?.f_type == FUSE_MAGIC {
@@ -258,8 +260,8 @@ fn image_file(folder: &str) -> Option<FileKey> {
     told.ok()
 }
 
-/// Whether the path of an executable is another file here, or none: in a mount namespace of its own, which anybody
-/// may have, a program puts what it likes there. What cannot be told is not taken for this host's file.
+/// True if the path of an executable is another file here, or none: in a mount namespace of its own, which every user
+/// may create, a program can mount anything there. If that cannot be found out, it is not taken for this host's file.
 fn is_inside(folder: &str) -> bool {
     let mounts = |of: &str| fs::read_link(format!("{of}/ns/mnt")).ok();
     if mounts(folder).is_some_and(|its| Some(its) == mounts("/proc/self")) {
@@ -274,7 +276,8 @@ fn is_inside(folder: &str) -> bool {
     !is_same.unwrap_or(false)
 }
 
-/// The command line as the process shows it, secrets taken out. Cut last: half a secret looks like none.
+/// The command line as the process shows it, with secrets removed. It is shortened last: half a secret does not look
+/// like one.
 fn command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
     let bytes = match patient::read(format!("{folder}/cmdline"), COMMAND_BYTES_MAX) {
         Ok(bytes) => bytes,
@@ -286,21 +289,21 @@ fn command(folder: &str, unread: &mut Vec<String>) -> Vec<String> {
     let is_cut = bytes.len() as u64 == COMMAND_BYTES_MAX;
     let mut words: Vec<String> =
         bytes.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    // After the last word's end, or in the middle of one.
+    // The last word is empty after a final zero byte, or cut in the middle.
     words.pop_if(|last| is_cut || last.is_empty());
     let mut words = redact::redact(&words);
     if is_cut || words.len() > WORDS_MAX {
         unread.push("the rest of its command line: it is too long".to_owned());
         words.truncate(WORDS_MAX);
     }
-    // A line that the process wrote over itself has the old one's zeros behind it.
+    // If the process overwrote its command line, zeros of the old one follow the new one.
     while words.last().is_some_and(String::is_empty) {
         words.pop();
     }
     words.iter().map(|word| clean(word, WORD_MAX)).collect()
 }
 
-/// Seconds since 1970 at which it was started, by what the clock on the wall says now.
+/// Start time in seconds since 1970, computed from the present wall clock.
 fn started_s(process: ProcKey) -> u64 {
     let (wall, boot) = (clock_gettime(ClockId::Realtime), clock_gettime(ClockId::Boottime));
     let booted_ms = (wall.tv_sec - boot.tv_sec) * 1000 + (wall.tv_nsec - boot.tv_nsec) / 1_000_000;
@@ -319,7 +322,7 @@ fn accounted(pid: u32, stat: &Stat, status: &[u8], unread: &mut Vec<String>) -> 
             unread.push(format!("what it read and wrote: {}", because(&source)));
             None
         }
-        Err(_) => None, // it has ended, and whoever asked is told so
+        Err(_) => None, // it has ended, and the caller returns that
     };
     let peak_kib: Option<u64> = process::status_field(status, "VmHWM:");
     let peak_memory_bytes = peak_kib.map(|kib| kib.saturating_mul(1024));
@@ -349,8 +352,8 @@ fn ancestry(process: ProcKey, unread: &mut Vec<String>) -> Vec<Ancestor> {
     }
 }
 
-/// The parent of exactly this process: asked for before and after the parent was looked at, because a
-/// parent that ends gives its number to somebody else and its children to another.
+/// The parent of exactly this process. It is read before and after the parent was: when a parent ends, its pid may be
+/// reused and its children get another parent.
 fn parent(below: ProcKey) -> Result<Option<(ProcKey, Stat)>, ()> {
     let mut pid = alive(below).map_err(drop)?.parent;
     for _ in 0..ATTEMPTS {

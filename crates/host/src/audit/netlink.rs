@@ -1,15 +1,15 @@
-//! What the kernel's two sources of news about processes have in common: a socket of netlink's, and numbers in messages.
+//! Shared by the two netlink sources about processes: opening a socket, and reading numbers from messages.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, socket_with, sockopt};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A socket for one of netlink's protocols that hears these groups, with so many bytes for messages that wait.
+/// A socket for one netlink protocol that receives these groups, with a receive buffer of `buffer` bytes.
 pub(super) fn socket(protocol: Protocol, groups: u32, buffer: usize) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(protocol))?;
-    // Beyond the usual limit where that is permitted, else as much as there is.
+    // Beyond the usual limit where that is permitted, otherwise up to the limit.
     if sockopt::set_socket_recv_buffer_size_force(&socket, buffer).is_err() {
         sockopt::set_socket_recv_buffer_size(&socket, buffer)?;
     }
@@ -17,12 +17,12 @@ pub(super) fn socket(protocol: Protocol, groups: u32, buffer: usize) -> io::Resu
     Ok(socket)
 }
 
-/// Two bytes of a message.
+/// A 16-bit number of a message.
 pub(super) fn half(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// Four of them.
+/// A 32-bit number of a message.
 pub(super) fn word(message: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?))
 }

@@ -1,11 +1,11 @@
 //! Which systemd unit and which container a cgroup path names.
 //!
-//! Only what root, or whoever root let, puts at the front of a path counts: below its own unit or
-//! container anybody may make cgroups with any name. So the unit is the first that is no slice, as
-//! systemd itself reads it, and of containers in containers the outermost. Below a user's own manager
-//! (`user@1000.service/…`) both are that user's word: a container counts only where root made it.
+//! Only the front of a path counts, which root or a service permitted by root made: below its own unit or container
+//! every user may make cgroups with any name. So the unit is the first component that is no slice, as systemd itself
+//! reads it, and of nested containers the outermost counts. Below a user's own manager (`user@1000.service/…`) the
+//! user chose all names: a container counts only where root made it.
 //!
-//! Absent: asking systemd or a container engine. Paths are all there is, and a guess stays `None`.
+//! Absent: asking systemd or a container engine. Only paths are read, and what is uncertain stays `None`.
 
 use super::text::{WORD_MAX, clean};
 use crate::process::{self, Cgroup, ProcessError};
@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 /// Hexadecimal digits of an id that Docker, containerd, CRI-O and Podman give a container.
 const ID_DIGITS: usize = 64;
 
-/// Where a process is: its cgroup, and what that says.
+/// The cgroup of a process, and the unit and container that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) cgroup: String,
@@ -23,11 +23,11 @@ pub(super) struct Place {
     pub(super) container: Option<String>,
 }
 
-/// Reads the lines of `/proc/PID/cgroup`: one with version 2, one a hierarchy with version 1, both where
+/// Reads the lines of `/proc/PID/cgroup`: one line with version 2, one for each hierarchy with version 1, both where
 /// both are mounted.
 pub(super) fn place(cgroups: &[Cgroup]) -> Place {
     let mut by_worth: Vec<&Cgroup> = cgroups.iter().collect();
-    // Where systemd keeps its units comes first; a controller's own hierarchy may be used by others.
+    // The hierarchy in which systemd keeps its units comes first; a controller's own may be used by other software.
     by_worth.sort_by_key(|cgroup| match cgroup.controllers.as_str() {
         "" => 0,
         "name=systemd" => 1,
@@ -41,7 +41,7 @@ pub(super) fn place(cgroups: &[Cgroup]) -> Place {
     }
 }
 
-/// Where a process is. What a user may name as it likes is no container: nobody is spared for a name.
+/// The place of a process. A cgroup that a user may name freely is no container: a name exempts no process.
 pub(super) fn place_of(pid: u32) -> Result<Place, ProcessError> {
     let cgroups = process::cgroups(pid)?;
     let place = place(&cgroups);
@@ -49,16 +49,16 @@ pub(super) fn place_of(pid: u32) -> Result<Place, ProcessError> {
     Ok(Place { container: place.container.filter(|_| !is_users), ..place })
 }
 
-/// Who made the container that a cgroup names, as far as that can be told. From inside a namespace of cgroups it
-/// cannot be told who made what is beside it.
+/// The user that made the container that a cgroup names, if that can be found out. From inside a cgroup namespace it
+/// cannot be found out for cgroups beside it.
 fn maker(cgroup: Cgroup) -> Option<u32> {
     let path = found(&cgroup.path).map(|(above, _)| above.to_owned()).filter(|above| !above.contains(".."))?;
     let above = Cgroup { path, ..cgroup }.directory()?;
     fs::metadata(above).ok().map(|above| above.uid())
 }
 
-/// Whether a process is in a container that root made, or this user, as far as its cgroups say. Anybody else who
-/// may make cgroups somewhere would give one a container's name and be taken for what it likes.
+/// True if a process is in a container that root or this user made, as far as its cgroups say. Otherwise any other
+/// user that may make cgroups could name one like a container and pass as this user's.
 pub(crate) fn is_in_container_of(pid: u32, uid: u32) -> bool {
     let is_one = |cgroup: Cgroup| maker(cgroup).is_some_and(|maker| [0, uid].contains(&maker));
     process::cgroups(pid).is_ok_and(|cgroups| cgroups.into_iter().any(is_one))
@@ -68,7 +68,7 @@ pub(crate) fn is_in_container_of(pid: u32, uid: u32) -> bool {
 fn unit(path: &str) -> Option<String> {
     let mut parts = parts(path).skip_while(|part| part.ends_with(".slice"));
     let system = parts.next().filter(|part| is_unit(part))?;
-    // The manager of a user: below it are that user's units, named as the user likes.
+    // A user's manager: below it are that user's units, with names that the user chose.
     if system.starts_with("user@") {
         let own = parts.find(|part| !part.ends_with(".slice")).filter(|part| is_unit(part));
         if let Some(own) = own {
@@ -83,12 +83,12 @@ fn is_unit(part: &str) -> bool {
     kinds.iter().any(|kind| part.strip_suffix(kind).is_some_and(|name| !name.is_empty()))
 }
 
-/// The components of a path. systemd puts `_` before a name that could be taken for a file of the kernel's.
+/// The components of a path. systemd puts `_` before a name that could be mistaken for a kernel file.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
     placed_parts(path).map(|(_, part)| part)
 }
 
-/// The same, each behind the path in which it is.
+/// The components, each with the path that it is in.
 fn placed_parts(path: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut next = 0;
     let placed = path.split('/').map(move |part| {
@@ -105,7 +105,7 @@ fn container(path: &str) -> Option<String> {
     found(path).map(|(_, container)| clean(&container, WORD_MAX))
 }
 
-/// The same, behind the path in which it is: whoever may make cgroups there chose the name.
+/// The container with the path that it is in: the user that may make cgroups there chose the name.
 fn found(path: &str) -> Option<(&str, String)> {
     let mut before = "";
     for (above, part) in placed_parts(path) {
@@ -118,7 +118,7 @@ fn found(path: &str) -> Option<(&str, String)> {
 }
 
 /// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID`, and `pod….slice:cri-containerd:ID`, which
-/// containerd makes when it is told the wrong driver.
+/// containerd makes when it is configured with the wrong driver.
 fn by_id(part: &str) -> Option<String> {
     let bare = part.strip_suffix(".scope").unwrap_or(part);
     let (engine, id) = bare.rsplit_once(['-', ':']).unwrap_or(("", bare));
@@ -127,13 +127,13 @@ fn by_id(part: &str) -> Option<String> {
     (is_id && !engine.ends_with("conmon")).then(|| id.to_owned())
 }
 
-/// LXC and machined name containers as people do.
+/// LXC and machined use names that people chose.
 fn by_name(above: &str, part: &str) -> Option<String> {
     let named = |name: &str| (!name.is_empty()).then(|| unescape(name));
     if let Some(name) = part.strip_prefix("lxc.payload.") {
         return named(name);
     }
-    // Older LXC. Its monitors are beside the containers, and are none.
+    // Older LXC. Its monitors are beside the containers, and are not containers.
     if above == "lxc" || above == "lxc.payload" {
         return named(part);
     }
@@ -143,7 +143,7 @@ fn by_name(above: &str, part: &str) -> Option<String> {
     named(part.strip_prefix("systemd-nspawn@")?.strip_suffix(".service")?)
 }
 
-/// systemd writes what a unit's name cannot hold as `\x2d`.
+/// systemd escapes characters that a unit's name cannot hold, as in `\x2d`.
 fn unescape(name: &str) -> String {
     let mut bytes = Vec::with_capacity(name.len());
     let mut rest = name.as_bytes();

@@ -1,21 +1,21 @@
-//! Takes secrets out of command lines: an audit is kept for ever and read by many.
+//! Removes secrets from command lines: an audit is kept for ever and read by many.
 //!
-//! What goes: values of options, variables, headers and fields whose name says secret; what stands before
-//! the host in an address; words that look like a key of a known service, or like nothing but chance. The
-//! program, its options and the names of files stay readable. Too much taken out costs a glance at the
-//! process; too little cannot be taken back, so doubt takes out.
+//! Removed are: values of options, variables, headers and fields with a name that says secret; the user part of a
+//! URL; words that look like a key of a known service, or like random characters. The program, its options and the
+//! names of files stay readable. A word removed by mistake costs a glance at the process; a published secret cannot
+//! be taken back. So in doubt a word is removed.
 //!
 //! ```text
 //!   arguments ──► words (spaces inside an argument count: `sh -c "…"` is a command line, too)
 //!   word      ──► fields (`a=1;password=x`, `…?token=x&y=2`) ──► patterns in what is left
 //! ```
-//! Absent: reading anything, and dictionaries of languages. A secret that looks like a file's name and
-//! follows a harmless word is not found.
+//! Absent: reading anything, and dictionaries of languages. A secret that looks like a file name and follows a
+//! harmless word is not found.
 
-/// What stands in place of a secret.
+/// Replaces a secret.
 pub(super) const REDACTED: &str = "***";
 
-/// A name with one of these in it says that its value is secret.
+/// A name that contains one of these says that its value is secret.
 const SECRET_PARTS: [&str; 24] = [
     "password",
     "passwd",
@@ -57,7 +57,7 @@ const BEFORE_KEY: [&str; 12] = [
     "shared",
     "wandb",
 ];
-/// With one of these beside it a `token` is a piece of text, not a secret.
+/// Beside one of these a `token` is a piece of text, not a secret.
 const TEXT_PARTS: [&str; 24] = [
     "max",
     "min",
@@ -84,15 +84,15 @@ const TEXT_PARTS: [&str; 24] = [
     "embedding",
     "classification",
 ];
-/// A name that ends so says where something is, not what it is.
+/// A name that ends with one of these says where something is, not what it is.
 const PLACE_PARTS: [&str; 9] = ["file", "path", "dir", "directory", "folder", "name", "url", "uri", "env"];
-/// A word that nobody put apart is secret if it ends so: `PGPASSWORD`, `dbpasswd`, `accesstoken`.
+/// A word without separators is secret if it ends with one of these: `PGPASSWORD`, `dbpasswd`, `accesstoken`.
 const SECRET_ENDS: [&str; 6] = ["password", "passwd", "secret", "apikey", "passphrase", "authorization"];
-/// What stands before a credential in a header, and is none.
+/// Words before a credential in a header that are not part of it.
 const SCHEMES: [&str; 5] = ["bearer", "basic", "digest", "negotiate", "token"];
 /// What ends one field of a word.
 const FIELD_ENDS: [char; 6] = [';', '&', '?', ',', '{', '}'];
-/// How keys of known services begin, and how long what follows is at least.
+/// How keys of known services begin, and the minimum length of the rest.
 const PREFIXES: [(&str, usize); 36] = [
     ("hf_", 16),
     ("api_org_", 16),
@@ -131,7 +131,7 @@ const PREFIXES: [(&str, usize); 36] = [
     ("xai-", 16),
     ("AGE-SECRET-KEY-", 8),
 ];
-/// Options that only in one program carry a secret: with its value behind it, or in the next word.
+/// Options that carry a secret in one program only: with the value attached, or in the next word.
 const OF_PROGRAMS: [(&str, &str); 14] = [
     ("mysql", "-p"),
     ("mysqldump", "-p"),
@@ -148,13 +148,13 @@ const OF_PROGRAMS: [(&str, &str); 14] = [
     ("mongoimport", "-p"),
     ("mongoexport", "-p"),
 ];
-/// Programs that have one only for who logs in: otherwise it is a port.
+/// Programs in which the option is a secret only after `login`; otherwise it is a port.
 const LOG_IN: [&str; 5] = ["docker", "podman", "nerdctl", "buildah", "skopeo"];
-/// The largest id of a process.
+/// The largest pid.
 const PID_MAX: u32 = 1 << 22;
-/// Characters of a key that are looked at.
+/// Characters of a key that are examined.
 const KEY_SHOWN: usize = 64;
-/// Letters and digits in a row without a sense: shorter ones occur in names of files.
+/// Minimum length of a run of letters and digits that counts as random: shorter ones occur in file names.
 const CHANCE_MIN: usize = 20;
 /// The same for one case of letters and digits, as in hexadecimal.
 const CHANCE_ONE_CASE_MIN: usize = 32;
@@ -181,14 +181,14 @@ enum Next {
     UserAndSecret,
     /// The value of `-p`: in many programs a password, in many others a port, a process or a directory.
     PasswordOrPort,
-    /// The rest of a secret, up to the mark that closes it.
+    /// The rest of a secret, up to the character that closes it.
     Until(char),
 }
 
 struct Reader {
-    /// What carries a secret in the last program that was named: `sudo`, `timeout 5` and the like may be before it.
+    /// The option that carries a secret in the last program named: `sudo`, `timeout 5` and the like may precede it.
     option: Option<&'static str>,
-    /// That is a program which has one for who logs in.
+    /// True if that program has one only for a login.
     logs_in: bool,
     next: Next,
     /// The argument is a command line itself: the one before was a shell's `-c`.
@@ -210,7 +210,7 @@ impl Reader {
             Next::SecretArgument => self.next = Next::Plain,
             _ => {}
         }
-        // A whole argument's value ends where the argument does, whatever is in it.
+        // The value of a whole argument ends where the argument does, whatever it contains.
         if let Some((name, value)) = argument.split_once('=')
             && !is_script
             && is_name(name)
@@ -235,13 +235,13 @@ impl Reader {
         let option = self.option?;
         let value = text.strip_prefix(option)?;
         let Some(first) = value.chars().next() else {
-            // MySQL asks for it then, and the next word is the name of a database: not shown either.
+            // MySQL then prompts for it, and the next word is the name of a database: hidden as well.
             self.next = next;
             return Some(text.to_owned());
         };
         let is_open = is_mark(first) && value[1..].find(first).is_none();
         self.next = if is_open && next == Next::SecretWord { Next::Until(first) } else { Next::Plain };
-        // What closes an outer quotation stays.
+        // The closing quote of an outer quotation stays.
         let closes: String = value.chars().next_back().filter(|last| is_mark(*last) && !is_open).into_iter().collect();
         Some(format!("{option}{REDACTED}{closes}"))
     }
@@ -359,12 +359,12 @@ impl Reader {
     }
 }
 
-/// Puts a mark in place of the secret that `rest` begins with, and says how long that was.
+/// Writes the placeholder for the secret that `rest` begins with, and returns the secret's length.
 fn secret(out: &mut String, rest: &str, word: usize) -> usize {
     let mark = rest.chars().next().filter(|first| is_mark(*first));
     let Some(mark) = mark else {
         out.push_str(REDACTED);
-        // What closes an outer quotation stays: the line is read by people.
+        // The closing quote of an outer quotation stays: people read the line.
         out.extend(rest[..word].chars().next_back().filter(|last| is_mark(*last)));
         return word;
     };
@@ -374,7 +374,7 @@ fn secret(out: &mut String, rest: &str, word: usize) -> usize {
     rest[1..].find(mark).map_or(rest.len(), |at| at + 2)
 }
 
-/// The same for all of a header, whose scheme may be told.
+/// The same for a whole header; its scheme may be shown.
 fn header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
     let opens = rest.chars().next().filter(|first| is_mark(*first));
     let begin = opens.map_or(0, char::len_utf8);
@@ -389,7 +389,7 @@ fn header(out: &mut String, rest: &str, quote: Option<char>) -> usize {
     end
 }
 
-/// The first name in a field that says secret, and where its `=` or `:` is.
+/// The first name in a field that says secret, and the position of its `=` or `:`.
 fn secret_name(field: &str) -> Option<(usize, &str)> {
     let mut begin = 0;
     for (at, separator) in field.match_indices(['=', ':']) {
@@ -458,7 +458,7 @@ fn parts_of(name: &str) -> Vec<String> {
     parts
 }
 
-/// Does a name say that its value is secret?
+/// True if a name says that its value is secret.
 fn is_secret(name: &str) -> bool {
     let parts = parts_of(name);
     let has = |list: &[&str], part: &String| list.contains(&part.as_str());
@@ -471,13 +471,13 @@ fn is_secret(name: &str) -> bool {
         || parts.iter().enumerate().any(|(at, part)| match part.as_str() {
             "key" | "keys" => at > 0 && has(&BEFORE_KEY, &parts[at - 1]),
             text if text.ends_with("token") => !is_text,
-            // A lease's own: `mark` alone is a word like any other.
+            // A lease's own variable: `mark` alone is an ordinary word.
             "mark" => at > 0 && parts[at - 1] == "sublet",
             text => has(&SECRET_PARTS, part) || SECRET_ENDS.iter().any(|end| text.ends_with(end)),
         })
 }
 
-/// `user:secret` without the secret. Numbers are a user and a group.
+/// `user:secret` without the secret. Numbers are a user and a group, and stay.
 fn user_only(word: &str) -> String {
     match word.split_once([':', '%']) {
         Some((user, secret)) if !is_number(user) || !is_number(secret) => format!("{user}:{REDACTED}"),
@@ -489,14 +489,14 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `scheme://user:secret@host/…` without what stands before the host.
+/// `scheme://user:secret@host/…` without the part before the host.
 fn without_userinfo(word: &str) -> String {
     let Some(at) = word.find("://") else { return word.to_owned() };
     let (scheme, rest) = word.split_at(at + 3);
     let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-    // A secret may hold a slash that should have been escaped: then the port is no number.
+    // A secret may contain a slash that should have been escaped: then the port is no number.
     let odd_port = authority.rsplit_once(':').is_some_and(|(host, port)| !host.contains('[') && !is_number(port));
-    // Or an `@`: the last one counts, unless a question mark says that the address is over.
+    // Or an `@`: the last one counts, up to a question mark, which ends the address.
     let end = rest[..rest.find(['?', '#']).unwrap_or(rest.len())].rfind('@');
     match end.filter(|_| authority.contains('@') || odd_port) {
         Some(end) => format!("{scheme}{REDACTED}{}", &rest[end..]),
@@ -504,9 +504,9 @@ fn without_userinfo(word: &str) -> String {
     }
 }
 
-/// Takes out what looks like a key, wherever in the word it is.
+/// Removes what looks like a key, anywhere in the word.
 fn patterns(word: &str) -> String {
-    // Names of files stay readable, whatever chance made them.
+    // File names stay readable, even random ones.
     let is_path = word.trim_start_matches(is_quote).starts_with(['/', '.', '~']) || word.contains("://");
     let of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.' | '~');
     if !is_path && is_base64_chance(word) {
@@ -529,10 +529,10 @@ fn is_key(run: &str) -> bool {
     let known = PREFIXES.iter().any(|(prefix, least)| {
         run.match_indices(prefix).any(|(at, _)| {
             let fresh = !run[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
-            // Enough to judge by, and a bound for words that are nothing but beginnings.
+            // Enough to decide by, and a bound for words made of such prefixes.
             let body = &run[at + prefix.len()..];
             let body = body.get(..KEY_SHOWN).unwrap_or(body);
-            // `hf_models_of_mine` is a name: keys that begin with an underscore have none later.
+            // `hf_models_of_mine` is a name: keys with a prefix that ends in an underscore have none later.
             let of_body = |c: char| c.is_ascii_alphanumeric() || (!prefix.ends_with('_') && matches!(c, '-' | '_'));
             let body = &body[..body.find(|c| !of_body(c)).unwrap_or(body.len())];
             fresh && body.len() >= *least && body.bytes().any(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
@@ -541,12 +541,12 @@ fn is_key(run: &str) -> bool {
     known || (run.contains("eyJ") && run.matches('.').count() >= 2 && run.len() >= 32)
 }
 
-/// Letters and digits that no name would mix so; names have dashes and dots between their parts.
+/// True for a mix of letters and digits that no name has; names have dashes and dots between their parts.
 fn is_chance(run: &str) -> bool {
     run.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
 }
 
-/// The same for base64, whose slashes mean nothing.
+/// The same for base64, in which slashes have no meaning.
 fn is_base64_chance(word: &str) -> bool {
     let bare = word.trim_matches(is_quote);
     let of_base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
@@ -559,7 +559,7 @@ fn is_mixed(piece: &str) -> bool {
     let digits = piece.len() - lower - upper;
     let kind = |byte: u8| (byte.is_ascii_lowercase(), byte.is_ascii_uppercase());
     let changes = piece.as_bytes().windows(2).filter(|pair| kind(pair[0]) != kind(pair[1])).count();
-    // Of all neighbours chance makes six in ten differ in kind; a name three.
+    // In random text six in ten neighbours differ in kind; in a name three.
     let two_cases = lower > 0 && upper > 0 && digits > 0 && piece.len() >= CHANCE_MIN && changes * 5 >= piece.len() * 2;
     // With one case it is four in ten.
     let one_case =

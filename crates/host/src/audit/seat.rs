@@ -1,10 +1,10 @@
-//! Whose screen a process draws, as far as logind says.
+//! The seat at which a process draws on the screen, as far as logind says.
 //!
-//! Somebody sits at a seat, and one session is in front there. What draws for that user, or in that session (a
-//! display server may run as root), is somebody's desktop. logind writes who that is where anybody may read it and
-//! root alone may write; a process cannot claim it.
+//! One session is in front at a seat. A process of that session's user, or in that session (a display server may run
+//! as root), belongs to that user's desktop. logind writes this where every user may read it and only root may write
+//! it; a process cannot claim it.
 //!
-//! Absent: asking over D-Bus, what a display server is called, and whoever is logged in from elsewhere.
+//! Absent: asking over D-Bus, names of display servers, and users logged in remotely.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,14 +21,14 @@ struct Front {
     session: String,
 }
 
-/// The seat at which a process of this user, in this cgroup, is in front.
+/// The seat at which a process of this user, in this cgroup, is in front; `None` if there is none.
 pub(super) fn seat_of(uid: u32, cgroup: &str) -> Option<String> {
     let fronts = fronts(Path::new(SEATS));
     fronts.into_iter().find(|front| front.has(uid, cgroup)).map(|front| front.seat)
 }
 
-/// Whether a user's session is in front at a seat of this host. Where logind keeps no seats, the user that a text console
-/// belongs to counts: login gives it to whom it lets in.
+/// True if a user's session is in front at a seat of this host. Where logind keeps no seats, the owner of a text
+/// console counts: login gives the console to the user that logs in.
 pub fn is_at_seat(uid: u32) -> bool {
     let consoles: Vec<PathBuf> = (1..=12).map(|number| PathBuf::from(format!("/dev/tty{number}"))).collect();
     has_seat(uid, Path::new(SEATS), &[&consoles[..], &[PathBuf::from("/dev/console")]].concat())
@@ -38,13 +38,13 @@ fn has_seat(uid: u32, seats: &Path, consoles: &[PathBuf]) -> bool {
     if seats.is_dir() {
         return fronts(seats).iter().any(|front| front.uid == uid);
     }
-    // A console at which no user logged in is root's.
+    // A console without a login belongs to root.
     let owner = |console: &PathBuf| fs::metadata(console).ok().map(|found| found.uid());
     uid != 0 && consoles.iter().any(|console| owner(console) == Some(uid))
 }
 
 fn fronts(seats: &Path) -> Vec<Front> {
-    // No logind, no seats: a server has none.
+    // Without logind there are no seats, as on a server.
     let Ok(entries) = fs::read_dir(seats) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter_map(|seat| Some(front(&fs::read_to_string(seats.join(&seat)).ok()?, seat))?).collect()
@@ -56,7 +56,7 @@ fn front(text: &str, seat: String) -> Option<Front> {
 }
 
 impl Front {
-    /// Below its own manager a user may name a cgroup as it likes; these two above it are root's.
+    /// Below its own manager a user may name a cgroup freely; the two components above it are root's.
     fn has(&self, uid: u32, cgroup: &str) -> bool {
         let scope = format!("/user.slice/user-{}.slice/session-{}.scope", self.uid, self.session);
         let is_in = cgroup.strip_prefix(&scope).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));

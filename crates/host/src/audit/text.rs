@@ -1,4 +1,4 @@
-//! Text that a stranger chose, made fit for a trail and a terminal.
+//! Text from an unleased process, made safe for the audit trail and a terminal.
 //!
 //! Absent: what is secret in it ([`super::redact`]).
 
@@ -9,8 +9,8 @@ pub(super) const PATH_MAX: usize = 1024;
 /// Characters of a name, of a word of a command line and of an ancestor's executable.
 pub(super) const WORD_MAX: usize = 256;
 
-/// The text in at most `max` characters. What could move a cursor or turn a line around becomes `?`,
-/// and of a long text the middle is left out: both ends of a path tell something.
+/// The text in at most `max` characters. Characters that could move a cursor or reverse a line become `?`. Of a long
+/// text the middle is left out: both ends of a path are informative.
 pub(super) fn clean(text: &str, max: usize) -> String {
     let shown = |c: char| if is_visible(c) { c } else { '?' };
     let count = text.chars().count();

@@ -1,7 +1,7 @@
-//! The worker that the driver is asked through: started when it is needed, killed at a deadline.
+//! The connection to the worker that calls the driver: started when needed, killed at a deadline.
 //!
-//! One request at a time. Whoever asks is told when the worker was lost on the way, because then
-//! nothing is known any more about whoever was being moved.
+//! One request at a time. The caller learns if the worker was lost during a request, because then the state of the
+//! processes being moved is unknown.
 
 use super::DriverSettings;
 use super::protocol::{Answer, Facts, Request};
@@ -14,13 +14,13 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The slowest that memory was seen to move is four times as fast.
+/// A quarter of the slowest rate at which memory was seen to move.
 const BYTES_PER_S: u64 = 512 << 20;
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// We are being stopped ourselves.
+    /// This process is stopping.
     Stopping,
     /// There is no worker now; one is started later.
     Resting,
@@ -31,7 +31,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// For people.
+    /// The reason, as text for people.
     pub(super) fn text(&self) -> String {
         match self {
             Fault::Stopping => "Sublet is being stopped".to_owned(),
@@ -48,7 +48,7 @@ pub(super) struct Hands {
     soft: Option<SoftPlace>,
     stop: Arc<Wake>,
     link: Option<Link>,
-    /// Of the worker there is.
+    /// The facts reported by the present worker.
     facts: Option<Facts>,
     /// Why the last worker could not use the driver.
     unusable: Option<String>,
@@ -73,12 +73,12 @@ impl Hands {
         }
     }
 
-    /// How long a call may take that moves so many bytes.
+    /// How long a call that moves this many bytes may take.
     pub(super) fn patience(&self, bytes: u64) -> Duration {
         self.settings.patience + Duration::from_secs(bytes / BYTES_PER_S)
     }
 
-    /// What driver it is.
+    /// The driver's version and abilities; starts a worker if necessary.
     pub(super) fn facts(&mut self) -> Result<&Facts, Fault> {
         if self.facts.is_none() || self.link.is_none() {
             let facts = self.start()?;
@@ -87,7 +87,7 @@ impl Hands {
         self.facts.as_ref().ok_or(Fault::Resting)
     }
 
-    /// Asks, and waits for so long at most.
+    /// Sends a request, and waits at most `patience` for the answer.
     pub(super) fn ask(&mut self, request: &Request, patience: Duration) -> Result<Answer, Fault> {
         self.facts()?;
         self.ask_worker(request, patience)
@@ -128,7 +128,7 @@ impl Hands {
         }
     }
 
-    /// The driver may be installed or loaded later: only a fresh worker would see that.
+    /// The driver may be installed or loaded later: only a new worker would see that.
     fn give_up(&mut self, why: String) -> Fault {
         self.wait = WAIT_MAX;
         self.end();
@@ -148,8 +148,8 @@ impl Hands {
         self.wait = (self.wait * 2).min(WAIT_MAX);
     }
 
-    /// Leaves the worker to itself, and waits a moment for it. Whatever it has locked it lets go; a call
-    /// that it is in ends first, and killing it then would leave a process locked for ever.
+    /// Closes the line to the worker, and waits a moment for its end. The worker unlocks what it has locked; a call
+    /// in progress ends first, because killing the worker then would leave a process locked for ever.
     pub(super) fn finish(mut self) {
         self.unreaped.extend(self.link.take().map(Link::let_go));
         reap(self.unreaped);

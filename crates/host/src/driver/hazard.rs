@@ -1,9 +1,9 @@
-//! What goes wrong with which driver, as data.
+//! Known defects of driver versions, as data.
 //!
-//! Measured on 580; the rest is what others reported of theirs. A rule names the branch from which it
-//! holds, the branch from which it does not any more, and the reason that people are told.
+//! Measured on 580; the other rows are from public reports. A rule names the first branch with the defect, the first
+//! branch without it, and the reason shown to people.
 
-/// Something about a process that a driver does not bear.
+/// A property of a process that a driver version cannot handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hazard {
     /// Being moved at all.
@@ -12,7 +12,7 @@ pub(crate) enum Hazard {
     Ipc,
     /// Managed memory.
     Managed,
-    /// A group of processes that speak through NCCL.
+    /// A group of processes that communicate through NCCL.
     Nccl,
     /// Several threads.
     Threads,
@@ -29,7 +29,7 @@ pub(crate) struct Rule {
 
 const EVER: u32 = u32::MAX;
 
-/// Of each hazard at most one rule holds for a branch.
+/// At most one rule for each hazard holds for a branch.
 const TABLE: [Rule; 7] = [
     rule(0, 570, Hazard::Moving, "drivers before 570 cannot take a process off its GPUs"),
     rule(570, 610, Hazard::Ipc, "before driver 610 memory shared through CUDA IPC cannot leave a GPU"),
@@ -37,7 +37,7 @@ const TABLE: [Rule; 7] = [
     rule(595, EVER, Hazard::Managed, "managed memory cannot leave a GPU, and since driver 595 trying ends it"),
     rule(570, 595, Hazard::Nccl, "a process of an NCCL group cannot leave its GPU this way"),
     rule(595, EVER, Hazard::Nccl, "it is of an NCCL group, and since driver 595 trying to move it ends it"),
-    // Nobody has reported that it was mended.
+    // No report says that this was fixed.
     rule(610, EVER, Hazard::Threads, "since driver 610 a lock has crashed programs of several threads"),
 ];
 
@@ -50,7 +50,7 @@ pub(crate) fn branch(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// What this branch does not bear.
+/// The rules that hold for this branch.
 pub(crate) fn of(branch: u32) -> impl Iterator<Item = &'static Rule> {
     TABLE.iter().filter(move |rule| rule.from <= branch && branch < rule.before)
 }

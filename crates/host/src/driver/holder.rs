@@ -1,4 +1,4 @@
-//! One holder that the driver moves: where its processes are, and what comes next.
+//! One holder that the driver moves: the state of its processes, and the next step.
 //!
 //! ```text
 //!                ┌── OnCards: prove room, restore all, unlock all ──┐
@@ -7,12 +7,12 @@
 //!                ▲                 │                        │ restore failed
 //!                └─────unlock──────┘                        ▼
 //!                                                         lost, for good
-//!   Away:  armed ─► trying ─► over (all off their cards)
+//!   Away:  armed ─► trying ─► over (all off their GPUs)
 //!                     │ anything fails
 //!                     ▼
 //!                    back (restore what left, unlock all) ─► over (refused)
 //! ```
-//! Nothing here asks or tells anybody: [`Holder::next`] says what to do, from what is known.
+//! Nothing here makes a call: [`Holder::next`] computes the next step from the known state.
 
 use super::DrivenPlace;
 use super::target::Target;
@@ -21,36 +21,36 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use sublet_core::ids::ProcKey;
 
-/// Where a process is, as far as the driver said.
+/// The state of a process, as the driver last reported it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// The driver has to be asked.
+    /// The driver must be asked.
     Unknown,
     Running,
     Locked,
     Checkpointed,
-    /// It could not be brought back, and is never tried again.
+    /// It could not be restored, and is never tried again.
     Lost,
 }
 
 /// One process of a holder.
 pub(super) struct Member {
     pub(super) at: At,
-    /// Held, so that its pid stays its own; not where the kernel has no descriptor for us.
+    /// Its pidfd, so that its pid is not reused; `None` where the kernel gives none.
     target: Option<Target>,
-    /// The last wish names it.
+    /// The last target names it.
     pub(super) listed: bool,
-    /// Bytes it had on each card before it was locked.
+    /// Bytes it had on each GPU before it was locked.
     pub(super) had: BTreeMap<String, u64>,
-    /// It left in the attempt that is under way: its room is still its holder's.
+    /// It was checkpointed in the present attempt: its room on the GPU is still its holder's.
     pub(super) just_left: bool,
-    /// Bytes it has in host memory, by our own reckoning.
+    /// Bytes it has in host memory, by this daemon's own count.
     pub(super) parked: u64,
-    /// What was last told: it is parked, or it is not.
+    /// What was last reported: true if it is parked.
     pub(super) told: Option<bool>,
-    /// It is not asked about again before then.
+    /// The driver is not asked about it before then.
     pub(super) again: Option<Instant>,
-    /// Calls about it with which a worker was lost, one after the other.
+    /// Consecutive calls about it in which a worker was lost.
     pub(super) hung: u32,
 }
 
@@ -69,7 +69,7 @@ impl Member {
         }
     }
 
-    /// Has it not ended? Without a descriptor `/proc` says.
+    /// True if it has not ended. Without a pidfd this is read from `/proc`.
     pub(super) fn is_alive(&self, process: ProcKey) -> bool {
         self.target.as_ref().map_or_else(|| process::is_running(process), Target::is_alive)
     }
@@ -79,58 +79,58 @@ impl Member {
     }
 }
 
-/// How a holder's leaving goes.
+/// The progress of parking a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// It begins when it can.
+    /// It begins as soon as possible.
     Armed,
-    /// It shall be done by then.
+    /// It must be done by then.
     Trying { until: Instant },
-    /// It failed: all go back where they were. Said by then at the latest.
+    /// It failed: all processes are being restored. The failure is reported by `by` at the latest.
     Back { why: String, by: Instant, brought: bool },
-    /// Nothing more until somebody wishes again.
+    /// Nothing more until the next target.
     Over,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Nothing,
-    /// Ask where it is.
+    /// Ask the driver for its state.
     Ask(ProcKey),
-    /// Look at all of them from outside, and begin or refuse.
+    /// Examine all processes from outside, and begin or refuse.
     Examine,
     Lock(ProcKey),
     Checkpoint(ProcKey),
     /// Prove the room of these, and restore them.
     Bring(Vec<ProcKey>),
     Unlock(ProcKey),
-    /// All have left: say so.
+    /// All are checkpointed: report that.
     Settle,
-    /// All are where they were, or time is up: say why.
+    /// All are restored, or time is up: report why.
     Refuse(String),
-    /// It is history.
+    /// The holder is forgotten and nothing of it is locked: remove it.
     Drop,
 }
 
 impl Next {
-    /// Nobody waits long for it.
+    /// True if the step takes a short time.
     pub(super) const fn is_quick(&self) -> bool {
         matches!(self, Next::Ask(_) | Next::Unlock(_) | Next::Refuse(_) | Next::Drop)
     }
 }
 
-/// A lease whose processes the driver moves.
+/// A lease with processes that the driver moves.
 pub(super) struct Holder {
-    /// Nowhere: it is forgotten, and goes when nothing of it is locked.
+    /// Its target; `None` once it is forgotten. It is then removed as soon as nothing of it is locked.
     pub(super) place: Option<DrivenPlace>,
-    /// Its user: a process of another is not taken away.
+    /// Its user: a process of another user is not parked.
     pub(super) uid: u32,
     pub(super) members: BTreeMap<ProcKey, Member>,
     pub(super) attempt: Attempt,
-    /// When somebody last wished for another place, or again.
+    /// When the target last changed or was last renewed.
     pub(super) armed: Instant,
-    /// Bringing it back, or beginning to take it away, is not tried again before then.
+    /// Restoring, or beginning to park, is not tried again before then.
     pub(super) again: Instant,
 }
 
@@ -139,8 +139,8 @@ impl Holder {
         Holder { uid, place: None, members: BTreeMap::new(), attempt: Attempt::Over, armed: now, again: now }
     }
 
-    /// Takes a wish: whatever was refused may be tried again, what is under way goes on. Says whether it was to leave
-    /// until now, and shall not any more.
+    /// Sets the target: a refused step may be tried again, and a step in progress goes on. Returns true if the old
+    /// target was [`DrivenPlace::Away`] and the new one is not.
     pub(super) fn take(&mut self, place: DrivenPlace, processes: &[ProcKey], now: Instant) -> bool {
         let is_away = |place: &Option<DrivenPlace>| matches!(place, Some(DrivenPlace::Away { .. }));
         let was_away = is_away(&self.place);
@@ -158,14 +158,14 @@ impl Holder {
         was_away && !is_away(&self.place)
     }
 
-    /// The worker was lost: what it was about is not known any more.
+    /// The worker was lost: the state of locked and checkpointed processes is unknown now.
     pub(super) fn doubt(&mut self) {
         for member in self.members.values_mut().filter(|member| matches!(member.at, At::Locked | At::Checkpointed)) {
             member.at = At::Unknown;
         }
     }
 
-    /// The processes that are somewhere, and may be touched now.
+    /// The processes in this state for which `may` is true.
     pub(super) fn those(&self, at: At, may: &impl Fn(ProcKey) -> bool) -> Vec<ProcKey> {
         let there = self.members.iter().filter(|(_, member)| member.at == at);
         there.map(|(process, _)| *process).filter(|process| may(*process)).collect()
@@ -175,13 +175,13 @@ impl Holder {
         self.members.iter().find(|(_, member)| member.at == at).map(|(process, _)| *process)
     }
 
-    /// Who speaks for a holder that does not leave: one that has not, for who has cannot refuse to.
+    /// The process reported for a holder that refuses to park: one that is not checkpointed, if there is one.
     pub(super) fn who_stays(&self) -> Option<ProcKey> {
         let here = self.members.iter().find(|(_, member)| member.at != At::Checkpointed);
         here.or_else(|| self.members.iter().next()).map(|(process, _)| *process)
     }
 
-    /// What to do next; `may` says who may be touched now: who is there and not stopped.
+    /// The next step. `may` is true for a process that may be touched now: it lives and is not stopped.
     pub(super) fn next(&self, now: Instant, may: impl Fn(ProcKey) -> bool) -> Next {
         if let (Some(DrivenPlace::Away { .. }), Attempt::Back { why, by, .. }) = (&self.place, &self.attempt)
             && *by <= now
@@ -220,7 +220,8 @@ impl Holder {
             }
             (Some(DrivenPlace::Away { .. }), Attempt::Back { why, brought, .. }) => {
                 let mut away = self.those(At::Checkpointed, &may);
-                // Who left earlier has no room any more that could be proven and was not promised to another.
+                // A process parked in an earlier attempt has no room on the GPU any more: it may be promised to
+                // another lease.
                 away.retain(|process| self.members[process].just_left);
                 if !away.is_empty() && !brought {
                     return Next::Bring(away);
@@ -264,7 +265,7 @@ mod tests {
         for place in [away(), DrivenPlace::OnCards { needs: Vec::new() }] {
             let holder = holder(place, At::Locked, At::Unknown);
             assert_eq!(next(&holder), Next::Ask(TWO));
-            // A stopped one is not, and holds up no other.
+            // A stopped process is not asked about, and delays no other.
             assert_ne!(holder.next(Instant::now(), |process| process == ONE), Next::Ask(TWO));
         }
     }
@@ -292,7 +293,7 @@ mod tests {
         let mut holder = holder(away(), At::Checkpointed, At::Locked);
         let by = Instant::now() + Duration::from_secs(60);
         holder.attempt = Attempt::Back { why: "no".to_owned(), by, brought: false };
-        // Who left long ago has no room of its own.
+        // A process parked in an earlier attempt has no room of its own.
         assert_eq!(next(&holder), Next::Unlock(TWO));
         holder.members.get_mut(&ONE).unwrap().just_left = true;
         assert_eq!(next(&holder), Next::Bring(vec![ONE]));
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(next(&holder), Next::Unlock(ONE));
         holder.members.get_mut(&ONE).unwrap().at = At::Running;
         assert_eq!(next(&holder), Next::Unlock(TWO));
-        // A stopped one is waited for, but not for ever.
+        // A stopped process is waited for, but not for ever.
         assert_eq!(holder.next(Instant::now(), |_| false), Next::Nothing);
         assert_eq!(holder.next(by, |_| false), Next::Refuse("no".to_owned()));
         holder.members.get_mut(&TWO).unwrap().at = At::Running;

@@ -1,17 +1,17 @@
-//! The driver's own way of taking processes off their cards and putting them back.
+//! Moves processes off their GPUs and back by the driver's own checkpoint calls.
 //!
 //! ```text
-//!   wishes (where each holder's bytes shall be) ──► hub thread ──JSON lines──► worker ──► libcuda
+//!   targets (where each holder's bytes shall be) ─► hub thread ──JSON lines──► worker ──► libcuda
 //!   Sight::Driven ◄──────────────────────────────────┘   deadlines, pre-flight
 //! ```
-//! Nothing is decided here. A wish says where a holder's bytes shall be; whoever of its processes is
-//! elsewhere is moved, and after a crash of either side the same rule goes on from what the driver says.
-//! A holder goes whole or not at all: all its processes are locked, then each is taken off its cards;
-//! if anything fails all go back where they were. Nothing is restored without its room proven, because a
-//! restore that lacks room destroys the process. One holder is moved at a time, one call at a time.
+//! Nothing is decided here. A target says where a holder's bytes shall be, and each process that is elsewhere is
+//! moved. After a crash of either side the same rule continues from the state that the driver reports. A holder is
+//! moved whole or not at all: all its processes are locked, then each is taken off its GPUs; if anything fails all
+//! are put back. Nothing is restored without its room proven, because a restore that lacks room destroys the process.
+//! One holder is moved at a time, one call at a time.
 //!
-//! Absent on purpose: whether a holder may be moved this way, whether its bytes really left (the cards
-//! are looked at for that), signals.
+//! Absent on purpose: whether a holder may be moved this way, whether its bytes really left (readings of the GPUs
+//! show that), signals.
 
 mod hands;
 mod hazard;
@@ -35,12 +35,12 @@ use std::time::Duration;
 use sublet_core::ids::{LeaseId, ProcKey};
 use work::Work;
 
-/// How to move processes by the driver.
+/// Settings for moving processes by the driver.
 #[derive(Clone, Debug)]
 pub struct DriverSettings {
-    /// A process that is to be locked may have work under way for so long.
+    /// How long a lock waits for GPU work in progress.
     pub lock: Duration,
-    /// A call of the driver may take so long, and two seconds for each GiB that it moves.
+    /// How long a driver call may take, plus two seconds for each GiB that it moves.
     pub patience: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Default for DriverSettings {
     }
 }
 
-/// What moving processes by the driver cannot do on this host, as far as is known without trying.
+/// What the driver cannot do on this host, as far as is known without trying: one sentence each.
 pub fn limits() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let mut limits: Vec<String> = match version_in(&text).and_then(hazard::branch) {
@@ -64,7 +64,7 @@ pub fn limits() -> Vec<String> {
     limits
 }
 
-/// The version in what the kernel module says of itself.
+/// The version in the text of the kernel module.
 fn version_in(text: &str) -> Option<&str> {
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     text.lines().next()?.split_whitespace().find(is_version)
@@ -73,32 +73,32 @@ fn version_in(text: &str) -> Option<&str> {
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrivenPlace {
-    /// On its cards.
+    /// On its GPUs.
     OnCards {
-        /// What it needs there, all its processes together: each card's UUID and bytes.
+        /// What all its processes together need there: the UUID of each GPU, and bytes.
         needs: Vec<(String, u64)>,
     },
     /// In host memory.
     Away {
-        /// Its processes are locked within this or not at all.
+        /// Its processes are locked within this time or not at all.
         within: Duration,
-        /// So much host memory is booked.
+        /// Bytes of host memory booked for it.
         booked: u64,
     },
-    /// Wherever they are: it is only asked where that is.
+    /// Wherever they are: the driver is only asked for their state.
     Anywhere,
 }
 
-/// What shall be of a holder whose processes the driver moves.
+/// The target of a holder with processes that the driver moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driven {
-    /// Whose.
+    /// The lease of the holder.
     pub lease: LeaseId,
-    /// Its user: processes of others are not moved away.
+    /// Its user: processes of other users are not parked.
     pub uid: u32,
     /// Where its bytes shall be.
     pub place: DrivenPlace,
-    /// Its processes that had bytes on cards when it began.
+    /// Its processes that had bytes on GPUs when the move began.
     pub processes: Vec<ProcKey>,
 }
 
@@ -108,7 +108,7 @@ enum Note {
     Forget(LeaseId),
 }
 
-/// The hub, from outside. Never blocks.
+/// A handle to the hub. Never blocks.
 #[derive(Clone)]
 pub(crate) struct Hub {
     notes: mpsc::Sender<Note>,
@@ -117,7 +117,7 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Makes the hub and the thread's work, to be run by the caller. Its worker is started when it is needed.
+    /// Makes the hub and the thread's work, to be run by the caller. The worker is started when it is needed.
     pub(crate) fn open(
         settings: DriverSettings,
         exe: PathBuf,
@@ -145,7 +145,7 @@ impl Hub {
     }
 
     fn note(&self, note: Note) {
-        // Refused only when the thread is gone, and then nobody wants to know.
+        // Fails only when the thread has ended, and then the note does not matter.
         let _ = self.notes.send(note);
         self.bell.ring();
     }

@@ -1,8 +1,8 @@
-//! Looks at a process from outside, before the driver is asked for anything about it.
+//! Examines a process from outside, before the driver is asked for anything about it.
 //!
-//! Some processes cannot be moved, and with some drivers the attempt ends them. What can be known
-//! without touching one is read from `/proc` and from its cgroups. What leaves no trace there (memory
-//! handed on through CUDA IPC without an event, say) the driver itself must refuse.
+//! Some processes cannot be moved, and with some drivers the attempt ends them. What can be known without touching a
+//! process is read from `/proc` and from its cgroups. What leaves no trace there (for example memory shared through
+//! CUDA IPC without an event) the driver itself must refuse.
 
 use super::hazard::{self, Hazard};
 use super::protocol::Facts;
@@ -14,24 +14,24 @@ use std::{fs, io};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::units::Bytes;
 
-/// What a client of MPS is told its server by.
+/// The variable that tells an MPS client where its server is.
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Where the pipes of MPS are if nobody says otherwise, and how the names of its own processes begin.
+/// The default folder of the pipes of MPS, and how the names of its own processes begin.
 const MPS_FILES: &str = "/nvidia-mps";
 const MPS_NAME: &str = "nvidia-cuda-mps";
-/// Name a part of a card (MIG) as `MIG-…`. The files below `/dev/nvidia-caps` tell nothing: programs on whole cards
-/// open some of them too.
+/// These name a part of a GPU (MIG) as `MIG-…`. The files below `/dev/nvidia-caps` say nothing: programs on whole
+/// GPUs open some of them too.
 const CARD_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 const MANAGED_FILE: &str = "/dev/nvidia-uvm";
 /// CUDA shares events between processes through files of this name.
 const IPC_FILES: &str = "/dev/shm/cuda.shm.";
-/// So much of what a process has mapped is looked at.
+/// Bytes read of the mappings of a process.
 const MAPS_MAX: u64 = 32 << 20;
 /// `CAP_SYS_PTRACE`.
 const PTRACE: u32 = 19;
 
-/// Whether a process of a lease of this user can be moved, its lease having so many bytes on cards; one plain sentence if
-/// not. Host memory that `lease` has booked already counts as free.
+/// Checks whether a process of a lease of this user can be moved; `bytes` is what the lease has on GPUs. The error is
+/// one plain sentence. Host memory that `lease` has booked already counts as free.
 pub(crate) fn examine(
     (process, uid): (ProcKey, u32),
     lease: LeaseId,
@@ -60,7 +60,8 @@ pub(crate) fn examine(
     }
 }
 
-/// Whether a process is wholly its lease's user's: a user must not have another user's process (`sudo`, `su`) stopped.
+/// Checks that all uids of a process are the lease's user: a user must not have another user's process (`sudo`, `su`)
+/// stopped.
 pub(super) fn of_user(found: &Identity, uid: u32) -> Result<(), String> {
     let pid = found.key.pid;
     match Uids::read(pid).map_err(|error| error.to_string())?.other_than(uid) {
@@ -72,7 +73,7 @@ pub(super) fn of_user(found: &Identity, uid: u32) -> Result<(), String> {
     }
 }
 
-/// Is exactly this process there, and does it answer? Asked again right before each call.
+/// Checks that exactly this process lives and responds. Called again right before each driver call.
 pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
     let pid = process.pid;
     let found = process::identify(pid).map_err(|error| error.to_string())?;
@@ -85,7 +86,7 @@ pub(crate) fn present(process: ProcKey) -> Result<Identity, String> {
             "process {pid} ({}) is stopped (Ctrl-Z): it cannot be parked until it continues (`fg`, or `kill -CONT {pid}`)",
             found.name
         )),
-        // What it has mapped and open is not told of it any more, so nobody knows what would be lost.
+        // Its mappings and open files cannot be read any more, so it is unknown what would be lost.
         Ok(stat) if stat.state == b'Z' => Err(format!("the first thread of process {pid} ({}) has ended", found.name)),
         _ => Ok(found),
     }
@@ -109,7 +110,7 @@ fn owned(found: &Identity, who: &str) -> Result<(), String> {
     if may { Ok(()) } else { Err(format!("{who} is another user's, and Sublet has no right to move it")) }
 }
 
-/// Whether processes of other users can be moved.
+/// True if processes of other users can be moved.
 pub(super) fn may_move_others() -> bool {
     rustix::process::geteuid().is_root() || has_capability(PTRACE)
 }
@@ -121,7 +122,7 @@ fn has_capability(number: u32) -> bool {
     effective.is_some_and(|set| set & (1 << number) != 0)
 }
 
-/// What a process shows of itself.
+/// What can be seen of a process from outside.
 struct Signs {
     managed_mappings: usize,
     shared_files: usize,
@@ -162,9 +163,9 @@ fn threads(pid: u32) -> Vec<String> {
     tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 
-/// MPS and MIG share a card below the process: neither can be moved.
+/// MPS and MIG share a GPU below the process: neither can be moved.
 fn whole_card(pid: u32, name: &str, who: &str) -> Result<(), String> {
-    // What cannot be read is not taken for harmless.
+    // An unreadable environment is not taken for harmless.
     let unreadable = |error| format!("the environment of {who} cannot be read: {error}");
     let environment = Environment::read(pid).map_err(unreadable)?;
     let unread = |error: io::Error| format!("what {who} has open cannot be read: {error}");
@@ -219,7 +220,7 @@ mod tests {
         fn new(environment: &[(&str, &str)]) -> Sleeper {
             let child =
                 Command::new("sleep").arg("600").env("LANG", "C").envs(environment.iter().copied()).spawn().unwrap();
-            // A program that has just begun has no environment yet.
+            // A program that was just started has no environment yet.
             while fs::read(format!("/proc/{}/environ", child.id())).unwrap().is_empty() {
                 std::thread::yield_now();
             }
@@ -321,7 +322,7 @@ mod tests {
     #[test]
     fn more_than_a_cgroup_allows_is_refused() {
         let own = process::identify(std::process::id()).unwrap().key;
-        // Where there is no limit at all there is nothing to refuse.
+        // Without any limit there is nothing to refuse.
         let cgroup = MemoryCgroup::of(own.pid).unwrap();
         let room = cgroup.and_then(|cgroup| Bookings::default().room(&cgroup, Booker::Driver(LeaseId(1))).unwrap());
         assert_eq!(on("580.1", own, u64::MAX).is_err(), room.is_some());

@@ -1,43 +1,43 @@
-//! What the hub and its worker process say to each other: one JSON line each way.
+//! The messages between the hub and its worker process: one JSON line each way.
 //!
-//! Both ends are the same executable, so the form may change with any release. A process is always
-//! named with its start, never by its pid alone.
+//! Both ends are the same executable, so the form may change with any release. A process is always named with its
+//! start time, never by its pid alone.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use sublet_core::ids::ProcKey;
 
-/// Asked of the worker, one at a time.
+/// A request to the worker, one at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// What driver is it, and has it the calls?
+    /// Asks for the driver's version, and whether it has the checkpoint calls.
     Facts,
-    /// How far is a process?
+    /// Asks for the checkpoint state of a process.
     State { process: ProcKey },
-    /// Stops its use of cards; zero would wait for ever, and is refused.
+    /// Stops its GPU work; a timeout of zero would wait for ever, and is refused.
     Lock { process: ProcKey, timeout_ms: u32 },
-    /// Takes a locked one off its cards.
+    /// Takes a locked process off its GPUs.
     Checkpoint { process: ProcKey },
-    /// Puts it back, locked.
+    /// Restores it; it stays locked.
     Restore { process: ProcKey },
-    /// Lets a locked one go on.
+    /// Lets a locked process go on.
     Unlock { process: ProcKey },
-    /// What has it on the cards?
+    /// Asks how many bytes a process has on each GPU.
     Weigh { process: ProcKey },
-    /// Is there so much room, on all of these cards at the same time?
+    /// Asks whether this much room is free, on all of these GPUs at the same time.
     Prove { needs: Vec<Need> },
 }
 
-/// So much room on a card.
+/// Room needed on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Need {
     pub(crate) uuid: String,
     pub(crate) bytes: u64,
 }
 
-/// What the worker says.
+/// An answer of the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
@@ -47,43 +47,43 @@ pub(crate) enum Answer {
     State(Place),
     /// It is done.
     Done,
-    /// To [`Request::Weigh`]: bytes by card, as far as NVML tells.
+    /// To [`Request::Weigh`]: bytes by GPU, as far as NVML reports them.
     Weight(BTreeMap<String, u64>),
-    /// To [`Request::Prove`]: the room was there a moment ago, or this card lacks it.
+    /// To [`Request::Prove`]: `None` if the room was free a moment ago, else the GPU that lacks it.
     Room { lacking: Option<String> },
-    /// The driver said no.
+    /// The driver refused.
     Failed(Failure),
-    /// There is no such process any more.
+    /// The process has ended.
     Gone,
     /// It is stopped, and was not touched.
     Stopped,
-    /// Nothing can be asked of the driver here, and why.
+    /// The driver cannot be used here, and why.
     Unusable(String),
 }
 
-/// The driver, as far as it matters.
+/// Facts about the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// The CUDA version it speaks: 13000 is 13.0.
+    /// The CUDA version it supports: 13000 is 13.0.
     pub(crate) cuda: i32,
-    /// Its own version (`580.159.04`), where it tells.
+    /// Its own version (`580.159.04`), if it is reported.
     pub(crate) driver: Option<String>,
-    /// It has the calls.
+    /// It has the checkpoint calls.
     pub(crate) calls: bool,
 }
 
-/// How far a process is, as the driver says.
+/// The checkpoint state of a process, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Place {
     Running,
     Locked,
     Checkpointed,
-    /// It could not be brought back.
+    /// It could not be restored.
     Failed,
 }
 
-/// What the driver answered.
+/// An error of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) code: i32,
@@ -91,13 +91,13 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// It lives, and is on no card.
+    /// The process lives, and is on no GPU.
     pub(crate) const NOT_INITIALISED: i32 = 3;
-    /// That is not the next step from where it is.
+    /// The call is not the next step from its present state.
     pub(crate) const ILLEGAL_STATE: i32 = 401;
-    /// What it had under way did not end in time.
+    /// Its GPU work did not end in time.
     pub(crate) const NOT_READY: i32 = 600;
-    /// It has something that cannot be taken off a card.
+    /// It has something that cannot be taken off a GPU.
     pub(crate) const NOT_SUPPORTED: i32 = 801;
 }
 

@@ -1,7 +1,7 @@
-//! One process that may be moved: known by its start, and held by a pidfd.
+//! One process that may be moved: identified by its start time, and held by a pidfd.
 //!
-//! A pid is a number that the kernel gives again. The pidfd is opened first and the start compared
-//! after it, so from then on "it has not ended" means that the pid still names this process.
+//! The kernel reuses pids. The pidfd is opened first and the start time compared afterwards, so from then on "it has
+//! not ended" means that the pid still names this process.
 
 use crate::process;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -12,14 +12,14 @@ use sublet_core::ids::ProcKey;
 
 use crate::wake::timespec;
 
-/// A process and no other.
+/// Exactly one process, held by a pidfd.
 pub(crate) struct Target {
     key: ProcKey,
     fd: OwnedFd,
 }
 
 impl Target {
-    /// Takes hold of exactly this process. Nothing if it has ended, or cannot be held.
+    /// Opens exactly this process. `None` if it has ended, or no pidfd can be opened.
     pub(crate) fn open(key: ProcKey) -> Option<Target> {
         let pid = i32::try_from(key.pid).ok().and_then(Pid::from_raw)?;
         let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
@@ -31,13 +31,13 @@ impl Target {
         self.key
     }
 
-    /// It has not ended, so its pid is its own.
+    /// True if it has not ended, so its pid is its own.
     pub(crate) fn is_alive(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready == 0)
     }
 
-    /// It is stopped, by a signal or a debugger: it answers nobody, and the driver waits for its answer.
+    /// True if it is stopped, by a signal or a debugger: it does not respond, and the driver would wait for it.
     pub(crate) fn is_stopped(&self) -> bool {
         process::stat(self.key.pid).is_ok_and(|stat| matches!(stat.state, b'T' | b't'))
     }

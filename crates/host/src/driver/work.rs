@@ -1,7 +1,7 @@
-//! The hub's thread: takes wishes, and moves one holder at a time towards its wish.
+//! The hub's thread: takes targets, and moves one holder at a time towards its target.
 //!
-//! It blocks while the worker is asked; wishes that come meanwhile are read before the next call. Being
-//! stopped interrupts it at once: the worker then lets go whatever is locked.
+//! The thread blocks while the worker is asked; targets that arrive meanwhile are read before the next call. Stopping
+//! interrupts it at once: the worker then unlocks whatever is locked.
 
 use super::hands::{Fault, Hands};
 use super::holder::{At, Attempt, Holder, Member, Next};
@@ -22,27 +22,28 @@ use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 
-/// How often holders are looked at by themselves, and what failed is tried again.
+/// How often holders are checked without a message, and failed steps tried again.
 const TICK: Duration = Duration::from_secs(1);
-/// With nobody to move there is nothing to look at.
+/// The same while there is no holder.
 const IDLE: Duration = Duration::from_secs(3600);
-/// What was seen of a process from outside is good for so long.
+/// How long an examination of a process from outside stays valid.
 const FRESH: Duration = Duration::from_secs(3);
-/// A holder that cannot go back at once is said to have refused after this.
+/// A holder that cannot be restored at once is reported as refused after this.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
-/// A process of which the driver says nothing is asked about again after this.
+/// A process of which the driver reports no state is asked about again after this.
 const AGAIN: Duration = Duration::from_secs(5);
-/// A process with whom the worker hangs is left alone for a minute at most.
+/// Exponent of the longest pause after lost workers: a process with which the worker hangs is left alone for about a
+/// minute (2^6 s) at most.
 const HUNG_MAX: u32 = 6;
-/// Steps for one holder before the others get their turn.
+/// Steps for one holder before the next one.
 const STEPS: usize = 256;
 
-/// What was found about a lease's processes, from outside.
+/// The result of examining a lease's processes from outside.
 pub(super) struct Inspection {
     uid: u32,
     processes: Vec<ProcKey>,
     bytes: u64,
-    /// When, and what; nothing yet while the driver did not say what it is.
+    /// When, and what; `None` until the driver's version is known.
     found: Option<(Instant, Vec<(ProcKey, Said)>)>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Work {
     pub(super) stop: Arc<Wake>,
     pub(super) eyes: Inbox,
     pub(super) cards: Arc<cards::Shared>,
-    /// What parks under way may still take of memory cgroups.
+    /// What parks in progress may still take of memory cgroups.
     pub(super) bookings: Bookings,
     pub(super) holders: BTreeMap<LeaseId, Holder>,
     pub(super) inspections: BTreeMap<LeaseId, Inspection>,
@@ -70,7 +71,7 @@ impl Work {
         self.hands.finish();
     }
 
-    /// Waits for a note or the next look; false when it is time to stop.
+    /// Waits for a note or the next check; returns false when the thread must stop.
     fn wait(&self) -> bool {
         let waits = self.inspections.values().any(|inspection| inspection.found.is_none());
         let pause = if self.holders.is_empty() && !waits { IDLE } else { TICK };
@@ -115,7 +116,7 @@ impl Work {
         }
     }
 
-    /// What can be done in short comes first, for all: nobody waits locked while another is moved.
+    /// Quick steps come first, for all holders: no process waits locked while another is moved.
     fn turn(&mut self) {
         self.examine_inspected();
         for quick in [true, false] {
@@ -175,7 +176,7 @@ impl Work {
         }
     }
 
-    /// One step towards the wish; false when there is nothing to do now.
+    /// One step towards the target; false when there is nothing to do now.
     fn step(&mut self, lease: LeaseId, only_quick: bool) -> bool {
         self.bury(lease);
         let Some(holder) = self.holders.get(&lease) else { return false };
@@ -198,7 +199,8 @@ impl Work {
         true
     }
 
-    /// Who has ended has left. Who works and is no longer named is nobody's business.
+    /// Removes processes that ended, and reports each as left. A running process that the target no longer names is
+    /// dropped without a report.
     fn bury(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let mut left = Vec::new();
@@ -214,8 +216,8 @@ impl Work {
         }
     }
 
-    /// Asks the worker about a process; `None` when there was no answer about it, and all that follows from
-    /// that is done.
+    /// Asks the worker about a process. `None` if there was no answer about it; all consequences of that are handled
+    /// here.
     fn ask(&mut self, lease: LeaseId, process: ProcKey, request: &Request, patience: Duration) -> Option<Answer> {
         match self.hands.ask(request, patience) {
             Ok(Answer::Gone) => {
@@ -235,7 +237,7 @@ impl Work {
                 }
                 Some(answer)
             }
-            // Nothing more is done, and the worker lets go what is locked.
+            // Nothing more is done, and the worker unlocks what is locked.
             Err(Fault::Stopping) => None,
             Err(Fault::Resting) if self.can_wait(lease) => {
                 self.pause(lease, process, TICK);
@@ -253,7 +255,7 @@ impl Work {
         }
     }
 
-    /// Nothing was begun yet: a new worker is worth waiting for.
+    /// True if nothing was begun yet: then a new worker is worth waiting for.
     fn can_wait(&mut self, lease: LeaseId) -> bool {
         let holder = self.holders.get_mut(&lease);
         let holder = holder.filter(|it| it.attempt == Attempt::Armed && it.armed.elapsed() < BACK_WITHIN);
@@ -264,8 +266,8 @@ impl Work {
         self.holders.get_mut(&lease)?.members.get_mut(&process)
     }
 
-    /// The worker was lost in a call about a process. Another will be asked where all of them are; about one
-    /// with whom that happens again and again less and less often, so that the others get their turn.
+    /// The worker was lost in a call about a process. The next worker is asked for the state of all processes. One
+    /// with which this happens repeatedly is asked about less and less often, so that it does not delay the others.
     fn doubt(&mut self, lease: LeaseId, process: ProcKey) {
         self.holders.values_mut().for_each(Holder::doubt);
         if let Some(member) = self.member(lease, process) {
@@ -286,14 +288,14 @@ impl Work {
         }
     }
 
-    /// The attempt to leave is over: all go back. Nothing else is ever given up.
+    /// The attempt to park failed: all processes are restored. No other kind of step is ever given up.
     fn fail(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         if !matches!(holder.place, Some(DrivenPlace::Away { .. })) {
             return;
         }
         let by = match holder.attempt {
-            // Nothing was begun, so nothing need go back before it is said.
+            // Nothing was begun, so nothing has to be restored before the report.
             Attempt::Armed => Instant::now(),
             Attempt::Trying { .. } => Instant::now() + BACK_WITHIN,
             Attempt::Back { .. } | Attempt::Over => return,
@@ -321,7 +323,7 @@ impl Work {
         self.tell_where(lease, process, at == At::Checkpointed);
     }
 
-    /// Says where a process is, if that is news.
+    /// Reports the state of a process, if that changed.
     fn tell_where(&mut self, lease: LeaseId, process: ProcKey, is_parked: bool) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let booked = match &holder.place {
@@ -330,7 +332,7 @@ impl Work {
         };
         let Some(member) = holder.members.get_mut(&process) else { return };
         if is_parked && member.parked == 0 {
-            // It left before we came: no more than it has now, and than was booked for it.
+            // It was parked before this daemon started: no more than it has now, and than was booked for it.
             let has = process::anonymous_bytes(process.pid).unwrap_or(booked);
             member.parked = if member.had.is_empty() { has.min(booked) } else { member.had_bytes() };
         }
@@ -341,7 +343,7 @@ impl Work {
         }
     }
 
-    /// The driver does not say where a living process is.
+    /// The driver does not report the state of a living process.
     fn unknown(&mut self, lease: LeaseId, process: ProcKey, failure: &Failure) {
         let why = format!("the driver does not say where process {} is: {failure}", process.pid);
         let is_on_cards =
@@ -353,7 +355,7 @@ impl Work {
         }
     }
 
-    /// Looks at all who shall leave, from outside.
+    /// Examines all processes that shall be parked, from outside.
     fn examine(&mut self, lease: LeaseId) {
         let facts = match self.hands.facts().cloned() {
             Ok(facts) => facts,
@@ -386,7 +388,7 @@ impl Work {
         }
         if holder.members.get(&process).is_some_and(|member| member.had.is_empty()) {
             let had = self.weigh(lease, process);
-            // Gone meanwhile, or the worker with it: then there is nothing to lock.
+            // The process has ended, or the worker was lost: then there is nothing to lock.
             let (Some(member), Some(had)) = (self.member(lease, process), had) else { return };
             member.had = had;
         }
@@ -404,7 +406,7 @@ impl Work {
         }
     }
 
-    /// What a process has on each card; nothing where NVML does not tell.
+    /// What a process has on each GPU; empty where NVML does not report it.
     fn weigh(&mut self, lease: LeaseId, process: ProcKey) -> Option<BTreeMap<String, u64>> {
         let patience = self.hands.patience(0);
         match self.ask(lease, process, &Request::Weigh { process }, patience)? {
@@ -413,9 +415,9 @@ impl Work {
         }
     }
 
-    /// The driver said no to a step of an attempt.
+    /// The driver refused a step of an attempt.
     fn refused(&mut self, lease: LeaseId, process: ProcKey, step: &str, answer: &Answer) {
-        // Wherever it is now, the driver is asked before anything else is done with it.
+        // Whatever its state is now, the driver is asked before anything else is done with it.
         self.set(lease, process, At::Unknown);
         let pid = process.pid;
         let why = match answer {
@@ -455,7 +457,7 @@ impl Work {
         }
     }
 
-    /// All have left, by the driver's word.
+    /// All are checkpointed, as the driver reports.
     fn settle(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         holder.attempt = Attempt::Over;
@@ -473,7 +475,7 @@ impl Work {
     fn refuse(&mut self, lease: LeaseId, why: String) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         holder.attempt = Attempt::Over;
-        // Whoever could not be brought back is away all the same, and comes back only if that is known.
+        // A process that could not be restored is still parked, and is resumed only if that is known.
         let left: Vec<ProcKey> = holder.those(At::Checkpointed, &|_| true);
         for process in left {
             self.tell_where(lease, process, true);
@@ -485,8 +487,8 @@ impl Work {
         }
     }
 
-    /// Whoever was told to leave and is told otherwise is said to be where it is, though that is no news: it was said
-    /// before anything was tried.
+    /// A target to park was withdrawn: reports the processes that are on their GPUs again, though that was reported
+    /// before the attempt.
     fn tell_here(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let mut here = Vec::new();
@@ -501,8 +503,8 @@ impl Work {
         }
     }
 
-    /// What was said of processes that nobody knows the place of any more does not hold: a worker that was lost with a
-    /// call may have taken them. It is said when the driver tells.
+    /// Withdraws the reports about processes with an unknown state: a worker that was lost in a call may have moved
+    /// them. They are reported again when the driver answers.
     fn tell_unknown(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let members = holder.members.iter_mut().filter(|(_, member)| member.at == At::Unknown);
@@ -511,8 +513,8 @@ impl Work {
         self.tell_found(lease, news);
     }
 
-    /// Proves the room of those who shall come back, and restores them at once. They stay locked until
-    /// all are there: whoever went on could take the room of the next.
+    /// Proves the room of these processes, and restores them at once. They stay locked until all are restored: a
+    /// process that went on could take the room of the next.
     fn bring(&mut self, lease: LeaseId, processes: &[ProcKey]) {
         let Some(needs) = self.needs(lease, processes) else { return };
         let total = needs.iter().map(|need| need.bytes).sum();
@@ -542,7 +544,7 @@ impl Work {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         holder.again = Instant::now() + TICK;
         match &mut holder.attempt {
-            // What it was refused for is said when the others are back.
+            // The reason of the refusal is reported when the others are restored.
             Attempt::Back { brought, .. } => *brought = true,
             _ => {
                 if let Some(process) = processes.first() {
@@ -552,8 +554,8 @@ impl Work {
         }
     }
 
-    /// What must fit on each card for these to come back: what the wish says, less what the others of the
-    /// holder have there, and in any case what these had. Nothing if nobody knows.
+    /// What must be free on each GPU to restore these: what the target says, less what the holder's other processes
+    /// have there, and at least what these had. `None` if that is unknown.
     fn needs(&mut self, lease: LeaseId, processes: &[ProcKey]) -> Option<Vec<Need>> {
         let holder = self.holders.get(&lease)?;
         let mut by_card: BTreeMap<String, u64> = BTreeMap::new();
@@ -584,7 +586,7 @@ impl Work {
             self.stay_away(lease, processes, "how much room it needs is not known".to_owned());
             return None;
         }
-        // A checkpoint that freed nothing left its bytes there: they need no room beside themselves.
+        // A checkpoint that freed nothing left its bytes there: they need no further room.
         for process in processes {
             for (card, bytes) in self.weigh(lease, *process)? {
                 if let Some(need) = by_card.get_mut(&card) {
@@ -597,19 +599,19 @@ impl Work {
 
     fn restore(&mut self, lease: LeaseId, processes: &[ProcKey], patience: Duration) {
         for process in processes {
-            // Stopped since: it stays away, and its room is proven anew.
+            // It was stopped meanwhile: it stays parked, and its room is proven again.
             if preflight::present(*process).is_err() {
                 continue;
             }
             match self.ask(lease, *process, &Request::Restore { process: *process }, patience) {
                 Some(Answer::Done) => self.set(lease, *process, At::Locked),
-                // Somebody else did it, or it never left.
+                // Another program restored it, or it was never checkpointed.
                 Some(Answer::Failed(Failure { code: Failure::ILLEGAL_STATE, .. })) => {
                     self.set(lease, *process, At::Unknown);
                 }
                 Some(Answer::Failed(failure)) => self.lose(lease, *process, &failure.to_string()),
                 Some(_) => self.set(lease, *process, At::Unknown),
-                // Time has passed, and perhaps a worker: what was proven is not any more.
+                // Time has passed, and perhaps a worker was lost: the proof is not valid any more.
                 None => break,
             }
         }
@@ -621,7 +623,7 @@ impl Work {
         }
     }
 
-    /// It will not come back. Nothing is ever tried with it again.
+    /// It cannot be restored. Nothing is ever tried with it again.
     fn lose(&mut self, lease: LeaseId, process: ProcKey, what: &str) {
         self.set(lease, process, At::Lost);
         let why = format!("process {} could not be brought back to its GPUs: {what}", process.pid);
@@ -635,7 +637,8 @@ impl Work {
                 self.set(lease, process, At::Running);
                 let Some(member) = self.member(lease, process) else { return };
                 (member.parked, member.had, member.just_left) = (0, BTreeMap::new(), false);
-                // Also if it left and nobody was told: whoever was told otherwise meanwhile waits to hear of it.
+                // Also if no report said that it was parked: after a withdrawn target the caller waits for this
+                // report.
                 if member.told.replace(false) != Some(false) {
                     self.say(lease, process, Said::Resumed);
                 }
@@ -649,7 +652,8 @@ impl Work {
     }
 }
 
-/// Books the host memory of a lease in the memory cgroups of its processes, so that another park does not count on it.
+/// Books the host memory of a lease in the memory cgroups of its processes, so that another park does not count on
+/// it.
 fn book(bookings: &Bookings, lease: LeaseId, processes: &[ProcKey], bytes: u64) -> Result<(), String> {
     let mut cgroups: Vec<MemoryCgroup> = Vec::new();
     for process in processes {

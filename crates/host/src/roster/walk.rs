@@ -6,8 +6,8 @@
 //!                                  ▼
 //!                            queue of walks ──advance: one slice, in turn──► finished
 //! ```
-//! A lease can have ten thousand processes, and a program that forks in a loop has new ones at every look. Between two
-//! slices the process thread hears exits and reads messages, so that other leases never wait for such a walk. Small
+//! A lease can have ten thousand processes, and a program that forks in a loop has new ones in every walk. Between
+//! two slices the process thread handles exits and messages, so that other leases never wait for such a walk. Small
 //! leases are walked at once, as if there were no slices.
 
 use super::{Activity, Roster, pids_in};
@@ -20,29 +20,29 @@ use std::time::{Instant, SystemTime};
 use sublet_core::ids::{LeaseId, ProcKey};
 use sublet_core::member::{Restriction, Restrictions};
 
-/// Processes that are looked at before exits and messages have their turn: some 10 ms.
+/// Processes read before exits and messages are handled: some 10 ms.
 const SLICE: usize = 256;
-/// A walk ends after so many processes more than twice those it began with, or a chain of forks would keep it going.
+/// A walk ends after twice the processes it began with plus this many, or a chain of forks would keep it going.
 const STEPS_BEYOND: usize = 4096;
 /// Cgroups below a holder's own are followed this deep.
 const CGROUP_DEPTH_MAX: usize = 16;
 
-/// A walk over the processes of one lease that is under way.
+/// A walk in progress over the processes of one lease.
 pub(super) struct Walk {
     lease: LeaseId,
     purpose: Purpose,
     next: Vec<Step>,
     steps_left: usize,
-    /// Leases whose processes are others by it.
+    /// Leases with members that this walk changed.
     touched: BTreeSet<LeaseId>,
 }
 
 enum Purpose {
-    /// Take in what descends from the members, or is in the lease's cgroups.
+    /// Add descendants of the members, and processes in the lease's cgroups.
     Grow,
     /// The same, and read what each of them did.
     Refresh(Sample),
-    /// Take over a root and all below it.
+    /// Take over a root and all its descendants.
     Seize { root: ProcKey },
 }
 
@@ -59,22 +59,22 @@ struct Sample {
     restricted: Restrictions,
 }
 
-/// What slices of walks came to.
+/// The results of slices.
 #[derive(Default)]
 pub(crate) struct Progress {
-    /// Leases that were refreshed, with what their processes did since the last time.
+    /// Leases that were refreshed, with the activity of their processes since the last refresh.
     pub(crate) refreshed: Vec<(LeaseId, Activity)>,
-    /// Leases with other processes than before, perhaps.
+    /// Leases with members that may have changed.
     pub(crate) touched: BTreeSet<LeaseId>,
 }
 
 impl Roster {
-    /// A walk is not finished yet.
+    /// True if a walk is not finished yet.
     pub(crate) fn is_walking(&self) -> bool {
         !self.walks.is_empty()
     }
 
-    /// Looks at the next processes of the walks that are under way, each walk in its turn.
+    /// Runs the next slice of the walks in progress, in rotation.
     pub(crate) fn advance(&mut self) -> Progress {
         let (mut progress, mut budget) = (Progress::default(), SLICE);
         while budget > 0
@@ -89,7 +89,7 @@ impl Roster {
         progress
     }
 
-    /// Takes out the members of a lease that ended and adds those that came, a slice at a time.
+    /// Removes the members of a lease that ended and adds new ones, a slice at a time.
     pub(crate) fn refresh(&mut self, lease: LeaseId) {
         let is_refresh = |walk: &Walk| walk.lease == lease && matches!(walk.purpose, Purpose::Refresh(_));
         if !self.walks.iter().any(is_refresh) {
@@ -98,7 +98,8 @@ impl Roster {
         }
     }
 
-    /// Takes in whatever descends from the members or is in the lease's cgroups: the first at once, the rest in turn.
+    /// Adds the descendants of the members and the processes in the lease's cgroups: the first slice at once, the
+    /// rest queued.
     pub(crate) fn grow(&mut self, lease: LeaseId) {
         if self.walks.iter().any(|walk| walk.lease == lease) {
             return;
@@ -108,8 +109,8 @@ impl Roster {
         }
     }
 
-    /// Takes in a root and all below it, from other leases too; but not the roots of those, and who waits takes
-    /// none from who does not. Returns the leases that lost a process so far.
+    /// Takes over a root and its descendants, from other leases too. Roots of other leases are not taken over, and a
+    /// waiting lease takes nothing from a granted one. Returns the leases that lost a process so far.
     pub(super) fn seize(&mut self, root: ProcKey, lease: LeaseId) -> BTreeSet<LeaseId> {
         let next = vec![Step::Process(root)];
         let steps_left = self.steps_for(lease);
@@ -129,7 +130,7 @@ impl Roster {
         self.holders.get(&lease).map_or(0, |holder| holder.members.len() * 2) + STEPS_BEYOND
     }
 
-    /// The first slice of a walk that has no result but its members; the rest is queued.
+    /// Runs the first slice of a walk without a result of its own, and queues the rest.
     fn begin_walk(&mut self, mut walk: Walk) -> BTreeSet<LeaseId> {
         let finished = self.step(&mut walk, &mut SLICE.clone());
         let touched = std::mem::take(&mut walk.touched);
@@ -139,7 +140,7 @@ impl Roster {
         touched
     }
 
-    /// True when nothing is left to look at.
+    /// Returns true when the walk is finished.
     fn step(&mut self, walk: &mut Walk, budget: &mut usize) -> bool {
         while *budget > 0 && walk.steps_left > 0 {
             let Some(step) = walk.next.pop() else { return true };
@@ -155,14 +156,14 @@ impl Roster {
     fn visit(&mut self, walk: &mut Walk, step: Step) {
         let process = match step {
             Step::Process(process) => process,
-            // Should that member have ended since, the next walk finds the process that has the number now.
+            // If that member has ended since, the next walk finds the process that has the pid now.
             Step::Child(pid) if self.known(pid).is_some() => return,
             Step::Child(pid) => match self.admit_pid(pid, walk.lease) {
                 Some(process) => process,
                 None => return,
             },
         };
-        // It may have ended, or be another lease's, since the walk began.
+        // It may have ended, or have moved to another lease, since the walk began.
         if self.owner(process) != Some(walk.lease) {
             return;
         }
@@ -225,8 +226,8 @@ impl Walk {
 }
 
 impl Sample {
-    /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and what limits
-    /// the daemon with it. False if it has ended.
+    /// Reads what a process of a lease of this user did so far, when it last read from its terminal, and its
+    /// restrictions. Returns false if it has ended.
     fn take(&mut self, process: ProcKey, uid: Option<u32>) -> bool {
         let stat = match process::stat(process.pid) {
             Ok(stat) if stat.start != process.start || stat.has_ended() => return false,
@@ -263,7 +264,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::time::Duration;
 
-    /// A shell with so many children, in a group of their own.
+    /// A shell with a number of children, in a process group of their own.
     struct Crowd(Child);
 
     impl Crowd {

@@ -1,4 +1,4 @@
-//! A line to the shim of one process: packets of JSON, and files that come along.
+//! A connection to the shim of one process: packets of JSON, and files sent with them.
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -12,11 +12,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use sublet_shim_wire::{Order, PACKET_MAX, Word};
 
-/// Where shims come in.
+/// The socket at which shims connect.
 pub(crate) struct Door(OwnedFd);
 
 impl Door {
-    /// Listens at a path; what is left of an earlier daemon there goes.
+    /// Listens at a path; a socket of an earlier daemon there is removed.
     pub(crate) fn open(path: &Path) -> io::Result<Door> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -25,13 +25,13 @@ impl Door {
             _ => {}
         }
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Any user's programs may have leases; the kernel says whose each is.
+        // Programs of any user may have leases; the kernel reports the user of each connection.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         listen(&socket, 128)?;
         Ok(Door(socket))
     }
 
-    /// The next one who comes, if any, with its process and user.
+    /// The next connection, with its pid and user; `None` if there is none.
     pub(crate) fn accept(&self) -> Option<(Line, u32, u32)> {
         let socket = accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
         let peer = socket_peercred(&socket).ok()?;
@@ -46,23 +46,23 @@ impl AsFd for Door {
     }
 }
 
-/// A line to one of them.
+/// A connection to one shim.
 pub(crate) struct Line(OwnedFd);
 
-/// What came over a line.
+/// What was received on a connection.
 pub(crate) enum Heard {
     /// Nothing now.
     Nothing,
-    /// A word.
+    /// A message.
     Word(Word),
     /// Something that is not understood; newer shims may say more.
     Noise,
-    /// It is over.
+    /// The connection is closed.
     End,
 }
 
 impl Line {
-    /// Sends an order, with a file if it brings one. False: it did not leave.
+    /// Sends an order, with a file if there is one. Returns false if it was not sent.
     pub(crate) fn send(&self, order: &Order, file: Option<BorrowedFd<'_>>) -> bool {
         let Ok(text) = serde_json::to_vec(order) else { return false };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -74,7 +74,7 @@ impl Line {
         sendmsg(&self.0, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL).is_ok()
     }
 
-    /// The next word. Files that a holder sends are closed unseen.
+    /// The next message. Files that a holder sends are closed unread.
     pub(crate) fn hear(&self) -> Heard {
         let mut bytes = [0; PACKET_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];

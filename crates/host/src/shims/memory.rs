@@ -1,12 +1,12 @@
-//! Host memory for parked bytes: files that go to one holder and to nobody after it.
+//! Host memory for parked bytes: files that are given to one holder and never reused for another.
 //!
-//! Making memory ready takes longer than filling it: pages must be found and cleared. So a stock of
-//! files is kept whose pages are there, by a thread of its own; what is handed out comes from it as far
-//! as it goes. A file leaves the daemon with the message that brings it, and its pages go back to the
-//! kernel when the holder lets go of them.
+//! Making memory ready takes longer than filling it: pages must be found and cleared. So a thread keeps a stock of
+//! files with their pages present, and files are taken from the stock as long as it lasts. The daemon closes a file
+//! with the message that hands it over, and its pages go back to the kernel when the holder releases them.
 //!
-//! The stock is a part of the parking RAM: it has what nobody has booked, and gives way to who books. What a holder takes
-//! of it is the holder's from then on, and the stock is filled again only as far as the ledger has room.
+//! The stock is a part of the parking space: it uses what is not booked, and shrinks when a holder books. A file that
+//! a holder takes belongs to the holder from then on, and the stock is filled again only as far as the ledger has
+//! room.
 
 use super::supply::book_own;
 use crate::headroom::{Booker, Bookings};
@@ -18,14 +18,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, Builder};
 use std::time::Duration;
 
-/// Files of the stock are so large.
+/// The size of a file of the stock.
 const PIECE: u64 = 1 << 30;
-/// Memory is taken by huge pages.
+/// The size of a huge page: memory is taken in multiples of it.
 pub(crate) const HUGE: u64 = 2 << 20;
 /// Threads that make a piece ready.
 const HANDS: u64 = 4;
-/// The stock is looked at this often when it could not be filled, and when that was for want of huge pages: each try
-/// clears a piece.
+/// How often filling the stock is tried again after a failure, also one for lack of huge pages: each try clears a
+/// piece.
 const AGAIN: Duration = Duration::from_secs(10);
 const SCATTERED_AGAIN: Duration = Duration::from_secs(300);
 
@@ -33,11 +33,11 @@ const SCATTERED_AGAIN: Duration = Duration::from_secs(300);
 pub(crate) struct Memory {
     pub(crate) file: OwnedFd,
     pub(crate) bytes: u64,
-    /// Its pages are there.
+    /// Its pages are present.
     pub(crate) filled: bool,
 }
 
-/// A stock of them.
+/// A stock of such files.
 #[derive(Clone)]
 pub(crate) struct Stock {
     shared: Arc<Shared>,
@@ -46,9 +46,9 @@ pub(crate) struct Stock {
 struct Shared {
     state: Mutex<State>,
     bell: Condvar,
-    /// So much is kept.
+    /// Bytes to keep in the stock.
     keep: u64,
-    /// So much host memory stays available.
+    /// Bytes of host memory that must stay available.
     leave: u64,
     /// What is booked of the daemon's own memory cgroup.
     bookings: Bookings,
@@ -57,15 +57,15 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ready: Vec<Memory>,
-    /// It has no more than this, however much is to be kept.
+    /// The stock has at most this many bytes, however much is to be kept.
     limit: u64,
-    /// The last piece had small pages: the host's memory is in pieces.
+    /// The last piece had small pages: the host's memory is fragmented.
     is_scattered: bool,
     stop: bool,
 }
 
 impl Stock {
-    /// A stock of so many bytes, filled in the background.
+    /// A stock of `keep` bytes, filled in the background.
     pub(crate) fn start(keep: u64, leave: u64, bookings: Bookings) -> io::Result<Stock> {
         // A stock of small pages would be slower than a process's own memory.
         let keep = if has_huge_pages() { keep - keep % PIECE } else { 0 };
@@ -78,13 +78,13 @@ impl Stock {
         Ok(Stock { shared })
     }
 
-    /// Bytes that are ready.
+    /// Bytes in the stock.
     pub(crate) fn ready(&self) -> u64 {
         self.shared.lock().ready()
     }
 
-    /// From now on it has no more than this: what it has beyond goes back to the kernel at once. A piece that is just
-    /// being made follows when it is made.
+    /// Sets the maximum of the stock: the excess goes back to the kernel at once. A piece in preparation is released
+    /// when it is done.
     pub(crate) fn limit(&self, bytes: u64) {
         let mut state = self.shared.lock();
         let grows = bytes > state.limit;
@@ -94,21 +94,21 @@ impl Stock {
             beyond.extend(state.ready.pop());
         }
         drop(state);
-        // Giving pages back takes a while, during which nobody should wait for the lock.
+        // Releasing pages takes a while, so it is done without the lock.
         drop(beyond);
         if grows {
             self.shared.bell.notify_all();
         }
     }
 
-    /// The thread that fills it ends.
+    /// Ends the thread that fills it.
     pub(crate) fn stop(&self) {
         self.shared.lock().stop = true;
         self.shared.bell.notify_all();
     }
 
-    /// Files of together so many bytes, or fewer where a process's own memory is better: small pages are slow
-    /// to fill and slow to make known to the driver, and its own can be huge.
+    /// Files of `bytes` in total, or fewer where a process's own memory is better: small pages are slow to fill and
+    /// slow to register with the driver, and the process's own can be huge.
     pub(crate) fn take(&self, bytes: u64) -> io::Result<Vec<Memory>> {
         let mut found = self.take_ready(bytes);
         let ready: u64 = found.iter().map(|memory| memory.bytes).sum();
@@ -122,12 +122,12 @@ impl Stock {
 }
 
 impl Stock {
-    /// The same of those whose pages are there: the daemon's cgroup is charged for them.
+    /// The same, only files with their pages present: the daemon's cgroup is charged for them.
     pub(crate) fn take_ready(&self, bytes: u64) -> Vec<Memory> {
         let mut left = bytes.next_multiple_of(HUGE);
         let mut found = Vec::new();
         let mut state = self.shared.lock();
-        // A small holder does not take a large piece: what is left of it would be lost to others.
+        // A small holder does not take a large piece: the rest of it would be wasted.
         while left >= PIECE / 2
             && let Some(memory) = state.ready.pop()
         {
@@ -173,9 +173,9 @@ impl Shared {
             }
             match made.filter(|(_, is_huge)| *is_huge) {
                 Some((memory, _)) if state.ready() + PIECE <= state.limit => state.ready.push(memory),
-                // Somebody booked it meanwhile.
+                // A holder booked it meanwhile.
                 Some(_) => {}
-                // No room now: nothing is wrong, parks are only slower.
+                // No room now: that is no fault, parks are only slower.
                 None => {
                     let pause = if state.is_scattered { SCATTERED_AGAIN } else { AGAIN };
                     state = self.bell.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
@@ -185,7 +185,7 @@ impl Shared {
     }
 }
 
-/// A file whose pages are there and charged to the daemon's cgroup, whichever process writes to them later.
+/// A file with its pages present and charged to the daemon's cgroup, whichever process writes to them later.
 pub(crate) fn charged(bytes: u64) -> io::Result<Memory> {
     let (memory, _) = filled(bytes)?;
     if !memory.filled {
@@ -194,7 +194,7 @@ pub(crate) fn charged(bytes: u64) -> io::Result<Memory> {
     Ok(memory)
 }
 
-/// An empty file of so many bytes that nobody can make longer or shorter.
+/// An empty file of `bytes`, sealed so that its length cannot change.
 fn file(bytes: u64, kind: MemfdFlags) -> io::Result<OwnedFd> {
     let file = memfd_create("sublet-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
     ftruncate(&file, bytes)?;
@@ -202,9 +202,9 @@ fn file(bytes: u64, kind: MemfdFlags) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The same with its pages there, huge ones where the host has them: those set aside for whoever asks, or
-/// else those that shared memory may have. And whether they are: where memory is in pieces the kernel gives small
-/// ones, which take ten times as long to make known to the driver, and the program's work waits meanwhile.
+/// A file with its pages present, huge ones where the host has them: those set aside for any program, or else those
+/// that shared memory may have. The bool is true if they are huge: where memory is fragmented the kernel gives small
+/// ones, which take ten times as long to register with the driver, and the program's work waits meanwhile.
 fn filled(bytes: u64) -> io::Result<(Memory, bool)> {
     let set_aside = set_aside().is_some_and(|free| free >= bytes);
     if set_aside && let Ok(memory) = filled_with(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
@@ -213,7 +213,7 @@ fn filled(bytes: u64) -> io::Result<(Memory, bool)> {
     filled_with(bytes, MemfdFlags::empty())
 }
 
-/// Huge pages of 2 MiB that are set aside and free.
+/// Bytes of 2 MiB huge pages that are set aside and free.
 fn set_aside() -> Option<u64> {
     let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
     text.trim().parse::<u64>().ok()?.checked_mul(HUGE)
@@ -221,7 +221,7 @@ fn set_aside() -> Option<u64> {
 
 fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
     let file = file(bytes, kind)?;
-    // SAFETY: a new mapping of a file of just this length, which is sealed.
+    // SAFETY: a new mapping of a file of exactly this length, which is sealed.
     let at = unsafe {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         mmap(std::ptr::null_mut(), bytes as usize, access, MapFlags::SHARED, &file, 0)?
@@ -237,7 +237,7 @@ fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
                 let length = share.min(bytes - first) as usize;
                 scope.spawn(move || {
                     let at = (from + first as usize) as *mut std::ffi::c_void;
-                    // SAFETY: a part of the mapping made just now, which nobody else knows.
+                    // SAFETY: a part of the mapping made just now, which no other code knows.
                     unsafe { madvise(at, length, Advice::LinuxPopulateWrite) }
                 })
             })
@@ -247,16 +247,16 @@ fn filled_with(bytes: u64, kind: MemfdFlags) -> io::Result<(Memory, bool)> {
     let is_huge = kind.contains(MemfdFlags::HUGETLB) || huge_bytes(from).is_some_and(|huge| huge >= bytes / 10 * 9);
     // SAFETY: mapped above with this length, and nothing refers to it any more.
     let _ = unsafe { munmap(at, bytes as usize) };
-    // Kernels before 5.14 fill pages only by touching them: the holder does.
+    // Kernels before 5.14 fill pages only by touching them: the holder does that.
     let filled = done.is_ok();
-    // A file of pages that cannot be had is no memory.
+    // A file of huge pages that are not available is useless.
     if !filled && kind.contains(MemfdFlags::HUGETLB) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     Ok((Memory { file, bytes, filled }, is_huge))
 }
 
-/// How many bytes of the mapping that begins there are in huge pages of shared memory, as the kernel tells it.
+/// How many bytes of the mapping that begins there are in huge pages of shared memory, as the kernel reports.
 fn huge_bytes(from: usize) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let first = format!("{from:x}-");
@@ -265,12 +265,12 @@ fn huge_bytes(from: usize) -> Option<u64> {
     kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Host memory that programs could still have, by the kernel's own reckoning; `None`: it cannot be read.
+/// Host memory that programs could still allocate, as the kernel estimates it; `None` if it cannot be read.
 pub fn available() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// All host memory.
+/// All host memory; `None` if it cannot be read.
 pub fn total() -> Option<u64> {
     meminfo("MemTotal:")
 }
@@ -282,18 +282,18 @@ fn meminfo(name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Whether files can have huge pages.
+/// True if files can have huge pages.
 fn has_huge_pages() -> bool {
     set_aside().is_some_and(|free| free >= PIECE) || shared_are_huge()
 }
 
-/// Whether shared memory may have huge pages.
+/// True if shared memory may have huge pages.
 fn shared_are_huge() -> bool {
     let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| modes.contains(mode))
 }
 
-/// What kind of pages parked bytes go to, for people; and what would be better.
+/// The kind of pages that parked bytes go to, for people; and what would be better.
 pub fn page_kind() -> (&'static str, Option<&'static str>) {
     match () {
         () if set_aside().is_some_and(|free| free >= PIECE) => ("huge pages that are set aside", None),
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn the_stock_gives_way_to_who_books_and_what_a_holder_took_is_not_its_own_any_more() {
-        // Empty files: whether their pages are there does not matter here, and nobody fills it.
+        // Empty files: whether their pages are present does not matter here, and no thread fills the stock.
         let piece = || Memory { file: file(PIECE, MemfdFlags::empty()).expect("a file"), bytes: PIECE, filled: true };
         let state = State { ready: (0..4).map(|_| piece()).collect(), limit: 4 * PIECE, ..State::default() };
         let shared = Shared {

@@ -1,12 +1,12 @@
 //! The daemon's side of the library in holders' programs.
 //!
 //! ```text
-//!   wishes (where each holder's bytes shall be, and its caps) ──► hub thread ──► orders, files, the page
+//!   targets (where each holder's bytes shall be, and its caps) ─► hub thread ──► orders, files, the page
 //!                                                                   │ ▲
-//!   Sight::Said, Sight::Ram, Sight::Worked ◄────────────────────────┘ └── words of the shims
+//!   Sight::Said, Sight::Ram, Sight::Worked ◄────────────────────────┘ └── messages of the shims
 //! ```
-//! Nothing is decided here. A wish says where a holder's bytes shall be; whoever of its programs is
-//! elsewhere is told so, now and whenever it connects again. A program's word is passed on as its word.
+//! Nothing is decided here. A target says where a holder's bytes shall be; each of its programs that is elsewhere is
+//! ordered to move, now and whenever it connects again. What a program reports is passed on as its own claim.
 
 mod line;
 mod memory;
@@ -42,38 +42,39 @@ use sublet_core::units::Bytes;
 use sublet_shim_wire::{Order, Word};
 use supply::{Filler, Given, Supply};
 
-/// How often pages and host memory are looked at, and what failed is tried again.
+/// How often pages and host memory are read, and failed steps tried again.
 const TICK: Duration = Duration::from_secs(1);
-/// The same of when programs last worked, while somebody waits for their cards.
+/// How often the last activity of programs is read while a waiter needs their GPUs.
 const FINE: Duration = Duration::from_millis(200);
-/// Somebody waits who was told of so lately.
+/// A waiter counts for this long after it was last announced by [`Hub::ahead`].
 const WAITED_FOR: Duration = Duration::from_secs(3);
-/// Whoever comes says who it is within this.
+/// How long a new connection may take to identify itself.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Lines at a time, and of one user.
+/// Connections at a time in all, and of one user.
 pub const LINES_MAX: usize = 4096;
 const LINES_OF_USER: usize = 1024;
-/// Lines of one user that have not named a lease of that user. A program does so as soon as it is connected.
+/// Connections of one user that have not named a lease of that user. A program names it as soon as it is connected.
 const UNNAMED_OF_USER: usize = 64;
-/// Lines that are let in before the others get their turn: a user that connects without end delays no program.
+/// Connections accepted in one round: a user that connects without end delays no program.
 const COMERS_AT_ONCE: usize = 16;
-/// Words of one line that are dealt with before the others get their turn.
+/// Messages of one connection that are handled in one round.
 const WORDS_AT_ONCE: usize = 16;
-/// Notes that may lie unread while no program is there whom they could concern.
+/// Notes that may stay unread while no program is connected.
 const UNREAD: usize = 512;
-/// Memory that a resumed holder keeps for its next park goes back after this.
+/// Memory that a resumed holder keeps for its next park is released after this.
 const WARM: Duration = Duration::from_secs(600);
-/// Programs that say this version, or a later one, can leave the driver alone altogether.
+/// Programs that report this version, or a later one, can stop using the driver altogether.
 const DEEPENS: u32 = 2;
-/// No program has more parked, whatever it says: more than any host's memory, and far from where sums overflow.
+/// The maximum accepted for a program's parked bytes, whatever it reports: more than any host's memory, and too small
+/// for sums to overflow.
 const PARKED_MAX: u64 = 1 << 50;
-/// A context takes no more, whatever anybody says.
+/// The maximum accepted for the size of a context, whatever a program reports.
 const CONTEXT_MAX: u64 = 4 << 30;
 
-/// How to speak with shims.
+/// Settings for shims.
 #[derive(Clone, Debug)]
 pub struct ShimSettings {
-    /// Where they come.
+    /// The socket at which they connect.
     pub socket: PathBuf,
     /// Host memory kept ready for parked bytes.
     pub stock: u64,
@@ -86,36 +87,36 @@ pub struct ShimSettings {
 /// Where a holder's bytes shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On its cards.
+    /// On its GPUs.
     OnCards,
     /// In host memory.
     Away {
-        /// So much is booked.
+        /// Bytes booked for it.
         booked: u64,
-        /// A program leaves within this or not at all.
+        /// A program parks within this time or not at all.
         within: Duration,
-        /// Once there it calls the driver for nothing, so that this may have its context, too.
+        /// Once parked it stops using the driver, so that the driver can move its context, too.
         deep: bool,
     },
-    /// Nowhere: the lease is over, and whatever is parked with it.
+    /// Nowhere: the lease is over, and so are its parked bytes.
     Over {
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
     },
 }
 
-/// What shall be of a holder.
+/// The target of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// Whose.
+    /// The lease of the holder.
     pub lease: LeaseId,
-    /// Its user: nobody else's programs are its own.
+    /// Its user: programs of other users are not its own.
     pub uid: u32,
     /// Where its bytes shall be.
     pub place: Place,
-    /// All but those of these processes, which the driver moves: the library in them leaves them on their cards.
+    /// Processes that the driver moves instead: the library leaves their bytes on their GPUs.
     pub but: Vec<ProcKey>,
-    /// What it may have of each card.
+    /// What it may have of each GPU.
     pub cards: Vec<CardCap>,
 }
 
@@ -141,7 +142,7 @@ enum Note {
     Stop,
 }
 
-/// The hub, from outside. Never blocks.
+/// A handle to the hub. Never blocks.
 #[derive(Clone)]
 pub(crate) struct Hub {
     notes: mpsc::Sender<Note>,
@@ -150,17 +151,17 @@ pub(crate) struct Hub {
     stock: Stock,
 }
 
-/// What both sides of the hub count.
+/// Counters shared by both sides of the hub.
 #[derive(Default)]
 struct Desk {
-    /// Programs that are there.
+    /// Connected programs.
     programs: AtomicUsize,
-    /// Notes that were sent since they were last read.
+    /// Notes sent since they were last read.
     unread: AtomicUsize,
 }
 
 impl Hub {
-    /// Opens the door and starts the thread's work, to be run by the caller.
+    /// Opens the socket and makes the thread's work, to be run by the caller.
     pub(crate) fn open(
         settings: &ShimSettings,
         eyes: Inbox,
@@ -204,11 +205,11 @@ impl Hub {
         Ok((Hub { notes, bell, desk, stock }, run))
     }
 
-    /// Leaves a note. Where no program is there whom it could concern, nobody is called for it: whoever
-    /// comes is counted before the notes are read, and they are read before it is listened to.
+    /// Sends a note. While no program is connected the thread is not woken for it: a new connection is counted before
+    /// the notes are read, and they are read before its messages are.
     fn note(&self, note: Note) {
         let urgent = matches!(note, Note::Stop | Note::Ram | Note::Booked(_) | Note::Listen);
-        // Refused only when the thread is gone, and then nobody wants to know.
+        // Fails only when the thread has ended, and then the note does not matter.
         let _ = self.notes.send(note);
         let unread = self.desk.unread.fetch_add(1, Ordering::SeqCst) + 1;
         if urgent || unread >= UNREAD || self.desk.programs.load(Ordering::SeqCst) > 0 {
@@ -224,7 +225,7 @@ impl Hub {
         self.note(Note::Forget(lease));
     }
 
-    /// Somebody waits for its cards: it is made ready to leave them.
+    /// A waiter needs the lease's GPUs: its programs prepare to park.
     pub(crate) fn ahead(&self, lease: LeaseId) {
         self.note(Note::Ahead(lease));
     }
@@ -233,22 +234,22 @@ impl Hub {
         self.note(Note::Looked { uuid, residents });
     }
 
-    /// All leases that there were at the start have been told: from now on programs are listened to.
+    /// All leases that existed at the start are known: from now on connections are accepted.
     pub(crate) fn listen(&self) {
         self.note(Note::Listen);
     }
 
-    /// So much of the parking RAM is booked: the stock has no more than the rest.
+    /// Sets the booked bytes of the parking space: the stock has at most the rest.
     pub(crate) fn booked(&self, bytes: u64) {
         self.note(Note::Booked(bytes));
     }
 
-    /// Host memory that is kept ready.
+    /// Bytes of host memory kept ready.
     pub(crate) fn stock(&self) -> u64 {
         self.stock.ready()
     }
 
-    /// Says how much host memory there is, also while no program of its own is there.
+    /// Requests a report of the host memory, also while no program is connected.
     pub(crate) fn ram(&self) {
         self.note(Note::Ram);
     }
@@ -258,13 +259,13 @@ impl Hub {
     }
 }
 
-/// A lease, as far as its programs are concerned.
+/// What the hub knows of a lease.
 struct Holder {
     wish: Wish,
     page: Option<PageFile>,
     /// When one of its programs was last seen to work.
     active_ns: u64,
-    /// What those of its programs did that have ended, and what was told of all of them.
+    /// The counts of its programs that have ended, and the counts last reported of all.
     done: Counts,
     told: Counts,
 }
@@ -277,13 +278,13 @@ struct Program {
     lease: Option<LeaseId>,
     came: Instant,
     parked: bool,
-    /// It calls the driver for nothing.
+    /// It does not use the driver.
     deep: bool,
-    /// What is under way is about that.
+    /// The order in progress is to stop using the driver.
     deepens: bool,
     /// An order that was not answered yet.
     under_way: Option<u64>,
-    /// It said no, and is not told again before then.
+    /// It refused, and gets no new order before then.
     again: Option<Instant>,
     /// Memory it was given to be parked in.
     given: Given,
@@ -301,20 +302,20 @@ struct Work {
     cards: Arc<cards::Shared>,
     stock: Stock,
     filler: Filler,
-    /// What parks under way may still take of memory cgroups.
+    /// What parks in progress may still take of memory cgroups.
     bookings: Bookings,
     ram: u64,
-    /// So much of it is booked, by whoever moves in whatever way.
+    /// Booked bytes of the parking space, by all movers.
     booked: u64,
-    /// Whether programs are listened to. Who came before all leases were told would be taken for one whose lease is over,
-    /// and lose what it has parked.
+    /// True if connections are accepted. A program that connected before all leases were known would be treated as
+    /// one of a lease that is over, and lose its parked bytes.
     listens: bool,
     holders: BTreeMap<LeaseId, Holder>,
     lines: BTreeMap<u64, Program>,
     next_line: u64,
     next_order: u64,
     tick_at: Instant,
-    /// When pages are looked at next, and how long still so often: somebody waits.
+    /// When pages are read next while a waiter needs GPUs; `fine_until` is when that ends.
     fine_at: Instant,
     fine_until: Instant,
     told_ram: Option<Option<u64>>,
@@ -351,11 +352,11 @@ impl Work {
         self.desk.programs.store(self.lines.len(), Ordering::SeqCst);
     }
 
-    /// Waits for anything; returns lines on which something came.
+    /// Waits for an event; returns the connections on which something arrived.
     fn wait(&self) -> Vec<u64> {
         let next = if self.is_waited_for() { self.tick_at.min(self.fine_at) } else { self.tick_at };
         let pause = next.saturating_duration_since(Instant::now());
-        // With nobody there, nothing needs to be looked at.
+        // Without a connection nothing needs to be read.
         let pause = if self.lines.is_empty() { Duration::from_secs(60) } else { pause };
         let comers = if self.listens { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN), PollFd::new(&self.door, comers)];
@@ -369,7 +370,7 @@ impl Work {
         heard.map(|(number, _)| *number).collect()
     }
 
-    /// False when it is time to stop.
+    /// Returns false when the thread must stop.
     fn read_notes(&mut self) -> bool {
         self.desk.unread.store(0, Ordering::SeqCst);
         while let Ok(note) = self.inbox.try_recv() {
@@ -401,7 +402,7 @@ impl Work {
                 let contexts: Vec<u64> = holder.wish.cards.iter().map(|card| card.context).collect();
                 let changed = caps(&holder.wish) != caps(&wish);
                 holder.wish = wish;
-                // What was measured stays measured.
+                // Measured sizes of contexts are kept.
                 for (card, context) in holder.wish.cards.iter_mut().zip(contexts).filter(|_| !changed) {
                     card.context = card.context.max(context);
                 }
@@ -495,7 +496,8 @@ impl Work {
         self.cards.wish();
     }
 
-    /// Places on a lease's page whose processes are gone are free. A line can break and the process live.
+    /// Frees the places on a lease's page that belong to ended processes. A connection can break while its process
+    /// lives.
     fn sweep(&mut self, lease: LeaseId) {
         let here: BTreeSet<u32> =
             self.of_lease(lease).filter_map(|number| Some(self.lines.get(&number)?.process?.pid)).collect();
@@ -509,7 +511,7 @@ impl Work {
         }
     }
 
-    /// Tells what a holder's programs did, if that is something new.
+    /// Reports what a holder's programs did, if that changed.
     fn tell_counts(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get_mut(&lease) else { return };
         let Some(page) = &holder.page else { return };
@@ -527,7 +529,8 @@ impl Work {
 
     fn take_word(&mut self, number: u64, word: Word) {
         match word {
-            // A tool is in its place: what it has on a card is a program's without the library.
+            // A tool has replaced the library: what the process has on a GPU counts as that of a program without the
+            // library.
             Word::Hello { aside: Some(_), .. } => return,
             Word::Hello { lease, looks: true, .. } => return self.show(number, lease.as_deref()),
             Word::Hello { version, lease, parked, bytes, deep, .. } => {
@@ -561,7 +564,7 @@ impl Work {
                 (program.under_way, program.deep) = (None, false);
                 Said::Deep(false)
             }
-            // It stays as it is, and is told again.
+            // It stays as it is, and is ordered again.
             Word::Refused { id, .. } if answers(id, program) && program.deepens => {
                 (program.under_way, program.again) = (None, Some(Instant::now() + TICK));
                 return;
@@ -572,7 +575,7 @@ impl Work {
                 Said::Refused(short(why))
             }
             Word::Wants { .. } if program.parked => Said::Wants,
-            // Too late, or never asked.
+            // Too late, or never asked for.
             _ => return,
         };
         let gives_back =
@@ -595,8 +598,8 @@ impl Work {
         (holder.wish.uid == program.uid).then_some(lease)
     }
 
-    /// Whether the lease that a program names has ended; all that have not are known here. Another user's lease
-    /// answers like one that has ended.
+    /// True if the lease that a program names has ended; all others are known here. For another user's lease the
+    /// answer is the same as for one that has ended.
     fn is_over(&self, number: u64, lease: Option<&str>) -> bool {
         if lease.and_then(|lease| lease.parse::<LeaseId>().ok()).is_none() {
             return false;
@@ -605,7 +608,7 @@ impl Work {
         holder.is_none_or(|holder| matches!(holder.wish.place, Place::Over { .. }))
     }
 
-    /// The page of a lease; made when somebody first wants it.
+    /// The page of a lease; made when it is first needed.
     fn page(&mut self, lease: LeaseId) -> Option<&PageFile> {
         let holder = self.holders.get_mut(&lease)?;
         if holder.page.is_none() {
@@ -615,7 +618,7 @@ impl Work {
         holder.page.as_ref()
     }
 
-    /// Shows the page to a program that does not use the driver.
+    /// Sends the page to a program that does not use the driver.
     fn show(&mut self, number: u64, lease: Option<&str>) {
         let Some(lease) = self.named(number, lease) else { return };
         let file = self.page(lease).and_then(|page| page.file().try_clone_to_owned().ok());
@@ -626,7 +629,7 @@ impl Work {
         }
     }
 
-    /// A program says who it is: it is a lease's if it runs as the lease's user.
+    /// A program identifies itself: it belongs to a lease if it runs as the lease's user.
     fn welcome(&mut self, number: u64, lease: Option<&str>, parked: Option<u64>, deep: Option<bool>) {
         let over = self.is_over(number, lease);
         let lease = self.named(number, lease);
@@ -643,7 +646,7 @@ impl Work {
         program.line.send(&Order::Welcome { page: page.is_some(), pid, over }, page.as_ref().map(AsFd::as_fd));
         (program.lease, program.parked, program.deep) = (Some(lease), parked.is_some(), deep == Some(true));
         self.eyes.send(Message::JudgedByShim { lease, is: true });
-        // How much memory there is to park in is known before anybody could be.
+        // The available host memory is reported before any program could be parked.
         self.tell_ram();
         self.say(lease, process, Said::Here { parked: parked.map(Bytes) });
         if let Some(deep) = deep {
@@ -652,7 +655,7 @@ impl Work {
         self.put(number);
     }
 
-    /// Tells a program to go where it shall be, unless it is there or on its way.
+    /// Orders a program to move to its target, unless it is there or on its way.
     fn put(&mut self, number: u64) {
         let Some(program) = self.lines.get(&number) else { return };
         let Some(holder) = program.lease.and_then(|lease| self.holders.get(&lease)) else { return };
@@ -696,7 +699,7 @@ impl Work {
         }
     }
 
-    /// What a context takes is what the driver sees with a process beside what it counts itself.
+    /// The size of a context is what the driver reports for a process, less what the process counts itself.
     fn measure(&mut self, uuid: [u8; 16], residents: &[(u32, u64)]) {
         for (pid, seen) in residents {
             let program = self.lines.values().find(|it| it.process.is_some_and(|process| process.pid == *pid));
@@ -738,7 +741,7 @@ impl Work {
     fn tell_ram(&mut self) {
         let available = available().map(|bytes| bytes.saturating_add(self.stock.ready()));
         let warm: u64 = self.lines.values().filter(|it| !it.parked).map(|it| it.given.bytes).sum();
-        // What is kept warm goes back when it is needed.
+        // Memory kept for a next park is released when it is needed.
         let available = available.map(|bytes| bytes.saturating_add(warm));
         if self.told_ram != Some(available) {
             self.told_ram = Some(available);
@@ -750,7 +753,7 @@ impl Work {
         self.fine_until > Instant::now()
     }
 
-    /// Says for how long each holder has not worked, to within the time between two looks.
+    /// Reports how long each holder has not worked, with the resolution of two consecutive readings.
     fn tell_idle(&mut self) {
         self.read_pages();
         let now_ns = process_clock_ns();
@@ -789,13 +792,13 @@ impl Work {
     }
 }
 
-/// The clock by which programs say when they worked.
+/// The clock by which programs report when they worked.
 fn process_clock_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// A holder's own words are not taken for longer than a line.
+/// Limits a holder's own text to one line.
 fn short(why: String) -> String {
     why.chars().filter(|c| is_visible(*c)).take(200).collect()
 }
@@ -822,7 +825,7 @@ mod tests {
         let wish = Wish { lease: LeaseId(1), uid: 0, place, but: vec![taken], cards: Vec::new() };
         assert_eq!(wish.place_of(Some(taken)), &Place::OnCards);
         assert_eq!(wish.place_of(Some(began)), &wish.place);
-        // Whatever is parked with a lease that is over is over.
+        // What is parked in a lease that is over is released.
         let wish = Wish { place: Place::Over { why: String::new() }, ..wish };
         assert_eq!(wish.place_of(Some(taken)), &wish.place);
     }

@@ -1,7 +1,7 @@
 //! The page of a lease: numbers that the daemon and the holder's programs both see.
 //!
-//! The daemon makes and seals the file and maps it. Whatever a holder writes there is its word: every
-//! number may be anything at any time, and none of them is trusted with more than its meaning.
+//! The daemon makes, seals and maps the file. Everything a holder writes there is only a claim: each number may be
+//! anything at any time, and is used for nothing beyond its meaning.
 
 use crate::sight::Counts;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -12,14 +12,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use sublet_shim_wire::{CARDS, MAGIC, Page, ProcessPage, Reason, VERSION};
 
-/// What a lease has of one card.
+/// What a lease has of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CardCap {
-    /// Which, as the driver's 16 bytes.
+    /// The GPU's UUID, as the driver's 16 bytes.
     pub uuid: [u8; 16],
-    /// So many bytes, contexts included.
+    /// The cap in bytes, contexts included.
     pub cap: u64,
-    /// So many of them a context takes.
+    /// Bytes of them that one context takes.
     pub context: u64,
 }
 
@@ -37,7 +37,7 @@ impl PageFile {
         let file = memfd_create("sublet-page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size_of::<Page>() as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        // SAFETY: a new mapping of a file that is just so long and, being sealed, stays so.
+        // SAFETY: a new mapping of a file of exactly this length, which is sealed.
         let at = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             mmap(std::ptr::null_mut(), size_of::<Page>(), access, MapFlags::SHARED, &file, 0)?
@@ -58,7 +58,7 @@ impl PageFile {
         self.file.as_fd()
     }
 
-    /// Writes the caps; cards beyond those a page has are not capped.
+    /// Writes the caps; GPUs beyond those a page has room for are not capped.
     pub(crate) fn set_cards(&self, cards: &[CardCap]) {
         for (place, card) in cards.iter().take(CARDS).enumerate() {
             let slot = &self.get().cards[place];
@@ -74,12 +74,12 @@ impl PageFile {
         self.get().processes.iter().find(|slot| slot.pid.load(Relaxed) == pid)
     }
 
-    /// Processes that have a place.
+    /// The pids of processes that have a place.
     pub(crate) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.get().processes.iter().map(|slot| slot.pid.load(Relaxed)).filter(|pid| *pid != 0)
     }
 
-    /// What a process says of itself.
+    /// What a process reports of itself; `None` if it has no place.
     pub(crate) fn process(&self, pid: u32) -> Option<Process> {
         let slot = self.slot(pid)?;
         Some(Process {
@@ -99,12 +99,12 @@ impl PageFile {
         Counts { launches: slot.launches.load(Relaxed), copies: slot.copies.load(Relaxed), copied, errors }
     }
 
-    /// What of a card's bytes a process counts, by the card's place in the list of caps.
+    /// The bytes that a process counts on a GPU, by the GPU's index in the list of caps.
     pub(crate) fn bytes_on(&self, pid: u32, place: usize) -> Option<u64> {
         Some(self.slot(pid)?.cards.get(place)?.bytes.load(Relaxed))
     }
 
-    /// A process is gone: what it counted is nobody's.
+    /// Clears the place of a process that ended.
     pub(crate) fn clear(&self, pid: u32) {
         let Some(slot) = self.slot(pid) else { return };
         self.get().wipe(slot);
@@ -119,14 +119,14 @@ impl Drop for PageFile {
     }
 }
 
-/// What a process says of itself on the page.
+/// What a process reports of itself on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     /// Why it cannot be parked, if so.
     pub(crate) reason: Option<Reason>,
     /// When it last did anything, by the monotonic clock.
     pub(crate) active_ns: u64,
-    /// Bytes on cards, without contexts.
+    /// Bytes on GPUs, without contexts.
     pub(crate) bytes: u64,
 }
 

@@ -5,14 +5,14 @@
 //! ```text
 //!   cgroup of the program   memory                                          charged to
 //!   without a limit         ready files, fresh files, its own                the program
-//!   with a limit            files whose pages the daemon made first          the daemon
+//!   with a limit            files with pages that the daemon made first      the daemon
 //!                           else its own, if that fits into the cgroup       the program
 //!                           else none: it is not parked, and is told why
 //!   limit not readable      none
 //! ```
-//! What a program took of a limited cgroup it gives back as soon as it is on its cards again: it may need that room
-//! itself. The page tables of a mapping are always charged to the program. What a park may take of a limited cgroup is
-//! booked until the park is done. Making pages takes seconds for a large program, so a thread of its own does it.
+//! A program gives back what it took of a limited cgroup as soon as it is on its GPUs again: it may need that room
+//! itself. The page tables of a mapping are always charged to the program. What a park may take of a limited cgroup
+//! is booked until the park is done. Making pages takes seconds for a large program, so a thread of its own does it.
 
 use super::memory::{HUGE, Memory, charged};
 use super::{Place, Program, Work};
@@ -30,32 +30,32 @@ use sublet_core::parking::Said;
 use sublet_core::units::Bytes;
 use sublet_shim_wire::Order;
 
-/// Beside what a program says it has: chunks that are not full.
+/// Added to what a program reports: chunks that are not full.
 const SLACK: u64 = 64 << 20;
-/// What a park takes of the program's cgroup in any case: page tables (8 bytes for each 4 KiB, counted twice), stacks
-/// of threads, messages.
+/// The share of its bytes that a park takes of the program's cgroup in any case: page tables (8 bytes for each 4 KiB,
+/// counted twice), stacks of threads, messages.
 const TABLES_SHARE: u64 = 256;
 const TABLES_LEAST: u64 = 8 << 20;
-/// So much of its own cgroup the daemon leaves free.
+/// Bytes of its own cgroup that the daemon leaves free.
 pub(super) const RESERVE: u64 = 64 << 20;
 
 /// Memory that a program was given to be parked in.
 pub(super) struct Given {
-    /// All of it, wherever it comes from.
+    /// All of it, from every source.
     pub(super) bytes: u64,
-    /// So many bytes of it the daemon has made: nothing is charged to the program for them.
+    /// Bytes of it that the daemon has made: nothing is charged to the program for them.
     charged: u64,
-    /// So many bytes of it the program has touched itself: they are charged to it already.
+    /// Bytes of it that the program has touched itself: they are charged to it already.
     own: u64,
     /// The program takes some of a limited cgroup for it: it is given back as soon as nothing is parked in it.
     pub(super) is_borrowed: bool,
-    /// So many bytes are being made for it.
+    /// Bytes that are being made for it.
     filling: u64,
     /// Why the daemon could not make some.
     pub(super) failed: Option<String>,
     /// When it was last needed.
     pub(super) used: Instant,
-    /// As much of it was told to be made ready.
+    /// Bytes of it that the program was ordered to make ready.
     prepared: u64,
     /// Its cgroup, and how many processes were killed there before the last park began.
     kills: Option<(MemoryCgroup, u64)>,
@@ -76,7 +76,7 @@ impl Given {
         }
     }
 
-    /// A park is done: so many bytes are in it.
+    /// A park is done: this many bytes are in it.
     pub(super) fn parked(&mut self, bytes: u64) {
         self.used = Instant::now();
         self.own = self.own.max(bytes.next_multiple_of(HUGE).saturating_sub(self.charged));
@@ -92,8 +92,8 @@ impl Given {
         }
     }
 
-    /// What can be filled without anything charged to the program. Memory that was granted and not touched yet is not
-    /// among it: where it lies in the program's arena is not known.
+    /// Bytes that can be filled without a charge to the program. Memory that was granted and not touched yet does not
+    /// count: its place in the program's arena is not known.
     fn ready(&self) -> u64 {
         if self.is_mixed() { 0 } else { self.charged + self.own }
     }
@@ -105,12 +105,12 @@ impl Given {
 
 /// Whether a program has the memory to be parked in.
 pub(super) enum Supply {
-    /// It has, for so many bytes.
+    /// It has enough.
     Ready {
-        /// No more than these.
+        /// For at most this many bytes.
         most: u64,
     },
-    /// Not yet, or it is gone.
+    /// Not yet, or the program has ended.
     Later,
     /// It cannot have it.
     Refused(String),
@@ -120,9 +120,9 @@ pub(super) enum Supply {
 enum Fill {
     /// The program has enough.
     Done,
-    /// It comes.
+    /// It is being made.
     UnderWay,
-    /// It cannot: so much is lacking.
+    /// It cannot be made: this many bytes are lacking.
     Lacking(u64),
 }
 
@@ -151,12 +151,12 @@ impl Filler {
 }
 
 impl Program {
-    /// It keeps memory for its next park, and does nothing with it.
+    /// True if it keeps memory for its next park and does not use it.
     pub(super) fn is_warm(&self) -> bool {
         self.given.bytes > 0 && self.given.filling == 0 && !self.parked && self.under_way.is_none()
     }
 
-    /// False if the memory did not leave.
+    /// Returns false if the memory was not sent.
     fn send_memory(&mut self, memory: &Memory) -> bool {
         let order = Order::Arena { bytes: memory.bytes, filled: memory.filled };
         let sent = self.line.send(&order, Some(memory.file.as_fd()));
@@ -168,11 +168,11 @@ impl Program {
 }
 
 impl Work {
-    /// Sees to it that a program has the memory to be parked in, of which so much is booked for its lease.
+    /// Ensures that a program has the memory to be parked in; `booked` bytes are booked for its lease.
     pub(super) fn supply(&mut self, number: u64, booked: u64) -> Supply {
         let Some(need) = self.need(number, booked) else { return Supply::Later };
         let cgroup = match self.lines.get(&number).and_then(|it| it.process).map(|it| MemoryCgroup::of(it.pid)) {
-            // A program that left in its own way takes nothing.
+            // A program that gave up its GPU memory in another way needs nothing.
             _ if need == 0 => return Supply::Ready { most: booked },
             Some(Ok(cgroup)) => cgroup,
             Some(Err(unknown)) => return Supply::Refused(not_readable(&unknown)),
@@ -191,7 +191,7 @@ impl Work {
         }
     }
 
-    /// The same for a program in a cgroup that allows only so much more.
+    /// The same for a program in a cgroup that allows only `room` more bytes.
     fn supply_limited(&mut self, number: u64, cgroup: &MemoryCgroup, room: u64, need: u64, booked: u64) -> Supply {
         if room < tables(need) {
             return Supply::Refused(lacks(room, tables(need), None));
@@ -215,7 +215,7 @@ impl Work {
         }
     }
 
-    /// What a program needs to be parked: what it says that it has and a little, and no more than is booked.
+    /// What a program needs to be parked: the bytes it reports and a little more, and no more than is booked.
     fn need(&self, number: u64, booked: u64) -> Option<u64> {
         let program = self.lines.get(&number)?;
         let (process, lease) = (program.process?, program.lease?);
@@ -224,7 +224,8 @@ impl Work {
         Some((bytes.saturating_add(bytes / 8).saturating_add(SLACK)).min(booked))
     }
 
-    /// Gives a program whose cgroup has no limit what it lacks: ready files, fresh ones, and the rest is its own.
+    /// Gives a program in a cgroup without a limit what it lacks: ready files, then fresh ones; the rest is its own
+    /// memory.
     fn give(&mut self, number: u64, need: u64) -> bool {
         let Some(given) = self.lines.get(&number).map(|it| it.given.bytes) else { return false };
         if need <= given {
@@ -244,7 +245,7 @@ impl Work {
         true
     }
 
-    /// Gives a program memory that the daemon has made, as far as the daemon's own cgroup allows it.
+    /// Gives a program memory that the daemon has made, as far as the daemon's own cgroup allows.
     fn fill(&mut self, number: u64, need: u64) -> Fill {
         let Some(program) = self.lines.get(&number) else { return Fill::UnderWay };
         if program.given.filling > 0 {
@@ -286,7 +287,7 @@ impl Work {
         filled
     }
 
-    /// Memory was made for programs: they get it, and go where they shall be.
+    /// Sends memory that was made to its programs, and moves them to their targets.
     pub(super) fn take_filled(&mut self) {
         while let Ok((number, made)) = self.filler.made.try_recv() {
             self.bookings.release(Booker::Daemon(number));
@@ -302,7 +303,7 @@ impl Work {
         }
     }
 
-    /// A program stays on its cards, for want of memory to be parked in.
+    /// A program stays on its GPUs, for lack of memory to be parked in.
     pub(super) fn refuse_park(&mut self, number: u64, why: String) {
         let Some(program) = self.lines.get_mut(&number) else { return };
         program.again = Some(Instant::now() + super::TICK);
@@ -311,7 +312,7 @@ impl Work {
         }
     }
 
-    /// Looks at the memory cgroups of all programs that are on their cards: whether there is memory to park each lease.
+    /// Checks for each lease on its GPUs whether the memory cgroups of its programs allow parking it.
     pub(super) fn judge_memory(&mut self) {
         let mut known = BTreeMap::new();
         let mut leases: BTreeMap<LeaseId, Vec<Judged>> = BTreeMap::new();
@@ -343,8 +344,8 @@ impl Work {
         }
     }
 
-    /// What a program that is on its cards lacks to be parked, if its cgroup has a limit. `None` while that cannot be said:
-    /// it moves, or has ended.
+    /// What a program on its GPUs lacks to be parked, if its cgroup has a limit. `None` while that is unknown: it is
+    /// being moved, or has ended.
     fn lack_of(&self, number: u64, program: &Program, known: &mut Cgroups) -> Option<Result<Option<Lack>, Unknown>> {
         if program.parked || program.under_way.is_some() || program.given.filling > 0 {
             return None;
@@ -361,7 +362,7 @@ impl Work {
         Some(cgroup.and_then(|cgroup| cgroup.map_or(Ok(None), lack)))
     }
 
-    /// The stock has what of the parking RAM is neither booked nor kept by programs that are on their cards.
+    /// Limits the stock to the part of the parking space that is neither booked nor kept by programs on their GPUs.
     pub(super) fn fit_stock(&self) {
         let is_away = |program: &Program| {
             let holder = program.lease.and_then(|lease| self.holders.get(&lease));
@@ -372,7 +373,7 @@ impl Work {
         self.stock.limit(self.ram.saturating_sub(self.booked).saturating_sub(kept));
     }
 
-    /// Programs that keep memory for their next park give it back when another program needs it now.
+    /// Programs that keep memory for their next park release it when another program needs it now.
     fn make_room(&mut self, need: u64, but: u64) {
         let given: u64 = self.lines.values().map(|program| program.given.bytes + program.given.filling).sum();
         let mut over = given.saturating_add(need).saturating_sub(self.ram);
@@ -400,7 +401,7 @@ impl Work {
         }
     }
 
-    /// Gets a holder ready to leave its cards.
+    /// Prepares a holder to be parked.
     pub(super) fn prepare(&mut self, lease: LeaseId) {
         let Some(holder) = self.holders.get(&lease).filter(|it| it.wish.place == Place::OnCards) else { return };
         let most: u64 = holder.wish.cards.iter().map(|card| card.cap).sum();
@@ -411,7 +412,7 @@ impl Work {
                 .zip(program.process)
                 .and_then(|(page, process)| page.process(process.pid))
                 .map_or(0, |it| it.bytes);
-            // Memory beyond what there is for parked bytes is not taken ahead of need.
+            // Memory beyond the parking space is not taken in advance.
             let others = self.lines.iter().filter(|(n, _)| **n != number);
             let others: u64 = others.map(|(_, it)| it.given.bytes + it.given.filling).sum();
             let fits = others.saturating_add(bytes) <= self.ram;
@@ -427,8 +428,8 @@ impl Work {
         }
     }
 
-    /// Gives a program memory before it is needed; how much it has then. Nothing is taken of a limited cgroup ahead of
-    /// need but page tables.
+    /// Gives a program memory in advance; returns how much it has then. Of a limited cgroup nothing but page tables
+    /// is taken in advance.
     fn supply_ahead(&mut self, number: u64, most: u64) -> Option<u64> {
         let need = self.need(number, most)?;
         let pid = self.lines.get(&number)?.process?.pid;
@@ -454,13 +455,13 @@ struct Lack {
     tables: u64,
 }
 
-/// A program, and what it lacks; nothing where its cgroup has no limit.
+/// A program, and what it lacks; `None` where its cgroup has no limit.
 type Judged = (u64, Result<Option<Lack>, Unknown>);
 /// The memory cgroups that were found already.
 type Cgroups = BTreeMap<Vec<Cgroup>, Result<Option<MemoryCgroup>, Unknown>>;
 
 impl Lack {
-    /// Why there is too little memory, if there is, for all programs of the lease together; `daemon` is why the daemon does
+    /// Why there is too little memory for all programs of the lease together, if so; `daemon` is why the daemon does
     /// not make it.
     fn short_of(&self, lease: &[&Lack], daemon: Option<&String>) -> Option<String> {
         let same = || lease.iter().filter(|other| other.cgroup == self.cgroup);
@@ -474,7 +475,7 @@ impl Lack {
     }
 }
 
-/// What a park of so many bytes takes of the program's cgroup, wherever the bytes themselves are.
+/// What a park of this many bytes takes of the program's cgroup, wherever the bytes themselves are.
 fn tables(bytes: u64) -> u64 {
     TABLES_LEAST + bytes / TABLES_SHARE
 }

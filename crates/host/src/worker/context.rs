@@ -1,5 +1,4 @@
-//! Measures what a CUDA context alone takes on a card: makes one, and asks NVML for
-//! our own bytes.
+//! Measures what a CUDA context alone takes on a GPU: makes one, and asks NVML for the bytes of this process.
 //!
 //! The process ends right after. Nothing is launched and nothing allocated.
 
@@ -10,7 +9,7 @@ use std::process::ExitCode;
 use sublet_core::units::Bytes;
 use thiserror::Error;
 
-/// What this worker says.
+/// The answer of this worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) context: Bytes,

@@ -1,14 +1,14 @@
-//! libcuda, loaded by hand: what every worker that needs it has in common.
+//! libcuda, loaded at run time: shared by all workers that need it.
 
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use thiserror::Error;
 
-/// Names another libcuda, for soft cards and odd installations.
+/// Names another libcuda, for soft GPUs and unusual installations.
 pub(crate) const CUDA_VARIABLE: &str = "SUBLET_CUDA_LIB";
 const LIBRARY: &str = "libcuda.so.1";
 
-/// Why libcuda did not do what it was asked.
+/// Why a call of libcuda failed.
 #[derive(Debug, Error)]
 pub(super) enum CudaError {
     #[error("libcuda cannot be used: {0}")]
@@ -20,7 +20,7 @@ pub(super) enum CudaError {
 }
 
 impl CudaError {
-    /// What the driver answered, if it was asked.
+    /// The driver's error code, if the driver was called.
     pub(super) const fn code(&self) -> Option<c_int> {
         match self {
             CudaError::Call { code, .. } => Some(*code),
@@ -69,7 +69,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Where further calls are found. They live as long as this does.
+    /// The library, to find further calls in. They are valid as long as this value lives.
     pub(super) const fn library(&self) -> &Library {
         &self.library
     }
@@ -92,7 +92,7 @@ impl Cuda {
         Err(CudaError::NoSuchCard(uuid.to_owned()))
     }
 
-    /// Makes the context of a card, or counts one more user of it.
+    /// Makes the primary context of a GPU, or counts one more user of it.
     pub(super) fn retain_context(&self, device: c_int) -> Result<*mut c_void, CudaError> {
         let mut context = std::ptr::null_mut();
         // SAFETY: `context` is written once, during the call; `device` came from `cuDeviceGet`.
@@ -100,7 +100,7 @@ impl Cuda {
         Ok(context)
     }
 
-    /// What the driver calls one of its errors.
+    /// The driver's name of an error.
     pub(super) fn error_name(&self, code: c_int) -> String {
         let mut name = std::ptr::null();
         // SAFETY: `name` is written once, during the call.
@@ -117,7 +117,7 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CudaError> {
     if code == 0 { Ok(()) } else { Err(CudaError::Call { call, code }) }
 }
 
-/// The way NVML writes a uuid.
+/// Formats a UUID as NVML does.
 fn spell(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

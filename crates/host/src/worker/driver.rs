@@ -1,11 +1,11 @@
-//! Moves other processes off their cards and back, through the driver's own calls.
+//! Moves other processes off their GPUs and back, through the driver's own calls.
 //!
-//! Initialised once, because that takes seconds. One request at a time; every call may hang, and
-//! whoever asked kills us at its deadline. Lines as in `driver/protocol.rs`.
+//! The driver is initialised once, because that takes seconds. One request at a time; every call may hang, and the
+//! daemon kills this worker at its deadline. Lines as in `driver/protocol.rs`.
 //!
-//! Whoever asks may also be gone: then stdin closes. What we locked and nobody took further would wait
-//! for ever, so it is let go before we end. For the same reason we ignore the signals that a service
-//! manager sends to all at once, and do not die with our parent.
+//! The daemon may also end: then stdin closes. A process that was locked and not taken further would wait for ever,
+//! so it is unlocked before the worker ends. For the same reason the worker ignores the signals that a service
+//! manager sends to all processes at once, and does not die with its parent.
 
 use super::cuda::{Cuda, CudaError, check};
 use super::{nvml, say};
@@ -21,20 +21,20 @@ use sublet_core::ids::ProcKey;
 
 use crate::wake::timespec;
 
-/// Placeholders are made in pieces: the driver refuses a piece at once, and memory need not be in one.
+/// Placeholders are allocated in pieces: the driver refuses a piece at once, and memory need not be contiguous.
 const PIECE: u64 = 1 << 30;
-/// What memory of a card comes in at least, if the driver does not say.
+/// The granularity of GPU memory, if the driver does not report it.
 const GRANULE: u64 = 2 << 20;
-/// No lock waits longer, whoever asks.
+/// The maximum timeout of a lock, whatever the request says.
 const LOCK_MS_MAX: u32 = 60_000;
-/// How often a stopped process is looked at that is to be let go.
+/// How often a stopped process that has to be unlocked is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// `CUDA_ERROR_INVALID_VALUE`, for what must not even be asked of the driver.
+/// `CUDA_ERROR_INVALID_VALUE`, for requests that must not even reach the driver.
 const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: c_int = 2;
-/// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_INVALID_CONTEXT`: the driver wants a context first.
+/// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_INVALID_CONTEXT`: the driver needs a context first.
 const WANTS_CONTEXT: [c_int; 2] = [3, 201];
 
 pub(super) fn run() -> ExitCode {
@@ -48,23 +48,23 @@ pub(super) fn run() -> ExitCode {
     code
 }
 
-/// The driver, and what we did with it.
+/// The driver, and the locks taken through it.
 struct Driver {
     /// Opened at the first request.
     calls: Option<Result<Calls, String>>,
-    /// Processes that we locked and that were neither taken further nor let go.
+    /// Processes that this worker locked and that were neither taken further nor unlocked.
     locked: BTreeMap<ProcKey, Target>,
 }
 
 impl Driver {
-    /// Answers each request until nobody asks any more.
+    /// Answers each request until stdin closes.
     fn serve(&mut self) -> ExitCode {
         let mut out = io::stdout().lock();
         for line in io::stdin().lock().lines() {
             let Ok(request) = line.map_err(drop).and_then(|line| serde_json::from_str(&line).map_err(drop)) else {
                 return super::usage();
             };
-            // Whoever asked and is gone does not want it any more.
+            // Without a daemon the answer is not needed any more.
             if is_hung_up() || say(&mut out, &self.answer(request)).is_err() {
                 break;
             }
@@ -99,7 +99,7 @@ impl Driver {
         }
         let answer = calls.step(process.pid, step);
         if !target.is_alive() {
-            // What the driver said may be about whoever has its pid now.
+            // The driver's answer may be about another process that has the pid now.
             self.locked.remove(&process);
             return Answer::Gone;
         }
@@ -111,7 +111,7 @@ impl Driver {
         answer
     }
 
-    /// Lets go whatever would wait for ever. A stopped one is let go when it goes on: before that the
+    /// Unlocks every process that would wait for ever. A stopped one is unlocked when it continues: before that the
     /// call would only hang.
     fn let_go(&mut self) {
         let Some(Ok(calls)) = &self.calls else { return };
@@ -130,7 +130,7 @@ impl Driver {
     }
 }
 
-/// An error with what the system said, which the loader keeps below its own words.
+/// An error with its cause, which the loader keeps apart from its own text.
 fn whole(error: &CudaError) -> String {
     match error {
         CudaError::Library(loader) => {
@@ -140,7 +140,7 @@ fn whole(error: &CudaError) -> String {
     }
 }
 
-/// Nobody is at the other end of stdin.
+/// True if the other end of stdin is closed.
 fn is_hung_up() -> bool {
     let stdin = io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
@@ -171,7 +171,7 @@ struct LockArguments {
     reserved1: [u64; 7],
 }
 
-/// `CUmemAllocationProp`, for pinned memory of a card.
+/// `CUmemAllocationProp`, for pinned memory of a GPU.
 #[repr(C)]
 struct Properties {
     kind: c_int,
@@ -205,7 +205,7 @@ type Granularity = unsafe extern "C" fn(*mut usize, *const Properties, c_int) ->
 type CtxSetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PrimaryCtxRelease = unsafe extern "C" fn(c_int) -> c_int;
 
-/// The calls that older drivers have not.
+/// The calls that older drivers lack.
 struct Checkpoint {
     state: GetState,
     lock: Lock,
@@ -300,7 +300,7 @@ impl Calls {
         }
     }
 
-    /// Takes so much memory of all these cards at once, and gives it back.
+    /// Allocates the needed memory on all these GPUs at once, and releases it.
     fn prove(&self, needs: &[Need]) -> Answer {
         let mut held = Held { calls: self, pieces: Vec::new(), contexts: Vec::new() };
         for need in needs {
@@ -320,7 +320,7 @@ impl Calls {
     }
 }
 
-/// Memory that stands in for what shall come. Goes with this.
+/// Memory allocated as a placeholder. Released on drop.
 struct Held<'a> {
     calls: &'a Calls,
     pieces: Vec<c_ulonglong>,
@@ -337,9 +337,9 @@ impl Held<'_> {
         }
         let context = self.calls.cuda.retain_context(device)?;
         self.contexts.push(device);
-        // SAFETY: the context was just made, and stays until it is let go below.
+        // SAFETY: the context was just made, and stays until it is released below.
         check("cuCtxSetCurrent", unsafe { (self.calls.ctx_set_current)(context) })?;
-        // The context stands in for some of it.
+        // The context itself counts as part of it.
         let own = nvml::bytes_of(&need.uuid, std::process::id()).map_or(0, |bytes| bytes.0);
         self.take_bytes(device, need.bytes.saturating_sub(own))
     }
@@ -366,11 +366,11 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         for handle in self.pieces.drain(..) {
-            // SAFETY: it was made here, and is let go once.
+            // SAFETY: it was made here, and is released once.
             unsafe { (self.calls.mem_release)(handle) };
         }
         for device in self.contexts.drain(..) {
-            // SAFETY: no context is a context that may be current; the card's was retained once.
+            // SAFETY: no context is a context that may be current; the GPU's was retained once.
             unsafe {
                 (self.calls.ctx_set_current)(std::ptr::null_mut());
                 (self.calls.primary_ctx_release)(device);

@@ -1,14 +1,13 @@
-//! The other side: what runs in a worker process, where a call may hang or crash
-//! without taking the daemon along.
+//! The worker process, in which a call may hang or crash without taking the daemon along.
 //!
 //! ```text
 //! worker cards real                         answers `list` and `look` until stdin closes
 //! worker cards scripted:1x24GiB FILE.json   the same, from a script
 //! worker context GPU-…                      measures one CUDA context and ends
-//! worker driver                             moves processes off their cards and back until stdin closes
+//! worker driver                             moves processes off their GPUs and back until stdin closes
 //! ```
-//! Soft cards are `real` with another library, which the environment names (`SUBLET_NVML_LIB`,
-//! `SUBLET_CUDA_LIB`). No deadlines here: whoever started the worker watches the time.
+//! Soft GPUs are `real` with another library, which the environment names (`SUBLET_NVML_LIB`, `SUBLET_CUDA_LIB`). No
+//! deadlines here: the process that started the worker watches the time.
 
 mod context;
 mod cuda;
@@ -32,15 +31,14 @@ use sublet_core::reading::CardFacts;
 /// The exit code for wrong arguments.
 const USAGE: u8 = 64;
 
-/// Becomes a worker; `args` is what follows the word `worker`. Returns when the work
-/// is over or the parent is gone.
+/// Runs as a worker; `args` is what follows the word `worker`. Returns when the work is over or the parent has ended.
 pub fn run(args: &[String]) -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     if args == ["driver"] {
-        // What it has locked it lets go first, so it does not end with the parent.
+        // It unlocks what it has locked first, so it does not end with the parent.
         return driver::run();
     }
-    // The closed stdin ends us too, but not while a call hangs.
+    // The closed stdin ends the worker too, but not while a call hangs.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     match args.as_slice() {
         ["cards", spec, rest @ ..] => match (spec.parse(), rest) {
@@ -60,21 +58,21 @@ fn usage() -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// The cards there are.
+/// The listed GPUs.
 struct List {
     cards: Vec<CardFacts>,
     /// There are others that could not be read and were never known.
     unread: bool,
 }
 
-/// Whatever can list cards and look at them.
+/// A source that can list and read GPUs.
 trait Cards {
     fn list(&mut self) -> Result<List, Unlisted>;
-    /// With `busy`, also who used the engines.
+    /// With `busy`, also the processes that used the engines.
     fn look(&mut self, busy: bool) -> Result<Vec<Look>, Unlisted>;
 }
 
-/// Answers each request until nobody asks any more.
+/// Answers each request until stdin closes.
 fn serve(cards: &mut impl Cards) -> ExitCode {
     let mut out = io::stdout().lock();
     for line in io::stdin().lock().lines() {
@@ -96,7 +94,7 @@ fn answer(cards: &mut impl Cards, request: Request) -> Answer {
     answered.unwrap_or_else(Answer::Unlisted)
 }
 
-/// One line, sent at once.
+/// Writes one line, and flushes it.
 fn say(out: &mut impl Write, answer: &impl serde::Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');

@@ -1,9 +1,9 @@
-//! The real cards, through NVML, and soft ones, through theirs.
+//! The real GPUs, through NVML, and soft ones, through an NVML of their own.
 //!
-//! The library is opened at the first list, and again at a list that follows a look
-//! that failed: a card that was reset, or a driver that was reloaded, answers only to
-//! a fresh start. One card that does not answer is no reason to lose sight of the others: it stays
-//! what it was when it was last read. Every call here may hang; nothing here minds.
+//! The library is opened at the first list, and again at a list that follows a failed reading: a GPU that was reset,
+//! or a driver that was reloaded, answers only to a newly opened library. If one GPU does not answer, the others are
+//! still reported, and that one keeps the facts of its last reading. Every call here may hang; nothing here guards
+//! against that.
 
 use super::{Cards, List};
 use crate::process;
@@ -21,38 +21,38 @@ use sublet_core::ids::ProcKey;
 use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
-/// Names another NVML library, for soft cards and odd installations.
+/// Names another NVML library, for soft GPUs and unusual installations.
 pub(crate) const NVML_VARIABLE: &str = "SUBLET_NVML_LIB";
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How often a list that grew while it was read is read again.
 const LIST_TRIES: usize = 4;
-/// Asking who used the engines takes 3 ms, a hundred times the rest of a look. The driver
-/// keeps its samples for longer than this.
+/// Asking which processes used the engines takes 3 ms, a hundred times the rest of a reading. The driver keeps its
+/// samples for longer than this.
 const BUSY_EVERY: Duration = Duration::from_secs(2);
-/// What NVML calls a card with MIG on.
+/// NVML's value for a GPU with MIG enabled.
 const MIG_ON: u32 = 1;
 
 pub(super) struct RealCards {
     nvml: Option<Nvml>,
     listed: Vec<Listed>,
-    /// A look failed since the library was opened.
+    /// A reading failed since the library was opened.
     distrusted: bool,
 }
 
-/// A card of the last list.
+/// A GPU of the last list.
 struct Listed {
-    /// As they were last read. The index stays the same until the library is opened anew; asking by
-    /// it is cheaper than by uuid.
+    /// The facts as last read. The index stays the same until the library is opened again; a query by index is
+    /// cheaper than by UUID.
     facts: CardFacts,
     /// The wall clock of the newest utilisation sample that was read.
     sampled_us: u64,
-    /// When utilisation may be asked next.
+    /// When utilisation may be queried next.
     busy_at: Instant,
 }
 
 impl Listed {
     fn new(facts: &CardFacts) -> Listed {
-        // What was done before the first list is nobody's work.
+        // Work from before the first list is not counted.
         Listed { facts: facts.clone(), sampled_us: wall_us(), busy_at: Instant::now() }
     }
 }
@@ -102,7 +102,7 @@ impl RealCards {
     }
 }
 
-/// The bytes that one process has on a card, where the driver tells.
+/// The bytes that one process has on a GPU; `None` if the driver does not report them.
 pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
     let nvml = open().ok()?;
     let card = nvml.device_by_uuid(uuid).ok()?;
@@ -110,7 +110,7 @@ pub(super) fn bytes_of(uuid: &str, pid: u32) -> Option<Bytes> {
     processes.get(&pid)?.0
 }
 
-/// The bytes that one process has, by card; cards that do not tell are left out.
+/// The bytes that one process has, by GPU; GPUs without that information are left out.
 pub(super) fn bytes_by_card(pid: u32) -> BTreeMap<String, u64> {
     let Ok(nvml) = open() else { return BTreeMap::new() };
     let cards = 0..nvml.device_count().unwrap_or(0);
@@ -122,12 +122,12 @@ pub(super) fn bytes_by_card(pid: u32) -> BTreeMap<String, u64> {
     cards.filter_map(bytes).collect()
 }
 
-/// The driver's own version, where it tells.
+/// The driver's own version, if it is reported.
 pub(super) fn driver_version() -> Option<String> {
     open().ok()?.sys_driver_version().ok()
 }
 
-/// There are processes, and of none the driver tells the bytes.
+/// True if there are processes, and the driver reports the bytes of none of them.
 pub(super) fn tells_no_bytes(processes: &[OnCard]) -> bool {
     !processes.is_empty() && processes.iter().all(|p| p.bytes.is_none())
 }
@@ -137,7 +137,7 @@ fn open() -> Result<Nvml, Unlisted> {
     Nvml::builder().lib_path(&path).init().map_err(|error| explain(&error, &path))
 }
 
-/// Says why NVML does not start, and what helps.
+/// Explains why NVML does not start, and what helps.
 fn explain(error: &NvmlError, library: &OsStr) -> Unlisted {
     let shown = library.display();
     let (kind, what, remedy) = match error {
@@ -178,7 +178,7 @@ fn versions(module: Option<&str>, library: Option<String>) -> String {
     format!("kernel module {}, library {}", shown(module.and_then(module_version)), shown(library))
 }
 
-/// The first thing like `580.82.07` in the module's own words.
+/// The first text like `580.82.07` in the module's output.
 fn module_version(text: &str) -> Option<String> {
     text.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
 }
@@ -187,17 +187,17 @@ fn is_version(word: &str) -> bool {
     word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The version in the name of the file that the library really is.
+/// The version in the file name that the library resolves to.
 fn loaded_version(library: &OsStr) -> Option<String> {
-    // SAFETY: loading runs the initialisers of NVIDIA's library, which has just been loaded
-    // and unloaded in this very process without harm.
+    // SAFETY: loading runs the initialisers of NVIDIA's library, which has just been loaded and unloaded in this very
+    // process without harm.
     let _loaded = unsafe { libloading::Library::new(library) }.ok()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let versions = maps.lines().filter_map(|line| line.split_once("libnvidia-ml.so."));
     versions.map(|(_, version)| version.trim()).find(|version| is_version(version)).map(str::to_owned)
 }
 
-/// What reading each card gave, by index.
+/// The result of reading each GPU, by index.
 type Read = Vec<Result<CardFacts, NvmlError>>;
 
 fn list(nvml: &Nvml) -> Result<Read, NvmlError> {
@@ -205,8 +205,8 @@ fn list(nvml: &Nvml) -> Result<Read, NvmlError> {
     Ok((0..nvml.device_count()?).map(read).collect())
 }
 
-/// A card that cannot be read now is the one that had its number before, unless that one has another
-/// number now. Without any card there is nothing to go on with, and the first error tells why.
+/// An unreadable GPU is taken for the one that had its index before, unless that one has another index now. If no GPU
+/// can be read, the first error is returned.
 fn settle(read: Read, known: &[CardFacts]) -> Result<List, NvmlError> {
     let readable: Vec<CardFacts> = read.iter().flatten().cloned().collect();
     let elsewhere = |card: &&CardFacts| readable.iter().any(|other| other.uuid == card.uuid);
@@ -233,7 +233,7 @@ fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
         index,
         name: card.name()?,
         total: Bytes(card.memory_info()?.total),
-        // Whoever cannot say has no screen: data-centre cards answer "not supported".
+        // A GPU that does not report it has no screen: data-centre GPUs answer "not supported".
         display: card.is_display_active().unwrap_or(false),
         context: None,
         board: card.is_multi_gpu_board().unwrap_or(false).then(|| card.board_id().ok()).flatten(),
@@ -242,7 +242,7 @@ fn facts(card: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     })
 }
 
-/// The memory node of a card, as the kernel tells it; a machine with one node says -1.
+/// The NUMA node of a GPU, as the kernel reports it; a machine with one node reports -1.
 fn node(bus_id: &str) -> Option<u32> {
     // NVML writes the domain with eight digits, the kernel with four.
     let (domain, rest) = bus_id.split_once(':')?;
@@ -288,8 +288,8 @@ fn try_look(nvml: &Nvml, listed: &mut Listed, busy: bool) -> Result<Seen, NvmlEr
     Ok(Seen::Used { free: Bytes(before.min(after)), processes, coarse })
 }
 
-/// Start 0 is no real process: the bytes of one that is gone from `/proc`, or in a pid
-/// namespace that we cannot see, belong to nobody we know.
+/// A start of 0 is no real process: it stands for one that is gone from `/proc`, or in a pid namespace that is not
+/// visible here, so its bytes belong to no known process.
 fn key_of(pid: u32) -> ProcKey {
     process::stat(pid).map_or(ProcKey { pid, start: 0 }, |stat| stat.key(pid))
 }
@@ -297,7 +297,7 @@ fn key_of(pid: u32) -> ProcKey {
 /// Bytes and "only draws" by pid.
 type ByPid = BTreeMap<u32, (Option<Bytes>, bool)>;
 
-/// All processes on a card, and whether the driver lists them at all.
+/// All processes on a GPU, and whether the driver lists them at all.
 fn processes_on(card: &Device<'_>) -> Result<(ByPid, bool), NvmlError> {
     let compute = listed(|| card.running_compute_processes())?;
     let graphics = listed(|| card.running_graphics_processes())?;
@@ -317,8 +317,8 @@ fn listed(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Opti
     read().map(Some)
 }
 
-/// One entry for each pid. A process in both lists is told with the same bytes in each,
-/// so the larger counts and not the sum.
+/// One entry for each pid. A process in both lists is reported with the same bytes in each, so the larger value
+/// counts and not the sum.
 fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
     let mut merged = ByPid::new();
     let entries = compute.iter().map(|p| (p, false)).chain(graphics.iter().map(|p| (p, true)));
@@ -334,8 +334,8 @@ fn merge(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> ByPid {
     merged
 }
 
-/// The pids that used an engine of the card since this was last asked. None where the driver
-/// does not tell: then CPU time speaks for the holder.
+/// The pids that used an engine of the GPU since the last such query. Empty where the driver does not report it: then
+/// CPU time decides about the holder.
 fn busy_on(card: &Device<'_>, listed: &mut Listed) -> Vec<u32> {
     let now = Instant::now();
     if now < listed.busy_at {

@@ -1,8 +1,7 @@
-//! Cards that a file describes, for machines without a GPU and for faults on demand.
+//! GPUs that a file describes, for machines without a GPU and for faults on demand.
 //!
-//! The file is read again at each look; without a file the cards are empty and idle.
-//! Replace it by rename, so that no look sees half of it. Everything but `index`
-//! and `pid` may be left out:
+//! The file is read again at each reading; without a file the GPUs are empty and idle. Replace it by rename, so that
+//! no reading sees half of it. Everything but `index` and `pid` may be left out:
 //!
 //! ```json
 //! {"cards": [{"index": 0,
@@ -11,13 +10,13 @@
 //!             "fault": null}]}
 //! ```
 //! * `bytes` null: the driver does not say; such a process takes nothing from `free`.
-//! * `busy`: it used the card's engines since the last look.
+//! * `busy`: it used the GPU's engines since the last reading.
 //! * `other_bytes`: memory that belongs to no process.
 //! * `fault`: `"hang"` never answers, `"crash"` ends the worker, `"error"` and `"lost"` are the
 //!   driver's answers, `"coarse"` hides the bytes of each process.
 //!
-//! Free is the total less all of these. A pid that is not running is left out by
-//! itself, as a real driver does. Nothing here measures anything.
+//! Free is the total less all of these. A pid that is not running is left out, as by a real driver. Nothing here
+//! measures anything.
 
 use super::{Cards, List};
 use crate::Unlisted;
@@ -29,7 +28,7 @@ use std::path::PathBuf;
 use sublet_core::reading::CardFacts;
 use sublet_core::units::Bytes;
 
-/// What a context takes on a scripted card: like a plain CUDA context on a small real one.
+/// The size of a context on a scripted GPU: like a plain CUDA context on a small real one.
 const CONTEXT: Bytes = Bytes::mib(300);
 /// The exit code of a worker that the script crashes.
 const CRASHED: i32 = 70;
@@ -156,7 +155,7 @@ impl ScriptedCards {
     }
 }
 
-/// As a driver lists it; nothing for a process that is not running.
+/// The process as a driver lists it; `None` if it is not running.
 fn on_card(process: &Process) -> Option<OnCard> {
     let stat = process::stat(process.pid).ok().filter(|stat| !stat.has_ended())?;
     Some(OnCard {

@@ -1,4 +1,4 @@
-//! Who works and who does not.
+//! Which holders are reported as working.
 
 use crate::support::{OFTEN, Rig, Tree, exe, fresh_lease, my_uid};
 use std::process::Command;

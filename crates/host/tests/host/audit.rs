@@ -1,4 +1,4 @@
-//! Audits of real processes: whatever a program does to its name, its parents or its files, it is told.
+//! Audits of real processes: they are complete whatever a program does to its name, its parents or its files.
 
 use crate::support::{Scratch, Tree, exe, key, my_uid};
 use std::io::{Seek, SeekFrom, Write};
@@ -62,7 +62,7 @@ fn a_process_is_told_with_where_it_came_from() {
     assert!(ran.io_bytes.is_some() && ran.peak_memory_bytes.is_some_and(|bytes| bytes > 0), "{ran:?}");
 }
 
-/// Whoever starts a program hears of it before the kernel has put the command line in its place.
+/// The start of a program is reported before the kernel has set its command line.
 fn a_program_that_is_just_being_started_is_told_whole() {
     for _ in 0..300 {
         let tree = Tree::of(Command::new("sleep").arg("600").current_dir("/"), 0);
@@ -71,7 +71,7 @@ fn a_program_that_is_just_being_started_is_told_whole() {
     }
 }
 
-/// A shell whose child is in the background of a shell that has ended.
+/// A shell with a child in the background, under a shell that has ended.
 fn a_process_that_was_handed_on_is_told_with_its_new_parent() {
     let mut tree = Tree::shell("setsid sleep 600 >/dev/null & echo $!", 1);
     let before = process::identify(tree.pids[1]).unwrap();
@@ -120,22 +120,22 @@ fn an_executable_that_was_removed_is_told_as_removed() {
     tree.wait();
 }
 
-/// A copy of a program that can be started at once: by another process, because what this one has open for
-/// writing a child of another test has open too for a moment.
+/// A copy of a program that can be started at once. Another process makes it: a file that this one has open for
+/// writing is for a moment also open in a child of another test.
 fn copied(program: &Path) -> Scratch {
     let copy = Scratch::new("copy");
     assert!(Command::new("cp").arg(program).arg(copy.path()).status().unwrap().success());
     copy
 }
 
-/// A program of its own, and where it lies.
+/// A copy of `sleep`, running, and its file.
 pub fn copied_sleep() -> (Tree, Scratch) {
     let copy = copied(Path::new("/bin/sleep"));
     (Tree::of(Command::new(copy.path()).arg("600"), 0), copy)
 }
 
 fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
-    // What is mounted over `true` is `sleep`, for this one and nobody else; its own `sleep` is the host's.
+    // `sleep` is mounted over `true` for this process only; its own `sleep` is the host's.
     for (program, is_inside) in [("/bin/true", true), ("/bin/sleep", false)] {
         let script = format!("mount --bind /bin/sleep /bin/true && echo 0 && exec {program} 600");
         let mut command = Command::new("unshare");
@@ -158,7 +158,7 @@ fn a_path_is_that_of_the_hosts_file_or_said_not_to_be() {
 fn an_inherited_descriptor_counts() {
     let card = Scratch::holding("card", b"cards");
     let devices = Devices::new([card.path()]);
-    // The shell opens it, its child has it, and neither names it.
+    // The shell opens it, its child inherits it, and neither names it.
     let script =
         format!("exec 7<>'{}'; sleep 600 >/dev/null & echo $!; exec 7>&-; echo 0; wait", card.path().display());
     let mut tree = Tree::shell(&script, 2);
@@ -208,7 +208,7 @@ fn another_name_does_not_hide_a_card() {
     std::fs::hard_link(card.path(), alias.path()).unwrap();
     let file = std::fs::OpenOptions::new().read(true).write(true).open(alias.path()).unwrap();
     let tree = Tree::of(Command::new("sleep").arg("600").stdin(Stdio::from(file)), 0);
-    // Private cards have no name at all: they are given as a descriptor of somebody's.
+    // Private GPUs have no name at all: they are passed as a descriptor of another process.
     let held = std::fs::File::open(card.path()).unwrap();
     let place = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
     for given in [card.path().to_str().unwrap(), &place] {
@@ -280,7 +280,7 @@ fn a_cgroup_that_cannot_be_shown_hides_no_descendants() {
     assert_eq!(descendants_in_cgroup(tree.root(), &told.cgroup).unwrap().len(), 3);
 }
 
-/// Root may read all, so somebody else looks at a process of root's; anybody else looks at the first process.
+/// Root may read everything, so another user reads a process of root's; any other user reads the first process.
 fn what_may_not_be_read_is_said() {
     let told: Audit = if my_uid() == 0 {
         let tree = Tree::sleeper();
@@ -317,7 +317,7 @@ fn a_process_that_ended_is_gone() {
 fn a_thread_has_no_audit() {
     let told = std::thread::spawn(|| {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        // What `/proc` tells of a thread's number is the thread's own start.
+        // For a thread's id `/proc` shows the thread's own start time.
         let line = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap();
         let start = line.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
         audit(ProcKey { pid: tid, start }, &Devices::default())
@@ -334,12 +334,12 @@ fn an_audit_is_the_same_after_the_disk() {
     assert_eq!(serde_json::to_string(&read).unwrap(), least, "what is not there takes no room");
 }
 
-/// This executable as a program that behaves oddly, once it has said that it is ready.
+/// This executable as a program that behaves oddly, once it has reported that it is ready.
 pub fn odd(args: &[&str], printed: usize) -> Tree {
     Tree::of(Command::new(exe()).arg("odd").args(args).stdin(Stdio::piped()), printed).without_printed()
 }
 
-/// Ends one thread, without what the C library does for it.
+/// The system call that ends one thread, without the cleanup of the C library.
 const EXIT: std::ffi::c_long = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
 const SET_MM: std::ffi::c_int = 35;
 const SET_MM_MAP: std::ffi::c_ulong = 14;
@@ -359,7 +359,7 @@ pub fn run(args: &[String]) -> ExitCode {
             let file = std::fs::OpenOptions::new().read(true).write(true).open(&args[1]).unwrap();
             let (access, flags) =
                 (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-            // SAFETY: a new mapping where the kernel likes; nobody looks into it, and it stays to the end.
+            // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it, and it stays to the end.
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, &file, 0) }.unwrap();
         }
         "audit" => {
@@ -414,7 +414,7 @@ pub fn run(args: &[String]) -> ExitCode {
             let below = std::fs::File::create("below").unwrap();
             let many: u64 = args[3].parse().unwrap();
             let limit = rustix::process::Rlimit { current: Some(many + 100), maximum: Some(many + 100) };
-            // Who may not have so many has fewer.
+            // A user that may not have this many gets fewer.
             let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
             let mut more: Vec<_> = (0..many).map_while(|_| below.try_clone().ok()).collect();
             more.pop();
@@ -428,21 +428,21 @@ pub fn run(args: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The real user only: whoever stays root otherwise may become the next one, too.
+/// Changes the real user only: with the other ids still root's, the process can change to the next one, too.
 fn hop(uid: u32) {
     let same = u32::MAX;
     // SAFETY: it takes three numbers. The first thread is told as the process, so all of them hop.
     unsafe { setresuid(uid, same, same) };
 }
 
-/// Into a folder with a long name: of twenty such the path is longer than the kernel tells one.
+/// Changes into a folder with a long name: twenty of them make a path longer than the kernel reports.
 fn go_deeper() {
     let name = "d".repeat(200);
     std::fs::create_dir(&name).unwrap();
     std::env::set_current_dir(&name).unwrap();
 }
 
-/// The same file, for reading: nobody who could write to it may be said to run it.
+/// The same file, for reading: the kernel does not accept a file open for writing as the executable.
 fn reopened(file: &std::fs::File) -> std::fs::File {
     use std::os::fd::AsRawFd;
     std::fs::set_permissions(
@@ -453,7 +453,7 @@ fn reopened(file: &std::fs::File) -> std::fs::File {
     std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
 }
 
-/// Puts copies in the place of all that it has of its own file: who has none of it mapped may say that it runs another.
+/// Replaces all mappings of its own file by copies: a process with none of them mapped may claim to run another file.
 fn leave_own_file() {
     let own = std::fs::read_link("/proc/self/exe").unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -464,7 +464,8 @@ fn leave_own_file() {
         let bits = [("r", libc::PROT_READ), ("w", libc::PROT_WRITE), ("x", libc::PROT_EXEC)];
         let access = bits.iter().filter(|(letter, _)| access.contains(letter)).fold(0, |all, (_, bit)| all | bit);
         let bytes = to - from;
-        // SAFETY: a copy of what is there, byte for byte, takes its place at once; whoever runs in it does not notice.
+        // SAFETY: a copy of what is there, byte for byte, takes its place at once; code that runs in it does not
+        // notice.
         unsafe {
             let (both, own) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             let copy = libc::mmap(std::ptr::null_mut(), bytes, both, own, -1, 0);
@@ -477,7 +478,7 @@ fn leave_own_file() {
     }
 }
 
-/// Says that it runs one file, then the next, again and again.
+/// Claims to run one file, then the next, again and again.
 fn claim_files(pause: Duration, files: &[std::fs::File], restless: bool, _card: &std::fs::File) {
     use std::os::fd::AsRawFd;
     let mut map = own_places();
@@ -491,7 +492,7 @@ fn claim_files(pause: Duration, files: &[std::fs::File], restless: bool, _card: 
     }
 }
 
-/// As whoever restores programs does: another place for the stack, again and again.
+/// Changes the address of the stack again and again, as a tool that restores programs does.
 fn write_over_places(pause: Duration, _card: &std::fs::File) {
     let mut map = own_places();
     let stack = map[6];
@@ -503,7 +504,7 @@ fn write_over_places(pause: Duration, _card: &std::fs::File) {
     }
 }
 
-/// Where this program is in memory, as `struct prctl_mm_map` has it.
+/// The addresses of this program in memory, as in `struct prctl_mm_map`.
 fn own_places() -> [u64; 13] {
     let fields = stat_fields();
     let field = |number: usize| fields[number - 3];
@@ -521,7 +522,7 @@ fn stat_fields() -> Vec<u64> {
     stat.rsplit_once(')').unwrap().1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect()
 }
 
-/// As `setproctitle` does: over the words that the kernel shows.
+/// Overwrites the words that the kernel shows, as `setproctitle` does.
 fn write_over_command_line(title: &str) {
     let fields = stat_fields();
     let (begin, end) = (fields[48 - 3], fields[49 - 3]);

@@ -1,4 +1,4 @@
-//! Cards through a real worker process.
+//! GPUs through a real worker process.
 
 use crate::support::{NEVER, OFTEN, Rig, Tree, exe};
 use std::io::{BufRead, BufReader, Write};
@@ -138,7 +138,7 @@ fn wishes_to_look_are_gathered() {
 }
 
 fn a_look_that_was_wished_for_begins_after_the_wish() {
-    // `Rig::look` waits for a look that began after its wish; without one it fails.
+    // `Rig::look` waits for a reading that began after its request; without one it fails.
     let rig = Rig::new(NEVER);
     for _ in 0..50 {
         rig.used();

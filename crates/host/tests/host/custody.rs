@@ -1,4 +1,4 @@
-//! Signals through custody: to the process that was audited, or to nobody.
+//! Signals through custody: each goes to the process that was audited, or is not sent.
 
 use crate::audit::{copied_sleep, odd};
 use crate::holders::OwnCgroup;
@@ -33,7 +33,7 @@ fn custody() -> Custody {
     Custody::new(Devices::default())
 }
 
-/// A shell that runs a script, and can be told something.
+/// A shell that runs a script, and accepts input.
 struct Shell(Child);
 
 impl Shell {
@@ -121,7 +121,7 @@ fn another_executable_is_refused() {
     let refused = custody.signal(process, 9).unwrap_err();
     assert!(matches!(refused, Refused::Changed("it runs another executable by now")), "{refused:?}");
     assert_eq!(shell.0.try_wait().unwrap(), None);
-    // Whoever wants to goes on from the beginning.
+    // The process can be audited and kept again.
     custody.forget(process);
     custody.take(process).unwrap();
     custody.signal(process, 9).unwrap();
@@ -163,7 +163,7 @@ fn who_writes_over_its_places_in_memory_is_not_another() {
     }
 }
 
-/// In a user namespace of its own anybody may say so, and keeps what it has on its cards.
+/// In a user namespace of its own every process may claim that, and keeps what it has on its GPUs.
 fn who_says_that_it_runs_another_file_all_the_time_is_not_another() {
     let card = Scratch::holding("card", b"cards");
     for (pause_us, places) in [("0", "still"), ("20000", "still"), ("0", "restless")] {
@@ -242,7 +242,7 @@ fn an_executable_whose_path_is_too_long_saves_nobody() {
     tree.wait();
 }
 
-/// As root in a namespace of its own with many users does, again and again.
+/// As root does in a namespace of its own with many users, again and again.
 fn another_user_is_no_other_process() {
     if my_uid() != 0 {
         return eprintln!("skipped: only root becomes somebody else");
@@ -296,8 +296,8 @@ fn the_kernel_gets_none() {
     assert!(matches!(refused, Refused::Kernel), "{refused:?}");
 }
 
-/// The next number can be chosen in a namespace of one's own. Without one there is no such test, and that
-/// is a failure: whoever enforces must have seen this once.
+/// In a namespace of its own a process can choose the next pid. Without one this test fails: a host with enforcement
+/// must have run it once.
 fn a_number_that_was_reused_is_harmless() {
     let mut said = String::new();
     for how in ["-rpf", "-pf"] {
@@ -312,8 +312,8 @@ fn a_number_that_was_reused_is_harmless() {
     panic!("a process number could not be reused in a namespace of this test's own, or it did harm: {said}");
 }
 
-/// `odd reuse`, as the first process of a namespace: two sleepers with one number, the second right after the
-/// first, until both were started in the same tick as well.
+/// `odd reuse`, as the first process of a namespace: two sleepers with one pid, the second right after the first,
+/// until both also started in the same tick.
 pub fn reuse() -> ExitCode {
     let (mut later, mut same) = (0, 0);
     for attempt in 0.. {

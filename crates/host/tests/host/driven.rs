@@ -1,4 +1,4 @@
-//! Holders that the driver moves: a host, its worker and real processes on soft cards, and each hazard.
+//! Holders that the driver moves: a host, its worker and real processes on soft GPUs, and each hazard.
 
 use crate::soft::{MIB, Program, Soft, wait_until};
 use crate::support::{NEVER, Rig, Tree, fresh_lease};
@@ -43,7 +43,7 @@ struct Stage {
     rig: Option<Rig>,
     lease: LeaseId,
     processes: Vec<ProcKey>,
-    /// Sights before this one were dealt with.
+    /// Sights before this index were handled.
     from: usize,
 }
 
@@ -75,7 +75,7 @@ impl Stage {
         self.drive(DrivenPlace::OnCards { needs: vec![(self.soft.uuid(), mib * MIB)] });
     }
 
-    /// Waits for the next word about the holder, and says about whom.
+    /// Waits for the next report about the holder, and returns its process with it.
     fn word(&mut self, wanted: &str) -> (ProcKey, Said) {
         let lease = self.lease;
         let of_lease = |sight: &Sight| match sight {
@@ -91,7 +91,7 @@ impl Stage {
         assert_eq!(self.word(&format!("{said:?}")), (process, said));
     }
 
-    /// Waits for a refusal, and for its reason.
+    /// Waits for a refusal, and returns its reason.
     fn refusal(&mut self) -> String {
         match self.word("a refusal").1 {
             Said::Refused(why) => why,
@@ -124,7 +124,7 @@ fn open(soft: &Soft, lock: Duration) -> Rig {
     })
 }
 
-/// What a program has on its card: memory comes in pieces of 2 MiB there.
+/// What a program has on its GPU: memory is allocated in pieces of 2 MiB there.
 fn held(mib: u64) -> u64 {
     mib.next_multiple_of(2) * MIB + CONTEXT_BYTES
 }
@@ -161,7 +161,7 @@ fn a_program_with_a_long_kernel_is_refused_and_goes_on() {
     assert_eq!(stage.at(0), Checkpoint::Running);
     assert_eq!(program.line.ask("release"), "released");
     assert!(program.is_intact());
-    // Whoever wishes it again gets it.
+    // A repeated target is tried again.
     stage.away();
     stage.expect(program.key, Said::Parked(Bytes(held(1))));
 }
@@ -224,7 +224,7 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.here(None);
     stage.expect(program.key, Said::Parked(Bytes(held(400))));
     let other = stage.soft.program(400);
-    // Somebody reckons that it needs less than it does. Who saw it leave knows better.
+    // The target states less than it needs. The bytes measured when it was parked count.
     stage.on_cards(1);
     let why = stage.refusal();
     assert!(why.contains("no room"), "{why}");
@@ -240,7 +240,7 @@ fn a_restore_that_fails_is_said_to_be_lost_and_never_tried_again() {
     stage.on_cards(1);
     stage.away();
     stage.on_cards(1);
-    // Others are moved meanwhile, so the wishes were read.
+    // Another holder is moved meanwhile, so the targets were read.
     let witness = stage.soft.program(1);
     stage.lease = fresh_lease();
     stage.processes = vec![witness.key];

@@ -1,4 +1,4 @@
-//! The worker that moves processes, asked by hand, on soft cards and real processes.
+//! The worker that moves processes, asked by hand, on soft GPUs and real processes.
 
 use crate::soft::{MIB, Soft, Talk, lock, wait_until};
 use crate::support::{exe, key};
@@ -158,7 +158,7 @@ fn a_request_whose_asker_is_gone_is_not_begun() {
     worker.tell(&json!({"checkpoint": {"process": program.key}}).to_string());
     worker.hang_up();
     kill_process(pid, Signal::CONT).unwrap();
-    // Off its card it would wait for somebody to bring it back.
+    // Off its GPU it would wait until it is restored.
     assert!(program.is_intact());
     assert!(worker.has_ended_well());
 }

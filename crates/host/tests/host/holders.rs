@@ -1,4 +1,4 @@
-//! Who belongs to a lease, with real process trees.
+//! Which processes belong to a lease, with real process trees.
 
 use crate::support::{NEVER, OFTEN, Rig, Tree, fresh_lease, key, my_uid};
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ fn a_process_that_left_its_tree_is_found_by_its_environment() {
 fn a_process_that_left_its_tree_and_its_environment_is_found_by_its_session() {
     let lease = fresh_lease();
     let rig = Rig::new(NEVER);
-    // The first leads a session, in which the second is whose parent has ended.
+    // The first leads a session; the second is in that session, and its parent has ended.
     let script =
         "setsid sh -c 'echo $$; sh -c \"env -i sleep 600 >/dev/null & echo \\$!\"; sleep 600 >/dev/null' & wait";
     let tree = Tree::shell(script, 2);
@@ -155,7 +155,7 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
         eprintln!("skipped: this user may not make a cgroup for others here");
         return;
     };
-    // Whoever has a cgroup of its own names those in it as it likes.
+    // A user with a cgroup of its own names the cgroups below it freely.
     let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
     std::fs::create_dir(&container.0).unwrap();
     let tree = daemonised_with(lease, &format!("SUBLET_MARK={}", grant(7).mark));
@@ -166,7 +166,7 @@ fn in_a_container_it_counts_only_if_root_or_the_holder_made_that() {
         let rig = Rig::new(NEVER);
         rig.host.watch(lease, holder, vec![], Some(grant(7)));
         let _ = if is_its { rig.members(lease, &tree.pids[1..]) } else { rig.gone(lease) };
-        // Nobody is spared as a container's for a name that it chose itself.
+        // No process is exempt as a container's for a name that its user chose.
         let told = sublet_host::audit::whereabouts(tree.pids[1]).unwrap();
         assert_eq!(told.container.is_some(), maker == 0, "made by {maker}");
     }
@@ -181,7 +181,7 @@ fn in_a_container_nobody_is_a_leases_without_its_mark() {
     };
     let container = OwnCgroup(place.0.join(format!("docker-{:064x}.scope", std::process::id())));
     std::fs::create_dir(&container.0).unwrap();
-    // Its name and its epoch are no secrets; the mark of the next grant is of no use for this one.
+    // Its name and its fence are no secrets; the proof of the next grant is of no use for this one.
     let (right, next) = (grant(7).mark.to_string(), grant(8).mark.to_string());
     let cut = &right[1..];
     let marks = ["X=".to_owned(), "SUBLET_MARK=".into(), format!("SUBLET_MARK={cut}"), format!("SUBLET_MARK={next}")];
@@ -194,7 +194,7 @@ fn in_a_container_nobody_is_a_leases_without_its_mark() {
     }
     let tree = daemonised_with(lease, &format!("SUBLET_MARK={right}"));
     let rig = Rig::new(NEVER);
-    // Outside of a container everybody has a user, and whose that is counts.
+    // Outside of a container the user of a process counts.
     rig.host.watch(lease, my_uid() + 1, vec![], Some(grant(7)));
     rig.gone(lease);
     container.put(tree.pids[1]);
@@ -217,7 +217,7 @@ fn grant(epoch: u8) -> Grant {
     Grant { epoch: Epoch(epoch.into()), mark: Mark([epoch; 16]) }
 }
 
-/// Forks twice, in a session of its own, with a lease's name and epoch; its first process is gone.
+/// Forks twice, in a session of its own, with a lease's name and fence; its first process has ended.
 fn daemonised(lease: LeaseId) -> Tree {
     daemonised_with(lease, "")
 }
@@ -227,7 +227,7 @@ fn daemonised_with(lease: LeaseId, more: &str) -> Tree {
     let script = format!("SUBLET_LEASE={lease} SUBLET_EPOCH=7 {more} setsid sh -c 'sleep 600 >/dev/null & echo $!'");
     let mut tree = Tree::shell(&script, 1);
     tree.wait();
-    // Amid its exec a process shows no environment; nothing in that state holds memory of a card.
+    // During its exec a process shows no environment; nothing in that state holds GPU memory.
     let (pid, mark) = (tree.pids[1], lease.to_string());
     while std::fs::read(format!("/proc/{pid}/cmdline")).unwrap() != b"sleep\x00600\0"
         || process::Environment::read(pid).unwrap().get("SUBLET_LEASE").as_deref() != Some(&mark)
@@ -328,7 +328,7 @@ fn who_waits_takes_no_process_from_who_was_granted_its_cards() {
     rig.members(waits, &tree.pids);
     rig.members(granted, &[]);
     assert!(!rig.is_gone(granted), "its root lives");
-    // With the other it gets them back.
+    // When the other is forgotten it gets them back.
     rig.host.forget(waits);
     rig.members(granted, &tree.pids);
     (0..3).for_each(|process| tree.kill(process));
@@ -374,7 +374,7 @@ fn what_is_in_the_holders_cgroup_is_the_holders() {
     rig.members(lease, &[root.pids[0], beside.pids[0]]);
 }
 
-/// A cgroup of the name that marks a holder; taken away after the test.
+/// A cgroup with the name that identifies a holder's; removed after the test.
 pub struct OwnCgroup(PathBuf);
 
 impl OwnCgroup {
@@ -396,7 +396,7 @@ impl OwnCgroup {
 
 impl Drop for OwnCgroup {
     fn drop(&mut self) {
-        // It can be removed only when it is empty: send its processes up.
+        // It can be removed only when it is empty: its processes are moved up.
         let up = self.0.parent().unwrap().join("cgroup.procs");
         for pid in std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = std::fs::write(&up, pid);
@@ -405,7 +405,7 @@ impl Drop for OwnCgroup {
     }
 }
 
-/// A daemon that starts watches the leases of the one before it after its first look at the GPUs.
+/// A daemon that starts watches the leases of the one before it after its first reading of the GPUs.
 fn looks_are_told_only_when_the_leases_of_an_earlier_daemon_are_watched() {
     let lease = fresh_lease();
     let rig = Rig::of_earlier_leases("scripted:1x24GiB", |settings, _| settings.period = OFTEN);
@@ -413,7 +413,7 @@ fn looks_are_told_only_when_the_leases_of_an_earlier_daemon_are_watched() {
     let program = tree.pids[2];
     rig.script(&format!(r#"{{"cards":[{{"index":0,"processes":[{{"pid":{program},"bytes":1048576}}]}}]}}"#));
     rig.until("the GPUs", |sight| matches!(sight, Sight::Cards(_)).then_some(()));
-    // Several looks.
+    // Time for several readings.
     std::thread::sleep(Duration::from_millis(500));
     rig.host.watch(lease, my_uid(), vec![tree.root()], Some(grant(1)));
     rig.host.listen();

@@ -1,4 +1,4 @@
-//! The eyes at work, with real processes, a real worker and real files.
+//! Tests of this crate with real processes, a real worker and real files.
 //!
 //! This executable is also the worker that the tests need: started with the word
 //! `worker` it becomes one, as the product does. So it has its own `main`.

@@ -1,7 +1,7 @@
 //! A program of the driver API: this executable, started with the word `program`.
 //!
-//! It holds memory whose contents it knows and does what stdin says, one word a line: `check` reads it
-//! all back, `spin` starts a kernel that runs until `release`. It knows nothing of Sublet.
+//! It holds memory with known contents and does what stdin says, one word a line: `check` reads it all back, `spin`
+//! starts a kernel that runs until `release`. It knows nothing of Sublet.
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};

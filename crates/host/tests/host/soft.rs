@@ -1,4 +1,4 @@
-//! Soft cards for a test, programs on them, and a worker that is asked by hand.
+//! Soft GPUs for a test, programs on them, and a worker that is asked by hand.
 
 use crate::support::{exe, key};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +17,7 @@ use sublet_softgpu::state::{Checkpoint, ENV, IDLE_BYTES};
 
 pub const MIB: u64 = 1 << 20;
 
-/// Cards in a folder that goes with it.
+/// Soft GPUs in a folder that is removed on drop.
 pub struct Soft {
     dir: tempfile::TempDir,
     pub state: State,
@@ -39,7 +39,7 @@ impl Soft {
         SoftPlace { state: self.path().join("cards"), libraries: self.path().to_owned() }
     }
 
-    /// The worker that a host of this test has to move processes with.
+    /// The worker by which a host of this test moves processes.
     pub fn hosts_worker(&self) -> Option<Pid> {
         let cards = self.path().join("cards");
         let is_it = |pid: &u32| {
@@ -87,19 +87,19 @@ impl Soft {
         Talk::start(self.command(&["worker", "driver"]))
     }
 
-    /// How far a process is, read past the driver.
+    /// The checkpoint state of a process, read without the driver.
     pub fn at(&self, process: ProcKey) -> Checkpoint {
         let found = self.state.process(process.pid).expect("it is on the GPUs");
         Checkpoint::from_number(found.row.checkpoint.load(std::sync::atomic::Ordering::SeqCst))
     }
 
-    /// Bytes of the first card that somebody has.
+    /// Bytes of the first GPU that are in use.
     pub fn taken(&self) -> u64 {
         self.state.used(0) - IDLE_BYTES
     }
 }
 
-/// A child that is spoken to line by line. Killed with its test.
+/// A child that communicates line by line. Killed with its test.
 pub struct Talk {
     pub child: Child,
     stdin: Option<ChildStdin>,
@@ -117,7 +117,7 @@ impl Talk {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The next line it says. One that says nothing fails its test, and does not hold it up for ever.
+    /// The next line it writes. A child that writes nothing fails its test, and does not block it for ever.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
         if self.stdout.buffer().is_empty() {
@@ -148,7 +148,7 @@ impl Talk {
         self.request(&lock(process, timeout_ms))
     }
 
-    /// Waits until it has ended by itself, and says whether all was well.
+    /// Waits until it has ended by itself, and returns whether it succeeded.
     pub fn has_ended_well(&mut self) -> bool {
         let began = Instant::now();
         loop {
@@ -160,7 +160,7 @@ impl Talk {
         }
     }
 
-    /// Nobody asks it any more.
+    /// Closes its stdin: no more requests.
     pub fn hang_up(&mut self) {
         self.stdin = None;
     }
@@ -177,14 +177,14 @@ impl Drop for Talk {
     }
 }
 
-/// A program that holds memory of the first card.
+/// A program that holds memory of the first GPU.
 pub struct Program {
     pub key: ProcKey,
     pub line: Talk,
 }
 
 impl Program {
-    /// It goes on, and its memory is as it was.
+    /// True if it goes on, and its memory is as it was.
     pub fn is_intact(&mut self) -> bool {
         self.line.ask("check") == "intact"
     }
@@ -193,7 +193,7 @@ impl Program {
         kill_process(Pid::from_child(&self.line.child), signal).unwrap();
     }
 
-    /// Stops it, and waits until it is.
+    /// Stops it, and waits until it is stopped.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         wait_until("a stop", || {
@@ -203,7 +203,7 @@ impl Program {
     }
 }
 
-/// Waits until something is so.
+/// Waits until `is` returns true.
 pub fn wait_until(what: &str, is: impl Fn() -> bool) {
     let began = Instant::now();
     while !is() {

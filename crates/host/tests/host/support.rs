@@ -1,4 +1,4 @@
-//! A host with a scripted card, what it saw, and processes that end with the test.
+//! A host with a scripted GPU, its reports, and processes that end with the test.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
@@ -52,7 +52,7 @@ impl Rig {
         rig
     }
 
-    /// One that is not told yet that it knows all leases.
+    /// A host on which `Host::listen` was not called yet.
     pub fn of_earlier_leases(gpu: &str, change: impl FnOnce(&mut Settings, &Path)) -> Rig {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(gpu.parse().unwrap());
@@ -74,7 +74,7 @@ impl Rig {
         std::fs::rename(new, self.dir.path().join("script.json")).unwrap();
     }
 
-    /// Waits for something among the sights from `from` on; returns it with the place after it.
+    /// Waits for a match among the reports from `from` on; returns it with the index after it.
     pub fn after<T>(&self, from: usize, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> (T, usize) {
         let until = Instant::now() + PATIENCE;
         let mut sights = self.seen.sights.lock().unwrap();
@@ -89,12 +89,12 @@ impl Rig {
         }
     }
 
-    /// The same, from the first sight on.
+    /// The same, from the first report on.
     pub fn until<T>(&self, wanted: &str, find: impl Fn(&Sight) -> Option<T>) -> T {
         self.after(0, wanted, find).0
     }
 
-    /// How many sights there are by now.
+    /// The number of reports so far.
     pub fn count(&self) -> usize {
         self.seen.sights.lock().unwrap().len()
     }
@@ -103,7 +103,7 @@ impl Rig {
         self.seen.sights.lock().unwrap().clone()
     }
 
-    /// Looks, and waits for what card 0 shows then.
+    /// Requests a reading, and returns the one of GPU 0.
     pub fn look(&self) -> Reading {
         let from = self.count();
         let now = Clock::default().now();
@@ -131,7 +131,7 @@ impl Rig {
         }
     }
 
-    /// Waits until the card answers again.
+    /// Waits until the GPU answers again.
     pub fn recovery(&self) {
         let good = |sight: &Sight| {
             matches!(sight, Sight::Observed { observation, .. } if matches!(observation.reading, Reading::Used(_)))
@@ -162,7 +162,7 @@ impl Rig {
     }
 }
 
-/// Processes of a test. The first was started by it, others by that one.
+/// Processes of a test. The test started the first, which started the others.
 pub struct Tree {
     child: Child,
     pub pids: Vec<u32>,
@@ -173,7 +173,7 @@ impl Tree {
         Tree::of(Command::new("sleep").arg("600").stdout(Stdio::null()), 0)
     }
 
-    /// Runs a shell script that prints the pid of each further process, so many of them.
+    /// Runs a shell script that prints the pids of `printed` further processes.
     pub fn shell(script: &str, printed: usize) -> Tree {
         Tree::of(Command::new("sh").args(["-c", script]), printed)
     }
@@ -243,7 +243,7 @@ pub fn exe() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// A path that whoever may look anywhere may look at, with nothing there yet; gone with the drop.
+/// A path that every user may reach, with nothing there yet; removed on drop.
 pub struct Scratch {
     dir: tempfile::TempDir,
     name: &'static str,
