@@ -1,9 +1,8 @@
 //! Links the unwinder into the program instead of loading `libgcc_s.so.1` at every start.
 //!
-//! The standard library asks for `-lgcc_s`. A linker script of that name, found before the real one,
-//! names the compiler's own archives instead: the same code, and one library less to find, map and
-//! initialise in a program whose calls take two milliseconds. Where the compiler has no such archive
-//! nothing changes.
+//! The standard library asks for `-lgcc_s`. A linker script of that name, found before the real one, names the
+//! compiler's own archives instead. The code is the same, and there is one library less to find, map and initialise, in
+//! a program that often runs for two milliseconds. Where the compiler has no such archive, nothing changes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,8 +23,8 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the compiler that links has the unwinder as an archive. It answers with a path if so, and
-/// with the bare name if not.
+/// Whether the linking compiler has the unwinder as an archive. The compiler prints a path if it has one, and the bare
+/// name if not.
 fn has_archive() -> bool {
     let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
     let asked = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output();

@@ -1,6 +1,6 @@
-//! The one place that knows the daemon's crate: starting it, and its files.
+//! The only module that uses the daemon's crate: it starts the daemon, and reads the daemon's files.
 //!
-//! Everything else in this crate speaks HTTP.
+//! The rest of this crate speaks HTTP.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -11,10 +11,10 @@ use sublet_daemon::journal::{self, Beside, OpenError};
 pub use sublet_daemon::{Finding, Options, TcpConfig, Who};
 use sublet_wire::exit;
 
-/// What checking a journal found.
+/// The result of checking a journal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verified {
-    /// What is wrong, a sentence each.
+    /// One sentence for each problem.
     pub findings: Vec<String>,
     /// The first line of the log.
     pub first_seq: u64,
@@ -28,57 +28,58 @@ pub struct Verified {
     pub past: u64,
     /// Ended leases that are older than the log.
     pub past_unchecked: u64,
-    /// The head was noted beside it, so that lines missing at its end were looked for.
+    /// The head was also noted beside the journal, so lines missing at the end were checked for.
     pub noted: bool,
-    /// Lines that were trimmed, by owner, the most first: a tenant, or `sublet` for operators and the daemon.
+    /// Numbers of trimmed lines by owner, the largest first. An owner is a tenant, or `sublet` for operators and the
+    /// daemon.
     pub trimmed: Vec<Trimmed>,
 }
 
-/// Lines of one owner that were trimmed.
+/// The number of trimmed lines of one owner.
 #[derive(Clone, Debug, Serialize)]
 pub struct Trimmed {
     /// The tenant, or `sublet`.
     pub owner: String,
-    /// How many.
+    /// The number of lines.
     pub lines: u64,
 }
 
 /// A lease in a journal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Held {
-    /// Its id.
+    /// The lease id.
     pub id: String,
-    /// Who asked.
+    /// The tenant that requested it.
     pub tenant: String,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub name: Option<String>,
     /// `waiting`, `active` or `ending`.
     pub state: String,
-    /// Its cards' indices.
+    /// The indices of its GPUs.
     pub cards: Vec<u32>,
-    /// What is reserved on each.
+    /// The bytes reserved on each GPU.
     pub vram_bytes: Option<u64>,
-    /// Its epoch.
+    /// The fence of the lease.
     pub epoch: Option<u64>,
 }
 
-/// Serves until it is told to stop.
+/// Runs the daemon until it is told to stop.
 pub fn serve(options: Options) -> Result<(), Failure> {
     sublet_daemon::serve(options)
         .map_err(|error| Failure::new(error.exit_code(), chain(&error)).maybe_hint(error.hint()))
 }
 
-/// The rules of the house that a configuration makes, or the defaults.
+/// The policy that a configuration file defines, or the default policy.
 pub fn rules(config: Option<&Path>) -> Result<sublet_daemon::Policy, Failure> {
     sublet_daemon::rules(config).map_err(|error| Failure::new(exit::USAGE, chain(&error)))
 }
 
-/// What a configuration says, by topic; or everything that is wrong with it.
+/// The settings of a configuration by topic, or every problem found in it.
 pub fn check_config(config: Option<&Path>) -> Result<Vec<(&'static str, String)>, Vec<Finding>> {
     sublet_daemon::check_config(config, &TcpConfig::default()).map(|checked| checked.0)
 }
 
-/// What runs in a worker process.
+/// Runs one of the daemon's worker processes.
 pub fn worker(args: &[String]) -> ExitCode {
     sublet_daemon::worker(args)
 }
@@ -88,12 +89,12 @@ pub fn nvidia_visible() -> bool {
     sublet_daemon::nvidia_visible()
 }
 
-/// Whether a process of this host is one that is meant, as a rule would mean it.
+/// Whether a process of this host matches, by the same comparison as in a rule.
 pub fn is_meant(who: &Who, pid: u32) -> bool {
     sublet_daemon::is_meant(who, pid)
 }
 
-/// The API's description.
+/// The OpenAPI description of the API.
 pub fn openapi() -> String {
     sublet_daemon::openapi()
 }
@@ -142,7 +143,7 @@ pub fn leases(at: &Path) -> Result<Vec<Held>, Failure> {
     Ok(held.collect())
 }
 
-/// A phase is written as an object with one key, its name.
+/// The name of a phase. A phase is written as an object with one key, its name.
 fn state(phase: &Value) -> String {
     phase.as_object().and_then(|object| object.keys().next().cloned()).unwrap_or_default()
 }
@@ -151,7 +152,7 @@ fn cannot_open(error: &OpenError) -> Failure {
     Failure::new(exit::FAILURE, chain(error)).maybe_hint(error.hint())
 }
 
-/// An error and its causes, in one line.
+/// An error and its causes, on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

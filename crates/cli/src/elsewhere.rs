@@ -1,9 +1,9 @@
-//! Words of other tools for what Sublet has: Slurm, gflow, Docker, NVIDIA's own.
+//! Words that other tools (Slurm, gflow, Docker, NVIDIA's own) use for what Sublet has.
 //!
-//! A user who types one of them is told the word to use here. Words that are nearly right are not in these tables: the
-//! parser of the command line finds those by itself.
+//! A user that types one of them is told the word to use here. Misspelt words are not in these tables: the command-line
+//! parser suggests corrections for those.
 
-/// Commands elsewhere, and what to type here.
+/// Commands of other tools, and what to type here.
 const COMMANDS: [(&[&str], &str); 11] = [
     (&["status", "info"], "`sublet` without a command shows the status, `sublet ps` your leases"),
     (&["list", "ls", "jobs"], "`sublet ps` lists your leases, `sublet queue` those that wait"),
@@ -21,7 +21,7 @@ const COMMANDS: [(&[&str], &str); 11] = [
     (&["unpark", "unpause", "continue", "wake", "thaw"], "`sublet resume ID` brings a parked lease back"),
 ];
 
-/// Flags elsewhere, and the flag here with what it means.
+/// Flags of other tools, and the flag here with its meaning.
 const FLAGS: [(&[&str], &str); 5] = [
     (
         &["--mem", "--memory", "--gpu-mem", "--gpu-memory", "--vmem", "--size", "--mem-per-gpu"],
@@ -36,12 +36,12 @@ const FLAGS: [(&[&str], &str); 5] = [
     (&["-J", "--job-name", "--job"], "`--name`, by which `stop`, `park` and others find the lease"),
 ];
 
-/// What to type instead of a command that other tools have.
+/// What to type instead of a command of another tool; `None` if the word is not known.
 pub fn command(word: &str) -> Option<&'static str> {
     find(&COMMANDS, word)
 }
 
-/// The flag, with what it means, that other tools call so.
+/// The flag here, with its meaning, for a flag of another tool; `None` if the word is not known.
 pub fn flag(word: &str) -> Option<&'static str> {
     find(&FLAGS, word)
 }

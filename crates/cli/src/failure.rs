@@ -1,7 +1,6 @@
-//! What a command says when it fails: one sentence, a hint, an exit code.
+//! What a failed command prints: one sentence, a hint, an exit code.
 //!
-//! Printed once, at the edge, by [`Failure::tell`]; nothing else in this crate
-//! writes `error:`.
+//! [`Failure::tell`] prints it once, in `main`; nothing else in this crate writes `error:`.
 
 use crate::output::say;
 use std::fmt;
@@ -9,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 use sublet_wire::{Code, Problem, exit};
 
-/// Why a command did not do what it was told.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -19,51 +18,51 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with an exit code of its own.
+    /// A failure with this exit code.
     pub fn new(exit: u8, message: impl Into<String>) -> Failure {
         Failure { message: message.into(), hint: None, exit, code: None }
     }
-    /// The command line makes no sense.
+    /// A failure because the command line is wrong.
     pub fn usage(message: impl Into<String>) -> Failure {
         Failure::new(exit::USAGE, message)
     }
-    /// With the next step.
+    /// Adds a hint: what to do next.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
-    /// With the next step, if there is one.
+    /// Sets or removes the hint.
     pub fn maybe_hint(mut self, hint: Option<String>) -> Failure {
         self.hint = hint;
         self
     }
-    /// With what it is about in front.
+    /// Puts the subject of the failure before the message.
     pub fn about(mut self, what: impl fmt::Display) -> Failure {
         self.message = format!("{what}: {}", self.message);
         self
     }
-    /// Nobody listens where a daemon should.
+    /// The failure when no daemon listens on the socket.
     pub fn no_daemon(socket: &Path) -> Failure {
         Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}", socket.display()))
             .hint("start one with `sublet serve`, or `cargo xtask up` in a checkout")
     }
-    /// The code of the problem it came from.
+    /// The code of the API problem behind this failure; `None` if there was none.
     pub fn code(&self) -> Option<Code> {
         self.code
     }
-    /// What happened, without the next step.
+    /// What happened, without the hint.
     pub fn message(&self) -> &str {
         &self.message
     }
-    /// The next step, if there is one.
+    /// The hint, if there is one.
     pub fn next_step(&self) -> Option<&str> {
         self.hint.as_deref()
     }
-    /// What the process should exit with.
+    /// The exit code of the process.
     pub fn exit(&self) -> u8 {
         self.exit
     }
-    /// Says it on stderr, for a person or as JSON for a program.
+    /// Prints the failure to stderr, as text or as JSON.
     pub fn tell(&self, json: bool) {
         if json {
             let error = serde_json::json!({
@@ -72,7 +71,7 @@ impl Failure {
             say!("{}", serde_json::json!({ "version": sublet_wire::VERSION, "error": error }));
             return;
         }
-        // A reader that is gone does not want to know.
+        // An error is ignored: a closed stderr is no failure.
         let _ = writeln!(anstream::stderr(), "\x1b[1;31merror:\x1b[0m {}", self.message);
         if let Some(hint) = &self.hint {
             tell_hint(hint);
@@ -80,7 +79,7 @@ impl Failure {
     }
 }
 
-/// Says a next step on stderr.
+/// Prints a hint to stderr.
 pub fn tell_hint(hint: &str) {
     let _ = writeln!(anstream::stderr(), "\x1b[1;36mhint:\x1b[0m {hint}");
 }

@@ -1,11 +1,11 @@
-//! The one binary: every command of `sublet`, and the daemon.
+//! The only binary: every command of `sublet`, and the daemon.
 //!
 //! [`args`] reads the command line, [`commands`] has a file for each command,
 //! [`client`] speaks to the daemon, [`hold`] gets and keeps leases for commands.
-//! Only [`daemon`] knows the daemon's own crate, and only `commands::replay` that of replays.
+//! Only [`daemon`] uses the daemon's crate, and only `commands::replay` that of replays.
 //!
-//! Absent on purpose: any decision about leases, and any async runtime on the way of a
-//! client, whose start must cost next to nothing; `commands::door` starts its own.
+//! Absent on purpose: any decision about leases, and any async runtime in the client, which must start at almost no
+//! cost. `commands::door` starts a runtime of its own.
 
 mod args;
 mod client;
@@ -33,7 +33,7 @@ use sublet_wire::exit;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
-    // The daemon starts its workers this way; a person never does.
+    // The daemon starts its workers this way; users never do.
     if args.get(1).is_some_and(|first| first == "worker") {
         let rest: Vec<String> = args[2..].iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
         return daemon::worker(&rest);

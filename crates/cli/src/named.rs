@@ -1,4 +1,4 @@
-//! Leases by the names that their owners gave them.
+//! Finds leases by the names that their owners gave them.
 
 use crate::args::LeaseName;
 use crate::client::Client;
@@ -7,7 +7,7 @@ use crate::table::plain;
 use crate::text;
 use sublet_wire::{Code, Lease, Problem};
 
-/// Matches that an ambiguous name lists.
+/// The number of matches listed for an ambiguous name.
 const LISTED_MAX: usize = 8;
 
 impl Client {

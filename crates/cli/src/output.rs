@@ -1,4 +1,4 @@
-//! What goes to stdout: text for people, or JSON with a version for programs.
+//! Output to stdout: text for people, or versioned JSON for programs.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, Write};
 use sublet_wire::{VERSION, exit};
 
-/// The API's JSON with the version that scripts can rely on.
+/// The API's JSON with a version number that scripts can rely on.
 #[derive(Serialize)]
 struct Versioned<'a, T> {
     version: u32,
@@ -14,7 +14,7 @@ struct Versioned<'a, T> {
     data: &'a T,
 }
 
-/// Prints data as one JSON object.
+/// Prints data as one indented JSON object.
 pub fn json(data: &impl Serialize) -> Result<(), Failure> {
     print(&(versioned(data, Layout::Pretty)? + "\n"))
 }
@@ -39,24 +39,24 @@ fn versioned(data: &impl Serialize, layout: Layout) -> Result<String, Failure> {
     text.map_err(|error| Failure::new(exit::FAILURE, format!("the answer could not be written as JSON: {error}")))
 }
 
-/// Prints text as it is.
+/// Prints text unchanged.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        // Whoever read it has seen enough (`sublet audit | head`).
+        // The reader closed the pipe (`sublet audit | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(i32::from(exit::OK)),
         Err(error) => Err(Failure::new(exit::FAILURE, format!("stdout cannot be written: {error}"))),
         Ok(()) => Ok(()),
     }
 }
 
-/// Says a line on stderr. A reader that is gone, such as a terminal that was closed, is no failure.
+/// Prints a line to stderr. A closed stderr, such as a closed terminal, is no failure.
 macro_rules! say {
     ($($text:tt)*) => { $crate::output::say_line(format_args!($($text)*)) };
 }
 pub(crate) use say;
 
-/// What [`say!`] does.
+/// The function behind [`say!`].
 pub fn say_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -1,6 +1,6 @@
-//! Files in the system's folders that this program wrote, and may replace or remove.
+//! Files in the system's folders that this program wrote and may replace or remove.
 //!
-//! The first line has the hash of all others. It shows whether this program wrote a file, and whether the file was
+//! The first line has the hash of all others. It shows whether this program wrote the file, and whether the file was
 //! changed since. A file that is not exactly as it was written is neither replaced nor removed.
 
 use crate::failure::Failure;
@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
-/// A text with its first line: the mark and the hash of the text.
+/// A text with a first line in front: the mark and the hash of the text.
 pub fn marked(mark: &str, text: &str) -> String {
     format!("{mark}{}\n{text}", hash(text))
 }
@@ -19,17 +19,17 @@ fn hash(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
-/// What is at the path.
+/// What exists at the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
     Ours,
-    /// Ours, and changed since.
+    /// Written by this program, and changed since.
     Changed,
     Foreign,
 }
 
-/// A file that is written and removed by this program alone, whether it is there or not.
+/// A file that only this program writes and removes; it may not exist yet.
 #[derive(Clone, Debug)]
 pub struct OwnFile {
     path: PathBuf,
@@ -37,17 +37,16 @@ pub struct OwnFile {
 }
 
 impl OwnFile {
-    /// The file at a path, whose first line begins with `mark`.
+    /// The file at a path. Its first line begins with `mark`.
     pub fn new(path: PathBuf, mark: &'static str) -> OwnFile {
         OwnFile { path, mark }
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a file is there, whoever wrote it.
+    /// Whether anything exists at the path, even a file that this program did not write.
     pub fn is_there(&self) -> bool {
         self.path.symlink_metadata().is_ok()
     }
@@ -56,7 +55,7 @@ impl OwnFile {
         let read = match self.path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
             Err(error) => Err(error),
-            // Nobody here makes links.
+            // This program never makes links.
             Ok(found) if !found.is_file() => return Ok(Found::Foreign),
             Ok(_) => fs::read(&self.path),
         };
@@ -69,7 +68,7 @@ impl OwnFile {
         })
     }
 
-    /// Fails if something is there that is not exactly what was written.
+    /// Fails if a file exists there that is not exactly what this program wrote.
     pub fn must_be_ours(&self) -> Result<(), Failure> {
         let (what, hint) = match self.find()? {
             Found::Nothing | Found::Ours => return Ok(()),
@@ -79,33 +78,33 @@ impl OwnFile {
         Err(Failure::new(exit::FAILURE, format!("{} {what}: it stays", self.path.display())).hint(hint))
     }
 
-    /// Writes it, in place of an older one of ours or where nothing is, at once or not at all.
+    /// Writes the file atomically. It replaces an older version of this program's own, or nothing.
     pub fn put(&self, text: &str) -> Result<(), Failure> {
         self.must_be_ours()?;
         let dir = self.path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(dir).map_err(|error| self.failed("written", &error))?;
-        // systemd reads no file with such an end.
+        // systemd ignores files with such a suffix.
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = dir.join(format!(".{name}.new-{}", std::process::id()));
         let put = write(&new, text).and_then(|()| fs::rename(&new, &self.path));
         put.map_err(|error| {
-            // It may never have been there.
+            // The temporary file may not exist.
             let _ = fs::remove_file(&new);
             self.failed("written", &error)
         })
     }
 
-    /// Removes it.
+    /// Removes the file, if it is this program's own.
     pub fn remove(&self) -> Result<(), Failure> {
         self.must_be_ours()?;
         fs::remove_file(&self.path).map_err(|error| self.failed("removed", &error))
     }
 
-    /// Removes it, and its directory if nothing else is in there.
+    /// Removes the file, and its directory if that is empty then.
     pub fn remove_with_directory(&self) -> Result<(), Failure> {
         self.remove()?;
         if let Some(dir) = self.path.parent() {
-            // One that is not empty stays: the kernel refuses.
+            // The kernel refuses to remove a directory that is not empty.
             let _ = fs::remove_dir(dir);
         }
         Ok(())

@@ -1,6 +1,6 @@
-//! Where things are: the daemon's socket, its state directory, a user's wrappers.
+//! Paths: the daemon's socket, its state directory, a user's wrappers.
 //!
-//! Only names are made here; nothing is created.
+//! This module only computes paths; it creates nothing.
 
 use std::env;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ pub const SYSTEM_CONFIG: &str = "/etc/sublet/sublet.toml";
 /// Where a system service keeps its state.
 pub const SYSTEM_STATE: &str = "/var/lib/sublet";
 
-/// Where a system service has its socket, and what belongs to it.
+/// Where a system service keeps its socket and other runtime files.
 pub const SYSTEM_RUN: &str = "/run/sublet";
 
 /// The directory of a system service's configuration.
@@ -21,33 +21,32 @@ pub fn system_config_dir() -> &'static Path {
     Path::new(SYSTEM_CONFIG).parent().unwrap_or(Path::new("/"))
 }
 
-/// Places where a daemon may listen, the likeliest first.
+/// Sockets where a daemon may listen, the likeliest first.
 #[derive(Debug)]
 pub struct Candidates(Vec<PathBuf>);
 
 impl Candidates {
-    /// All of them.
     pub fn paths(&self) -> &[PathBuf] {
         &self.0
     }
-    /// The likeliest.
+    /// The likeliest socket.
     pub fn first(&self) -> &Path {
         &self.0[0]
     }
-    /// The rest.
+    /// All sockets but the likeliest.
     pub fn others(&self) -> &[PathBuf] {
         &self.0[1..]
     }
 }
 
-/// Where to look for a daemon: where the caller says, and otherwise in the usual places.
+/// Where to look for a daemon: the given socket, then `SUBLET_SOCKET`, then the usual places.
 pub fn sockets(given: Option<&Path>) -> Candidates {
     if let Some(path) = given.map(Path::to_owned).or_else(|| variable("SUBLET_SOCKET")) {
         return Candidates(vec![path]);
     }
     let mut paths = vec![PathBuf::from(SYSTEM_SOCKET)];
     paths.extend(runtime_dir().map(|dir| dir.join("sublet/sublet.sock")));
-    // Anybody can make a directory in /tmp first: only one's own is looked at.
+    // Any user can create this directory in /tmp first, so it counts only if this user owns it.
     let own = temporary_dir();
     if own.metadata().is_ok_and(|found| found.uid() == uid()) {
         paths.extend([own.join("sublet.sock"), own.join("sublet/sublet.sock")].into_iter().filter(|p| p.exists()));
@@ -55,7 +54,7 @@ pub fn sockets(given: Option<&Path>) -> Candidates {
     Candidates(paths)
 }
 
-/// Where `serve` listens unless it is told otherwise.
+/// Where `serve` listens: the given socket, then `SUBLET_SOCKET`, then the default.
 pub fn own_socket(given: Option<&Path>) -> PathBuf {
     match given.map(Path::to_owned).or_else(|| variable("SUBLET_SOCKET")) {
         Some(path) => path,
@@ -64,7 +63,7 @@ pub fn own_socket(given: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Where the state is unless somebody says otherwise; `None` without a home.
+/// The state directory: the given one, or the default; `None` without a home.
 pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     match given {
         Some(path) => Some(path.to_owned()),
@@ -73,17 +72,17 @@ pub fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
-/// The configuration that is read unless somebody says otherwise: the user's own, then the system's; the
-/// service of root reads the system's only. `None` where there is neither.
+/// The configuration that is read by default: the user's own, else the system's; a daemon of root reads only the
+/// system's. `None` if there is neither.
 pub fn config() -> Option<PathBuf> {
     let own =
         (uid() != 0).then(|| variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config"))));
     let own = own.flatten().map(|dir| dir.join("sublet/sublet.toml"));
-    // One that cannot be looked at is there, and must not be taken for none.
+    // A file that cannot be accessed counts as present, so that it is not skipped silently.
     own.into_iter().chain([PathBuf::from(SYSTEM_CONFIG)]).find(|path| path.try_exists().unwrap_or(true))
 }
 
-/// Where the wrappers of `sublet wrap` are unless somebody says otherwise; `None` without a home.
+/// The folder of the wrappers of `sublet wrap`: the given one, or the default; `None` without a home.
 pub fn wrap_dir(given: Option<&Path>) -> Option<PathBuf> {
     match given {
         Some(path) => Some(path.to_owned()),
@@ -93,7 +92,7 @@ pub fn wrap_dir(given: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
-/// Where a file is that remembers which soft GPUs this user was told of; `None` without a home.
+/// The file that records which soft GPUs this user was told about; `None` without a home.
 pub fn soft_notice() -> Option<PathBuf> {
     user_state().map(|dir| dir.join("soft-notice"))
 }
@@ -104,7 +103,7 @@ fn user_state() -> Option<PathBuf> {
         .map(|dir| dir.join("sublet"))
 }
 
-/// The same place, wherever somebody changes to.
+/// The path made absolute, so that it stays valid after a change of directory.
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -117,7 +116,7 @@ fn temporary_dir() -> PathBuf {
     PathBuf::from(format!("/tmp/sublet-{}", uid()))
 }
 
-/// A path in the environment, if there is one.
+/// A path from an environment variable; `None` if it is unset or empty.
 pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

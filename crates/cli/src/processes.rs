@@ -1,4 +1,4 @@
-//! Processes of this host, held by pidfds: what a signal reaches is the process that was looked at.
+//! Processes of this host, held by pidfds, so that a signal reaches the process that was inspected.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Processes between this one and the first of the host.
+/// The most ancestors that are followed from this process upwards.
 const ANCESTORS_MAX: usize = 256;
-/// A terminal's user types into one of these, also where /etc/shells does not list it.
+/// Shells that a user types into, also where /etc/shells does not list them.
 const SHELLS: [&str; 9] = ["sh", "bash", "dash", "zsh", "fish", "ksh", "tcsh", "csh", "ash"];
 
 /// A process that cannot be mistaken for a later one with the same number.
@@ -23,19 +23,18 @@ pub struct PidfdProcess {
 }
 
 impl PidfdProcess {
-    /// `None` if there is no such process now.
+    /// `None` if no such process exists.
     pub fn open(pid: u32) -> Option<PidfdProcess> {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
         let fd = pidfd_open(raw, PidfdFlags::empty()).ok()?;
         Some(PidfdProcess { pid, fd })
     }
 
-    /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Sends a signal. A process that has ended needs none.
+    /// Sends a signal. It succeeds if the process has already ended.
     pub fn signal(&self, signal: Signal) -> Result<(), Errno> {
         match pidfd_send_signal(&self.fd, signal) {
             Err(Errno::SRCH) => Ok(()),
@@ -44,7 +43,7 @@ impl PidfdProcess {
     }
 }
 
-/// Keeps those that have not ended, after at most this time, or as soon as one ends.
+/// Waits until one process ends, for at most `most`, then keeps those that have not ended.
 pub fn await_end(processes: &mut Vec<PidfdProcess>, most: Duration) {
     let mut fds: Vec<PollFd<'_>> = processes.iter().map(|process| PollFd::new(&process.fd, PollFlags::IN)).collect();
     let time = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
@@ -55,7 +54,7 @@ pub fn await_end(processes: &mut Vec<PidfdProcess>, most: Duration) {
     processes.retain(|_| !ended.next().unwrap_or(false));
 }
 
-/// This process and all that it descends from.
+/// The pids of this process and of its ancestors.
 pub fn own_line() -> BTreeSet<u32> {
     let mut line = BTreeSet::new();
     let mut pid = std::process::id();
@@ -65,24 +64,24 @@ pub fn own_line() -> BTreeSet<u32> {
     line
 }
 
-/// What /proc tells of a process.
+/// Facts about a process from /proc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// Its parent.
+    /// The pid of its parent.
     pub parent: u32,
-    /// It leads a session and has a terminal.
+    /// It leads a session and has a controlling terminal.
     pub leads_terminal: bool,
 }
 
 impl ProcessStat {
-    /// `None` if it has ended.
+    /// `None` if the process has ended.
     pub fn read(pid: u32) -> Option<ProcessStat> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         ProcessStat::parse(pid, &stat)
     }
 
     fn parse(pid: u32, stat: &str) -> Option<ProcessStat> {
-        // The name may contain anything: the fields after its last parenthesis are safe.
+        // A program's name may contain any character, so parsing starts after the last parenthesis.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         if matches!(fields.next()?, "Z" | "X") {
             return None;
@@ -94,7 +93,7 @@ impl ProcessStat {
     }
 }
 
-/// Whether a process is the shell that a user types into: it leads a terminal's session.
+/// Whether a process is a shell that leads a terminal's session, so that a user types into it.
 pub fn is_terminal_shell(pid: u32) -> bool {
     let is_shell = |name: String| SHELLS.contains(&name.as_str()) || is_listed_shell(&name);
     ProcessStat::read(pid).is_some_and(|facts| facts.leads_terminal) && program(pid).is_some_and(is_shell)
@@ -105,7 +104,7 @@ fn is_listed_shell(name: &str) -> bool {
     listed.lines().any(|line| Path::new(line.trim()).file_name().is_some_and(|shell| shell == name))
 }
 
-/// Whether a process is `sublet run`, which passes signals on to the command it started.
+/// Whether a process is `sublet run`, which passes signals on to its command.
 pub fn is_wrapper(pid: u32) -> bool {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     program(pid).is_some_and(|name| name == "sublet") && is_run(&arguments)
@@ -116,11 +115,11 @@ fn is_run(arguments: &[u8]) -> bool {
     words.into_iter().any(|word| word == b"run")
 }
 
-/// The name of the file that it runs.
+/// The file name of the executable.
 fn program(pid: u32) -> Option<String> {
     let file = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let name = file.file_name()?.to_str()?;
-    // The file may have been replaced by a newer one.
+    // The kernel appends this if the file was replaced by a newer one.
     Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
 }
 
@@ -129,20 +128,20 @@ pub fn runs_as(pid: u32, uid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
 }
 
-/// Whether a process was started with all of these in its environment.
+/// Whether a process was started with all of these variables in its environment.
 pub fn carries(pid: u32, variables: &[String]) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     let set: BTreeSet<&[u8]> = environment.split(|byte| *byte == 0).collect();
     variables.iter().all(|variable| set.contains(variable.as_bytes()))
 }
 
-/// All processes that there are.
+/// The pids of all processes.
 pub fn all() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Whether a process, given by its number here, counts processes as this one does: it is in no namespace of its own.
+/// Whether a process is in the same pid namespace as this one; `pid` is its number here.
 pub fn counts_as_here(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));

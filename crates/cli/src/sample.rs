@@ -1,14 +1,14 @@
-//! Fixed values for tests of what people see.
+//! Fixed values for tests of the output.
 
 use sublet_wire::{
     Bound, Card, CardState, Cards, Exclusivity, Lease, LeaseState, Leases, Occupant, Offer, ParkingRam, Tier,
     Unreadable, Vram, Waiting,
 };
 
-/// The moment at which the tests look.
+/// The current time in the tests.
 pub const NOW: f64 = 1_700_000_000.0;
 
-/// Ana's training, held for a minute.
+/// Ana's training lease, held for a minute.
 pub fn lease() -> Lease {
     Lease {
         id: "L7".into(),
@@ -52,12 +52,12 @@ pub fn lease() -> Lease {
     }
 }
 
-/// The same on two cards.
+/// The same lease on two GPUs.
 pub fn two_card_lease() -> Lease {
     Lease { gpus: 2, cards: vec!["GPU-2c".into(), "GPU-3d".into()], card_indices: vec![2, 3], ..lease() }
 }
 
-/// Ben, who waits for a whole card.
+/// Ben's request for a whole GPU, which waits.
 pub fn waiting() -> Lease {
     Lease {
         id: "L8".into(),
@@ -94,7 +94,7 @@ pub fn waiting() -> Lease {
     }
 }
 
-/// A queue in which Ben's own lease is second.
+/// A queue in which Ben's own request is second.
 pub fn queue() -> Leases {
     let first = Lease {
         id: "-".into(),
@@ -118,7 +118,7 @@ pub fn queue() -> Leases {
     Leases { leases: vec![first, waiting()], more: false }
 }
 
-/// Host memory for parked bytes.
+/// Parking space in host memory.
 pub fn parking() -> ParkingRam {
     ParkingRam {
         by_driver: true,
@@ -132,7 +132,7 @@ pub fn parking() -> ParkingRam {
     }
 }
 
-/// Three cards: shared, empty, unreadable.
+/// Three GPUs: shared, empty, unreadable.
 pub fn cards() -> Cards {
     let first = Card {
         index: 0,

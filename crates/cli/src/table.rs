@@ -1,11 +1,11 @@
-//! Tables as `ps` prints them: a header, columns two spaces apart, no lines.
+//! Tables in the style of `ps`: a header, columns two spaces apart, no lines.
 
-/// How a column lines up.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -17,7 +17,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one. A header that begins with `>` is of a column of numbers.
+    /// An empty table. A header that begins with `>` is for a column of numbers.
     pub fn new(headers: &[&'static str]) -> Table {
         let column = |header: &&'static str| match header.strip_prefix('>') {
             Some(header) => (header, Align::Right),
@@ -26,19 +26,18 @@ impl Table {
         Table { columns: headers.iter().map(column).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row. Control characters, which could move the cursor, become spaces.
+    /// Adds a row. Control characters could move the cursor, so they become spaces.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let row: Vec<String> = cells.into_iter().map(|cell| plain(&cell.into())).collect();
         debug_assert_eq!(row.len(), self.columns.len());
         self.rows.push(row);
     }
 
-    /// No rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// All of it, each line ended, each begun with `indent`.
+    /// The whole table as text. Each line begins with `indent` and ends with a newline.
     pub fn show(&self, indent: &str) -> String {
         let headers: Vec<String> = self.columns.iter().map(|(header, _)| (*header).to_owned()).collect();
         let widths: Vec<usize> = (0..headers.len())
@@ -59,7 +58,7 @@ impl Table {
     }
 }
 
-/// Text of other people without what could disturb a terminal.
+/// Text from other users without control characters, which could disturb a terminal.
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,8 +1,8 @@
-//! Values as people read them: the same words in every table and sentence.
+//! Values as text: the same words in every table and sentence.
 
 use sublet_wire::{CardState, Exclusivity, Lease, LeaseState, Tier, Vram, Waiting, size, span};
 
-/// What stands where there is nothing to say.
+/// Shown where there is no value.
 pub const NONE: &str = "-";
 
 /// `16 GiB`, or `whole`.
@@ -13,7 +13,7 @@ pub fn vram(vram: Vram) -> String {
     }
 }
 
-/// What is asked for in all: `16 GiB`, `2 whole cards`.
+/// The total of a request: `16 GiB`, `2 whole cards`.
 pub fn wish(vram: Vram, gpus: u32) -> String {
     match (vram, gpus) {
         (Vram::Bytes(bytes), 1) => size::show(bytes),
@@ -23,12 +23,12 @@ pub fn wish(vram: Vram, gpus: u32) -> String {
     }
 }
 
-/// `16 GiB`, or `-` if nobody knows.
+/// `16 GiB`, or `-` if the number is not known.
 pub fn bytes(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| NONE.into(), size::show)
 }
 
-/// `5 min`, or `-` if nobody knows.
+/// `5 min`, or `-` if the time is not known.
 pub fn seconds(seconds: Option<f64>) -> String {
     seconds.map_or_else(|| NONE.into(), span::show)
 }
@@ -44,25 +44,25 @@ pub fn start(waiting: &Waiting) -> String {
     }
 }
 
-/// The worst case as far as it is told: the bound, or else what follows if every lease in the way lasts as long
-/// as it may, unless waits were longer than that lately.
+/// The worst case of a waiter's start. It is the bound if there is one. Otherwise it is the estimate for the case that
+/// every lease in the way lasts as long as it may, or `None` if recent waits were longer than that.
 pub fn worst_case_s(waiting: &Waiting) -> Option<f64> {
     let bound = waiting.bound.as_ref().and_then(|bound| bound.at_latest_s);
     let planned = waiting.estimate_s.filter(|s| waiting.expected_p90_s.is_none_or(|p90| p90 <= *s));
     bound.or(planned)
 }
 
-/// How long ago, or `-` if nobody knows.
+/// The time since a moment, or `-` if the moment is not known.
 pub fn since(unix_s: Option<f64>, now_unix_s: f64) -> String {
     seconds(unix_s.map(|then| now_unix_s - then))
 }
 
-/// A text, or `-`.
+/// A text, or `-` if it is missing or empty.
 pub fn or_none(text: Option<&str>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or(NONE).to_owned()
 }
 
-/// As it is typed after `--tier`.
+/// The tier as it is typed after `--tier`.
 pub fn tier(tier: Tier) -> &'static str {
     match tier {
         Tier::Interactive => "interactive",
@@ -71,7 +71,7 @@ pub fn tier(tier: Tier) -> &'static str {
     }
 }
 
-/// Whom it shares its card with.
+/// Which leases it may share its GPU with.
 pub fn exclusivity(exclusivity: Exclusivity) -> &'static str {
     match exclusivity {
         Exclusivity::Shared => "shared",
@@ -80,7 +80,7 @@ pub fn exclusivity(exclusivity: Exclusivity) -> &'static str {
     }
 }
 
-/// Where a lease is in its life.
+/// The state of a lease.
 pub fn lease_state(state: LeaseState) -> &'static str {
     match state {
         LeaseState::Waiting => "waiting",
@@ -93,7 +93,7 @@ pub fn lease_state(state: LeaseState) -> &'static str {
     }
 }
 
-/// Whether a card is in service.
+/// The state of a GPU.
 pub fn card_state(state: CardState) -> &'static str {
     match state {
         CardState::InService => "in service",
@@ -119,7 +119,7 @@ pub fn gpus(indices: &[u32]) -> String {
     format!("{noun} {}", list.join(", "))
 }
 
-/// What a lease was granted: `8 GiB on GPU 0`, `8 GiB on each of GPUs 0, 1`.
+/// The memory and GPUs granted to a lease: `8 GiB on GPU 0`, `8 GiB on each of GPUs 0, 1`.
 pub fn granted(lease: &Lease) -> String {
     let each = if lease.card_indices.len() > 1 { "each of " } else { "" };
     format!("{} on {each}{}", bytes(lease.vram_bytes), gpus(&lease.card_indices))
@@ -135,7 +135,7 @@ pub fn count_of(n: u64, one: &str, many: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {many}") }
 }
 
-/// The wall clock, for how long ago something was.
+/// The wall-clock time in Unix seconds.
 pub fn now_unix_s() -> f64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())

@@ -1,54 +1,54 @@
-//! One HTTP/1.1 request and its answer, over any byte stream.
+//! One HTTP/1.1 request and its response, over any byte stream.
 //!
-//! Just what the daemon's API needs: a connection for each request, bodies of
-//! known length, chunked, or up to the end. No redirects, no compression; TLS is the stream's affair.
+//! It has only what the daemon's API needs: one connection for each request, and bodies of known length, chunked, or up
+//! to the end of the stream. There are no redirects and no compression; the stream does TLS.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use sublet_wire::{IDEMPOTENCY_KEY, PROBLEM_JSON};
 
-/// The daemon's heads are a few hundred bytes.
+/// The daemon's response heads are a few hundred bytes.
 const HEAD_MAX: usize = 64 << 10;
-/// A hundred thousand leases are some 60 MB of JSON.
+/// 100,000 leases are about 60 MB of JSON.
 const BODY_MAX: usize = 256 << 20;
-/// More than the daemon ever sends.
+/// More headers than the daemon ever sends.
 const HEADERS_MAX: usize = 64;
 
-/// What is sent.
+/// A request to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// `GET`, `POST` or `DELETE`.
     pub method: &'a str,
-    /// Path and query.
+    /// The path and query.
     pub target: &'a str,
-    /// The host as it is called, beyond the socket.
+    /// The value of the `Host` header; `None` on a Unix socket.
     pub host: Option<&'a str>,
-    /// Says who calls, where the kernel does not.
+    /// The token that identifies the caller on connections where the kernel cannot.
     pub token: Option<&'a str>,
-    /// Makes it safe to send again.
+    /// The `Idempotency-Key`, which makes it safe to send the request again.
     pub key: Option<&'a str>,
-    /// JSON.
+    /// The body, as JSON.
     pub body: Option<&'a [u8]>,
 }
 
-/// What came back.
+/// A received response.
 #[derive(Debug)]
 pub struct Response {
     /// 200, 404, …
     pub status: u16,
-    /// The body is a problem.
+    /// Whether the body is a problem document.
     pub is_problem: bool,
-    /// All of the body.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
-/// Sends a request and reads the whole answer.
+/// Sends a request and reads the whole response.
 pub fn exchange(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::Result<Response> {
     stream.write_all(&encode(request))?;
     let mut input = Input { stream, buffer: Vec::new() };
     loop {
         let head = input.head()?;
-        // 100 Continue and its like announce the answer; they are not it.
+        // An interim response such as 100 Continue; the final one follows.
         if head.status >= 200 {
             let body = input.body(&head.length)?;
             return Ok(Response { status: head.status, is_problem: head.is_problem, body });
@@ -56,7 +56,7 @@ pub fn exchange(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::
     }
 }
 
-/// Sends a request, reads the whole answer and keeps its status: however much it is, nothing is stored.
+/// Sends a request, reads the whole response and returns its status. The body is not stored, whatever its size.
 pub fn status(stream: &mut (impl Read + Write), request: &Request<'_>) -> io::Result<u16> {
     stream.write_all(&encode(request))?;
     let mut input = Input { stream, buffer: Vec::new() };
@@ -83,7 +83,7 @@ fn encode(request: &Request<'_>) -> Vec<u8> {
         let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     }
     if request.body.is_none() && matches!(request.method, "POST" | "PUT") {
-        // Some servers refuse one of unknown length.
+        // Some servers refuse a POST or PUT of unknown length.
         head.push_str("content-length: 0\r\n");
     }
     head.push_str("\r\n");
@@ -106,12 +106,12 @@ enum Length {
 
 struct Input<'a, S> {
     stream: &'a mut S,
-    /// Read and not yet used.
+    /// Bytes that were read and not yet used.
     buffer: Vec<u8>,
 }
 
 impl<S: Read> Input<'_, S> {
-    /// Reads some more; the end of the stream is an error here.
+    /// Reads more bytes; the end of the stream is an error here.
     fn more(&mut self) -> io::Result<()> {
         match self.fill()? {
             0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection closed in the middle of an answer")),
@@ -173,7 +173,7 @@ impl<S: Read> Input<'_, S> {
             let size = self.chunk_size()?;
             check_body(body.len().saturating_add(size))?;
             if size == 0 {
-                // Trailers are of no interest, and the connection is used once.
+                // Trailers are not used, and the connection serves one request only.
                 return Ok(body);
             }
             body.append(&mut self.exactly(size)?);
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use expect_test::{Expect, expect};
 
-    /// Answers in pieces, and keeps what was sent.
+    /// A stream that answers in pieces and records what was sent.
     struct Script {
         answer: Vec<u8>,
         sent: Vec<u8>,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     fn check(answer: &str, expected: &Expect) {
-        // However the bytes arrive, the answer is the same.
+        // The result must not depend on how the bytes are split.
         for piece in [1, 7, 4096] {
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
             let request =
@@ -304,7 +304,7 @@ mod tests {
                 Err(error) => format!("{error}"),
             };
             expected.assert_eq(&got);
-            // Whoever wants the status only finds the same end.
+            // `status` must find the same end as `exchange`.
             let mut stream = Script { answer: answer.into(), sent: Vec::new(), piece };
             match status(&mut stream, &request) {
                 Ok(status) => assert!(got.starts_with(&format!("{status} ")), "{status} is not {got}"),

@@ -1,8 +1,7 @@
-//! The daemon's API as typed calls, blocking, over its Unix socket or, with a token, over TCP.
+//! The daemon's API as typed, blocking calls, over its Unix socket or, with a token, over TCP.
 //!
-//! A start of the program must cost next to nothing, so there is no runtime here:
-//! one connection for each call. Every POST carries an Idempotency-Key and can be
-//! sent again when the daemon restarts under it.
+//! The program must start at almost no cost, so there is no async runtime here, and each call has its own connection.
+//! Every POST carries an Idempotency-Key, so it can be sent again if the daemon restarts during the call.
 
 pub mod http;
 mod remote;
@@ -26,18 +25,18 @@ use sublet_wire::{
     Renew, Rule, RuleAsk, Token, TokenAsk, exit,
 };
 
-/// The daemon answers in milliseconds; a disk that stalls takes seconds.
+/// The daemon answers in milliseconds, or in seconds if the disk stalls.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// What a long poll may take beyond the time it asked for.
+/// How much longer than requested a long poll may take.
 const POLL_SLACK: Duration = Duration::from_secs(15);
-/// Long enough for a daemon to be stopped and started again.
+/// Enough time to stop and start a daemon.
 pub const RESTART: Duration = Duration::from_secs(30);
-/// The first pause between two tries; it doubles.
+/// The first pause between two tries; each later one is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Where a daemon answers.
+/// A connection point of one daemon.
 #[derive(Clone, Debug)]
 pub struct Client(Where);
 
@@ -45,41 +44,41 @@ pub struct Client(Where);
 enum Where {
     Here {
         socket: PathBuf,
-        /// The connection that showed it, for the first call.
+        /// The connection that `open` made to test the socket. The first call uses it.
         first: Arc<Mutex<Option<UnixStream>>>,
     },
     Elsewhere(Arc<Remote>),
 }
 
-/// Why a call brought no answer of the kind that was wanted.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub enum CallError {
-    /// Nobody listens there, or not any more.
+    /// No daemon listens there, or it stopped during the call.
     Gone(io::Error),
-    /// A refusal.
+    /// The daemon refused the request.
     Refused(Problem),
-    /// An answer that is not of this API.
+    /// The response does not follow this API.
     Senseless(String),
 }
 
-/// What a long poll waits for.
+/// The condition that ends a long poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Not waiting any more.
+    /// The lease does not wait any more.
     Granted,
-    /// Not as it is known any more, or ending.
+    /// The lease differs from what the caller knows, or is ending.
     Changed {
-        /// The state that is known.
+        /// The state that the caller knows.
         known: LeaseState,
-        /// That it ends soon is known.
+        /// The caller knows that the lease ends soon.
         told: bool,
-        /// That it has more than its lease is known.
+        /// The caller knows that the program uses more memory than its lease is for.
         over: bool,
     },
 }
 
 impl Client {
-    /// Finds the daemon: the one that is named, or the first place where somebody listens.
+    /// Finds the daemon: the named one, or the first of the usual sockets where one listens.
     pub fn open(globals: &Globals) -> Result<Client, Failure> {
         if let Some(url) = globals.url()? {
             return Remote::at(&url).map(|remote| Client(Where::Elsewhere(Arc::new(remote))));
@@ -103,7 +102,7 @@ impl Client {
         Client(Where::Here { socket, first: Arc::new(Mutex::new(first)) })
     }
 
-    /// Its socket, as an absolute path, if it is on this host.
+    /// The absolute path of the daemon's socket; `None` if the daemon is on another host.
     pub fn socket(&self) -> Option<&Path> {
         match &self.0 {
             Where::Here { socket, .. } => Some(socket),
@@ -111,7 +110,7 @@ impl Client {
         }
     }
 
-    /// Where it is, for people.
+    /// The socket or address of the daemon, as text.
     pub fn place(&self) -> String {
         match &self.0 {
             Where::Here { socket, .. } => socket.display().to_string(),
@@ -119,7 +118,7 @@ impl Client {
         }
     }
 
-    /// Where it is, for the environment of a holder.
+    /// The environment variable that tells a holder where the daemon is.
     pub fn variable(&self) -> (&'static str, String) {
         match &self.0 {
             Where::Here { .. } => ("SUBLET_SOCKET", self.place()),
@@ -127,20 +126,20 @@ impl Client {
         }
     }
 
-    /// A GET of a path and query.
+    /// Sends a GET for a path and query.
     pub fn get<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
         let request = self.request("GET", target, None, None);
         self.call(&request, ANSWER_WITHIN).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// All leases of the caller that have not ended, or everybody's. Between two pages some may come and go.
+    /// All leases that have not ended, of the caller or of every user. Leases may start and end between two pages.
     pub fn leases(&self, all: bool) -> Result<Leases, Failure> {
         let mut found: Leases = self.get(&format!("/v1/leases?all={all}"))?;
         while found.more
             && let Some(last) = found.leases.last()
         {
             let next: Leases = match self.get(&format!("/v1/leases?all={all}&after={}", last.id)) {
-                // A daemon from before there were pages.
+                // This daemon is older than paging.
                 Err(failure) if failure.code() == Some(Code::BadRequest) => break,
                 next => next?,
             };
@@ -150,7 +149,7 @@ impl Client {
         Ok(found)
     }
 
-    /// A POST that is sent again if the daemon restarts under it.
+    /// Sends a POST, and sends it again if the daemon restarts during the call.
     fn post(&self, target: &str, body: Option<&impl Serialize>, patience: Duration) -> Result<Response, CallError> {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| CallError::Senseless(error.to_string()))?;
@@ -159,7 +158,7 @@ impl Client {
         patiently(patience, |left| self.call(&request, left))
     }
 
-    /// Asks for a lease.
+    /// Requests a lease.
     pub fn ask(&self, ask: &Ask) -> Result<Lease, Failure> {
         self.post("/v1/leases", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
@@ -183,23 +182,23 @@ impl Client {
         once().map_err(|error| self.failure(error))
     }
 
-    /// Chooses what is done about strangers on a card.
+    /// Sets how unleased processes on a GPU are treated.
     pub fn set_mode(&self, uuid: &str, ask: &ModeAsk) -> Result<Card, Failure> {
         let target = format!("/v1/cards/{uuid}/mode");
         self.post(&target, Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Gives a process that is on a card without a lease a lease.
+    /// Gives an unleased process a lease.
     pub fn adopt(&self, adopt: &Adopt) -> Result<Lease, Failure> {
         self.post("/v1/adopt", Some(adopt), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Says something about certain strangers.
+    /// Adds a rule about unleased processes.
     pub fn set_rule(&self, ask: &RuleAsk) -> Result<Rule, Failure> {
         self.post("/v1/rules", Some(ask), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Takes that back.
+    /// Removes a rule.
     pub fn drop_rule(&self, rule: &str) -> Result<Rule, Failure> {
         self.delete(&format!("/v1/rules/{rule}"))
     }
@@ -209,36 +208,36 @@ impl Client {
         self.post(&format!("/v1/leases/{lease}/bind"), Some(bind), patience).map(drop)
     }
 
-    /// Says what came of a hook.
+    /// Reports the result of a hook.
     pub fn hooked(&self, lease: &str, hooked: &Hooked, patience: Duration) -> Result<(), CallError> {
         self.post(&format!("/v1/leases/{lease}/hook"), Some(hooked), patience).map(drop)
     }
 
-    /// Goes on with a lease.
+    /// Renews a lease.
     pub fn renew(&self, lease: &str, renew: &Renew) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/renew");
         self.post(&target, Some(renew), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Takes a smaller lease instead of waiting.
+    /// Accepts a smaller lease instead of waiting.
     pub fn accept(&self, lease: &str, accept: &Accept) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/accept");
         self.post(&target, Some(accept), RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Does something to a lease.
+    /// Sends a command about a lease, such as `park`.
     pub fn command(&self, lease: &str, verb: &str) -> Result<Lease, Failure> {
         let target = format!("/v1/leases/{lease}/{verb}");
         self.post(&target, None::<&()>, RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
 
-    /// Does something to a card.
+    /// Sends a command about a GPU.
     pub fn card(&self, uuid: &str, verb: &str) -> Result<(), Failure> {
         let target = format!("/v1/cards/{uuid}/{verb}");
         self.post(&target, None::<&()>, RESTART).map(drop).map_err(|error| self.failure(error))
     }
 
-    /// Goes on without lines that are missing from the journal.
+    /// Lets the daemon continue although lines are missing from the journal.
     pub fn accept_loss(&self) -> Result<JournalLoss, Failure> {
         self.post("/v1/journal/accept-loss", None::<&()>, RESTART).and_then(decode).map_err(|error| self.failure(error))
     }
@@ -257,7 +256,7 @@ impl Client {
         patiently(patience, |left| self.call(&request, left)).and_then(decode)
     }
 
-    /// Gives a lease back, or leaves the queue, within `patience`. The lease as it ended, if the daemon tells.
+    /// Gives a lease back, or leaves the queue, within `patience`. Returns the ended lease if the daemon reports it.
     pub fn release(&self, lease: &str, epoch: Option<u64>, patience: Duration) -> Result<Option<Lease>, CallError> {
         let target = match epoch {
             Some(epoch) => format!("/v1/leases/{lease}?epoch={epoch}"),
@@ -269,14 +268,14 @@ impl Client {
         if response.body.is_empty() { Ok(None) } else { decode(response).map(Some) }
     }
 
-    /// The lease as it is now, if the daemon tells within `patience`.
+    /// The lease as it is now, if the daemon answers within `patience`.
     pub fn lease(&self, lease: &str, patience: Duration) -> Result<Lease, CallError> {
         let target = format!("/v1/leases/{lease}");
         let request = self.request("GET", &target, None, None);
         patiently(patience, |left| self.call(&request, left)).and_then(decode)
     }
 
-    /// The lease when it got there, or as it is after `wait`.
+    /// The lease when the condition is true, or as it is after `wait`.
     pub fn poll(&self, lease: &str, wait: Duration, until: Until) -> Result<Lease, CallError> {
         let until = match until {
             Until::Granted => String::new(),
@@ -289,7 +288,7 @@ impl Client {
         self.call(&request, wait + POLL_SLACK).and_then(decode)
     }
 
-    /// What to say about a call that failed.
+    /// The message for a call that failed.
     pub fn failure(&self, error: CallError) -> Failure {
         match error {
             CallError::Refused(problem) => problem.into(),
@@ -350,7 +349,7 @@ impl Client {
     }
 }
 
-/// Who listens on the other side of a socket: process and user.
+/// The process and the user that listen on a socket.
 pub fn peer(socket: &Path) -> Option<(u32, u32)> {
     let stream = UnixStream::connect(socket).ok()?;
     let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
@@ -366,7 +365,8 @@ fn decode<T: DeserializeOwned>(response: Response) -> Result<T, CallError> {
     serde_json::from_slice(&response.body).map_err(|error| CallError::Senseless(error.to_string()))
 }
 
-/// A daemon that does nothing accepts nobody; once enough callers wait for that, the next would wait without end.
+/// Connects within a time limit. A hung daemon accepts no connections; once its backlog is full, `connect` would block
+/// without end.
 fn connect(socket: &Path, within: Duration) -> io::Result<UnixStream> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -377,13 +377,13 @@ fn connect(socket: &Path, within: Duration) -> io::Result<UnixStream> {
     Ok(stream.into())
 }
 
-/// Tries again, for so long, as long as it looks like a daemon that restarts. Each try is told how much is left,
-/// so that one without an answer does not take longer than all of them may.
+/// Tries again until `patience` is over, as long as the error looks like a daemon that restarts. Each try gets the time
+/// that is left, so that a try without an answer cannot exceed the total.
 fn patiently<T>(patience: Duration, mut once: impl FnMut(Duration) -> Result<T, CallError>) -> Result<T, CallError> {
     let deadline = Instant::now() + patience;
     let mut pause = FIRST_PAUSE;
     loop {
-        // The last pause may have eaten what was left, and a socket takes no bound of zero.
+        // The last pause may have used up the rest, and a socket timeout must not be zero.
         match once(deadline.saturating_duration_since(Instant::now()).max(FIRST_PAUSE)) {
             Err(error) if error.may_pass() && Instant::now() + pause < deadline => {
                 thread::sleep(pause);
@@ -395,12 +395,12 @@ fn patiently<T>(patience: Duration, mut once: impl FnMut(Duration) -> Result<T, 
 }
 
 impl CallError {
-    /// No daemon answers, or not in time.
+    /// Whether no daemon answered, or not in time.
     pub fn is_silence(&self) -> bool {
         matches!(self, CallError::Gone(_)) || self.may_pass()
     }
 
-    /// The same call may be answered if it is sent again soon.
+    /// Whether the same call may succeed if it is sent again soon.
     pub fn may_pass(&self) -> bool {
         match self {
             CallError::Gone(error) => !is_timeout(error) && remote::tls_error(error).is_none(),

@@ -1,7 +1,7 @@
-//! A daemon elsewhere: its address, the token to send, and connections to it.
+//! A daemon on another host: its address, the token to send, and connections to it.
 //!
-//! Nothing of this is touched on the way to a daemon on this host: certificates are read and TLS
-//! is set up when the first connection is made. A token never goes over a network unencrypted.
+//! None of this is used for a daemon on this host. Certificates are read and TLS is set up when the first connection is
+//! made. A token is never sent over a network unencrypted.
 
 use crate::failure::Failure;
 use rustls::pki_types::pem::PemObject;
@@ -16,44 +16,44 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use sublet_wire::{TOKEN_DIGITS, TOKEN_PREFIX, exit};
 
-/// The port of a daemon whose address names none.
+/// The port if the address names none.
 const PORT: u16 = 7474;
-/// A host that does not answer by then is away.
+/// A host that does not answer within this time counts as unreachable.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// A daemon elsewhere.
+/// A daemon on another host.
 pub struct Remote {
     url: String,
     place: Place,
     token: String,
-    /// The connection that showed that somebody listens there, for the first call.
+    /// The connection that `at` made to test the address. The first call uses it.
     first: Mutex<Option<TcpStream>>,
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
 impl fmt::Debug for Remote {
-    /// Without the token.
+    /// Leaves out the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Remote").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
-/// What an address names.
+/// The parts of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     private: bool,
     host: String,
     port: u16,
-    /// As it was written.
+    /// Host and port as they were written.
     authority: String,
 }
 
-/// What can be read from and written to.
+/// A stream that can be read from and written to.
 pub trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
 impl Remote {
-    /// The daemon at an address, if somebody listens there, with the token from the environment.
+    /// The daemon at an address, with the token from the environment; an error if no daemon listens there.
     pub fn at(url: &str) -> Result<Remote, Failure> {
         let (place, token, first) = (read_url(url)?, token()?, Mutex::new(None));
         let mut remote = Remote { url: url.to_owned(), place, token, first, tls: OnceLock::new() };
@@ -62,17 +62,17 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Its address, as it was given.
+    /// The address as it was given.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The host and the token, for the head of a request.
+    /// The host and the token, for the request head.
     pub fn header(&self) -> (&str, &str) {
         (&self.place.authority, &self.token)
     }
 
-    /// A connection whose reads and writes end in time.
+    /// A connection with a time limit for reads and writes.
     pub fn connect(&self, within: Duration) -> io::Result<Box<dyn Stream>> {
         let first = self.first.lock().ok().and_then(|mut first| first.take());
         let stream = first.map_or_else(|| self.dial(), Ok)?;
@@ -97,7 +97,7 @@ impl Remote {
     fn dial(&self) -> io::Result<TcpStream> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for address in (self.place.host.as_str(), self.place.port).to_socket_addrs()? {
-            // A name that was to be this host only must not lead elsewhere.
+            // Without encryption a host name must not lead to another host.
             if !self.place.private && !address.ip().to_canonical().is_loopback() {
                 continue;
             }
@@ -109,7 +109,7 @@ impl Remote {
         Err(last)
     }
 
-    /// What to say when no answer came.
+    /// The message for a call without an answer.
     pub fn unreachable(&self, error: &io::Error) -> Failure {
         let failure = |why: &str| Failure::new(exit::NO_DAEMON, format!("no daemon answers at {}: {why}", self.url));
         match tls_error(error) {
@@ -144,7 +144,7 @@ fn certificate_words(error: &CertificateError, host: &str) -> (String, String) {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             (format!("its certificate is not for `{host}`"), anew)
         }
-        // By its name: the type behind it is not part of rustls.
+        // Compared by name, because the type behind it is not part of rustls.
         CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => (
             "its certificate may sign other certificates (CA:TRUE, as `openssl req -x509` makes it), and such a \
              certificate is not accepted from a server"
@@ -155,12 +155,12 @@ fn certificate_words(error: &CertificateError, host: &str) -> (String, String) {
     }
 }
 
-/// What TLS objected to, if it did. Trying again helps nobody.
+/// The TLS error behind an I/O error, if there is one. Trying again does not help then.
 pub fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// `https://gpu1:7474`; without https only to this host itself.
+/// Parses `https://gpu1:7474`. Plain `http` is accepted for this host only.
 fn read_url(url: &str) -> Result<Place, Failure> {
     let wrong = || {
         Failure::usage(format!("`{}` is not a daemon's address", crate::table::plain(url)))
@@ -198,7 +198,7 @@ fn read_url(url: &str) -> Result<Place, Failure> {
     Ok(Place { private, host: host.to_owned(), port, authority: authority.to_owned() })
 }
 
-/// The token from the environment. It is checked here so that nothing else ever goes into a header.
+/// The token from the environment. It is checked here, so that nothing else can get into a header.
 fn token() -> Result<String, Failure> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let (text, place) = match (set("SUBLET_TOKEN"), set("SUBLET_TOKEN_FILE").map(PathBuf::from)) {
@@ -223,7 +223,7 @@ fn token() -> Result<String, Failure> {
     }
 }
 
-/// Whom to trust: who vouches in SUBLET_CA, or whom this host trusts.
+/// The trusted certificates: those in the file SUBLET_CA, or else those that this host trusts.
 fn trust() -> Result<Arc<ClientConfig>, rustls::Error> {
     let general = |what: String| rustls::Error::General(what);
     let mut roots = RootCertStore::empty();
@@ -235,7 +235,7 @@ fn trust() -> Result<Arc<ClientConfig>, rustls::Error> {
             }
         }
         None => {
-            // Some that cannot be read do no harm; none at all vouches for nobody.
+            // Single unreadable certificates do no harm. Without any certificate, no server is trusted.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }

@@ -5,7 +5,7 @@ use expect_test::expect;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 
-/// Answers one connection after the other; an empty answer hangs up.
+/// Answers one connection after the other; for an empty answer it closes the connection.
 fn daemon(answers: Vec<&'static str>) -> (tempfile::TempDir, Client, thread::JoinHandle<Vec<String>>) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");

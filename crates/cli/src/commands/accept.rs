@@ -1,5 +1,5 @@
-//! `sublet accept`: takes a smaller lease now instead of waiting for the full one, or a larger one for who has
-//! more than its own.
+//! `sublet accept`: accepts a smaller lease now instead of waiting for the full one, or a larger one for a program that
+//! uses more memory than its lease is for.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -36,7 +36,7 @@ If the programs of a lease have more on a GPU than the lease is for (`sublet ps`
 says so), it is offered what they have, where quotas and the GPU allow it; from
 then on it is charged for that.";
 
-/// Takes what is offered.
+/// Accepts an offer.
 pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
@@ -55,10 +55,10 @@ pub fn run(globals: &Globals, args: &AcceptArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// What is accepted.
+/// What to accept.
 struct Taken {
     accept: Accept,
-    /// It is for a lease that has more than it is for.
+    /// The lease grows, because its program uses more memory than it is for.
     larger: bool,
 }
 

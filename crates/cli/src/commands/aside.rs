@@ -21,17 +21,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Aside, AsideAsk, Card, Cards, Code, exit};
 
-/// An aside that is not renewed within this is over: its command was killed with all that watched it.
+/// An aside that is not renewed within this time is over: its command and the process that renewed it were killed.
 const LEASE_S: u64 = 30;
-/// How often it is renewed.
+/// The time between two renewals.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// A renewal that failed is tried again after this.
+/// The pause before a failed renewal is tried again.
 const RENEW_AGAIN: Duration = Duration::from_secs(1);
-/// What is not parked by then may take longer; the GPU is closed to new leases anyway.
+/// How long to wait for leases to be parked. Parking may take longer, but the GPU is closed to new leases anyway.
 const PARKED_WITHIN: Duration = Duration::from_secs(60);
-/// How often it is looked whether all is parked.
+/// The time between two checks whether all leases are parked.
 const LOOK: Duration = Duration::from_millis(100);
-/// The command is over: a daemon that does not answer sees it by itself.
+/// The time limit for ending an aside. If the daemon does not answer, the aside expires without renewals.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
 /// Free a GPU for a game or a desktop program for a while
@@ -77,7 +77,7 @@ Examples:
   sublet aside --while -- ./game        as long as the game runs
   sublet aside --end                    at once";
 
-/// From a second to a day.
+/// Parses a length of time from a second to a day.
 fn parse_for(text: &str) -> Result<u64, String> {
     let longest = 24 * 3600;
     match parse_span(text)? {
@@ -88,7 +88,7 @@ fn parse_for(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Does it.
+/// Runs `sublet aside`.
 pub fn run(globals: &Globals, args: &AsideArgs) -> Result<u8, Failure> {
     globals.must_be_local("a GPU steps aside for a user at its host", "run it on that host")?;
     if let Some(command) = args.command.first() {
@@ -115,7 +115,7 @@ pub fn run(globals: &Globals, args: &AsideArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The UUIDs of the GPUs that are meant.
+/// The UUIDs of the named GPUs.
 fn chosen(cards: &Cards, names: &[String]) -> Result<Vec<String>, Failure> {
     if names.is_empty() {
         let all: Vec<String> = cards.cards.iter().map(|card| card.uuid.clone()).collect();
@@ -124,7 +124,7 @@ fn chosen(cards: &Cards, names: &[String]) -> Result<Vec<String>, Failure> {
     names.iter().map(|name| Ok(find(cards, name)?.uuid.clone())).collect()
 }
 
-/// All of these GPUs step aside, or none of them.
+/// Sets all of these GPUs aside, or none of them.
 fn put(client: &Client, uuids: &[String], ask: &AsideAsk) -> Result<(), Failure> {
     for (done, uuid) in uuids.iter().enumerate() {
         if let Err(error) = client.put_aside(uuid, ask, RESTART) {
@@ -159,7 +159,7 @@ fn end(globals: &Globals, client: &Client, uuids: &[String]) -> Result<u8, Failu
     Ok(exit::OK)
 }
 
-/// These GPUs once no lease is on its way off them, or after a while.
+/// These GPUs once no lease is leaving them any more, or after `PARKED_WITHIN`.
 fn when_parked(client: &Client, uuids: &[String]) -> Result<Vec<Card>, Failure> {
     let until = Instant::now() + PARKED_WITHIN;
     loop {
@@ -173,7 +173,7 @@ fn when_parked(client: &Client, uuids: &[String]) -> Result<Vec<Card>, Failure> 
     }
 }
 
-/// Runs the command while the GPUs step aside.
+/// Runs the command while the GPUs are set aside.
 fn run_beside(client: &Client, uuids: &[String], args: &AsideArgs) -> Result<u8, Failure> {
     let (_sender, receiver) = events::listen()?;
     let aside = Renewed {
@@ -195,7 +195,7 @@ fn run_beside(client: &Client, uuids: &[String], args: &AsideArgs) -> Result<u8,
         code
     });
     for uuid in uuids {
-        // A daemon that does not answer sees it by itself: nothing renews the aside any more.
+        // If the daemon does not answer, the aside expires, because nothing renews it.
         let _ = client.end_aside(uuid, Some(&aside.key), END_WITHIN);
     }
     code
@@ -212,18 +212,18 @@ fn supervise(started: Started, receiver: &Receiver<Event>) -> u8 {
             }
             Ok(Event::Signal(signal)) => pass_on(started, signal),
             Ok(_) => {}
-            // The sender lives as long as the call above.
+            // The sender lives as long as the caller, so this does not happen.
             Err(_) => return exit::FAILURE,
         }
     }
 }
 
-/// An aside that is over soon unless it is renewed.
+/// An aside that expires soon unless it is renewed.
 struct Renewed {
     client: Client,
     uuids: Vec<String>,
     key: String,
-    /// When it is over in any case.
+    /// When it ends in any case; `None` if it has no such limit.
     until: Option<Instant>,
 }
 
@@ -233,7 +233,7 @@ impl Renewed {
         AsideAsk { for_s: Some(left.clamp(1, LEASE_S)), key: Some(self.key.clone()), renew }
     }
 
-    /// Renews it until the other end of `stopped` is dropped, a user ended it, or its time is over.
+    /// Renews the aside until the other end of `stopped` is dropped, a user ends the aside, or its time is over.
     fn renew_until(&self, stopped: &Receiver<()>) {
         let mut kept: Vec<&String> = self.uuids.iter().collect();
         let mut pause = RENEW_EVERY;
@@ -257,7 +257,7 @@ impl Renewed {
     }
 }
 
-/// A line for each GPU that steps aside, with how long it does, and the leases that stay there.
+/// One line for each GPU that is set aside: for how long, and the leases that stay there.
 fn render(cards: &[Card], how_long: impl Fn(&Aside) -> String) -> String {
     let aside = cards.iter().filter_map(|card| card.aside.as_ref().map(|aside| (card, aside)));
     let line = |(card, aside): (&Card, &Aside)| {
@@ -267,7 +267,7 @@ fn render(cards: &[Card], how_long: impl Fn(&Aside) -> String) -> String {
     aside.map(line).collect()
 }
 
-/// What became of the leases there.
+/// What happened to the leases there.
 fn parked(card: &Card, aside: &Aside) -> String {
     let parked = card.occupants.iter().filter(|occupant| occupant.state == "parked").count() as u64;
     let leaving = match aside.leaving {

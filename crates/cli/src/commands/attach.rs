@@ -1,9 +1,9 @@
-//! `sublet attach`, `sublet detach`: a standing ask for a service that exists already.
+//! `sublet attach`, `sublet detach`: a standing request for a service that already exists.
 //!
-//! Two ways. A rule in the daemon gives whatever is found on a card a lease after the fact: nothing of the
-//! service is changed. A drop-in makes systemd start the service through `sublet run`: it asks before its
-//! first byte, waits for its turn, and has Sublet's library. The library alone, in a service that was
-//! adopted, would do nothing: a program says which lease is its own when it starts, and there is none yet.
+//! There are two ways. A rule in the daemon gives a process that is found on a GPU a lease afterwards; the service is
+//! not changed. A drop-in makes systemd start the service through `sublet run`: the service requests a lease before it
+//! uses the GPU, waits in the queue, and has Sublet's library. The library alone would do nothing in an adopted
+//! service: a program reports its lease when it starts, and there is none at that time.
 
 pub mod dropin;
 mod unit;
@@ -90,7 +90,7 @@ pub struct DetachArgs {
     root: Option<PathBuf>,
 }
 
-/// A drop-in, for programs.
+/// A drop-in, as `--json` prints it.
 #[derive(Serialize)]
 struct Shown<'a> {
     unit: &'a str,
@@ -101,7 +101,7 @@ struct Shown<'a> {
     then: Vec<String>,
 }
 
-/// What was taken back, for programs.
+/// What was removed, as `--json` prints it.
 #[derive(Serialize)]
 struct Detached {
     rule: Option<Rule>,
@@ -109,7 +109,7 @@ struct Detached {
     done: bool,
 }
 
-/// Gives a service a standing ask.
+/// Makes a standing request for a service.
 pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     if args.drop_in {
         return drop_in(globals, args);
@@ -126,7 +126,7 @@ pub fn attach(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     }
     tell_hint(&format!("`sublet detach {}` undoes it", rule.id));
     if let Some(unit) = args.who.strip_prefix("unit:") {
-        // Only the daemon's own host knows its units.
+        // Only on its own host can the daemon's units be checked.
         if client.socket().is_some() && !unit::is_known(unit, args.root.as_deref())? {
             eprintln!("there is no unit `{}` on this host: the rule is kept, and matches nothing yet", plain(unit));
             tell_hint("`systemctl list-units --type=service` lists what runs");
@@ -146,7 +146,7 @@ fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     })?;
     let unit = Unit::read(&manager, &name)?;
     let sublet = wrap::sublet()?;
-    // What the unit is not told it looks for in the usual places, as anybody does.
+    // Without a socket here, the unit looks for the daemon in the usual places, as any client does.
     let socket = globals.socket().map(Path::to_owned).or_else(|| place::variable("SUBLET_SOCKET"));
     let socket = socket.map(|socket| place::absolute(&socket));
     let text = dropin::text(&unit, &Wish { sublet: &sublet, socket: socket.as_deref(), vram, tier: args.tier })?;
@@ -177,13 +177,13 @@ fn drop_in(globals: &Globals, args: &AttachArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The unit that a text is about, with its kind; `None` if it is about something else.
+/// The full name of the unit that a text is about; `None` if it is about something else.
 fn unit_name(who: &str) -> Result<Option<String>, Failure> {
     let Some(name) = who.strip_prefix("unit:") else { return Ok(None) };
     unit::name(name).map(Some)
 }
 
-/// Takes a rule back, and the drop-in of the unit that it is about.
+/// Removes a rule, and the drop-in of its unit.
 pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     let is_rule = !args.what.contains(':');
     let rule = match (is_rule, args.user) {
@@ -192,13 +192,13 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
         }
         (true, false) if args.dry_run => Some(rule_named(&Client::open(globals)?, &args.what)?),
         (true, false) => Some(Client::open(globals)?.drop_rule(&args.what)?),
-        // Rules are about the system's units; and a file can be removed without a daemon.
+        // Rules are about the system's units, and a file can be removed without a daemon.
         (false, true) => None,
         (false, false) => rule_about(globals, &args.what),
     };
     let who = rule.as_ref().map_or(args.what.as_str(), |rule| rule.who.as_str());
     let file = match file_of(args, who) {
-        // A rule may name a unit of somebody's own manager: none that has a drop-in of ours.
+        // A rule may name a unit of a user's own service manager. Such a unit has no drop-in of Sublet's.
         Err(_) if rule.is_some() => None,
         found => found?.filter(OwnFile::is_there),
     };
@@ -213,7 +213,7 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
         let words = if args.dry_run { rule_words(rule) } else { format!("{} holds no more", rule.id) };
         output::print(&format!("{words}\n"))?;
     }
-    // A file that is not ours stays, whatever became of the rule.
+    // A file that Sublet did not write stays, even if the rule was removed.
     if let Some(file) = &file {
         if args.dry_run { file.must_be_ours() } else { file.remove_with_directory() }?;
     }
@@ -229,7 +229,7 @@ pub fn detach(globals: &Globals, args: &DetachArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The drop-in that a detach would be about, if units are.
+/// The drop-in that `detach` is about; `None` if it is not about a unit.
 fn file_of(args: &DetachArgs, who: &str) -> Result<Option<OwnFile>, Failure> {
     let Some(name) = unit_name(who)? else { return Ok(None) };
     let manager = Manager::of(args.user, args.root.as_deref())?;
@@ -244,7 +244,7 @@ fn rule_named(client: &Client, id: &str) -> Result<Rule, Failure> {
     })
 }
 
-/// The standing ask of a service, if a daemon answers and the caller may know.
+/// The standing request of a service, if a daemon answers and the caller may see it.
 fn rule_about(globals: &Globals, who: &str) -> Option<Rule> {
     let found: Strangers = Client::open(globals).ok()?.get("/v1/strangers").ok()?;
     let full = |who: &str| unit_name(who).ok().flatten().map_or_else(|| who.to_owned(), |name| format!("unit:{name}"));

@@ -1,4 +1,4 @@
-//! `sublet audit`: what was decided, on whose word, oldest first.
+//! `sublet audit`: the decisions, with the user or process that caused them, oldest first.
 
 use crate::args::{Globals, LeaseName, StrangerName};
 use crate::client::{Client, RESTART};
@@ -16,9 +16,9 @@ use std::thread;
 use std::time::Duration;
 use sublet_wire::{AuditLine, AuditPage, exit};
 
-/// Lines of one request.
+/// The number of lines in one request.
 const PAGE: usize = 500;
-/// Between two looks for more.
+/// The pause between two reads with `--follow`.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
 
 /// Show what was decided, and by which user, oldest first
@@ -67,7 +67,7 @@ struct LinesArgs {
     follow: bool,
 }
 
-/// Shows it.
+/// Runs `sublet audit`.
 pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
     match &args.what {
         None => lines(globals, &args.lines),
@@ -76,7 +76,7 @@ pub fn run(globals: &Globals, args: &AuditArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Everything that was decided of one stranger, and who it was.
+/// Prints every decision about one unleased process, and the facts about that process.
 fn story(globals: &Globals, stranger: &StrangerName) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let mut lines = Vec::new();
@@ -113,7 +113,7 @@ fn tell(lines: &[AuditLine], zone: &TimeZone) -> String {
     text
 }
 
-/// Who it was, a fact a line.
+/// The facts about a process, one per line.
 fn who(audit: &Value) -> String {
     let mut facts: Vec<(&str, String)> = Vec::new();
     let words = |value: &Value| match value {
@@ -159,7 +159,8 @@ fn lines(globals: &Globals, args: &LinesArgs) -> Result<u8, Failure> {
         let page = page(&client, lease.as_deref(), after)?;
         found |= !page.lines.is_empty();
         if let (Some(lease), false, None) = (&lease, found, page.next) {
-            // Nothing may be left of one that there was; of one that never was there is nothing to wait for either.
+            // A lease that existed may have no lines left. For a lease that never existed there is nothing to wait for:
+            // an error.
             client.lease(lease, RESTART).map_err(|error| client.failure(error).about(lease))?;
             found = true;
         }
@@ -196,7 +197,7 @@ fn show(line: &AuditLine, zone: &TimeZone) -> String {
     format!("{:>6}  {at}  {who:<14} {lease:<6} {:<12} {}", line.seq, plain(&line.kind), plain(&line.sentence))
 }
 
-/// As the caller's clock on the wall shows it.
+/// The local time.
 fn time(unix_s: f64, zone: &TimeZone) -> String {
     match Timestamp::from_second(unix_s as i64) {
         Ok(at) => at.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),

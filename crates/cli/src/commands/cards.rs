@@ -1,4 +1,4 @@
-//! `sublet cards`: the cards one by one, and taking them out of and into service.
+//! `sublet cards`: the GPUs one by one, and taking them out of and into service.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -31,7 +31,7 @@ pub enum Verb {
     },
 }
 
-/// Shows or changes them.
+/// Lists or changes GPUs.
 pub fn run(globals: &Globals, args: &CardsArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
@@ -73,7 +73,7 @@ pub fn find<'a>(cards: &'a Cards, name: &str) -> Result<&'a Card, Failure> {
     })
 }
 
-/// One line for each card.
+/// One line for each GPU.
 pub fn overview(cards: &Cards) -> String {
     let trouble = cards.trouble.as_ref().map(|trouble| format!("the driver does not list its GPUs: {trouble}\n"));
     if cards.cards.is_empty() {
@@ -93,7 +93,7 @@ pub fn overview(cards: &Cards) -> String {
     table.show("") + &trouble.unwrap_or_default()
 }
 
-/// In service and readable is one word; anything else comes with its reason.
+/// The state of a GPU: `in service` if it is also readable, and otherwise with the reason.
 fn state(card: &Card) -> String {
     let state = text::card_state(card.state);
     match (&card.unreadable, &card.state_why) {
@@ -103,7 +103,7 @@ fn state(card: &Card) -> String {
     }
 }
 
-/// Who is on the cards; nothing if nobody is.
+/// The leases and processes on the GPUs; `None` if there are none.
 pub fn occupants(cards: &Cards, now_unix_s: f64) -> Option<String> {
     let mut table = Table::new(&["GPU", "USER", "LEASE", "TIER", "STATE", ">LEASED", ">SEEN", ">FOR"]);
     for card in &cards.cards {

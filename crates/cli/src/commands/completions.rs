@@ -1,4 +1,4 @@
-//! `sublet completions`: what a shell needs to complete this program's words.
+//! `sublet completions`: completion scripts for shells.
 
 use crate::args::Cli;
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints them.
+/// Prints a completion script.
 pub fn run(args: &CompletionsArgs) -> Result<u8, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "sublet", &mut text);

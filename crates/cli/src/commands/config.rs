@@ -1,4 +1,4 @@
-//! `sublet config check`: the daemon's configuration, read as the daemon would read it.
+//! `sublet config check`: checks the daemon's configuration by the daemon's own code.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -51,7 +51,7 @@ struct Error {
     hint: Option<String>,
 }
 
-/// Does it.
+/// Runs `sublet config`.
 pub fn run(globals: &Globals, args: &ConfigArgs) -> Result<u8, Failure> {
     match &args.what {
         What::Check(args) => check(globals, args),
@@ -71,7 +71,7 @@ fn check(globals: &Globals, args: &CheckArgs) -> Result<u8, Failure> {
         Ok(found) => {
             let what = if file.is_some() { "ok" } else { "everything is at its default" };
             output::print(&format!("{}: {what}\n{}", plain(&name), table(&found)))?;
-            // A good file that the daemon has not read yet, or did not take when it was another.
+            // The file is valid, but the daemon may not have read it yet, or refused an earlier version of it.
             if let Some(trouble) = refused_reload(globals) {
                 eprintln!(
                     "the daemon still uses an older configuration: its last reload was refused: {}",
@@ -108,7 +108,7 @@ fn table(found: &[(&'static str, String)]) -> String {
     found.iter().map(|(topic, text)| format!("  {topic:<width$}  {}\n", plain(text))).collect()
 }
 
-/// Why the daemon's last reload was refused, if a daemon answers and the caller may know.
+/// Why the daemon's last reload was refused, if a daemon answers and the caller may see it.
 fn refused_reload(globals: &Globals) -> Option<String> {
     let cards: Cards = Client::open(globals).ok()?.get("/v1/cards").ok()?;
     cards.config_trouble

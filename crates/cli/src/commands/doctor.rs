@@ -1,7 +1,7 @@
 //! `sublet doctor`: what works on this machine, what does not, and why.
 //!
-//! Works without a daemon: then it says what a daemon would find. Nothing is loaded
-//! into this process; a broken driver library cannot break the doctor.
+//! Without a daemon it says what a daemon would find. No library is loaded into this process, so a broken driver
+//! library cannot break it.
 
 mod card;
 mod machine;
@@ -24,26 +24,26 @@ use sublet_wire::{Card, CardState, Cards, Health, ParkingRam, exit, size};
 #[command(after_long_help = "Exit codes: 0 leases can be granted; 1 they cannot.")]
 pub struct DoctorArgs {}
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub what: String,
-    /// How it is.
+    /// The result.
     pub state: State,
-    /// What that means.
+    /// What the result means.
     pub sentence: String,
 }
 
-/// How something is.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// As it should be.
+    /// It works.
     Ok,
-    /// Something is lost without it.
+    /// It does not work, and a part of Sublet is lost without it.
     Less,
-    /// It does not work.
+    /// It does not work, and Sublet needs it.
     Bad,
 }
 
@@ -53,7 +53,7 @@ impl Check {
     }
 }
 
-/// All that was found.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
     checks: Vec<Check>,
@@ -61,7 +61,7 @@ struct Findings {
     verdict: String,
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub fn run(globals: &Globals, _: &DoctorArgs) -> Result<u8, Failure> {
     globals.must_be_local(
         "the doctor looks at the host it runs on",
@@ -117,7 +117,7 @@ fn answer(client: &Client, pid: Option<u32>) -> Check {
     }
 }
 
-/// What keeps a daemon from starting, if its configuration does.
+/// What keeps a daemon from starting because of its configuration, if anything.
 fn configuration() -> Option<Check> {
     let file = place::config();
     let findings = daemon::check_config(file.as_deref()).err()?;
@@ -158,7 +158,7 @@ fn parking(parking: Option<&ParkingRam>, library: Option<&Path>) -> Check {
     }
 }
 
-/// What the driver's own way of parking can do for programs without the library.
+/// Whether the driver can park programs without the library.
 fn driver(parking: &ParkingRam) -> Check {
     let text = "programs without the library are parked by the driver where a restore is sure to have room".to_owned();
     match parking.driver_limits.as_slice() {

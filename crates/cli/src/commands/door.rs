@@ -1,8 +1,8 @@
 //! `sublet door`: a small proxy before a service. Requests that need the GPU pass only while the service has its GPUs.
 //!
-//! It runs as its user and knows no more than any client of the daemon. [`wake`] says which requests need the GPU,
-//! [`standing`] is the rule for those, [`desk`] where they wait, [`watch`] follows the leases, [`proxy`] passes
-//! requests on. The runtime that it needs is started here, and for no other command.
+//! It runs as the user that started it, and knows no more than any client of the daemon. [`wake`] decides which
+//! requests need the GPU, and [`standing`] whether these may pass. They wait in [`desk`]. [`watch`] follows the leases,
+//! and [`proxy`] passes requests on. The async runtime is started here, and for no other command.
 
 mod desk;
 mod proxy;
@@ -32,7 +32,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use wake::{Pattern, WakeList};
 use watch::Watch;
 
-/// Nobody holds a connection for longer.
+/// The longest time that a request may wait.
 const WAIT_MAX_S: u64 = 3_600;
 
 /// Hold HTTP requests to a service while its lease is parked
@@ -95,12 +95,12 @@ Examples:
   sublet door --listen 127.0.0.1:8188 --to 127.0.0.1:8189 --of name:comfy \\
               --wake 'POST /prompt' --wake 'POST /api/prompt'";
 
-/// Whose leases count.
+/// The leases of a service.
 #[derive(Clone, Debug)]
 pub enum Of {
-    /// The caller's own of this name.
+    /// The caller's own leases of this name.
     Name(String),
-    /// Those of processes that a rule would be about.
+    /// The leases of processes that a rule with this text would match.
     Who(Who),
 }
 
@@ -126,12 +126,12 @@ impl fmt::Display for Of {
     }
 }
 
-/// Which leases count.
+/// The leases that the proxy follows.
 #[derive(Clone, Debug)]
 pub enum Meant {
-    /// One, and no other.
+    /// Only this one.
     Lease(LeaseName),
-    /// All of a service.
+    /// All leases of a service.
     Of(Of),
 }
 
@@ -144,13 +144,13 @@ impl fmt::Display for Meant {
     }
 }
 
-/// A door that is open for business.
+/// The proxy once it listens, as it is printed.
 #[derive(Serialize)]
 struct Opened<'a> {
     listen: String,
     to: &'a str,
     of: String,
-    /// The patterns of `--wake`; none: every request but GET, HEAD and OPTIONS.
+    /// The patterns of `--wake`; if empty, every request but GET, HEAD and OPTIONS needs the GPU.
     wake: Vec<String>,
     wait_s: u64,
 }
@@ -163,7 +163,7 @@ fn parse_wait(text: &str) -> Result<u64, String> {
     if wait > WAIT_MAX_S { Err("a request waits for an hour at most".to_owned()) } else { Ok(wait) }
 }
 
-/// Stands there until it is told to stop.
+/// Runs the proxy until it is told to stop.
 pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
     globals.must_be_local("a door stands on the host of its service", "leave `--url` out and unset SUBLET_URL")?;
     let meant = match (&args.lease, &args.of) {
@@ -171,14 +171,14 @@ pub fn run(globals: &Globals, args: &DoorArgs) -> Result<u8, Failure> {
         (None, Some(of)) => Meant::Of(of.clone()),
         (None, None) => return Err(Failure::usage("name the leases that count, with `--of` or `--lease`")),
     };
-    // One thread does: what passes is copied, and nothing is computed.
+    // One thread is enough: bytes are copied, and nothing is computed.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(exit::FAILURE, format!("nothing can be served: {error}")))?;
     runtime.block_on(open(globals, args, meant))
 }
 
-/// The lease by its id. A lease that never was is a mistake; a daemon that is away may come, but only an id can be
-/// kept until then.
+/// The lease by its id. A lease that never existed is an error. If no daemon answers, an id is kept until one does; a
+/// name cannot be resolved.
 fn known(globals: &Globals, lease: &LeaseName) -> Result<LeaseName, Failure> {
     let client = match (Client::open(globals), lease) {
         (Ok(client), _) => client,

@@ -1,4 +1,4 @@
-//! `sublet enforce`, `sublet adopt`: processes on cards that belong to no lease there, and what is done about them.
+//! `sublet enforce`, `sublet adopt`: unleased processes on GPUs, and what is done about them.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -147,7 +147,7 @@ fn name(mode: Mode) -> &'static str {
     }
 }
 
-/// Does it.
+/// Runs `sublet enforce`.
 pub fn run(globals: &Globals, args: &EnforceArgs) -> Result<u8, Failure> {
     match &args.what {
         What::Status => status(globals),
@@ -220,14 +220,14 @@ fn render(found: &Strangers) -> String {
     table.show("")
 }
 
-/// What it is: its unit or container says most.
+/// A process in words: its program, and its unit or container.
 fn what(stranger: &Stranger) -> String {
     let place = match (&stranger.container, &stranger.unit) {
         (Some(id), _) => format!(" in container {}", id.chars().take(12).collect::<String>()),
         (None, Some(unit)) => format!(" in {unit}"),
         (None, None) => String::new(),
     };
-    // The kernel's own name for it is cut short.
+    // The executable is preferred, because the kernel cuts a process name short.
     let name = stranger.exe.as_deref().and_then(|exe| exe.rsplit('/').next()).unwrap_or(&stranger.name);
     let of = stranger.of.as_ref().map_or_else(String::new, |lease| {
         let cards = if stranger.card_indices.len() == 1 { "this GPU" } else { "these GPUs" };
@@ -236,7 +236,8 @@ fn what(stranger: &Stranger) -> String {
     format!("{name}{place}{of}")
 }
 
-/// Whoever is ended and started anew is ended for ever, until somebody stops what starts it.
+/// A line for a process that was ended and then started again. It would be ended again and again until the user stops
+/// what starts it.
 fn started_anew(stranger: &Stranger) -> Option<String> {
     let former = stranger.again.as_ref()?;
     let service = stranger.unit.as_ref().filter(|unit| unit.ends_with(".service"));
@@ -261,7 +262,7 @@ fn next(stranger: &Stranger) -> String {
         Step::Warned => "warned; ",
         Step::Moving => "",
         Step::Unmoved => "could not be parked; ",
-        // It was to be, and could not.
+        // The signal was due, and could not be sent.
         Step::Told if stranger.next == Next::LeftAlone => "",
         Step::Told => "signalled; ",
         Step::Stuck => "survived SIGKILL; ",
@@ -347,12 +348,12 @@ fn set_rule(globals: &Globals, args: &RuleArgs, treat: Treat) -> Result<u8, Fail
     Ok(exit::OK)
 }
 
-/// The name in a rule that whoever likes gives its program.
+/// The name in a rule that any user can give a program of their own; `None` if the rule has a path or another kind.
 fn claimable(who: &str) -> Option<&str> {
     who.strip_prefix("exe:").filter(|name| !name.contains('/'))
 }
 
-/// Whom a rule would be about now.
+/// Prints the processes that a rule would match now.
 pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, Failure> {
     let found: Strangers = client.get(&format!("/v1/strangers?who={}", escaped(who)))?;
     if globals.json {
@@ -366,14 +367,14 @@ pub fn show_about(globals: &Globals, client: &Client, who: &str) -> Result<u8, F
     Ok(exit::OK)
 }
 
-/// A word as it may stand in an address.
+/// A word escaped for a URL.
 fn escaped(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte);
     let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     word.bytes().map(one).collect()
 }
 
-/// Takes a rule back.
+/// Removes a rule.
 pub fn forget(globals: &Globals, args: &ForgetArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     if args.dry_run {

@@ -1,4 +1,4 @@
-//! `sublet explain`: why a lease waits, who is ahead, what would have to end.
+//! `sublet explain`: why a lease waits, which requests are ahead, what would have to end.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -18,7 +18,7 @@ pub struct ExplainArgs {
     lease: LeaseName,
 }
 
-/// Explains it.
+/// Runs `sublet explain`.
 pub fn run(globals: &Globals, args: &ExplainArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
@@ -49,13 +49,13 @@ fn heading(explanation: &Explanation) -> String {
     let lease = &explanation.lease;
     match (&lease.waiting, &lease.ended) {
         (Some(_), _) => line::waiting(lease).to_string(),
-        // The sentence about an end names the lease itself.
+        // The sentence about an end already names the lease.
         (None, Some(_)) => explanation.summary.clone(),
         (None, None) => format!("{}: {}", lease.id, explanation.summary) + &has(lease),
     }
 }
 
-/// What a lease has, if it has something.
+/// The memory and GPUs that a lease has; empty if it has none.
 fn has(lease: &Lease) -> String {
     let Some(vram) = lease.vram_bytes else { return String::new() };
     let each = if lease.card_indices.len() > 1 { " each" } else { "" };
@@ -82,7 +82,7 @@ fn asked(lease: &Lease) -> String {
     line
 }
 
-/// What can be had at once, and when the full lease comes at the latest.
+/// The offers that could start now, and the latest start of the full lease.
 fn outlook(lease: &Lease, waiting: &Waiting) -> String {
     let mut text = String::new();
     for (n, offer) in waiting.offers.iter().enumerate() {
@@ -99,7 +99,7 @@ fn outlook(lease: &Lease, waiting: &Waiting) -> String {
     text
 }
 
-/// When it is expected to start, and the worst case.
+/// The expected start, and the worst case.
 fn start(waiting: &Waiting) -> String {
     let mut parts = Vec::new();
     if let (Some(expected), Some(p90)) = (waiting.expected_s, waiting.expected_p90_s) {
@@ -168,7 +168,7 @@ fn blockers(blockers: &[Blocker]) -> String {
     table.show("  ")
 }
 
-/// How somebody could be made to leave, and at what price, or why it is not.
+/// How a blocking lease could be preempted and at what cost, or why it cannot be.
 fn could_leave(blocker: &Blocker) -> String {
     match (&blocker.leaves, &blocker.stays) {
         (Some(leaves), _) => {
@@ -182,7 +182,7 @@ fn could_leave(blocker: &Blocker) -> String {
     }
 }
 
-/// A time in which tenths of a second matter.
+/// A time, with tenths of a second below 10 s.
 fn short(seconds: f64) -> String {
     if seconds < 10.0 { format!("{seconds:.1} s") } else { span::show(seconds) }
 }

@@ -1,4 +1,4 @@
-//! `sublet journal`: the files of a state directory, without the daemon.
+//! `sublet journal`: works on the files of a state directory, without the daemon.
 
 use super::serve::no_home;
 use crate::args::Globals;
@@ -46,7 +46,7 @@ pub enum Verb {
     AcceptLoss,
 }
 
-/// Does it.
+/// Runs `sublet journal`.
 pub fn run(globals: &Globals, args: &JournalArgs) -> Result<u8, Failure> {
     let dir = place::state_dir(args.state_dir.as_deref()).ok_or_else(no_home)?;
     match &args.verb {
@@ -77,7 +77,7 @@ fn accept_loss(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failur
     Ok(exit::OK)
 }
 
-/// Checks the journal in this directory, or where `serve` keeps it.
+/// Checks the journal in this directory, or in the default one of `serve`.
 pub fn check(globals: &Globals, state_dir: Option<&Path>) -> Result<u8, Failure> {
     let dir = place::state_dir(state_dir).ok_or_else(no_home)?;
     verify(globals, &daemon::verify(&dir)?)
@@ -92,7 +92,7 @@ fn verify(globals: &Globals, found: &Verified) -> Result<u8, Failure> {
     Ok(if found.findings.is_empty() { exit::OK } else { exit::FAILURE })
 }
 
-/// Owners of trimmed lines that are printed.
+/// The most owners of trimmed lines that are printed.
 const TRIMMED_SHOWN: usize = 10;
 
 fn render(found: &Verified) -> String {

@@ -1,4 +1,4 @@
-//! `sublet lease`: a lease for this shell, as lines to evaluate.
+//! `sublet lease`: a lease for this shell, as lines for it to evaluate.
 
 use super::run::by_signal;
 use crate::args::Globals;
@@ -50,7 +50,7 @@ Examples:
   eval \"$(sublet lease --vram 4G)\"                  sh, bash, zsh
   sublet lease --vram 4G --shell fish | source      fish";
 
-/// Takes a lease and prints what the shell should know.
+/// Gets a lease and prints its variables for the shell.
 pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
     if !args.detach {
         globals
@@ -77,7 +77,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
         }
         Start::Unchecked(_) => return Err(Failure::no_daemon(client.socket().unwrap_or(Path::new("")))),
     };
-    // What is visible here says nothing of the cards of another host.
+    // `CUDA_VISIBLE_DEVICES` of this host says nothing about the GPUs of another.
     let visible = if is_here { Visible::here()? } else { Visible::ALL };
     let on = visible.narrow(args.ask.on.clone(), || client.get("/v1/cards"))?;
     let shell = (!args.detach).then(shell::pid);
@@ -97,7 +97,7 @@ pub fn run(globals: &Globals, args: &LeaseArgs) -> Result<u8, Failure> {
             output::print(&environment::for_shell(args.shell, &variables, &before, &own_path()))?;
         }
         Err(failure) => {
-            // The lease is of no use here; if nobody answers it ends unused.
+            // The lease is of no use here. If the daemon does not answer, the lease ends unused.
             let _ = client.release(&lease.id, lease.epoch, RESTART);
             return Err(failure);
         }
@@ -122,8 +122,8 @@ fn environment(
     Ok(variables)
 }
 
-/// Where there is room, one request does it. Where there is none, this process waits for
-/// the shell: killed, it leaves the queue, and nobody gets a lease that nobody knows of.
+/// If there is room, one request is enough. If there is none, this process waits in the shell's place. If it is killed,
+/// the request leaves the queue, so that no lease is granted that no process knows of.
 fn obtain(
     globals: &Globals,
     client: &Client,
@@ -155,7 +155,7 @@ fn queue(client: &Client, ask: &Ask, note: Option<&str>) -> Result<Outcome, Fail
     wait::obtain(client, ask, note, &sender, &receiver)
 }
 
-/// Says whether this shell has a lease.
+/// Prints whether this shell has a lease.
 fn check(globals: &Globals, client: &Client) -> Result<u8, Failure> {
     let Some(claim) = EnvLease::here() else {
         return Err(Failure::new(exit::LEASE_LOST, "this shell has no lease"));
@@ -171,7 +171,7 @@ fn check(globals: &Globals, client: &Client) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The command that the shell's function runs, wherever PATH leads by then.
+/// The path of this program, for the shell's function: PATH may change later.
 fn own_path() -> String {
     env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| "sublet".to_owned())
 }

@@ -13,7 +13,7 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Writes them.
+/// Writes the manual pages.
 pub fn run(args: &ManArgs) -> Result<u8, Failure> {
     clap_mangen::generate_to(Cli::command(), &args.dir)
         .map_err(|error| Failure::new(exit::FAILURE, format!("{} cannot be written: {error}", args.dir.display())))?;

@@ -1,4 +1,4 @@
-//! One file for each command: its flags, what it does, how it looks.
+//! One file for each command: its flags, its work, and its output.
 
 pub mod accept;
 pub mod aside;

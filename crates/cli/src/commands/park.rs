@@ -1,4 +1,4 @@
-//! `sublet park`, `sublet resume`: a holder's bytes off its cards, and back.
+//! `sublet park`, `sublet resume`: move a holder's bytes off its GPUs, and back.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::Client;
@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState, exit, size};
 
-/// A park that takes longer is given up by the service.
+/// The daemon gives up a park that takes longer.
 const WITHIN: Duration = Duration::from_secs(60);
-/// How often it is looked.
+/// The time between two reads of the lease.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Move a lease's VRAM to host memory; its programs stay alive
@@ -35,7 +35,7 @@ pub struct ResumeArgs {
     no_wait: bool,
 }
 
-/// Parks it, and waits until that was seen.
+/// Parks a lease, and waits until it is parked.
 pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
@@ -64,7 +64,7 @@ pub fn park(globals: &Globals, args: &ParkArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Brings it back.
+/// Resumes a lease.
 pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
@@ -89,7 +89,8 @@ pub fn resume(globals: &Globals, args: &ResumeArgs) -> Result<u8, Failure> {
     show(globals, &lease, &text)
 }
 
-/// Whether it came back to its cards since then; the clock's own steps are smaller.
+/// Whether the lease resumed between two readings of the time since which it is on its GPUs. Smaller differences come
+/// from the clock.
 fn is_another(now: Option<f64>, before: Option<f64>) -> bool {
     now.zip(before).is_some_and(|(now, before)| (now - before).abs() > 0.01)
 }

@@ -18,7 +18,7 @@ pub struct PsArgs {
     all: bool,
 }
 
-/// Lists them.
+/// Lists leases.
 pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let leases = client.leases(args.all)?;
@@ -48,7 +48,7 @@ pub fn run(globals: &Globals, args: &PsArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Says why the first few of these wait.
+/// Prints why the first few of these wait.
 fn tell_waits(leases: &[Lease]) {
     let waiting = || leases.iter().filter_map(|lease| Some((lease, lease.waiting.as_ref()?)));
     for (lease, waiting) in waiting().take(WAITS_MAX) {
@@ -60,7 +60,7 @@ fn tell_waits(leases: &[Lease]) {
     }
 }
 
-/// Waiting leases of which `ps` says why.
+/// The most waiting leases for which `ps` prints the reason.
 const WAITS_MAX: usize = 3;
 
 fn render(leases: &Leases, with_user: bool) -> String {
@@ -115,7 +115,7 @@ fn cards(lease: &Lease) -> String {
     list.join(",")
 }
 
-/// A holder can have thousands of processes; the first few say whose they are.
+/// The first few pids. A holder can have thousands of processes, and a few are enough to recognise it.
 fn pids(pids: &[u32]) -> String {
     let shown: Vec<String> = pids.iter().take(3).map(u32::to_string).collect();
     match (shown.is_empty(), pids.len() - shown.len()) {

@@ -1,4 +1,4 @@
-//! `sublet queue`: who waits, in order of service, and why.
+//! `sublet queue`: the waiters in order of service, and why they wait.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -8,7 +8,7 @@ use crate::table::Table;
 use crate::text;
 use sublet_wire::{Lease, Leases, exit};
 
-/// Lists who waits.
+/// Lists the waiters.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let queue: Leases = client.get("/v1/queue")?;

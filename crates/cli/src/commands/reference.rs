@@ -4,7 +4,7 @@ use crate::args::Cli;
 use clap::{Arg, Command, CommandFactory};
 use std::fmt::Write as _;
 
-/// The reference. It depends on nothing but the definitions.
+/// The reference, which depends on the definitions only.
 pub fn markdown() -> String {
     let mut root = Cli::command();
     root.build();
@@ -17,7 +17,7 @@ pub fn markdown() -> String {
     text
 }
 
-/// A command and those below it. Flags that are for every command are described once, at the top.
+/// Writes a command and its subcommands. Global flags are described once, at the top.
 fn section(command: &Command, everywhere: &[String], text: &mut String) {
     if command.is_hide_set() {
         return;

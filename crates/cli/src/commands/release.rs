@@ -1,4 +1,4 @@
-//! `sublet release`: gives leases back, or leaves the queue. Their programs go on.
+//! `sublet release`: gives leases back, or leaves the queue. Their programs continue.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{CallError, Client, RESTART};
@@ -33,7 +33,7 @@ In a shell with a lease of its own (`eval \"$(sublet lease)\"`) `sublet release`
 also clears the variables of the lease. Elsewhere, such as in `sublet run bash`:
 eval \"$(sublet release)\"";
 
-/// Gives each back; the first failure decides the exit code.
+/// Gives each lease back; the first failure decides the exit code.
 pub fn run(globals: &Globals, args: &ReleaseArgs) -> Result<u8, Failure> {
     let own = EnvLease::here().map(|claim| claim.id().to_owned());
     let is_own = args.leases.is_empty();
@@ -72,9 +72,9 @@ pub fn run(globals: &Globals, args: &ReleaseArgs) -> Result<u8, Failure> {
 /// A lease that was given back.
 struct Released {
     id: String,
-    /// As it ended, if the daemon tells.
+    /// The ended lease, if the daemon reports it.
     lease: Option<Lease>,
-    /// Why it was over before.
+    /// Why it was over already, if it was.
     before: Option<String>,
 }
 
@@ -82,7 +82,7 @@ fn release(client: &Client, typed: &LeaseName) -> Result<Released, Failure> {
     let id = client.id_of(typed)?;
     match client.release(&id, None, RESTART) {
         Ok(lease) => Ok(Released { id, lease, before: None }),
-        // What is wanted is so: its owner, or its time, was quicker.
+        // The lease is over already, because its owner released it or its time ended. That is no failure.
         Err(CallError::Refused(problem)) if problem.code == Code::LeaseEnded => {
             let lease = client.lease(&id, RESTART).ok();
             Ok(Released { id, lease, before: Some(plain(&problem.detail)) })
@@ -99,7 +99,7 @@ impl Released {
         match &self.lease {
             Some(lease) if globals.json => output::json_line(lease)?,
             _ if self.before.is_some() => {}
-            // There stdout is for lines that a shell evaluates.
+            // With variables to clear, stdout is for lines that the shell evaluates.
             _ if clears => say!("{} released", self.id),
             _ => output::print(&format!("{} released\n", self.id))?,
         }

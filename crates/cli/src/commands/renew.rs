@@ -1,4 +1,4 @@
-//! `sublet renew`: goes on with a lease that no process is bound to.
+//! `sublet renew`: extends a lease that no process is bound to.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{Client, RESTART};
@@ -24,7 +24,7 @@ A lease of `sublet lease --detach` ends some time after its last renewal if
 another request waits. Where processes are bound to a lease, their use of the
 GPU renews it, and this command does not.";
 
-/// Renews it.
+/// Renews a lease.
 pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let id = client.id_of(&args.lease)?;
@@ -32,7 +32,7 @@ pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
         Some(epoch) => epoch,
         None => {
             let now = client.lease(&id, RESTART).map_err(|error| client.failure(error).about(&id))?;
-            // One that waits has none yet, and is told so.
+            // A waiting lease has no fence yet; the daemon's refusal says so.
             now.epoch.unwrap_or(0)
         }
     };
@@ -51,13 +51,13 @@ pub fn run(globals: &Globals, args: &RenewArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The epoch of the lease that this shell has, if it is this one.
+/// The fence of this shell's lease; `None` if the shell has another lease or none.
 fn epoch_here(id: &str) -> Option<u64> {
     let is_here = std::env::var("SUBLET_LEASE").is_ok_and(|lease| lease == id);
     std::env::var("SUBLET_EPOCH").ok().filter(|_| is_here)?.parse().ok()
 }
 
-/// Why a word changes nothing.
+/// Why a renewal has no effect on a lease; `None` if it has one.
 fn unrenewed(lease: &Lease) -> Option<&'static str> {
     match lease {
         lease if lease.fixed_term => Some("its term is fixed"),

@@ -1,7 +1,6 @@
-//! `sublet replay`: what a trace would have been like under another policy.
+//! `sublet replay`: the results of a trace under another policy.
 //!
-//! Needs no daemon. Files and the clock are dealt with here; everything else is in
-//! the crate of replays.
+//! It needs no daemon. This module handles files and the clock; the rest is in the replay crate.
 
 mod show;
 
@@ -144,7 +143,7 @@ fn time(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 
-/// How fast it was: beside the report, which is the same every time.
+/// The speed of a replay. It is not part of the report, which is the same for every run.
 #[derive(Clone, Debug, Serialize)]
 struct Speed {
     policy: String,
@@ -160,7 +159,7 @@ struct Told<'a> {
     speed: &'a [Speed],
 }
 
-/// Replays.
+/// Runs `sublet replay`.
 pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
     let rules = crate::daemon::rules(args.config.as_deref())?;
     let mut trace = load(args, rules.margin)?;
@@ -205,7 +204,7 @@ pub fn run(globals: &Globals, args: &ReplayArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The trace, wherever it comes from.
+/// Loads the trace from its source.
 fn load(args: &ReplayArgs, margin: Bytes) -> Result<Trace, Failure> {
     if let Some(seed) = args.synthetic {
         let (jobs, tenants, chatty, load) = (args.jobs, args.tenants, args.chatty, args.load);

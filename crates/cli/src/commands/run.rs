@@ -1,4 +1,4 @@
-//! `sublet run`: a command on a lease, from the wish to its exit code.
+//! `sublet run`: a command on a lease, from the request to its exit code.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -22,11 +22,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use sublet_wire::{Ask, Bind, Lease, Reason, exit, size};
 
-/// Longer than a pipeline takes to come down after its first process.
+/// More time than a pipeline needs to end after its first process.
 const LEFTOVER_GRACE: Duration = Duration::from_millis(100);
-/// A command that is over sooner needs no watch and no cgroup; moving into one can take 10 ms.
+/// A command that ends sooner needs no watch and no cgroup; moving into a cgroup can take 10 ms.
 const SETTLE: Duration = Duration::from_millis(50);
-/// A daemon that stays away longer sees by itself that the holder ended.
+/// The time limit for giving a lease back. If the daemon does not answer, it notices the end of the holder itself.
 const RELEASE_WITHIN: Duration = Duration::from_secs(3);
 
 /// Run a command on a GPU; wait in the queue if there is no room yet
@@ -81,7 +81,7 @@ Examples:
   sublet run --on-yield 'POST http://localhost:8000/sleep' \\
              --on-resume 'POST http://localhost:8000/wake_up' -- vllm serve …";
 
-/// Runs it; the exit code is the command's.
+/// Runs the command and returns its exit code.
 pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
     globals
         .must_be_local("a command runs where its GPU is", "run it on that host, where `sublet run` finds the socket")?;
@@ -113,11 +113,11 @@ pub fn run(globals: &Globals, args: &RunArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Where a command starts.
+/// Where a command runs.
 enum RunPlace {
-    /// A lease is asked for there; what to say if it has to wait.
+    /// On a lease requested from this daemon; the text is printed if the request has to wait.
     Asks(Client, Option<String>),
-    /// The lease that this process has already will do.
+    /// On the lease that this process already has.
     OnOuter,
 }
 
@@ -143,18 +143,18 @@ fn begin(globals: &Globals, args: &RunArgs) -> Result<RunPlace, Failure> {
     })
 }
 
-/// The command on one lease.
+/// One run of the command on one lease.
 struct Turn<'a> {
     client: &'a Client,
     args: &'a RunArgs,
     lease: &'a Lease,
     visible: &'a Visible,
-    /// How often it was started before.
+    /// The number of earlier starts.
     restarts: u32,
 }
 
 impl Turn<'_> {
-    /// From its start to its end: its exit code, and whether it ended for others.
+    /// Runs the command to its end. Returns its exit code, and whether it was preempted.
     fn run(&self, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<(u8, bool), Failure> {
         let (client, lease, ask) = (self.client, self.lease, &self.args.ask);
         let started = self.start().inspect_err(|_| drop(release(client, lease)))?;
@@ -195,21 +195,22 @@ impl Turn<'_> {
         Started::start(&self.args.command, &variables)
     }
 
-    /// The command may be over before anybody heard that its lease is: then the daemon is asked.
+    /// Whether the command was preempted and shall run again. It may have ended before the end of its lease was
+    /// reported, so the daemon is asked.
     fn was_preempted(&self, end: &mut End) -> bool {
         if end.lost.is_none() {
             let now = self.client.lease(&self.lease.id, RELEASE_WITHIN).ok();
             end.lost = now.filter(|lease| lease.ended.is_some() || lease.ends_soon.is_some());
         }
         let again = end.lost.as_ref().is_some_and(|lease| goes_again(lease, end.code, end.stopped));
-        // Told that it ends is not ended: then it is given back.
+        // A lease that only ends soon has not ended, and is still given back.
         end.lost.take_if(|lease| lease.ended.is_none());
         again
     }
 }
 
-/// Whether a command whose lease became this is to be started again: it was ended for others, or left with
-/// work undone when it was told that it would be. Not if somebody told the wrapper to stop.
+/// Whether a command is started again, by the last state of its lease. It is if it was preempted, or if it failed after
+/// a notice of preemption. It is not if the wrapper was told to stop.
 fn goes_again(lease: &Lease, code: u8, stopped: bool) -> bool {
     let ended = lease.ended.as_ref().is_some_and(|ended| ended.reason == Reason::Preempted);
     let warned = lease.ends_soon.as_ref().is_some_and(|soon| soon.reason == Reason::Preempted);
@@ -219,15 +220,15 @@ fn goes_again(lease: &Lease, code: u8, stopped: bool) -> bool {
 /// How the command ended.
 struct End {
     code: u8,
-    /// Other processes of it were still there.
+    /// Other processes of the command were still running.
     others: bool,
-    /// The lease, if it ended first.
+    /// The lease, if it ended before the command.
     lost: Option<Lease>,
-    /// Somebody told the wrapper to stop.
+    /// The wrapper got SIGHUP, SIGINT, SIGQUIT or SIGTERM.
     stopped: bool,
 }
 
-/// Handles events until the command ends; says once that it is not a matter of an instant.
+/// Handles events until the command ends. Calls `settled` once if the command runs longer than `SETTLE`.
 fn supervise(
     client: &Client,
     started: Started,
@@ -262,7 +263,7 @@ fn supervise(
             Ok(Event::Told(told)) if told.id == lease.id && told.ends_soon.is_some() => wait::say_ends_soon(&told),
             Ok(Event::Told(told)) if told.id == lease.id => wait::say_over(&told),
             Ok(Event::Moved(state)) => stuck.moved(state),
-            // Of a lease that this command had before it was started again.
+            // These are about an earlier lease of this command.
             Ok(Event::Told(_) | Event::Silent | Event::Refused(_) | Event::Answered(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
                 if settles.take_if(|at| *at <= Instant::now()).is_some() {
@@ -270,13 +271,13 @@ fn supervise(
                 }
                 stuck.look(client, &lease.id, started);
             }
-            // The sender's other end lives as long as this call; without it nothing is known.
+            // The sender lives as long as this call, so this does not happen; the state of the command is unknown then.
             Err(RecvTimeoutError::Disconnected) => return End { code: exit::FAILURE, others: true, lost, stopped },
         }
     }
 }
 
-/// Passes on what the command did not get by itself.
+/// Passes a signal on if the command did not get it directly.
 pub fn pass_on(started: Started, signal: Signal) {
     if !signal.reached_command() {
         started.signal(signal.number);
@@ -286,7 +287,7 @@ pub fn pass_on(started: Started, signal: Signal) {
     }
 }
 
-/// Gives what is on its way out a moment. Whether all are gone.
+/// Gives processes that are about to end `LEFTOVER_GRACE` to do so. Returns whether all have ended.
 fn leave_behind(started: Started, receiver: &Receiver<Event>) -> bool {
     let deadline = Instant::now() + LEFTOVER_GRACE;
     while let Ok(event) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -302,7 +303,7 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     let (left, deadline) = (leftover::children(), Instant::now() + RELEASE_WITHIN);
     for pid in &left {
         let patience = deadline.saturating_duration_since(Instant::now());
-        // It may be over by now, or belong to another user by setuid: then it is no holder.
+        // The process may have ended, or run as another user by setuid: it is no holder then.
         let _ = client.bind(&lease.id, &Bind { epoch: lease.epoch.unwrap_or(0), pid: *pid }, patience);
     }
     let named: Vec<String> = left.iter().take(4).map(|pid| format!("{pid} ({})", leftover::name(*pid))).collect();
@@ -312,13 +313,13 @@ fn hand_over(client: &Client, lease: &Lease) -> Option<Lease> {
     None
 }
 
-/// Gives the lease back. If nobody answers, the daemon sees the holder's end by itself.
+/// Gives the lease back. If the daemon does not answer, it notices the end of the holder itself.
 fn release(client: &Client, lease: &Lease) -> Option<Lease> {
     client.release(&lease.id, lease.epoch, RELEASE_WITHIN).ok().flatten()
 }
 
-/// What to ask for next time: whoever took a whole card needed less of it, or whoever said how much
-/// needed more.
+/// A better `--vram` for the next run, if a whole GPU was leased and not needed, or the given size was far too large or
+/// too small.
 fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
     let (peak, had) = (lease.peak_bytes?, lease.vram_bytes?);
     let enough = suggestion(peak);
@@ -326,7 +327,7 @@ fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
         None if enough < had && peak > 0 => {
             Some(format!("peak {}: try --vram {}", size::show(peak), typed_size(enough)))
         }
-        // Less than half would have done: others could have had the rest.
+        // Less than half was needed, and other leases could have had the rest.
         Some(_) if enough <= had / 2 && peak > 0 => {
             Some(format!("peak {} of {}: try --vram {}", size::show(peak), size::show(had), typed_size(enough)))
         }
@@ -340,14 +341,14 @@ fn advice(lease: &Lease, asked: Option<u64>) -> Option<String> {
     }
 }
 
-/// A tenth more than the peak, rounded up to what people type.
+/// The peak plus a tenth, rounded up to a round number.
 fn suggestion(peak: u64) -> u64 {
     let wanted = peak + peak / 10;
     let step = if wanted < 4 << 30 { 256 << 20 } else { 1 << 30 };
     wanted.div_ceil(step) * step
 }
 
-/// The exit code of something that a signal ended.
+/// The exit code of a process that a signal ended.
 pub fn by_signal(signal: Signal) -> u8 {
     exit::SIGNAL_BASE + u8::try_from(signal.number).unwrap_or(0)
 }

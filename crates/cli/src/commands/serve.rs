@@ -33,7 +33,7 @@ pub struct ServeArgs {
     tls_key: Option<PathBuf>,
 }
 
-/// Serves until it is told to stop.
+/// Runs the daemon until it is told to stop.
 pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
     if globals.has_url() {
         return Err(Failure::usage("`--url` names a daemon elsewhere").hint("`--listen` says where this one serves"));
@@ -51,7 +51,7 @@ pub fn run(globals: &Globals, args: &ServeArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// There is no place for the state.
+/// The failure without a home directory for the state.
 pub fn no_home() -> Failure {
     Failure::usage("there is no home directory for the state").hint("say where with `--state-dir`")
 }

@@ -1,7 +1,7 @@
-//! `sublet setup`: what a daemon for every user of a host needs, put in place or taken away again.
+//! `sublet setup`: installs or removes what a daemon for all users of a host needs.
 //!
-//! Each thing is a step that looks first: what is there stays, what is missing is made, and a line says which it was.
-//! So a second run changes nothing. Files that this program did not write are neither replaced nor removed.
+//! Each step checks first: what exists stays, what is missing is made, and a line says which. So a second run changes
+//! nothing. Files that this program did not write are neither replaced nor removed.
 //!
 //! Absent: starting the daemon. The last lines say what to type for that.
 
@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use steps::{Line, Steps};
 use sublet_wire::exit;
 
-/// The configuration that is written where there is none: every key, commented, at its default.
+/// The configuration that is written if there is none: every key as a comment, at its default.
 const SAMPLE: &str = include_str!("../../../../dist/sublet.toml");
 
 /// Prepare this host for a daemon that serves every user (root)
@@ -61,7 +61,7 @@ struct Shown<'a> {
     next: &'a [String],
 }
 
-/// Does it.
+/// Runs `sublet setup`.
 pub fn run(globals: &Globals, args: &SetupArgs) -> Result<u8, Failure> {
     globals.must_be_local("a daemon is set up on its own host", "leave `--url` out and unset SUBLET_URL")?;
     if args.root.is_none() && !args.dry_run && !rustix::process::geteuid().is_root() {
@@ -69,7 +69,7 @@ pub fn run(globals: &Globals, args: &SetupArgs) -> Result<u8, Failure> {
             .hint("`sudo sublet setup`; `--dry-run` only says what would be done"));
     }
     let mut steps = Steps::new(args.root.clone(), args.dry_run);
-    // What was done before a step failed is said, too.
+    // The steps before a failure are printed, too.
     let done = if args.remove { remove(&mut steps, args.purge) } else { put_in_place(&mut steps) };
     let next = done.as_ref().map_or(&[][..], Vec::as_slice);
     if globals.json {
@@ -82,7 +82,7 @@ pub fn run(globals: &Globals, args: &SetupArgs) -> Result<u8, Failure> {
     done.map(|_| exit::OK)
 }
 
-/// Returns what is left to do.
+/// Installs everything. Returns what is left to do.
 fn put_in_place(steps: &mut Steps) -> Result<Vec<String>, Failure> {
     let sublet = unit::program(steps)?;
     group::make(steps)?;
@@ -139,7 +139,7 @@ fn remove(steps: &mut Steps, purge: bool) -> Result<Vec<String>, Failure> {
 }
 
 fn systemd_runs(steps: &Steps) -> bool {
-    // As sd_booted(3) finds out.
+    // The test that sd_booted(3) uses.
     steps.host_only(|| Path::new("/run/systemd/system").is_dir().then_some(())).is_some()
 }
 

@@ -1,7 +1,7 @@
-//! `sublet soft`: cards in software, for machines without a GPU and for faults on order.
+//! `sublet soft`: GPUs simulated in software, for machines without a GPU and for deliberate faults.
 //!
-//! Which cards are meant is the same everywhere: those of the service behind `--socket`; or those of
-//! `SUBLET_SOFT_STATE`, where somebody is on soft cards already; or those of the usual service.
+//! Every subcommand uses the same GPUs: those of the daemon behind `--socket`; or those of `SUBLET_SOFT_STATE`, for a
+//! program that is on soft GPUs already; or those of the usual daemon.
 
 mod env;
 mod fault;
@@ -43,7 +43,7 @@ enum What {
     Status(status::StatusArgs),
 }
 
-/// Does it.
+/// Runs `sublet soft`.
 pub fn run(globals: &Globals, args: &SoftArgs) -> Result<u8, Failure> {
     match &args.what {
         What::Env(args) => env::run(globals, args),
@@ -52,13 +52,13 @@ pub fn run(globals: &Globals, args: &SoftArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Where soft cards were looked for.
+/// The result of a search for soft GPUs.
 enum Found {
     /// They are in this file.
     File(PathBuf),
-    /// The service at a place has cards of another kind.
+    /// The daemon there has GPUs of another kind.
     OtherKind { place: String, kind: String },
-    /// No service answers.
+    /// No daemon answers.
     Nobody(Failure),
 }
 
@@ -80,11 +80,11 @@ fn find(globals: &Globals) -> Result<Found, Failure> {
     })
 }
 
-/// What to do where there are no soft cards.
+/// The hint if there are no soft GPUs.
 const START: &str =
     "start some with `sublet serve --gpu soft:2x24GiB`; `sublet soft env -- COMMAND` makes private ones";
 
-/// The cards that are meant, open.
+/// Opens the soft GPUs that the command is about.
 fn open(globals: &Globals) -> Result<State, Failure> {
     match find(globals)? {
         Found::File(file) => open_file(&file),

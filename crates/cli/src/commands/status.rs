@@ -1,4 +1,4 @@
-//! `sublet` alone: the cards, who is on them, the queue in short.
+//! `sublet` without a command: the GPUs, their leases and processes, and a summary of the queue.
 
 use super::cards::{occupants, overview};
 use crate::args::Globals;
@@ -19,7 +19,7 @@ struct Status<'a> {
     queue: &'a [Lease],
 }
 
-/// Prints it.
+/// Prints the status.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let cards: Cards = client.get("/v1/cards")?;
@@ -53,7 +53,8 @@ fn render(cards: &Cards, queue: &Leases, now_unix_s: f64) -> String {
     sections.join("\n")
 }
 
-/// What somebody must know whose process is about to be parked or ended.
+/// The warning to the owner of an unleased process that is about to be parked or ended; `None` if nothing is about to
+/// happen.
 fn warning(stranger: &Stranger) -> Option<String> {
     if stranger.step == Step::Found {
         return None;

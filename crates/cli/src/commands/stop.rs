@@ -5,11 +5,11 @@
 //!        │ grace                        ▲
 //!        └──────► SIGKILL ──────────────┘
 //! ```
-//! The signals are the caller's own, through pidfds: the kernel decides whether they may be sent, and the daemon only
-//! says which processes belong to the lease. They go to what runs on it, parked or not. They do not go to this
-//! command, what it descends from, or the shell that a user types into and took the lease for.
+//! The caller itself sends the signals, through pidfds. The kernel decides whether they may be sent; the daemon only
+//! says which processes belong to the lease. They go to the processes on the lease, parked or not. They do not go to
+//! this command, to its ancestors, or to the shell that a user types into and that has the lease.
 //!
-//! Absent on purpose: any signal that the daemon would send.
+//! Absent on purpose: any signal sent by the daemon.
 
 use crate::args::{Globals, LeaseName};
 use crate::client::{CallError, Client, RESTART, peer};
@@ -27,9 +27,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Lease, exit, span};
 
-/// How often processes that were started meanwhile are looked for.
+/// The time between two searches for processes that were started meanwhile.
 const LOOK: Duration = Duration::from_millis(200);
-/// A killed process is gone within milliseconds, unless the kernel does something for it that cannot be interrupted.
+/// The time limit for a killed process to disappear. It takes milliseconds, unless it is in an uninterruptible system
+/// call.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// End programs and their leases, or leave the queue
@@ -71,7 +72,7 @@ fn parse_grace(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { parse_span(text) }
 }
 
-/// Stops each; the first failure decides the exit code.
+/// Stops each lease; the first failure decides the exit code.
 pub fn run(globals: &Globals, args: &StopArgs) -> Result<u8, Failure> {
     globals
         .must_be_local("programs are ended where they run", "`sublet release` gives a lease of another host back")?;
@@ -116,18 +117,18 @@ pub fn run(globals: &Globals, args: &StopArgs) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// A lease whose programs are being ended.
+/// A lease with programs that are being ended.
 struct Stop<'a> {
     client: &'a Client,
     id: String,
     lease: Lease,
     /// This process and its ancestors.
     own: BTreeSet<u32>,
-    /// Processes that got SIGTERM, and have not ended.
+    /// Processes that got SIGTERM and have not ended.
     told: Vec<PidfdProcess>,
-    /// The numbers of all that were ever told.
+    /// The pids of all processes that got a signal.
     known: BTreeSet<u32>,
-    /// Shells that go on.
+    /// Shells that continue.
     spared: BTreeSet<u32>,
     killed: u64,
 }
@@ -142,7 +143,7 @@ struct Stopped {
 }
 
 impl Stop<'_> {
-    /// Tells every process of a lease to end.
+    /// Sends SIGTERM to every process of a lease.
     fn begin<'a>(client: &'a Client, id: &str) -> Result<Stop<'a>, Failure> {
         let lease = client.lease(id, RESTART).map_err(|error| client.failure(error).about(id))?;
         let daemon = client.socket().and_then(peer).map(|(pid, _)| pid);
@@ -169,14 +170,14 @@ impl Stop<'_> {
         members
     }
 
-    /// Sends a signal to the processes of the lease that have got none yet.
+    /// Sends a signal to the processes of the lease that have not got one.
     fn tell_new(&mut self, signal: Signal) -> Result<(), Failure> {
         let new: Vec<PidfdProcess> =
             self.members().into_iter().filter(|pid| !self.known.contains(pid)).filter_map(PidfdProcess::open).collect();
         if new.is_empty() {
             return Ok(());
         }
-        // What has a number of the first list and is on the second was opened in between: it is of the lease.
+        // A process that was opened between two readings, and is in both with the same number, belongs to the lease.
         self.refresh()?;
         let members = self.members();
         let wrappers: BTreeSet<u32> = members.iter().copied().filter(|pid| processes::is_wrapper(*pid)).collect();
@@ -188,15 +189,16 @@ impl Stop<'_> {
                 continue;
             }
             let parent = processes::ProcessStat::read(pid).map_or(0, |facts| facts.parent);
-            // Its wrapper passes the signal on: two would look like impatience.
+            // The wrapper passes the signal on to its command. A program may take a second SIGTERM as an order to stop
+            // without cleaning up.
             let signalled = match signal == Signal::KILL || !wrappers.contains(&parent) {
-                // A stopped process would hear it only when it goes on.
+                // A stopped process receives the signal only when it continues.
                 true => process.signal(signal).and_then(|()| process.signal(Signal::CONT)),
                 false => process.signal(Signal::CONT),
             };
             match signalled {
                 Ok(()) => {}
-                // A process in a container, say: it may end with the command that started it.
+                // For example a process in a container. It may end with the command that started it.
                 Err(Errno::PERM) => refused.push(pid),
                 Err(error) => return Err(not_sent(pid, error)),
             }
@@ -211,12 +213,12 @@ impl Stop<'_> {
 
     fn refresh(&mut self) -> Result<(), Failure> {
         let now = self.client.lease(&self.id, RESTART).map_err(|error| self.client.failure(error))?;
-        // Its number is needed after it ended, too.
+        // The fence is needed after the lease has ended, too.
         self.lease = Lease { epoch: now.epoch.or(self.lease.epoch), ..now };
         Ok(())
     }
 
-    /// Waits for their end until then, kills what is left, and gives the lease back.
+    /// Waits until `until` for the processes to end, kills the rest, and gives the lease back.
     fn finish(mut self, until: Instant, grace: Duration) -> Result<Stopped, Failure> {
         self.await_all(until, Signal::TERM)?;
         if !self.told.is_empty() {
@@ -227,7 +229,7 @@ impl Stop<'_> {
         Ok(Stopped { lease, ended, killed: self.killed, grace, spared: self.spared })
     }
 
-    /// Waits until none is left, or until then; what is started meanwhile gets the signal too.
+    /// Waits until no process is left, or until `until`. Processes that are started meanwhile get the signal too.
     fn await_all(&mut self, until: Instant, signal: Signal) -> Result<(), Failure> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -243,7 +245,7 @@ impl Stop<'_> {
     }
 
     fn kill(&mut self) -> Result<(), Failure> {
-        // A wrapper ends by itself when its command has, and says how that ended.
+        // A wrapper ends after its command, and reports how the command ended.
         let is_command = |process: &&PidfdProcess| !processes::is_wrapper(process.pid());
         for process in self.told.iter().filter(is_command) {
             process.signal(Signal::KILL).map_err(|error| not_sent(process.pid(), error))?;
@@ -269,7 +271,7 @@ impl Stop<'_> {
         match self.client.release(&self.id, None, RESTART) {
             Ok(Some(lease)) => Ok(lease),
             Ok(None) => Ok(self.lease.clone()),
-            // It ended with its last process.
+            // The lease ended with its last process.
             Err(CallError::Refused(problem)) if problem.code == Code::LeaseEnded => {
                 self.client.lease(&self.id, RESTART).map_err(|error| self.client.failure(error))
             }

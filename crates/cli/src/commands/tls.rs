@@ -1,6 +1,6 @@
-//! `sublet tls`: a certificate for the TCP listener, where no authority gives one out.
+//! `sublet tls`: makes a certificate for the TCP listener, for hosts without a certificate authority.
 //!
-//! The certificate signs itself and may sign no other: a client that trusts it (SUBLET_CA) trusts this one daemon
+//! The certificate is self-signed and cannot sign others: a client that trusts it (SUBLET_CA) trusts this one daemon
 //! and nothing else.
 
 use crate::args::Globals;
@@ -68,7 +68,7 @@ struct Made<'a> {
     valid_until: String,
 }
 
-/// Does it.
+/// Runs `sublet tls`.
 pub fn run(globals: &Globals, args: &TlsArgs) -> Result<u8, Failure> {
     match &args.what {
         What::Make(args) => make(globals, args),
@@ -125,14 +125,14 @@ fn certificate(
     let mut params = CertificateParams::new(hosts.to_vec())?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, format!("Sublet on {}", hosts[0]));
-    // A client whose clock is a day behind accepts it too.
+    // So that a client with a clock that is a day behind accepts it too.
     let before = today.yesterday().unwrap_or(today);
     let midnight = |date: jiff::civil::Date| {
         rcgen::date_time_ymd(i32::from(date.year()), date.month().unsigned_abs(), date.day().unsigned_abs())
     };
     params.not_before = midnight(before);
     params.not_after = midnight(until);
-    // With CA:TRUE it could vouch for other hosts, and rustls would refuse it from a server.
+    // With CA:TRUE it could sign for other hosts, and rustls would refuse it from a server.
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -140,7 +140,7 @@ fn certificate(
     Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
 }
 
-/// Writes a file beside its place, and puts it there whole.
+/// Writes a file under a temporary name, and renames it to its place.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
     let beside = path.with_extension("pem.new");
     let written = || -> io::Result<()> {

@@ -1,6 +1,6 @@
-//! `sublet token`: who may use the service from elsewhere.
+//! `sublet token`: tokens, by which other hosts may use the daemon.
 //!
-//! The secret is made here, shown once, and sent to nobody: the daemon gets its hash.
+//! The secret is made here, printed once, and never sent: the daemon gets only its hash.
 
 use crate::args::{Globals, TokenName};
 use crate::client::Client;
@@ -73,7 +73,7 @@ pub struct RevokeArgs {
     tokens: Vec<TokenName>,
 }
 
-/// What `--json` prints of a new token.
+/// A new token, as `--json` prints it.
 #[derive(Serialize)]
 struct Made<'a> {
     secret: &'a str,
@@ -81,7 +81,7 @@ struct Made<'a> {
     token: &'a Token,
 }
 
-/// Does it.
+/// Runs `sublet token`.
 pub fn run(globals: &Globals, args: &TokenArgs) -> Result<u8, Failure> {
     match &args.what {
         What::Create(args) => create(globals, args),
@@ -125,7 +125,7 @@ fn list(globals: &Globals) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Revokes each; the first failure decides the exit code.
+/// Revokes each token; the first failure decides the exit code.
 fn revoke(globals: &Globals, args: &RevokeArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let mut code = exit::OK;

@@ -1,4 +1,4 @@
-//! `sublet usage`: what was leased, added up.
+//! `sublet usage`: the leased amounts, added up.
 
 use crate::args::Globals;
 use crate::client::Client;
@@ -26,7 +26,7 @@ pub enum ByArg {
     Lease,
 }
 
-/// Adds it up.
+/// Runs `sublet usage`.
 pub fn run(globals: &Globals, args: &UsageArgs) -> Result<u8, Failure> {
     let client = Client::open(globals)?;
     let usage: Usage = client.get(match args.by {

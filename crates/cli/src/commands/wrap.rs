@@ -1,6 +1,6 @@
-//! `sublet wrap`: a tool that takes a lease by itself, by a small script of its name on PATH.
+//! `sublet wrap`: makes a tool take a lease, by a small script with the tool's name on PATH.
 //!
-//! Absent on purpose: any word to the daemon, and any hand on a shell's startup files.
+//! Absent on purpose: any contact with the daemon, and any change to a shell's startup files.
 
 mod folder;
 mod recipe;
@@ -61,19 +61,19 @@ Examples:
   sublet wrap --list              what is wrapped, and whether PATH finds it
   sublet wrap --remove python     as before";
 
-/// A wrapper, for programs.
+/// A wrapper, as `--json` prints it.
 #[derive(Serialize)]
 struct Shown {
     name: String,
     file: PathBuf,
-    /// Null if the file was changed by hand, or by another release.
+    /// Null if the file was changed by hand or written by another release.
     tool: Option<String>,
     options: Vec<String>,
-    /// The tool's file is not there any more.
+    /// The tool's file does not exist any more.
     tool_gone: bool,
-    /// A shell that is asked for the name starts the wrapper.
+    /// A shell starts the wrapper for this name.
     first_on_path: bool,
-    /// What it starts.
+    /// The file that a shell starts for this name.
     path_finds: Option<PathBuf>,
 }
 
@@ -99,7 +99,7 @@ struct Removed<'a> {
     removed: bool,
 }
 
-/// Does it.
+/// Runs `sublet wrap`.
 pub fn run(globals: &Globals, args: &WrapArgs) -> Result<u8, Failure> {
     if globals.has_url() {
         globals.must_be_local("a tool runs where its GPU is", "wrap it on that host")?;
@@ -125,13 +125,13 @@ pub fn run(globals: &Globals, args: &WrapArgs) -> Result<u8, Failure> {
             }
         }
     }
-    // Of several tools at once it is the same folder that is not on PATH.
+    // For several tools, the hint about a folder that is not on PATH is the same.
     hints.dedup();
     hints.iter().for_each(|hint| tell_hint(hint));
     Ok(code)
 }
 
-/// Writes a wrapper. What is left to do, for people.
+/// Writes a wrapper. Returns a hint about what is left to do.
 fn wrap(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Result<Option<String>, Failure> {
     let (name, file) = named(folder, tool)?;
     let sublet = folder::sublet()?;
@@ -161,7 +161,7 @@ fn wrap(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Resu
     Ok(startup::hint(folder, &name, folder.first(&name), replaces))
 }
 
-/// Takes a wrapper away. Nothing is left to do then.
+/// Removes a wrapper. Nothing is left to do then.
 fn remove(globals: &Globals, args: &WrapArgs, folder: &Folder, tool: &str) -> Result<Option<String>, Failure> {
     let name = name_of(tool)?;
     let file = folder.file(&name);
@@ -242,7 +242,7 @@ fn state(wrapper: &Shown) -> String {
     }
 }
 
-/// A tool's name and its own file.
+/// A tool's name and the path of its own file.
 fn named(folder: &Folder, tool: &str) -> Result<(String, PathBuf), Failure> {
     let name = name_of(tool)?;
     if !tool.contains('/') {
@@ -264,7 +264,7 @@ fn name_of(tool: &str) -> Result<String, Failure> {
     name.map(str::to_owned).ok_or_else(|| Failure::usage(format!("`{}` names no tool", plain(tool))))
 }
 
-/// What `sublet run` will be told: the wish, and where to ask if that was said.
+/// The options for `sublet run`: the request, and the daemon if one was given.
 fn options(globals: &Globals, args: &WrapArgs) -> Result<Vec<String>, Failure> {
     let mut words = args.ask.words();
     if let Some(socket) = globals.socket() {

@@ -1,4 +1,4 @@
-//! The flags that describe a wish for a lease.
+//! The flags that describe a request for a lease.
 
 use super::hook::{Hook, WITHIN_S};
 use super::notice;
@@ -11,9 +11,9 @@ use sublet_wire::{Ask, Exclusivity, Notice, Preempt, Tier, Vram, size, span};
 
 /// The smallest lease that a daemon grants.
 const VRAM_MIN: u64 = 1 << 20;
-/// Of `--requeue` without a number: as often as it takes.
+/// The value of `--requeue` without a number: no limit.
 const ALWAYS: u32 = u32::MAX;
-/// Keeps what is said about leaving the cards together.
+/// The help heading of the flags about preemption.
 const ROOM: &str = "When others need the GPUs";
 
 /// What is wished for.
@@ -145,9 +145,9 @@ pub enum VisibleArg {
 }
 
 impl AskArgs {
-    /// As it would be typed: only what is not the default.
+    /// The flags as they would be typed, without those at their default.
     pub fn words(&self) -> Vec<String> {
-        // Every field by name: a flag that is added must not be forgotten here.
+        // The pattern names every field, so that a new flag cannot be forgotten here.
         let AskArgs {
             vram,
             gpus,
@@ -209,7 +209,7 @@ impl AskArgs {
         words.0
     }
 
-    /// As it is sent; `pid` is bound at once, also while it waits.
+    /// The request as it is sent. `pid` is bound to it at once, also while it waits.
     pub fn ask(&self, pid: Option<u32>) -> Ask {
         Ask {
             vram_bytes: self.vram.map_or(Vram::Whole, Vram::Bytes),
@@ -253,7 +253,7 @@ impl AskArgs {
         }
     }
 
-    /// What the wrapper does when the cards are needed.
+    /// The hooks that the wrapper runs when the GPUs are needed; `None` without `--on-yield`.
     pub fn hooks(&self) -> Option<Hooks> {
         Some(Hooks {
             on_yield: self.on_yield.clone()?,
@@ -262,12 +262,12 @@ impl AskArgs {
         })
     }
 
-    /// Whether a lease that this process already has will do.
+    /// Whether a lease that this process already has is enough.
     pub fn wanted(&self) -> NewLease {
         if self.new_lease { NewLease::Always } else { NewLease::IfNone }
     }
 
-    /// A flag that takes a wrapper which lives as long as the lease, if one was given.
+    /// The first given flag that needs a wrapper for the whole life of the lease, if any.
     pub fn needs_wrapper(&self) -> Option<&'static str> {
         match (&self.on_yield, self.requeue) {
             (Some(_), _) => Some("--on-yield"),
@@ -277,7 +277,7 @@ impl AskArgs {
     }
 }
 
-/// Flags and their values, one after the other.
+/// Flags and their values, in order.
 #[derive(Default)]
 struct Words(Vec<String>);
 
@@ -285,7 +285,7 @@ impl Words {
     fn add(&mut self, flag: &str, value: Option<String>) {
         match value {
             None => {}
-            // What begins with a dash would be taken for a flag of its own.
+            // A separate value that begins with a dash would be read as a flag.
             Some(value) if value.starts_with('-') => self.0.push(format!("--{flag}={value}")),
             Some(value) => self.0.extend([format!("--{flag}"), value]),
         }
@@ -296,14 +296,14 @@ fn choice(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Exactly these bytes, as they are typed: `9G`, `768M`.
+/// A number of bytes as it is typed, exactly: `9G`, `768M`.
 pub fn typed_size(bytes: u64) -> String {
     let units = [(1 << 40, 'T'), (1 << 30, 'G'), (1 << 20, 'M'), (1 << 10, 'K')];
     let (one, unit) = units.into_iter().find(|(one, _)| bytes.is_multiple_of(*one)).unwrap_or((1, 'B'));
     format!("{}{unit}", bytes / one)
 }
 
-/// Exactly so many seconds, as they are typed: `4h`, `90m`.
+/// A number of seconds as it is typed, exactly: `4h`, `90m`.
 fn typed_span(seconds: u64) -> String {
     let units = [(86_400, 'd'), (3600, 'h'), (60, 'm')];
     let (one, unit) =
@@ -311,12 +311,12 @@ fn typed_span(seconds: u64) -> String {
     format!("{}{unit}", seconds / one)
 }
 
-/// A size, with what to write instead if it is none.
+/// Parses a size; the error says what to write instead.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 
-/// The size of a lease.
+/// Parses the size of a lease.
 fn parse_vram(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         bytes if bytes < VRAM_MIN => Err("a lease is for 1M or more of each GPU\nhint: such as 10G or 512M".to_owned()),
@@ -324,12 +324,12 @@ fn parse_vram(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A length of time in seconds, with what to write instead if it is none.
+/// Parses a length of time in seconds; the error says what to write instead.
 pub fn parse_span(text: &str) -> Result<u64, String> {
     span::parse(text).map_err(|error| format!("{error}\nhint: {}", error.hint()))
 }
 
-/// How many cards.
+/// Parses a number of GPUs.
 pub fn parse_gpus(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=64).contains(number));
     number.ok_or_else(|| {
@@ -337,13 +337,13 @@ pub fn parse_gpus(text: &str) -> Result<u32, String> {
     })
 }
 
-/// Who goes first within a tier.
+/// Parses the priority within a tier; higher numbers go first.
 fn parse_priority(text: &str) -> Result<i32, String> {
     let number = text.parse().ok().filter(|number| (-10..=10).contains(number));
     number.ok_or_else(|| format!("`{text}` is not a priority from -10 to 10\nhint: 10 goes first, -10 last"))
 }
 
-/// A fixed term in seconds.
+/// Parses a fixed term in seconds.
 fn parse_time(text: &str) -> Result<u64, String> {
     match parse_span(text)? {
         seconds @ 1..=604_800 => Ok(seconds),
@@ -351,7 +351,7 @@ fn parse_time(text: &str) -> Result<u64, String> {
     }
 }
 
-/// How long a lease lasts unused, in seconds.
+/// Parses in seconds how long a lease lasts unused.
 fn parse_ttl(text: &str) -> Result<u64, String> {
     match parse_span(text)? {
         seconds @ 1..=86_400 => Ok(seconds),
@@ -362,7 +362,7 @@ fn parse_ttl(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The bound of a hook in seconds: whoever needs the cards waits for it.
+/// Parses the time limit of a hook in seconds. It is short, because the waiter for the GPUs waits for the hook.
 fn parse_bound(text: &str) -> Result<u64, String> {
     match parse_span(text)? {
         seconds @ 1..=120 => Ok(seconds),
@@ -370,7 +370,7 @@ fn parse_bound(text: &str) -> Result<u64, String> {
     }
 }
 
-/// How often.
+/// Parses a number of times, or `always`.
 fn parse_times(text: &str) -> Result<u32, String> {
     match (text, text.parse()) {
         ("always", _) => Ok(ALWAYS),

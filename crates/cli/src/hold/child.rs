@@ -1,8 +1,7 @@
 //! The command itself: found, started, signalled, reaped.
 //!
-//! The wrapper is a subreaper: what the command leaves behind becomes its child, and
-//! can be seen. The command stays in the wrapper's process group, so a terminal
-//! reaches it without help.
+//! The wrapper is a subreaper: processes that the command leaves behind become its children and can be seen. The
+//! command stays in the wrapper's process group, so signals from the terminal reach it directly.
 
 use super::container;
 use super::environment::{self, Variables};
@@ -25,16 +24,16 @@ pub struct Started {
     pid: Pid,
 }
 
-/// What waiting for children found.
+/// The result of reaping children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reaped {
     /// The command's exit code, if it ended now.
     pub command: Option<u8>,
-    /// Other children are alive.
+    /// Other children are still alive.
     pub others: bool,
 }
 
-/// Says at once that a command cannot be found, before anybody waits for a lease.
+/// Fails if a command cannot be found, so that the user learns it before a wait for a lease.
 pub fn find(command: &OsStr) -> Result<(), Failure> {
     if command.as_bytes().contains(&b'/') {
         return check_file(Path::new(command), command);
@@ -59,7 +58,7 @@ fn check_file(file: &Path, command: &OsStr) -> Result<(), Failure> {
     }
 }
 
-/// Whether somebody may run a file.
+/// Whether any user may execute a file.
 pub fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
 }
@@ -73,7 +72,7 @@ fn cannot_run(command: &OsStr, why: &str) -> Failure {
     Failure::new(exit::CANNOT_EXEC, format!("`{}` cannot be run: {why}", command.display()))
 }
 
-/// Becomes the command; returns only if that fails.
+/// Replaces this process by the command; returns only if that fails.
 pub fn replace(command: &[OsString], variables: &Variables) -> Failure {
     match build(command, variables) {
         Ok(mut built) => failed(built.get_program().to_owned().as_os_str(), &built.exec()),
@@ -102,7 +101,7 @@ fn failed(program: &OsStr, error: &std::io::Error) -> Failure {
 impl Started {
     /// Starts a command with the variables of its lease.
     pub fn start(command: &[OsString], variables: &Variables) -> Result<Started, Failure> {
-        // Without it nothing breaks: what the command leaves behind is only not noticed here.
+        // A failure is ignored: only processes that the command leaves behind are not noticed then.
         let _ = set_child_subreaper(Some(rustix::process::getpid()));
         let mut built = build(command, variables)?;
         let child = built.spawn().map_err(|error| failed(built.get_program(), &error))?;
@@ -115,14 +114,14 @@ impl Started {
         self.pid.as_raw_pid().unsigned_abs()
     }
 
-    /// Passes a signal on. A command that just ended needs none.
+    /// Passes a signal on. If the command has just ended, nothing happens.
     pub fn signal(self, number: i32) {
-        // SAFETY: a signal that came can be sent: its number is one that the kernel has.
+        // SAFETY: the number is of a signal that this process received, so the kernel knows it.
         let signal = unsafe { rustix::process::Signal::from_raw_unchecked(number) };
         let _ = kill_process(self.pid, signal);
     }
 
-    /// Reaps every child that ended, without waiting for any.
+    /// Reaps every child that has ended, without waiting.
     pub fn reap(self) -> Reaped {
         let mut command = None;
         loop {
@@ -142,7 +141,7 @@ fn exit_code(status: WaitStatus) -> Option<u8> {
     status.exit_status().or_else(signalled).map(|code| u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-/// Stops this process as Ctrl-Z would have, had nobody listened.
+/// Stops this process as Ctrl-Z would have without a signal handler.
 pub fn stop_oneself() {
     let _ = kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
 }

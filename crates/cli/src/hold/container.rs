@@ -1,18 +1,18 @@
-//! Commands that start a container: the engine makes its processes elsewhere, and they are told what the command
-//! would have been told.
+//! Commands that start a container. The engine's service starts the container's processes, so the variables of the
+//! lease are passed to them explicitly.
 //!
-//! `docker run` and the like do not start a container themselves: a service does, for whoever asks. Its processes
-//! descend from nobody here and have an environment of their own. So the variables of the lease are passed on by
-//! name, from where the daemon knows whose the container is, and CUDA knows its cards. What the user says of the
-//! same variables comes later on the command line, and counts.
+//! `docker run` and similar commands do not start a container themselves: they ask a service to do so. The container's
+//! processes are no descendants of this process and have an environment of their own. So the variables of the lease are
+//! passed on by name. They tell the daemon which lease the container belongs to, and CUDA which GPUs it may use. Values
+//! that the user sets for the same variables come later on the command line, and take precedence.
 
 use super::environment::Variables;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// Engines whose `run` takes `--env NAME`.
+/// Engines with a `run` that takes `--env NAME`.
 const ENGINES: [&str; 3] = ["docker", "podman", "nerdctl"];
-/// Their own options before the word that says what to do, which have a value in the next word.
+/// Options before the engine's subcommand that have a value in the next word.
 const WITH_VALUE: [&str; 12] = [
     "-H",
     "--host",
@@ -28,11 +28,11 @@ const WITH_VALUE: [&str; 12] = [
     "--runroot",
 ];
 
-/// What means something in a container. Paths do not.
+/// Variables that have a meaning inside a container. Paths have none.
 pub const PASSED: [&str; 6] =
     ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SUBLET_LEASE", "SUBLET_EPOCH", "SUBLET_MARK", "SUBLET_DEADLINE"];
 
-/// The command, with the names of the variables where it starts a container.
+/// The command. If it starts a container, the names of the variables are added.
 pub fn through(command: &[OsString], variables: &Variables) -> Vec<OsString> {
     let mut words = command.to_vec();
     if let Some(at) = starts_container(command) {
@@ -42,7 +42,7 @@ pub fn through(command: &[OsString], variables: &Variables) -> Vec<OsString> {
     words
 }
 
-/// Where the options of `run` or `create` begin, if it is one.
+/// Where the options of `run` or `create` begin; `None` if the command starts no container.
 fn starts_container(command: &[OsString]) -> Option<usize> {
     let engine = Path::new(command.first()?).file_name()?;
     if !ENGINES.iter().any(|name| engine == *name) {

@@ -1,4 +1,4 @@
-//! What a holder finds in its environment.
+//! The environment variables of a holder.
 //!
 //! `CUDA_VISIBLE_DEVICES` replaces the caller's own; it does not add to it.
 
@@ -14,7 +14,8 @@ use sublet_wire::{Lease, exit};
 /// The variables of a holder, in order.
 pub type Variables = Vec<(&'static str, String)>;
 
-/// The variables for a granted lease. `daemon` says where it was granted, `visible` what the caller sees already.
+/// The variables for a granted lease. `daemon` names the daemon that granted it, `visible` the GPUs that the caller
+/// sees.
 pub fn variables(
     lease: &Lease,
     names: VisibleArg,
@@ -31,17 +32,17 @@ pub fn variables(
         ("SUBLET_DEADLINE", deadline.to_string()),
         daemon.clone(),
     ];
-    // An earlier service tells none.
+    // An older daemon sends no proof.
     variables.extend(lease.mark.clone().map(|mark| ("SUBLET_MARK", mark)));
     Ok(variables)
 }
 
-/// What this process has in its environment of that which a container must be told.
+/// The variables of this process that a container must be given.
 pub fn inherited() -> Variables {
     container::PASSED.into_iter().filter_map(|name| Some((name, env::var(name).ok()?))).collect()
 }
 
-/// A variable and its value; `None`: it is not set.
+/// A variable and its value; `None` unsets it.
 pub type Change = (&'static str, Option<String>);
 
 /// `--shell`.
@@ -53,7 +54,8 @@ pub enum ShellArg {
     Fish,
 }
 
-/// The other way to name a daemon, which must not stay where one is set: each says where the lease is.
+/// The other variable that names a daemon. It must be unset, because it would name another daemon than that of the
+/// lease.
 pub fn other_daemon(variables: &Variables) -> Option<&'static str> {
     match variables.iter().any(|(name, _)| *name == "SUBLET_SOCKET") {
         true => Some("SUBLET_URL"),
@@ -61,20 +63,19 @@ pub fn other_daemon(variables: &Variables) -> Option<&'static str> {
     }
 }
 
-/// What a shell evaluates to have these variables, and a function `sublet` which clears them when the lease is given
-/// back.
+/// Shell code that sets these variables, and defines a function `sublet` that clears them when the lease is given back.
 pub fn for_shell(shell: ShellArg, variables: &Variables, before: &[Change], sublet: &str) -> String {
     let mut changes = set(variables);
     changes.extend(other_daemon(variables).filter(|name| env::var_os(name).is_some()).map(|name| (name, None)));
     lines(shell, &changes) + &functions(shell, before, sublet)
 }
 
-/// All of these are set.
+/// Changes that set all of these variables.
 pub fn set(variables: &Variables) -> Vec<Change> {
     variables.iter().map(|(name, value)| (*name, Some(value.clone()))).collect()
 }
 
-/// Lines that a shell evaluates. They may be joined to one line.
+/// Lines for a shell to evaluate. They may be joined to one line.
 pub fn lines(shell: ShellArg, changes: &[Change]) -> String {
     let line = |(name, value): &Change| match (shell, value) {
         (ShellArg::Sh, Some(value)) => format!("export {name}={};\n", word_of_sh(value)),
@@ -85,7 +86,8 @@ pub fn lines(shell: ShellArg, changes: &[Change]) -> String {
     changes.iter().map(line).collect()
 }
 
-/// `sublet release` and the like end what the shell's variables name, and only the shell itself can clear them.
+/// Shell functions that clear the lease's variables after `sublet release` and the like: only the shell itself can do
+/// that.
 fn functions(shell: ShellArg, before: &[Change], sublet: &str) -> String {
     let clear = lines(shell, before);
     let lost = exit::LEASE_LOST;
@@ -131,15 +133,16 @@ end;
     }
 }
 
-/// Set for a command that the function `sublet` of a shell runs.
+/// Set for a command that a shell's function `sublet` runs.
 const CLEARED_BY_SHELL: &str = "SUBLET_SHELL_CLEARS";
 
-/// Whether the shell clears the variables of its lease by itself.
+/// Whether the calling shell clears the variables of its lease itself.
 pub fn is_cleared_by_shell() -> bool {
     env::var_os(CLEARED_BY_SHELL).is_some()
 }
 
-/// The variables that a lease sets, but for where its daemon is: that may have been set before, and does no harm.
+/// The variables that a lease sets, except the one that names the daemon: it may have been set before, and does no
+/// harm.
 const OWN: [&str; 9] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -152,7 +155,8 @@ const OWN: [&str; 9] = [
     "SUBLET_SOFT_STATE",
 ];
 
-/// How this process's environment is without the lease in it. What was set before the lease is not known here.
+/// The changes that remove the lease from this process's environment. The values from before the lease are not known
+/// here.
 pub fn cleared() -> Vec<Change> {
     let is_set = |name: &&str| env::var_os(name).is_some();
     let mut changes: Vec<Change> = OWN.into_iter().filter(is_set).map(|name| (name, None)).collect();
@@ -162,7 +166,7 @@ pub fn cleared() -> Vec<Change> {
     changes
 }
 
-/// How the variables were before this lease; those of an earlier lease of this shell that is over count as not set.
+/// The values before this lease. Variables of an earlier lease of this shell that is over count as unset.
 pub fn before(variables: &Variables, earlier: Earlier) -> Vec<Change> {
     let stale = if earlier == Earlier::Over { cleared() } else { Vec::new() };
     let value = |name: &'static str| match stale.iter().find(|(known, _)| *known == name) {
@@ -173,34 +177,34 @@ pub fn before(variables: &Variables, earlier: Earlier) -> Vec<Change> {
     variables.iter().map(|(name, _)| *name).chain(other).map(|name| (name, value(name))).collect()
 }
 
-/// What came before a lease in the same shell.
+/// The state of the lease that the same shell had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Earlier {
-    /// No lease, or one that goes on.
+    /// There was no lease, or it is still held.
     None,
-    /// A lease that is over.
+    /// The lease is over.
     Over,
 }
 
-/// Lists to which a lease adds, and how to know what it added.
+/// Lists to which a lease adds entries, and the function that recognises those entries.
 const LISTS: [(&str, IsOurs); 2] = [("LD_PRELOAD", shim::is_library), (LINKER_ENV, soft::is_libraries)];
 
-/// Whether a lease added an entry of a list.
+/// Whether an entry of a list was added by a lease.
 type IsOurs = fn(&str) -> bool;
 
-/// A list without what a lease added; `None` if nothing is left.
+/// A list without the entries that a lease added; `None` if nothing is left.
 fn without(name: &str, is_ours: IsOurs) -> Option<String> {
     let list = env::var(name).unwrap_or_default();
     let left: Vec<&str> = list.split(':').filter(|part| !part.is_empty() && !is_ours(part)).collect();
     (!left.is_empty()).then(|| left.join(":"))
 }
 
-/// A text that a Bourne shell reads as one word.
+/// The text quoted so that a Bourne shell reads it as one word.
 pub fn word_of_sh(text: &str) -> String {
     quoted(text, r"'\''")
 }
 
-/// A text that fish reads as one word.
+/// The text quoted so that fish reads it as one word.
 pub fn word_of_fish(text: &str) -> String {
     quoted(&text.replace('\\', r"\\"), r"\'")
 }

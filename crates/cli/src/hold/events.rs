@@ -1,8 +1,7 @@
-//! Everything that can happen while a lease is awaited or held, as one stream.
+//! Everything that can happen while a lease is awaited or held, as one stream of events.
 //!
-//! Signals become events on a thread of their own, so that whoever waits for the
-//! daemon or for a child has one place to look. A signal that was ignored when the
-//! program started stays ignored (`nohup`, jobs in the background).
+//! A thread turns signals into events, so that code that waits for the daemon or for a child has a single channel to
+//! read. A signal that was ignored when the program started stays ignored (`nohup`, background jobs).
 
 use crate::failure::Failure;
 use rustix::process::{getpid, getsid};
@@ -17,46 +16,46 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{fs, io, thread};
 use sublet_wire::{Lease, LeaseState, exit};
 
-/// Signals that are passed on to the command: all that somebody may mean for it. Those that tell of a fault of the
-/// wrapper itself (SIGSEGV, SIGPIPE …) are its own.
+/// Signals that are passed on to the command: all that a user may send to it. Signals about a fault of the wrapper
+/// itself (SIGSEGV, SIGPIPE …) are not passed on.
 const PASSED_ON: [i32; 15] = [
     SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
     SIGXCPU, SIGPWR,
 ];
-/// A power failure is near; not every system that `signal_hook` knows has it.
+/// Sent when a power failure is near. `signal_hook` has no constant for it, because not every system has the signal.
 const SIGPWR: i32 = 30;
-/// Signals without a meaning of their own. The C library keeps the first two for itself.
+/// The real-time signals, which have no fixed meaning. The C library reserves 32 and 33.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
-/// Something happened.
+/// One event.
 #[derive(Debug)]
 pub enum Event {
     /// A signal came.
     Signal(Signal),
-    /// What the daemon says to an ask.
+    /// The daemon's answer to a request.
     Answered(Box<Result<Lease, Failure>>),
-    /// The lease as the daemon tells it now.
+    /// The present state of the lease, from the daemon.
     Told(Box<Lease>),
-    /// The lease of a command that runs is in this state now.
+    /// The lease of a running command changed to this state.
     Moved(LeaseState),
-    /// The daemon does not answer now; somebody keeps trying.
+    /// The daemon does not answer now; the sender keeps trying.
     Silent,
-    /// The daemon refused to tell.
+    /// The daemon refused to report the lease.
     Refused(Failure),
 }
 
-/// A signal, and whether everybody in front of the terminal got it too.
+/// A signal, and whether the terminal's whole foreground process group got it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// Its number.
     pub number: i32,
-    /// From the kernel: Ctrl-C, a resized window, a terminal that hung up.
+    /// It came from the kernel: Ctrl-C, a resized window, a terminal that hung up.
     pub from_terminal: bool,
 }
 
 impl Signal {
-    /// Whether the command got it too. The hang-up of a terminal, and what lets stopped programs hear it, reach only
-    /// the leader of the terminal's session, which this process is where it is the terminal's own command.
+    /// Whether the command got it too. A terminal's hang-up, and the SIGCONT that goes with it, reach only the leader
+    /// of the terminal's session. This process is that leader if the terminal was started to run it.
     pub fn reached_command(self) -> bool {
         self.from_terminal && !(matches!(self.number, SIGHUP | SIGCONT) && leads_session())
     }
@@ -66,7 +65,7 @@ fn leads_session() -> bool {
     getsid(None).is_ok_and(|session| session == getpid())
 }
 
-/// Begins to listen to signals.
+/// Starts to receive signals.
 pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     let (sender, receiver) = channel();
     let ignored = ignored_signals();
@@ -75,7 +74,7 @@ pub fn listen() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
     let to = sender.clone();
     let tell = move |mut signals: SignalsInfo<WithOrigin>| {
         for origin in signals.forever() {
-            // Nobody listens any more: the program is on its way out.
+            // No receiver is left: the program is about to exit.
             if to.send(Event::Signal(Signal::from(origin))).is_err() {
                 return;
             }
@@ -95,7 +94,7 @@ impl From<Origin> for Signal {
     }
 }
 
-/// The mask of signals that this process ignores.
+/// The mask of the signals that this process ignores.
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     parse_ignored(&status).unwrap_or(0)

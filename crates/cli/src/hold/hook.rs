@@ -1,7 +1,7 @@
-//! What a holder does by itself when its cards are needed: a request, a line to a socket, or a command.
+//! What a holder does itself when its GPUs are needed: an HTTP request, a line to a socket, or a command.
 //!
-//! A hook runs in the wrapper, as its user, and never longer than its bound. It comes to nothing but `Ok`
-//! or one sentence. Whether the bytes left the card is not asked here: the daemon looks.
+//! A hook runs in the wrapper, as the wrapper's user, and never longer than its time limit. Its result is `Ok` or one
+//! sentence. It does not check whether the bytes left the GPU: the daemon does.
 
 mod command;
 #[cfg(test)]
@@ -22,21 +22,21 @@ use sublet_wire::span;
 
 pub use command::{adopt, stop_all};
 
-/// How long a hook may take if nothing is said.
+/// The default time limit of a hook, in seconds.
 pub const WITHIN_S: u64 = 30;
-/// What is read of an answer over a socket.
+/// The most bytes that are read of an answer over a socket.
 const LINE_MAX: usize = 64 << 10;
-/// What is repeated of it.
+/// The most characters of an answer that are shown.
 const SHOWN_MAX: usize = 120;
-/// The way to write a hook, for whoever wrote something else.
+/// How to write a hook, for the error about one that cannot be parsed.
 const HINT: &str = "write `POST http://localhost:8000/sleep`, `unix:/run/me.sock sleep`, or a command line for sh";
 
 /// When a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The cards are needed.
+    /// The GPUs are needed.
     Yield,
-    /// The cards are there again.
+    /// The GPUs are available again.
     Resume,
 }
 
@@ -49,10 +49,10 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Something that makes a program give its cards back, or take them again.
+/// An action that makes a program give its GPUs back, or take them again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// As it was typed.
+    /// The text as it was typed.
     text: String,
     kind: Kind,
 }
@@ -131,13 +131,13 @@ fn read_request(method: &'static str, rest: &str) -> Result<Kind, String> {
 }
 
 impl Hook {
-    /// Runs it, for at most so long. The variables are for a command.
+    /// Runs the hook for at most `within`. The variables are for a command.
     pub fn run(&self, variables: &[(&str, String)], within: Duration) -> Result<(), String> {
         let deadline = Instant::now() + within;
         if self.kind == Kind::Command {
             return command::run(&self.text, variables, within);
         }
-        // On a thread of its own: a name that is looked up, or a socket with a full line, keeps no bound.
+        // This runs on its own thread, because a name lookup, or a socket with a full backlog, cannot be bounded.
         let (kind, (sender, receiver)) = (self.kind.clone(), channel());
         let ask = move || sender.send(kind.ask(deadline));
         thread::Builder::new().name("hook".into()).spawn(ask).map_err(|error| format!("no thread for it: {error}"))?;
@@ -179,7 +179,7 @@ impl Kind {
     }
 }
 
-/// What to say of a hook that took too long.
+/// The message for a hook that exceeded its time limit.
 fn too_slow(within: Duration) -> String {
     format!("it was not over within {}", span::show(within.as_secs_f64()))
 }
@@ -202,7 +202,7 @@ fn connect(authority: &str, deadline: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Says one line and reads one line back.
+/// Writes one line and reads one line back.
 fn tell(path: &PathBuf, message: &str, deadline: Instant) -> io::Result<String> {
     let mut stream = Timely { stream: UnixStream::connect(path)?, deadline };
     stream.write_all(format!("{message}\n").as_bytes())?;
@@ -226,15 +226,15 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-/// A stream whose reads and writes end by a moment, however the other side drips.
+/// A stream with one deadline for all reads and writes, even if the peer sends single bytes.
 struct Timely<S> {
     stream: S,
     deadline: Instant,
 }
 
-/// What can be told to give up.
+/// A stream with adjustable timeouts.
 trait Bounded: Read + Write {
-    /// Reads and writes fail after so long.
+    /// Makes reads and writes fail after `within`.
     fn bound(&self, within: Duration) -> io::Result<()>;
 }
 

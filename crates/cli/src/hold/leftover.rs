@@ -1,8 +1,8 @@
-//! What a command leaves running when it ends: processes that hold the lease on.
+//! Processes that a command leaves running when it ends, and that keep the lease.
 
 use std::fs;
 
-/// The processes that are children of this one now.
+/// The pids of this process's children.
 pub fn children() -> Vec<u32> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -12,7 +12,7 @@ pub fn children() -> Vec<u32> {
     found
 }
 
-/// The parent of a process that has not ended.
+/// The parent of a process; `None` if the process has ended.
 fn parent_of_living(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -22,7 +22,7 @@ fn parent_of_living(pid: u32) -> Option<u32> {
     }
 }
 
-/// What a process is called.
+/// The name of a process; empty if it has ended.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim().to_owned()).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
-//! What is said on stderr of how a wait goes.
+//! The progress of a wait, printed to stderr.
 //!
-//! On a terminal the reason is printed whole when it changes, and below it one short line with place and
-//! estimate is rewritten in place; elsewhere a line with all of it is printed when it says something new.
+//! On a terminal the reason is printed in full when it changes. Below it one short line with queue position and
+//! estimate is rewritten in place. Elsewhere one complete line is printed when it says something new.
 
 use crate::table::plain;
 use crate::text;
@@ -9,19 +9,19 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use sublet_wire::Lease;
 
-/// How a wait goes.
+/// The progress of a wait, as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// Whose, and where it is: changes all the time.
+    /// The lease and its queue position, which change often.
     pub now: String,
-    /// Why it waits.
+    /// The reason for the wait.
     pub why: String,
-    /// Without the estimate, whose changes are no news.
+    /// The text without the estimate. If only the estimate changes, no new line is printed.
     news: String,
 }
 
 impl Said {
-    /// Something that needs no reason.
+    /// A progress without a reason.
     pub fn plainly(now: String) -> Said {
         Said { news: now.clone(), now, why: String::new() }
     }
@@ -34,7 +34,7 @@ impl fmt::Display for Said {
     }
 }
 
-/// What was said last, and to whom.
+/// The last printed progress, and whether stderr is a terminal.
 #[derive(Debug)]
 pub struct Line {
     on_terminal: bool,
@@ -42,17 +42,17 @@ pub struct Line {
 }
 
 impl Line {
-    /// Nothing was said yet.
+    /// Nothing printed yet.
     pub fn new() -> Line {
         Line { on_terminal: io::stderr().is_terminal(), last: None }
     }
 
-    /// Whether people watch it.
+    /// Whether stderr is a terminal.
     pub fn is_watched(&self) -> bool {
         self.on_terminal
     }
 
-    /// Says this now.
+    /// Prints this progress.
     pub fn set(&mut self, said: Said) {
         draw(&self.render(said, columns()));
     }
@@ -71,7 +71,7 @@ impl Line {
         text
     }
 
-    /// Makes room for ordinary lines.
+    /// Clears the rewritten line, so that other lines can be printed.
     pub fn clear(&mut self) {
         if self.on_terminal && self.last.is_some() {
             draw("\r\x1b[K");
@@ -80,7 +80,7 @@ impl Line {
     }
 }
 
-/// What a waiter is told.
+/// The progress of a waiter.
 pub fn waiting(lease: &Lease) -> Said {
     let Some(waiting) = &lease.waiting else { return Said::plainly(format!("{} waits", lease.id)) };
     let at_least = if waiting.place_exact { "" } else { "at least " };
@@ -94,7 +94,7 @@ pub fn waiting(lease: &Lease) -> Said {
 }
 
 fn draw(text: &str) {
-    // Whoever closed stderr does not want to know.
+    // An error is ignored: a closed stderr is no failure.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
@@ -103,7 +103,7 @@ fn columns() -> usize {
     size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(80)
 }
 
-/// A line that wraps cannot be rewritten in place.
+/// Cuts a line to the width of the terminal, because a wrapped line cannot be rewritten in place.
 fn shorten(line: &str, columns: usize) -> String {
     if line.chars().count() < columns {
         return line.to_owned();
@@ -118,14 +118,14 @@ mod tests {
     use crate::sample;
     use expect_test::expect;
 
-    /// What is drawn for one after the other.
+    /// The output for these, one after the other.
     fn drawn(on_terminal: bool, columns: usize, all: &[Said]) -> String {
         let mut line = Line { on_terminal, last: None };
         let drawn: String = all.iter().map(|said| line.render(said.clone(), columns)).collect();
         drawn.replace('\x1b', "ESC").replace('\r', "CR")
     }
 
-    /// A wait that begins, is estimated anew, and has another reason then.
+    /// A wait that begins, gets a new estimate, and then another reason.
     fn story() -> [Said; 3] {
         let mut lease = sample::waiting();
         let first = waiting(&lease);

@@ -1,4 +1,4 @@
-//! Getting a lease and keeping a command on it: what `run` and `lease` share.
+//! Gets a lease and keeps a command on it: what `run` and `lease` share.
 
 pub mod ask;
 pub mod child;

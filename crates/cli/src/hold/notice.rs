@@ -1,11 +1,11 @@
-//! `--signal USR1@60`: which signal tells a program that its lease ends, and how long before.
+//! `--signal USR1@60`: the signal that tells a program that its lease ends, and how long before.
 
 use signal_hook::low_level::signal_name;
 use sublet_wire::Notice;
 
-/// How long before, if nothing is said.
+/// The default number of seconds before the end.
 const BEFORE_S: u64 = 60;
-/// Whoever needs the cards waits no longer for somebody who chose to be ended.
+/// The longest notice. The preempting waiter has to wait for it.
 const BEFORE_MAX_S: u64 = 600;
 /// The last signal that has a name.
 const NUMBER_MAX: i32 = 31;
@@ -33,7 +33,7 @@ pub fn parse(text: &str) -> Result<Notice, String> {
     }
 }
 
-/// As it would be typed.
+/// The notice as it would be typed.
 pub fn typed(notice: &Notice) -> String {
     match notice.before_s {
         BEFORE_S => notice.signal.clone(),

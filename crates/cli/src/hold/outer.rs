@@ -1,5 +1,5 @@
-//! The lease that this process was started on, if there is one: what runs on a lease needs no second one, and would
-//! wait for itself.
+//! The lease that this process was started on, if there is one. A program on a lease needs no second one, and could
+//! wait for itself if it requested one.
 
 use super::environment::{self, Earlier};
 use crate::client::{CallError, Client};
@@ -11,23 +11,24 @@ use std::env;
 use std::time::Duration;
 use sublet_wire::{Code, Lease, LeaseState};
 
-/// How long a daemon that restarts is waited for: it knows the lease, and the environment only says so.
+/// How long to wait for a daemon that restarts. Only the daemon knows whether the lease in the environment still
+/// exists.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// A lease that the environment names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnvLease {
     id: String,
-    /// Another daemon has leases of the same ids, but none of this number.
+    /// The fence. It tells this lease from one with the same id of another daemon.
     epoch: Option<u64>,
 }
 
-/// What the daemon says to that.
+/// The daemon's answer about such a lease.
 #[derive(Debug)]
 pub enum Outer {
-    /// This user has it.
+    /// This user holds the lease.
     Held(Box<Lease>),
-    /// It is over, and why.
+    /// The lease is over, and why.
     Over(String),
 }
 
@@ -43,7 +44,7 @@ impl EnvLease {
         &self.id
     }
 
-    /// Asks the daemon for it; an error if no daemon answers.
+    /// Asks the daemon about the lease; an error if no daemon answers.
     pub fn look(&self, client: &Client) -> Result<Outer, CallError> {
         match client.lease(&self.id, ANSWER_WITHIN) {
             Ok(lease) => Ok(self.judge(lease, rustix::process::geteuid().as_raw())),
@@ -71,33 +72,33 @@ impl EnvLease {
     }
 }
 
-/// What is to be done where a lease would be asked for.
+/// What to do where a lease would be requested.
 #[derive(Debug)]
 pub enum Start {
-    /// The command runs on the lease that this process has.
+    /// Run the command on the lease that this process has.
     OnOuter(Box<Lease>),
-    /// It has one by its environment, and no daemon says otherwise.
+    /// Run on the lease with this id: the environment names it, and no daemon answered.
     Unchecked(String),
-    /// A lease is asked for.
+    /// Request a lease.
     New {
-        /// What to say if it has to wait.
+        /// What to print if the request has to wait.
         note: Option<String>,
-        /// What this process had before.
+        /// The state of the lease that this process had before.
         earlier: Earlier,
     },
 }
 
-/// Whether a lease of its own is wanted in any case.
+/// Whether a new lease is requested in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewLease {
-    /// Only where this process has none.
+    /// Only if this process has none.
     IfNone,
     /// `--new-lease`.
     Always,
 }
 
 impl Start {
-    /// Looks at the lease in the environment, and says if that is over.
+    /// Checks the lease in the environment, and prints a line if it is over.
     pub fn find(client: &Client, wanted: NewLease) -> Start {
         let new = |note, earlier| Start::New { note, earlier };
         let Some(claim) = EnvLease::here() else { return new(None, Earlier::None) };
@@ -114,19 +115,19 @@ impl Start {
     }
 }
 
-/// Says that a command runs on the outer lease, and that options of a lease do not count.
+/// Prints that a command runs on the outer lease, and which lease options are ignored.
 pub fn say_runs_on(lease: &Lease, ignored: &[String]) {
     say!("runs on {}, which this shell already has ({})", lease.id, text::granted(lease));
     say_ignored(lease, ignored);
 }
 
-/// Says that no lease is asked for, and that options of a lease do not count.
+/// Prints that no lease is requested, and which lease options are ignored.
 pub fn say_has(lease: &Lease, ignored: &[String]) {
     say!("this shell already has {} ({})", lease.id, text::granted(lease));
     say_ignored(lease, ignored);
 }
 
-/// Says how a shell gets rid of the variables of its lease, if that is one of these, which are over.
+/// If the lease of this shell is one of these, which are over, prints how to clear its variables.
 pub fn hint_at_variables(over: &[String]) {
     if EnvLease::here().is_some_and(|own| over.contains(&own.id)) && !environment::is_cleared_by_shell() {
         tell_hint("this shell still has the variables of the lease; to clear them: eval \"$(sublet release)\"");
@@ -140,7 +141,7 @@ fn say_ignored(lease: &Lease, ignored: &[String]) {
     }
 }
 
-/// Says that a command runs on a lease that could not be looked at.
+/// Prints that a command runs on a lease that could not be checked.
 pub fn say_unchecked(id: &str) {
     say!("no daemon answers: runs on {id}, which this shell has by its environment");
 }

@@ -1,12 +1,12 @@
-//! What the wrapper says of a park: one line when it has lasted for 2 s, and one when the program is back.
+//! The wrapper's lines about a park: one when it has lasted for 2 s, and one when the program is back.
 //!
 //! ```text
 //!   on its GPUs ──leaves──► away ──2 s, and parked──► told ──back──► "L5 is back on GPU 0 after 41 s"
 //!        ▲                   │                          ▲
 //!        └──────back─────────┘        10 s, still leaving, or resuming
 //! ```
-//! A hook's own lines tell the same of a lease that yields by one. A program that takes turns on its GPUs is told of the
-//! first parks, and then of one every 10 minutes.
+//! A lease that yields by a hook gets no such lines: the hook's own say the same. For a program that is parked often,
+//! the first 5 parks are printed, and then one every 10 minutes.
 
 use crate::failure::tell_hint;
 use crate::output::say;
@@ -14,16 +14,16 @@ use crate::table::plain;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState, Rung, span};
 
-/// A park that is over sooner is not worth a line.
+/// A shorter park is not worth a line.
 const MOMENT: Duration = Duration::from_secs(2);
-/// While its bytes are still leaving there is no estimate; after this it is told without one.
+/// There is no estimate while the bytes are still leaving. After this time the line is printed without one.
 const LEAVES_LONG: Duration = Duration::from_secs(10);
-/// Parks that are told one after the other.
+/// The number of parks that are printed one after the other.
 const AT_ONCE: u32 = 5;
-/// After that, one each time this has passed.
+/// After those, the time between two printed parks.
 const LATER: Duration = Duration::from_secs(600);
 
-/// How a lease left its GPUs, and what was said of it.
+/// The park of a lease, and what was printed about it.
 #[derive(Debug, Default)]
 pub struct ParkLines {
     away: Option<Away>,
@@ -35,21 +35,21 @@ pub struct ParkLines {
 struct Away {
     since: Instant,
     line: ParkLine,
-    /// Since when it waits for its GPUs, if it does, and whether that was told.
+    /// Since when the lease waits for its GPUs, if it does, and whether that was printed.
     waits: Option<(Instant, bool)>,
 }
 
-/// What became of the line that a lease is parked.
+/// What happened to the line about a park.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParkLine {
-    /// It is too early for it.
+    /// It is too early to print it.
     Pending,
     Told,
-    /// There were too many lately.
+    /// Too many were printed lately.
     Skipped,
 }
 
-/// A line, and how to act on it.
+/// A line, and a hint how to act on it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Said {
     line: String,
@@ -57,7 +57,6 @@ pub struct Said {
 }
 
 impl Said {
-    /// Prints it.
     pub fn print(&self) {
         say!("{}", self.line);
         self.hint.iter().for_each(|hint| tell_hint(hint));
@@ -65,7 +64,7 @@ impl Said {
 }
 
 impl ParkLines {
-    /// After how long the lease must be looked at again although it may not have changed.
+    /// After what time to read the lease again, even if it does not change; `None` if that is not needed.
     pub fn due(&self, now: Instant) -> Option<Duration> {
         let away = self.away.as_ref()?;
         let since = match (away.line, away.waits) {
@@ -78,7 +77,7 @@ impl ParkLines {
         Some(pause)
     }
 
-    /// What there is to say of the lease as it is now.
+    /// The line to print about the present state of the lease, if any.
     pub fn see(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
         let is_away = matches!(lease.state, LeaseState::Parking | LeaseState::Parked | LeaseState::Resuming);
         if !is_away || lease.rung == Some(Rung::Yield) {
@@ -104,7 +103,7 @@ impl ParkLines {
             return None;
         }
         away.line = ParkLine::Told;
-        // The line tells when it is expected back.
+        // The line about the park says when the lease is expected back.
         away.waits = away.waits.map(|(since, _)| (since, true));
         (self.told, self.last_told) = (self.told + 1, Some(now));
         let why = lease.parked.as_ref().map(|parked| plain(&parked.why)).filter(|why| !why.is_empty());
@@ -118,7 +117,7 @@ impl ParkLines {
 }
 
 impl Away {
-    /// A parked program that was idle is used again and has to wait for a moment.
+    /// The line for a parked program that was idle, is used again, and waits for more than `MOMENT`.
     fn wait_line(&mut self, lease: &Lease, now: Instant) -> Option<Said> {
         let waiting = lease.waiting.as_ref()?;
         let (since, is_told) = self.waits?;
@@ -148,7 +147,7 @@ mod tests {
         Lease { state, rung: Some(Rung::Park), parked, card_indices: vec![0], ..crate::sample::lease() }
     }
 
-    /// What is said of these states at these seconds.
+    /// The lines printed for these states at these seconds.
     fn story(steps: &[(u64, LeaseState)]) -> Vec<String> {
         let (mut lines, start) = (ParkLines::default(), Instant::now());
         let said = |(at, state): &(u64, LeaseState)| lines.see(&lease(*state), start + Duration::from_secs(*at));

@@ -1,22 +1,21 @@
-//! A cgroup of its own for a command, where that is permitted.
+//! A cgroup for each command, where the system permits it.
 //!
-//! It lets the daemon know a lease's processes even when they forget their parents
-//! and their environment. Without it descent and `SUBLET_LEASE` do; so failing to
-//! make one is no failure.
+//! With it the daemon recognises a lease's processes even if they have lost their parents and their environment.
+//! Without it the daemon uses descent and `SUBLET_LEASE`, so a failure to create a cgroup is ignored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Where version 2 of the hierarchy is mounted: alone, or beside version 1.
+/// Where cgroup version 2 is mounted: alone, or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// How our cgroups are named: `sublet-L7`.
+/// The prefix of Sublet's cgroups, as in `sublet-L7`.
 const PREFIX: &str = "sublet-";
-/// Between making one and moving in.
+/// Time for a wrapper to create a cgroup and move its command into it.
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// A cgroup that is removed with this value if it is empty by then.
+/// A cgroup; dropping this value removes it if it is empty.
 #[derive(Debug)]
 pub struct Scope {
     dir: PathBuf,
@@ -35,14 +34,14 @@ impl Scope {
     }
 }
 
-/// Removes what wrappers that were killed could not: scopes that are empty, unless they are so young
-/// that somebody may be about to move in.
+/// Removes empty cgroups of wrappers that were killed. A cgroup younger than `YOUNG` stays, because a wrapper may be
+/// about to move a process into it.
 fn sweep(own: &Path, but: &Path, now: SystemTime) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.path() != but;
         let made = entry.metadata().and_then(|metadata| metadata.modified());
         if ours && made.is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > YOUNG)) {
-            // One that is not empty stays: the kernel refuses.
+            // The kernel refuses to remove a cgroup that is not empty.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -50,7 +49,7 @@ fn sweep(own: &Path, but: &Path, now: SystemTime) {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        // Not empty: processes of the lease live on in it, and the kernel keeps it for them.
+        // If it is not empty, processes of the lease still run in it, and the kernel keeps it.
         let _ = fs::remove_dir(&self.dir);
     }
 }
@@ -63,7 +62,7 @@ pub fn own_directory() -> Option<PathBuf> {
     MOUNTS.iter().map(under).find(|dir| dir.join("cgroup.procs").exists())
 }
 
-/// The line of version 2: `0::/user.slice/…`.
+/// The path in the line of version 2: `0::/user.slice/…`.
 fn unified_path(listed: &str) -> Option<&str> {
     listed.lines().find_map(|line| line.strip_prefix("0::"))
 }

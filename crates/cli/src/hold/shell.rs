@@ -1,13 +1,13 @@
-//! Which process is "this shell".
+//! Finds the process that is "this shell".
 
 use std::fs;
 use std::path::PathBuf;
 
-/// A shell forks for `$(…)` at most a few times over.
+/// The most forks of a shell, such as for `$(…)`, that are followed upwards.
 const CLIMB_MAX: usize = 8;
 
-/// The shell that a command was typed into. `$(… || …)` runs in a forked copy of it,
-/// which is gone a moment later: its twin above it is meant.
+/// The shell that a command was typed into. `$(… || …)` runs in a short-lived fork of the shell; this returns the shell
+/// itself, above the fork.
 pub fn pid() -> u32 {
     let mut pid = rustix::process::getppid().map_or(1, |pid| pid.as_raw_pid().unsigned_abs());
     for _ in 0..CLIMB_MAX {
@@ -32,7 +32,7 @@ struct Process {
 impl Process {
     fn read(pid: u32) -> Option<Process> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may contain anything: the fields after its last parenthesis are safe.
+        // A program's name may contain any character, so parsing starts after the last parenthesis.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
         Some(Process {
             parent: fields.next()?.parse().ok()?,
@@ -42,7 +42,7 @@ impl Process {
         })
     }
 
-    /// A shell that somebody started inside another has a process group of its own.
+    /// Whether this is a fork of `above`. A shell that a user started inside another has its own process group.
     fn is_fork_of(&self, above: &Process) -> bool {
         self.group == above.group && self.program == above.program && self.arguments == above.arguments
     }

@@ -1,7 +1,7 @@
-//! What makes a program one that can be capped and parked: Sublet's library, loaded before all others.
+//! Sublet's library, preloaded into a program so that it can be capped and parked.
 //!
-//! The library lies beside the command, or in `../lib/sublet`. Where it is not, or the daemon does not
-//! speak with it, programs run all the same: they only cannot be parked.
+//! The library lies beside the command, or in `../lib/sublet`. Without it, or if the daemon has no socket for it,
+//! programs still run, but cannot be parked by it.
 
 use super::environment::Variables;
 use crate::client::Client;
@@ -9,11 +9,11 @@ use std::env;
 use std::path::{Path, PathBuf};
 use sublet_shim_wire::{SOCKET, beside};
 
-/// As it is handed out, and as a checkout builds it.
+/// The library's file name in a release, and in a build of the source.
 const LIBRARY: [&str; 2] = ["libsublet-shim.so", "libsublet_shim.so"];
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// The library, if it is there.
+/// The path of the library, if it exists.
 pub fn library() -> Option<PathBuf> {
     let exe = env::current_exe().ok()?;
     let dir = exe.parent()?;
@@ -21,12 +21,12 @@ pub fn library() -> Option<PathBuf> {
     places.iter().flat_map(|place| LIBRARY.map(|name| place.join(name))).find(|path| path.is_file())
 }
 
-/// Whether a path of `LD_PRELOAD` is the library, of whichever release.
+/// Whether a path in `LD_PRELOAD` is the library, of any release.
 pub fn is_library(path: &str) -> bool {
     Path::new(path).file_name().is_some_and(|file| LIBRARY.iter().any(|name| file == *name))
 }
 
-/// The variables of a holder whose programs shall have it.
+/// The variables that make a holder's programs load the library.
 pub fn variables(client: &Client) -> Variables {
     let socket = client.socket().map(|socket| beside(&env::current_dir().unwrap_or_default().join(socket)));
     match (library(), socket.filter(|socket| socket.exists())) {
@@ -37,7 +37,7 @@ pub fn variables(client: &Client) -> Variables {
 
 fn loaded(library: &Path, socket: &Path, before: Option<&str>) -> Variables {
     let (Some(library), Some(socket)) = (library.to_str(), socket.to_str()) else { return Vec::new() };
-    // The list is split at both, and nothing quotes them.
+    // `LD_PRELOAD` is split at both characters and has no quoting.
     if library.contains([':', ' ']) {
         return Vec::new();
     }

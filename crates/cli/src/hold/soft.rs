@@ -1,4 +1,4 @@
-//! What makes a program use soft cards: where they are, and their libraries before all others.
+//! Makes a program use soft GPUs: the variables for their file, and for their libraries before all others.
 
 use super::environment::Variables;
 use crate::client::Client;
@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 use sublet_softgpu::{NOTICE, place, state};
 use sublet_wire::{Cards, Lease, exit};
 
-/// The variables of a program on the soft cards of a file.
+/// The variables of a program on the soft GPUs of a file.
 pub fn variables(file: &Path) -> Result<Variables, Failure> {
     let libraries =
         place::libraries().map_err(|error| Failure::new(exit::FAILURE, error.to_string()).hint(error.hint()))?;
@@ -25,7 +25,7 @@ pub fn is_libraries(folder: &str) -> bool {
     place::libraries().is_ok_and(|libraries| Path::new(folder) == libraries)
 }
 
-/// The variables of a holder, if its lease is on soft cards of this host.
+/// The variables of a holder, if its lease is on soft GPUs of this host.
 pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Failure> {
     let is_soft = lease.cards.iter().any(|uuid| uuid.starts_with(state::SOFT_UUID));
     if !is_soft || client.socket().is_none() {
@@ -41,8 +41,8 @@ pub fn of_lease(client: &Client, lease: &Lease) -> Result<Option<Variables>, Fai
     Ok(Some(variables))
 }
 
-/// Says that these are soft GPUs, once to each user for each start of the daemon. Where that cannot be remembered, it
-/// is said again.
+/// Prints that these are soft GPUs, once per user for each start of the daemon. If that cannot be recorded, it is
+/// printed every time.
 fn say_once(file: &Path) {
     let born = |found: Metadata| found.created().ok()?.duration_since(UNIX_EPOCH).ok().map(|age| (found.ino(), age));
     let start = file.metadata().ok().and_then(born).map(|(inode, age)| format!("{inode} {}\n", age.as_nanos()));

@@ -6,8 +6,8 @@
 //!                      ├─ a daemon answers: the lease is asked to resume, once
 //!                      └─ none does, 10 s after SIGTERM: SIGKILL
 //! ```
-//! A program that the driver parked stands still and cannot ask for its GPUs by itself. While a daemon answers, the
-//! program is in the queue for them and ends when it has them: no more is done here.
+//! A program that the driver parked is stopped and cannot ask for its GPUs itself. While a daemon answers, the program
+//! is in the queue for them and ends once it has them; nothing more is done here.
 
 use super::child::Started;
 use crate::client::Client;
@@ -17,32 +17,33 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::LeaseState;
 
-/// As much as most services give a program to end in order.
+/// The time that most service managers give a program to end in order.
 const GRACE: Duration = Duration::from_secs(10);
-/// Before the first look, and between two.
+/// The pause before the first check, and between two checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// For an answer while there is time: the command's end is not noticed meanwhile.
+/// The time limit for an answer before the grace period is over. It is short, because the end of the command is not
+/// noticed meanwhile.
 const ANSWER_SOON: Duration = Duration::from_millis(300);
-/// A daemon that restarts has answered by then.
+/// Enough time for a daemon that restarts to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
-/// Whether a command is stuck.
+/// Detects that a command was told to end while its lease is parked.
 #[derive(Debug, Default)]
 pub struct Stuck {
     is_away: bool,
     told: Option<Instant>,
     look_at: Option<Instant>,
-    /// Its lease was asked to resume.
+    /// The lease was asked to resume.
     asked: bool,
 }
 
 impl Stuck {
-    /// Its lease is in this state now.
+    /// The lease changed to this state.
     pub fn moved(&mut self, state: LeaseState) {
         self.is_away = matches!(state, LeaseState::Parking | LeaseState::Parked | LeaseState::Resuming);
     }
 
-    /// It was told to end.
+    /// The command was told to end.
     pub fn told_to_end(&mut self) {
         if self.told.is_none() {
             self.told = Some(Instant::now());
@@ -50,12 +51,12 @@ impl Stuck {
         }
     }
 
-    /// When to look next.
+    /// The time of the next check; `None` if there is none.
     pub fn look_at(&self) -> Option<Instant> {
         self.look_at
     }
 
-    /// Helps it to end if it is off its GPUs.
+    /// Helps the command to end if its lease is off its GPUs.
     pub fn look(&mut self, client: &Client, id: &str, started: Started) {
         if self.look_at.is_none_or(|at| at > Instant::now()) {
             return;
@@ -69,7 +70,7 @@ impl Stuck {
             Ok(lease) if lease.state == LeaseState::Parked && lease.waiting.is_none() && !self.asked => {
                 self.asked = true;
                 let (client, id) = (client.clone(), id.to_owned());
-                // On a thread of its own: the command's end must not wait for the answer.
+                // On its own thread: the end of the command must not wait for the answer.
                 thread::spawn(move || drop(client.command(&id, "resume")));
             }
             Err(error) if is_late && error.is_silence() => {

@@ -1,8 +1,8 @@
-//! Which cards the caller sees already, and so is given at most.
+//! The GPUs that the caller can see, which limit what it is given.
 //!
-//! Slurm, containers and people limit what a program sees by `CUDA_VISIBLE_DEVICES`. What is wished for is wished
-//! for within that: the list goes with the ask, so that nothing is granted elsewhere, and the granted cards are
-//! called what the caller calls them.
+//! Slurm, containers and users limit the GPUs of a program by `CUDA_VISIBLE_DEVICES`. A request stays within that
+//! limit: the list is sent with it, so that no other GPU is granted. The granted GPUs get the names that the caller
+//! uses for them.
 
 use super::ask::VisibleArg;
 use crate::failure::Failure;
@@ -11,21 +11,21 @@ use crate::text;
 use std::env;
 use sublet_wire::{Card, Cards, Code, Lease, exit};
 
-/// The cards that are visible here.
+/// The GPUs that are visible to the caller; `None` is all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visible(Option<Vec<String>>);
 
 impl Visible {
-    /// All of them: the caller is not limited, or the cards are another host's.
+    /// All of them: the caller is not limited, or the GPUs are of another host.
     pub const ALL: Visible = Visible(None);
 
-    /// What the caller's own `CUDA_VISIBLE_DEVICES` says, unless it came from another lease.
+    /// The GPUs in the caller's own `CUDA_VISIBLE_DEVICES`, unless that came from another lease.
     pub fn here() -> Result<Visible, Failure> {
         let own = if env::var_os("SUBLET_LEASE").is_some() { None } else { env::var_os("CUDA_VISIBLE_DEVICES") };
         own.map_or(Ok(Visible::ALL), |list| Visible::read(&list.to_string_lossy()))
     }
 
-    /// As CUDA reads it: up to the first name that is none.
+    /// Parses the list as CUDA does: up to the first name that is invalid.
     fn read(list: &str) -> Result<Visible, Failure> {
         let is_name = |name: &&str| !matches!(*name, "" | "-1" | "NoDevFiles");
         let names: Vec<String> = list.split(',').map(str::trim).take_while(is_name).map(str::to_owned).collect();
@@ -39,7 +39,7 @@ impl Visible {
         Ok(Visible(Some(names)))
     }
 
-    /// The cards to ask for: those that are visible here, and of them those that `--on` names.
+    /// The GPUs to request: those that are visible, and of them those that `--on` names.
     pub fn narrow(
         &self,
         on: Option<String>,
@@ -65,7 +65,7 @@ impl Visible {
         }
     }
 
-    /// Says with a refusal why other cards were not asked for.
+    /// Adds to a refusal why other GPUs were not requested.
     pub fn explain(&self, failure: Failure) -> Failure {
         match (&self.0, failure.code()) {
             (Some(names), Some(Code::NeverFits)) => {
@@ -75,7 +75,7 @@ impl Visible {
         }
     }
 
-    /// What a holder is to call the cards of its lease.
+    /// The names by which a holder refers to the GPUs of its lease.
     pub fn names(&self, lease: &Lease, how: VisibleArg) -> Result<Vec<String>, Failure> {
         let called = |(index, uuid): (&u32, &String)| match (how, &self.0) {
             (VisibleArg::Index, None) => Ok(index.to_string()),
@@ -90,7 +90,7 @@ impl Visible {
     }
 }
 
-/// CUDA takes an index, a UUID, or a beginning of one.
+/// Whether a name means this GPU. CUDA accepts an index, a UUID, or a prefix of one.
 fn is_called(index: u32, uuid: &str, name: &str) -> bool {
     match name.parse::<u32>() {
         Ok(number) => number == index,
@@ -98,7 +98,7 @@ fn is_called(index: u32, uuid: &str, name: &str) -> bool {
     }
 }
 
-/// As the service reads one part of `on`.
+/// Whether one part of `on` means this GPU, as the daemon reads it.
 fn is_on(card: &Card, part: &str) -> bool {
     let is_model = !part.is_empty() && card.name.to_lowercase().contains(&part.to_lowercase());
     is_called(card.index, &card.uuid, part) || (part.parse::<u32>().is_err() && is_model)

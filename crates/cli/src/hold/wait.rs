@@ -1,4 +1,4 @@
-//! From a wish to a granted lease: ask, wait in the queue, say how it goes.
+//! From a request to a granted lease: request it, wait in the queue, print the progress.
 //!
 //! ```text
 //! ask ──201──► granted
@@ -6,13 +6,12 @@
 //!  │             │ └──────────► over: 124 (wait over) or 75
 //!  └─Ctrl-C──────┴────────────► given up: 130
 //! ```
-//! A daemon that restarts meanwhile keeps the place in the queue, so a poll that
-//! finds nobody is tried again until somebody presses Ctrl-C.
+//! The queue position survives a restart of the daemon. So a poll that no daemon answers is tried again until the user
+//! presses Ctrl-C.
 //!
-//! Asking is done on a thread of its own: a daemon that does not answer must not keep
-//! anybody from giving up. Whoever gives up before it was answered knows no lease to
-//! give back; but an ask names the process that waits, and ends with it. One that names
-//! none is waited for, and given back.
+//! The request is sent on its own thread, so that the user can give up while no daemon answers. A user that gives up
+//! before the answer has no lease id to give back. But a request that names a waiting process ends with that process.
+//! For a request that names none, the answer is awaited, and the lease is given back.
 
 use super::events::{Event, Signal};
 use super::line::{self, Line, Said};
@@ -27,13 +26,13 @@ use std::thread;
 use std::time::Duration;
 use sublet_wire::{Ask, Lease, LeaseState, Reason, exit, size, span};
 
-/// How old the line may get while somebody looks at it.
+/// The longest age of the progress line on a terminal.
 const WATCHED_POLL: Duration = Duration::from_secs(2);
-/// How old it may get in a log.
+/// The longest age of the progress line in a log.
 const UNWATCHED_POLL: Duration = Duration::from_secs(15);
 /// Between two tries while no daemon answers.
 const SILENT_PAUSE: Duration = Duration::from_millis(500);
-/// Who gives up should not be kept waiting for a daemon.
+/// The time limit for leaving the queue: a user that gives up should not have to wait for a daemon.
 const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a wait ended.
@@ -41,11 +40,11 @@ const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
 pub enum Outcome {
     /// The lease is active.
     Granted(Box<Lease>),
-    /// A signal ended the wait; the place in the queue is given up.
+    /// A signal ended the wait, and the queue position is given up.
     GivenUp(Signal),
 }
 
-/// Asks, and waits until the lease is active. The note is said once if it has to wait.
+/// Requests a lease, and waits until it is active. The note is printed once if the request has to wait.
 pub fn obtain(
     client: &Client,
     ask: &Ask,
@@ -78,16 +77,16 @@ pub fn obtain(
     outcome
 }
 
-/// What came of an ask.
+/// The answer to a request.
 enum Answer {
     Given(Box<Lease>),
     GivenUp(Signal),
 }
 
-/// Asks, and handles events until that is answered.
+/// Sends the request, and handles events until it is answered.
 fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receiver<Event>) -> Result<Answer, Failure> {
     let (asker, wish, to) = (client.clone(), ask.clone(), sender.clone());
-    // Nobody listens any more: the program is on its way out.
+    // The send fails if no receiver is left: the program is about to exit then.
     thread::spawn(move || drop(to.send(Event::Answered(Box::new(asker.ask(&wish))))));
     let mut given_up = None;
     for event in receiver {
@@ -110,15 +109,15 @@ fn answer(client: &Client, ask: &Ask, sender: &Sender<Event>, receiver: &Receive
                 return Ok(Answer::GivenUp(signal));
             }
             Event::Signal(Signal { number: SIGTSTP, .. }) => super::child::stop_oneself(),
-            // Of a lease that was there before.
+            // These are about an earlier lease.
             Event::Signal(_) | Event::Told(_) | Event::Moved(_) | Event::Silent | Event::Refused(_) => {}
         }
     }
     Err(Failure::new(exit::FAILURE, "nothing can be heard of the ask any more"))
 }
 
-/// Whatever would end a program that does not listen to it; but for those that are meant for a command, which may
-/// come too early.
+/// Whether a signal ends the wait: every signal that would end a program without a handler, except those that are meant
+/// for the command and may come too early.
 fn ends_the_wait(signal: Signal) -> bool {
     !matches!(signal.number, SIGUSR1 | SIGUSR2 | SIGWINCH | SIGTSTP | SIGCONT | SIGCHLD)
 }
@@ -127,7 +126,7 @@ fn ends_the_wait(signal: Signal) -> bool {
 fn follow(client: &Client, id: &str, line: &mut Line, receiver: &Receiver<Event>) -> Result<Outcome, Failure> {
     for event in receiver {
         match event {
-            // Of a lease that was there before.
+            // This is about an earlier lease.
             Event::Told(lease) if lease.id != id => {}
             Event::Told(lease) if lease.state == LeaseState::Waiting => show(line, &lease),
             Event::Told(lease) => return settled(*lease),
@@ -155,7 +154,7 @@ fn give_up(client: &Client, id: &str, signal: Signal) -> Result<Outcome, Failure
     Ok(Outcome::GivenUp(signal))
 }
 
-/// A lease that does not wait any more.
+/// The outcome for a lease that does not wait any more.
 fn settled(lease: Lease) -> Result<Outcome, Failure> {
     let code = match (lease.state, &lease.ended) {
         (LeaseState::Active, _) => return Ok(Outcome::Granted(Box::new(lease))),
@@ -165,7 +164,7 @@ fn settled(lease: Lease) -> Result<Outcome, Failure> {
     Err(Failure::new(code, sentence(&lease)))
 }
 
-/// How it ended, in the daemon's words, which name the lease.
+/// How the lease ended, in the daemon's words, which name the lease.
 fn sentence(lease: &Lease) -> String {
     lease.ended.as_ref().map_or_else(|| format!("lease {} ended", lease.id), |ended| plain(&ended.sentence))
 }
@@ -174,7 +173,7 @@ fn show(line: &mut Line, lease: &Lease) {
     line.set(line::waiting(lease));
 }
 
-/// Tells what was granted without a wait.
+/// Prints what was granted without a wait.
 pub fn say_granted_at_once(lease: &Lease) {
     say!("{}: {}", lease.id, text::granted(lease));
 }
@@ -190,7 +189,7 @@ fn say_granted(lease: &Lease) {
     );
 }
 
-/// Polls on a thread of its own until the lease does not wait any more.
+/// Polls on its own thread until the lease does not wait any more.
 fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
     let (client, id, sender) = (client.clone(), id.to_owned(), sender.clone());
     let wait = if watched { WATCHED_POLL } else { UNWATCHED_POLL };
@@ -215,7 +214,7 @@ fn poll(client: &Client, id: &str, watched: bool, sender: &Sender<Event>) {
     });
 }
 
-/// Tells whose lease ended under a running command what that means.
+/// Prints that the lease of a running command has ended, and what that means.
 pub fn say_lost(lease: &Lease) {
     say!("{}", sentence(lease));
     let is_ended_too = |reason| matches!(reason, Reason::Preempted | Reason::OverUse);
@@ -224,14 +223,14 @@ pub fn say_lost(lease: &Lease) {
     }
 }
 
-/// Tells whose lease will end while its command runs, when and why.
+/// Prints when and why the lease of a running command will end.
 pub fn say_ends_soon(lease: &Lease) {
     if let Some(soon) = &lease.ends_soon {
         say!("lease {} ends in {}: {}", lease.id, span::show(soon.in_s), why_soon(soon.reason));
     }
 }
 
-/// Tells whose command has more on a card than its lease is for, and what to do.
+/// Prints that a command uses more memory on a GPU than its lease is for, and what to do.
 pub fn say_over(lease: &Lease) {
     if let Some((said, hint)) = over(lease) {
         say!("{said}");

@@ -1,10 +1,9 @@
-//! Keeps an eye on the lease while a command runs on it.
+//! Watches the lease while a command runs on it.
 //!
-//! On a thread of its own: gives the command a cgroup, makes it a holder in its own
-//! right (so that it stays one if the wrapper is killed), then waits to hear of the lease: that its cards
-//! are needed (then a hook runs, on a thread of its own too), that it is parked or back (`parked.rs`), that it has more
-//! than its lease, that it ends soon, that it ended. A daemon
-//! that is away is waited for; nothing here disturbs the command.
+//! On its own thread it gives the command a cgroup, and binds the command to the lease, so that the command stays a
+//! holder if the wrapper is killed. Then it polls for changes of the lease: its GPUs are needed (then a hook runs, on
+//! another thread), it is parked or back (`parked.rs`), it uses more memory than it is for, it ends soon, it has ended.
+//! If no daemon answers, it waits for one. Nothing here disturbs the command.
 
 use super::events::Event;
 use super::hook::{self, Hook, Moment};
@@ -20,19 +19,19 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use sublet_wire::{Bind, Done, Hooked, Lease, LeaseState, Rung};
 
-/// One long poll.
+/// The length of one long poll.
 const POLL: Duration = Duration::from_secs(30);
-/// Between two tries while no daemon answers.
+/// The pause between two tries while no daemon answers.
 const SILENT_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the wrapper does when the cards are needed, and when they are there again.
+/// What the wrapper does when the GPUs are needed, and when they are available again.
 #[derive(Clone, Debug)]
 pub struct Hooks {
-    /// Gives them back.
+    /// Gives the GPUs back.
     pub on_yield: Hook,
-    /// Takes them again; without one, the program does so by itself.
+    /// Takes the GPUs again; without it, the program does so itself.
     pub on_resume: Option<Hook>,
-    /// How long either may take.
+    /// The time limit of each hook.
     pub within: Duration,
 }
 
@@ -43,7 +42,7 @@ pub struct Watch {
     over: Arc<AtomicBool>,
 }
 
-/// What a watch looks at.
+/// What the watching threads share.
 #[derive(Clone)]
 struct Watched {
     client: Client,
@@ -55,7 +54,7 @@ struct Watched {
 }
 
 impl Watch {
-    /// Begins to watch a lease that `pid` runs on.
+    /// Starts to watch a lease that `pid` runs on.
     pub fn begin(client: &Client, lease: &Lease, pid: u32, hooks: Option<Hooks>, sender: &Sender<Event>) -> Watch {
         let over = Arc::new(AtomicBool::new(false));
         let epoch = lease.epoch.unwrap_or(0);
@@ -63,10 +62,10 @@ impl Watch {
         let watched = Watched { client, id, epoch, mark, over: Arc::clone(&over) };
         let sender = sender.clone();
         let enclosed = thread::spawn(move || {
-            // Before the bind: the daemon looks then whether the command has a cgroup of its own.
+            // Before the bind, because the daemon checks then whether the command has its own cgroup.
             let scope = Scope::enclose(&watched.id, pid);
             thread::spawn(move || {
-                // Refused: the command just ended, or the lease did, which the first poll tells.
+                // If this is refused, the command or the lease has just ended; the first poll reports the latter.
                 let _ = watched.client.bind(&watched.id, &Bind { epoch, pid }, RESTART);
                 let moments = hooks.map(|hooks| watched.begin_hooks(hooks));
                 watched.follow(moments.as_ref(), &sender);
@@ -76,7 +75,7 @@ impl Watch {
         Watch { enclosed, over }
     }
 
-    /// The command ended: no hook is run any more, and nothing is said of one that was running.
+    /// The command has ended: no hook is started any more, and nothing is printed about a running one.
     pub fn stop_hooks(&self) {
         self.over.store(true, SeqCst);
         hook::stop_all();
@@ -99,7 +98,7 @@ impl Watched {
             let patience = lines.due(begun).map_or(POLL, |due| Duration::from_secs(due.as_secs() + 1));
             match self.client.poll(&self.id, patience, Until::Changed { known, told, over }) {
                 Ok(lease) if matches!(lease.state, LeaseState::Ending | LeaseState::Ended) => {
-                    // Nobody listens any more: the command is over too.
+                    // The send fails if no receiver is left: the command is over too.
                     let _ = sender.send(Event::Told(Box::new(lease)));
                     return;
                 }
@@ -109,7 +108,7 @@ impl Watched {
                     let notice = (soon && !told) || (more && !over);
                     lines.see(&lease, Instant::now()).iter().for_each(Said::print);
                     if let (Some(moment), Some(moments), true) = (moment, moments, moment != due) {
-                        // The other end lives as long as this.
+                        // The receiver lives as long as this thread.
                         let _ = moments.send(moment);
                     }
                     if lease.state != known {
@@ -119,7 +118,7 @@ impl Watched {
                     if notice {
                         let _ = sender.send(Event::Told(Box::new(lease)));
                     }
-                    // A daemon that is stopping answers early: never ask in a tight circle.
+                    // A daemon that is stopping answers early: pause, so that this loop does not spin.
                     if !news && begun.elapsed() < SILENT_PAUSE {
                         thread::sleep(SILENT_PAUSE);
                     }
@@ -130,7 +129,7 @@ impl Watched {
         }
     }
 
-    /// Hooks run one after the other, and the lease is watched meanwhile.
+    /// Starts the thread that runs the hooks one after the other. The lease is watched meanwhile.
     fn begin_hooks(&self, hooks: Hooks) -> Sender<Moment> {
         let (sender, receiver) = channel();
         let watched = self.clone();
@@ -152,7 +151,7 @@ impl Watched {
                 (Ok(()), Moment::Resume) => Done::Resumed,
             };
             let hooked = Hooked { epoch: self.epoch, done, why: came.err().map(|why| bounded(&why)) };
-            // Refused: the daemon would not wait so long, and goes on without it.
+            // The daemon refuses this if it has stopped waiting for the hook and continued without it.
             let _ = self.client.hooked(&self.id, &hooked, RESTART);
         }
     }
@@ -187,7 +186,7 @@ impl Hooks {
     }
 }
 
-/// The hook that a lease's wrapper is to run now.
+/// The hook that the wrapper must run now, if any.
 fn due_hook(lease: &Lease) -> Option<Moment> {
     match (lease.state, lease.rung) {
         (LeaseState::Parking, Some(Rung::Yield)) => Some(Moment::Yield),
@@ -196,7 +195,7 @@ fn due_hook(lease: &Lease) -> Option<Moment> {
     }
 }
 
-/// The API takes so much of a sentence.
+/// The sentence, cut to the 256 characters that the API accepts.
 fn bounded(why: &str) -> String {
     why.chars().take(256).collect()
 }
@@ -215,8 +214,8 @@ mod tests {
         Lease { state, rung, ended, ..crate::sample::lease() }
     }
 
-    /// A daemon that tells one lease after the other, and goes when it was told so much of hooks. What was
-    /// posted, and what was asked.
+    /// A daemon that answers with one lease after the other, and ends after this number of hook reports. Returns the
+    /// POSTs and the GETs that it received.
     fn daemon(leases: Vec<Lease>, hooked: usize, listener: UnixListener) -> JoinHandle<(Vec<String>, Vec<String>)> {
         thread::spawn(move || {
             let (mut posts, mut asked, mut leases) = (Vec::new(), Vec::new(), leases.into_iter().peekable());
@@ -244,7 +243,8 @@ mod tests {
         })
     }
 
-    /// Follows a lease through these states to its end: what was posted, what was asked, what was told.
+    /// Follows a lease through these states to its end. Returns what was posted, what was requested, and what was
+    /// reported.
     fn follow(
         on_yield: &str,
         on_resume: Option<&str>,

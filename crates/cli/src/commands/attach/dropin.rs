@@ -7,19 +7,19 @@ use crate::own_file::{self, OwnFile};
 use crate::text;
 use std::path::Path;
 
-/// How the first line begins; the hash follows.
+/// The beginning of the first line; the hash follows.
 const MARK: &str = "# sublet drop-in ";
 
-/// What the unit shall ask for, and through what.
+/// The request that the unit makes, and how to make it.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
-    /// This program.
+    /// The path of this program.
     pub sublet: &'a Path,
-    /// The daemon's socket, if one was named.
+    /// The daemon's socket, if one was given.
     pub socket: Option<&'a Path>,
-    /// So much of a card.
+    /// The requested bytes of a GPU.
     pub vram: u64,
-    /// How urgent it is.
+    /// The tier of the request.
     pub tier: TierArg,
 }
 
@@ -62,7 +62,8 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| Failure::usage(format!("{} is not written in UTF-8", path.display())))
 }
 
-/// The program to start: there variables are not looked for, and cannot be kept from being.
+/// The program of an `ExecStart` line. systemd expands no variables there, and has no escape for `$`, so such a path is
+/// refused.
 pub fn program(path: &Path) -> Result<String, Failure> {
     let text = utf8(path)?;
     if text.contains(['$', '\n']) {
@@ -71,7 +72,7 @@ pub fn program(path: &Path) -> Result<String, Failure> {
     Ok(word(text))
 }
 
-/// A text that systemd reads as one word, and as it is.
+/// The text quoted so that systemd reads it as one word, without expansion.
 fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@,".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -89,7 +90,7 @@ fn word(text: &str) -> String {
     quoted + "\""
 }
 
-/// A unit's drop-in of ours, whether it is there or not.
+/// The drop-in of Sublet's for a unit; it may not exist.
 pub fn at(manager: &Manager, unit: &str) -> OwnFile {
     OwnFile::new(manager.own(unit).join(FILE), MARK)
 }

@@ -1,7 +1,6 @@
-//! A systemd unit as its files say it is: how it is started, and whether it could be started otherwise.
+//! A systemd unit as its files describe it: how it is started, and whether it can be started through `sublet run`.
 //!
-//! Only files are read, in the places and the order that systemd reads them. Absent: systemd itself, which
-//! is asked nothing, and told nothing.
+//! Only files are read, in the places and the order that systemd uses. Absent: any contact with systemd itself.
 
 use crate::failure::Failure;
 use crate::table::plain;
@@ -12,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
-/// Where the system's units are, those that count most first.
+/// The folders of the system's units, in order of precedence.
 const SYSTEM: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -20,28 +19,28 @@ const SYSTEM: [&str; 5] = [
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 ];
-/// Where systemd puts units that it made itself, and where running units have their cgroups.
+/// The folders of units that systemd made itself. Running units have their cgroups below `CGROUPS`.
 const MADE: [&str; 4] =
     ["/run/systemd/transient", "/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late"];
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// Units are at most some slices deep.
+/// The most nested slices that are searched for a unit.
 const CGROUP_DEPTH: usize = 6;
-/// Where those of users' own managers are, behind what is in their homes.
+/// The folders of users' own service managers, after those in the home directory.
 const USER: [&str; 4] =
     ["/etc/systemd/user", "/run/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user"];
-/// The name of the drop-in that is ours, in the unit's directory.
+/// The name of Sublet's drop-in in the unit's directory.
 pub const FILE: &str = "50-sublet.conf";
-/// Longer unit files are not people's.
+/// A longer file is not a hand-written unit.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Whose units: the system's, or the caller's own.
+/// The service manager: the system's, or the caller's own.
 #[derive(Clone, Debug)]
 pub struct Manager {
     places: Vec<PathBuf>,
 }
 
 impl Manager {
-    /// The system's manager, or the caller's own, in a file system that begins there.
+    /// The system's manager, or the caller's own, in the file system that begins at `root`.
     pub fn of(user: bool, root: Option<&Path>) -> Result<Manager, Failure> {
         let mut places = Vec::new();
         if user {
@@ -63,12 +62,12 @@ impl Manager {
         Ok(Manager { places: places.into_iter().map(rooted).collect() })
     }
 
-    /// Where the drop-ins of a unit that people write are.
+    /// The folder for hand-written drop-ins of a unit.
     pub fn own(&self, name: &str) -> PathBuf {
         self.places[0].join(format!("{name}.d"))
     }
 
-    /// The unit's own file, and its drop-ins by their names; ours is none of them.
+    /// The unit's own file, and its drop-ins by name, without Sublet's own.
     fn files(&self, name: &str) -> Result<(PathBuf, BTreeMap<String, PathBuf>), Failure> {
         let names = names(name);
         let found = names.iter().flat_map(|name| self.places.iter().map(move |place| place.join(name)));
@@ -82,7 +81,7 @@ impl Manager {
         for dir in dirs.flat_map(|dir| self.places.iter().map(move |place| place.join(&dir))) {
             for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
                 let file = entry.file_name().to_string_lossy().into_owned();
-                // Of two files of a name the one that is nearer to the unit counts.
+                // Of two drop-ins with the same name, the one closer to the unit counts.
                 if file.ends_with(".conf") && file != FILE {
                     drop_ins.entry(file).or_insert(entry.path());
                 }
@@ -91,7 +90,7 @@ impl Manager {
         Ok((own, drop_ins))
     }
 
-    /// Whether a socket of the same name starts the unit.
+    /// Whether a socket unit of the same name starts the unit.
     fn has_socket(&self, name: &str) -> bool {
         let stem = name.strip_suffix(".service").unwrap_or(name);
         self.places.iter().any(|place| place.join(format!("{stem}.socket")).exists())
@@ -121,18 +120,18 @@ fn has_cgroup(dir: &Path, name: &str, depth: usize) -> bool {
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
     dirs.into_iter().any(|dir| {
         let own = dir.file_name().and_then(|own| own.to_str()).unwrap_or_default();
-        // Below a service are cgroups that it names as it likes.
+        // Below a service are cgroups with names of its own choice.
         own == name || (depth > 0 && own.ends_with(".slice") && has_cgroup(&dir, name, depth - 1))
     })
 }
 
-/// An instance is described by its template where it has no file of its own.
+/// The names of the files that describe a unit. An instance without its own file uses its template.
 fn names(name: &str) -> Vec<String> {
     let template = name.split_once('@').map(|(stem, _)| format!("{stem}@.service"));
     [name.to_owned()].into_iter().chain(template.filter(|template| template != name)).collect()
 }
 
-/// A service's whole name.
+/// The full name of a service.
 pub fn name(text: &str) -> Result<String, Failure> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":-_.\\@".contains(c);
     let kinds = [".socket", ".scope", ".slice", ".mount", ".target", ".timer", ".path", ".device", ".swap"];
@@ -152,20 +151,20 @@ pub fn name(text: &str) -> Result<String, Failure> {
 /// A unit that can be started through `sublet run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Its whole name.
+    /// The full name.
     pub name: String,
-    /// Characters before its command that say how systemd starts it.
+    /// The characters before the command that tell systemd how to start it.
     pub prefix: String,
-    /// Its command, as the unit writes it.
+    /// The command, as the unit writes it.
     pub command: String,
-    /// It says when it is ready.
+    /// The service reports when it is ready.
     pub notifies: bool,
-    /// It says by itself whom systemd stops.
+    /// The unit itself sets which processes systemd stops: `KillMode` is not the default.
     pub says_kill: bool,
 }
 
 impl Unit {
-    /// Reads its files. Why it cannot be started otherwise, if so.
+    /// Reads the unit's files; an error if it cannot be started through `sublet run`.
     pub fn read(manager: &Manager, name: &str) -> Result<Unit, Failure> {
         let (own, drop_ins) = manager.files(name)?;
         let mut settings = Settings::default();
@@ -197,11 +196,11 @@ fn text(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(failed)
 }
 
-/// What counts of a unit's files.
+/// The settings of a unit that count.
 #[derive(Default)]
 struct Settings {
     commands: Vec<String>,
-    /// The drop-in that said so last.
+    /// The file that set the command last.
     said_by: String,
     values: BTreeMap<String, String>,
 }
@@ -273,7 +272,7 @@ impl Settings {
     }
 }
 
-/// The lines of a unit file: one that ends with a backslash goes on, also behind remarks.
+/// The lines of a unit file. A line that ends with a backslash continues, also after comment lines.
 fn lines(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut open: Option<String> = None;

@@ -1,9 +1,9 @@
-//! What can be done with one card.
+//! Checks of one GPU.
 
 use super::{Check, State};
 use sublet_wire::{Card, CardState, Mode, size};
 
-/// All about one card.
+/// All checks of one GPU.
 pub fn checks(card: &Card, parking: bool) -> Vec<Check> {
     let name = |what: &str| format!("GPU {} {what}", card.index);
     vec![

@@ -1,4 +1,4 @@
-//! The machine: kernel, driver, library, capabilities, cgroups.
+//! Checks of the machine: kernel, driver, library, capabilities, cgroups.
 
 use super::{Check, State};
 use crate::daemon::nvidia_visible;
@@ -11,17 +11,17 @@ use sublet_softgpu::{NOTICE, place};
 
 /// NVIDIA's management library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// Where it is when the linker's cache cannot be asked.
+/// The folders to search if the linker's cache cannot be read.
 const LIBRARY_DIRS: [&str; 5] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
-/// What is known about WSL2. None of it was tried.
+/// What is known about WSL2, all of it untested.
 const WSL: &str = "\
 Sublet was not tested on WSL2
 NVML tells no memory per process there, and `nvidia-smi` lists no processes: free memory is counted for each GPU as a \
 whole, and processes without a lease are not found
 leases, the queue, caps and parking with the preloaded library do not need that, and should work
 the driver's checkpoint is not available there: programs without the library are not parked";
-/// Name, bit, what is lost without it.
+/// Each capability's name and bit, and what is lost without it.
 const CAPABILITIES: [(&str, u32, &str); 4] = [
     ("CAP_KILL", 5, "processes of other users without a lease cannot be ended where `sublet enforce` wants it"),
     (
@@ -33,7 +33,7 @@ const CAPABILITIES: [(&str, u32, &str); 4] = [
     ("CAP_DAC_OVERRIDE", 1, "users get no line on their terminals when their programs are parked or warned"),
 ];
 
-/// Everything about the machine, for a daemon with cards of this kind.
+/// All checks of the machine, for a daemon with GPUs of this kind.
 pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
     let missed = absent(kind);
     let mut checks = vec![kernel(), driver(missed), library(missed)];
@@ -48,7 +48,7 @@ pub fn checks(daemon: Option<u32>, kind: Option<&str>) -> Vec<Check> {
     checks
 }
 
-/// Nobody shall take soft cards for real ones.
+/// Says clearly that the GPUs are soft, so that they are not mistaken for real ones.
 fn soft(sentence: &str) -> Check {
     match place::libraries() {
         Ok(dir) => {
@@ -65,7 +65,7 @@ fn kernel() -> Check {
     kernel_check(&release, &version, Path::new("/dev/dxg").exists())
 }
 
-/// What a kernel can do, by its release, its /proc/version, and whether it has WSL's GPU device.
+/// Checks a kernel by its release, its /proc/version, and whether it has WSL's GPU device.
 fn kernel_check(release: &str, version: &str, has_dxg: bool) -> Check {
     match has_dxg || version.to_ascii_lowercase().contains("microsoft") {
         true => Check::new("kernel", State::Less, format!("{release} (WSL)\n{WSL}")),
@@ -91,12 +91,12 @@ fn library(missed: State) -> Check {
     }
 }
 
-/// What it means that NVIDIA's driver or library is not there: soft and scripted cards need neither.
+/// The severity of a missing NVIDIA driver or library. Soft and scripted GPUs need neither.
 fn absent(kind: Option<&str>) -> State {
     if matches!(kind, Some("soft" | "scripted")) { State::Less } else { State::Bad }
 }
 
-/// Asks the linker's cache; nothing is loaded.
+/// Searches the linker's cache; nothing is loaded.
 fn find_library() -> Option<PathBuf> {
     let ldconfig = ["/sbin/ldconfig", "/usr/sbin/ldconfig"].into_iter().find(|path| Path::new(path).exists());
     let listed = ldconfig.and_then(|path| Command::new(path).arg("-p").output().ok());

@@ -1,11 +1,11 @@
-//! Where those who wait at the door and those who know of the leases meet.
+//! Connects waiting requests with the threads that follow the leases.
 //!
 //! ```text
 //!   requests ──enter──► Desk ◄──told, gone, ended── finder and followers (threads, long polls)
 //!      ▲                 │ due
-//!      └──version────────┴────────► asker (thread): resume, once for each park, while somebody waits
+//!      └──version────────┴────────► asker (thread): resume, once for each park, while requests wait
 //! ```
-//! However many wait, each lease is followed by one long poll and asked back once.
+//! However many requests wait, each lease is followed by one long poll and asked to resume once.
 
 use super::standing::{NOT_ACTIVE, NOT_KNOWN, Refusal, Standing};
 use super::wake::Need;
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState};
 use tokio::sync::watch;
 
-/// How old an estimate may be before it is asked for anew, while somebody waits for it.
+/// The age at which an estimate is requested again, while a request waits for it.
 const ESTIMATE_HOLDS: Duration = Duration::from_secs(2);
-/// Whoever would not wait is told when to come again only once everything is known, and the lease was asked back:
-/// that takes milliseconds.
+/// A request that may not wait still waits up to this time until everything is known and the lease was asked to resume,
+/// so that its Retry-After is right. That usually takes milliseconds.
 const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The desk.
+/// The state that requests and threads share.
 #[derive(Debug)]
 pub struct Desk {
     inside: Mutex<Inside>,
-    /// Somebody came, or something was told: the asker looks.
+    /// Signalled when a request arrives or something is learned: the asker checks what is due.
     bell: Condvar,
-    /// Grows with everything that is told.
+    /// Grows with each new fact.
     version: watch::Sender<u64>,
     open_without_daemon: bool,
 }
@@ -36,26 +36,26 @@ pub struct Desk {
 #[derive(Debug)]
 struct Inside {
     standing: Standing,
-    /// Requests that wait here.
+    /// The number of requests that wait.
     waiting: usize,
-    /// Requests that the service has, and has not answered in full.
+    /// The number of requests that the service has not yet answered in full.
     under_way: usize,
-    /// Leases that were asked back, in which state, and when they were last heard of for that.
+    /// Leases that were asked to resume, the state they were in, and when their estimate was last updated.
     asked: BTreeMap<String, (LeaseState, Instant)>,
-    /// What was last said on stderr: the code of a refusal, or that requests pass.
+    /// What was last printed to stderr: the code of a refusal, or `None` if requests pass.
     said: Option<Option<&'static str>>,
 }
 
-/// What the asker shall do next.
+/// The next action of the asker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Ask for a parked lease's cards.
+    /// Ask a parked lease to resume.
     Resume(String, LeaseState),
-    /// Ask how long it still takes.
+    /// Ask when the lease is expected back.
     Estimate(String),
 }
 
-/// A request that passed; the service is in use as long as this lives.
+/// A request that passed. The service counts as in use as long as this value lives.
 #[derive(Debug)]
 pub struct UnderWay(Arc<Desk>);
 
@@ -65,7 +65,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// A request that waits.
+/// A waiting request; it is counted as long as this value lives.
 struct Waits<'a>(&'a Desk);
 
 impl<'a> Waits<'a> {
@@ -83,7 +83,7 @@ impl Drop for Waits<'_> {
 }
 
 impl Desk {
-    /// A desk where nothing is known yet.
+    /// A desk without any facts.
     pub fn new(standing: Standing, open_without_daemon: bool) -> Desk {
         let inside = Inside { standing, waiting: 0, under_way: 0, asked: BTreeMap::new(), said: None };
         let (version, _) = watch::channel(0);
@@ -91,20 +91,20 @@ impl Desk {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
-        // Nothing in there is half done, whoever panicked.
+        // A panic leaves nothing in it half done.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something is known that was not.
+    /// Records new facts, and wakes requests and the asker.
     pub fn learn(&self, what: impl FnOnce(&mut Standing)) {
         let mut inside = self.lock();
         what(&mut inside.standing);
         let Inside { standing, asked, .. } = &mut *inside;
-        // Whoever came back, or is on its way, is asked anew the next time that it leaves.
+        // A lease that is back, or is resuming, is asked again the next time that it is parked.
         asked.retain(|id, _| standing.off_cards().any(|(off, _)| off == id));
         let verdict = inside.standing.verdict(self.open_without_daemon, Instant::now());
         let code = verdict.as_ref().map_err(|refusal| refusal.code).err();
-        // That nothing is known yet lasts milliseconds.
+        // The state without any facts lasts milliseconds and is not printed.
         let is_news = code != Some(NOT_KNOWN) && inside.said != Some(code);
         if is_news {
             inside.said = Some(code);
@@ -124,15 +124,15 @@ impl Desk {
         self.lock().standing.knows(id)
     }
 
-    /// Whether a request may pass at this moment.
+    /// Whether a request that needs the GPU may pass now.
     pub fn verdict(&self) -> Result<(), Refusal> {
         self.lock().standing.verdict(self.open_without_daemon, Instant::now())
     }
 
-    /// Lets a request in as soon as it may, or says why not when its time is over. Whether it had to
-    /// wait for a lease.
+    /// Lets a request pass as soon as it may, or refuses it when its time is over. The bool is true if it had to wait
+    /// for a lease.
     pub async fn enter(self: &Arc<Self>, until: Instant) -> Result<(UnderWay, bool), Refusal> {
-        // Before the first look: what is told after it is not missed.
+        // Subscribed before the first check, so that no change after it is missed.
         let mut version = self.version.subscribe();
         if let Ok(under_way) = self.pass() {
             return Ok((under_way, false));
@@ -141,7 +141,7 @@ impl Desk {
         let (begun, mut for_lease) = (Instant::now(), false);
         loop {
             version.borrow_and_update();
-            // Before the refusal is made: it has the estimate that came with the answer then.
+            // Read before the refusal is made, so that the refusal has the estimate that came with the answer.
             let is_asked = self.is_asked();
             let refusal = match self.pass() {
                 Ok(under_way) => return Ok((under_way, for_lease)),
@@ -153,12 +153,12 @@ impl Desk {
             if Instant::now() >= until {
                 return Err(refusal);
             }
-            // Out of time, or told something: either way it is looked again. The sender lives as long as this.
+            // After a timeout or a change, the loop checks again. The sender lives as long as `self`.
             let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
         }
     }
 
-    /// Says whether a request that does not need the GPU is passed on now. It asks for no lease, and is not counted as use
+    /// Whether a request that does not need the GPU is passed on now. It requests no lease, and does not count as use
     /// of the service.
     pub async fn admit_poll(&self, need: Need) -> Result<(), Refusal> {
         let mut version = self.version.subscribe();
@@ -172,11 +172,11 @@ impl Desk {
             };
             match verdict {
                 Err(refusal) if refusal.code == NOT_KNOWN && Instant::now() < until => {
-                    // Out of time, or something was told: the next round looks again.
+                    // After a timeout or a change, the loop checks again.
                     let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
                 }
-                // A program that the driver parked may read the request now and act on it when it is back, long after
-                // its client was told that nothing happened.
+                // A program that the driver parked may read the request now and act on it after it resumes, long after
+                // the client was told that nothing happened.
                 Err(refusal) if refusal.code == NOT_ACTIVE && is_driven && need != Need::Read => return Err(refusal),
                 Err(refusal) if refusal.code != NOT_ACTIVE => return Err(refusal),
                 Ok(()) | Err(_) => return Ok(()),
@@ -184,7 +184,7 @@ impl Desk {
         }
     }
 
-    /// Returns when the service has had no GPU for as long as it is given to answer a request that does not need one.
+    /// Returns when the service has had no GPU for the time that it gets to answer a request that does not need one.
     pub async fn give_up(&self) -> Refusal {
         let mut version = self.version.subscribe();
         let mut since = None;
@@ -194,7 +194,7 @@ impl Desk {
             let unanswered = self.lock().standing.unanswered(now);
             let Some((within, refusal)) = unanswered else {
                 since = None;
-                // The sender lives as long as this.
+                // The sender lives as long as `self`.
                 let _ = version.changed().await;
                 continue;
             };
@@ -206,7 +206,8 @@ impl Desk {
         }
     }
 
-    /// Counted before anything can change: a park that begins afterwards knows that the service is in use.
+    /// Lets a request pass if it may. It is counted under the same lock, so a park that begins afterwards finds the
+    /// service in use.
     fn pass(self: &Arc<Self>) -> Result<UnderWay, Refusal> {
         let mut inside = self.lock();
         inside.standing.verdict(self.open_without_daemon, Instant::now())?;
@@ -214,20 +215,20 @@ impl Desk {
         Ok(UnderWay(Arc::clone(self)))
     }
 
-    /// Whether nobody waits, and nothing is under way.
+    /// Whether no request waits or is under way.
     #[cfg(test)]
     pub fn is_asleep(&self) -> bool {
         let inside = self.lock();
         inside.waiting + inside.under_way == 0
     }
 
-    /// Whether there is nobody left to ask back.
+    /// Whether every parked lease was asked to resume.
     fn is_asked(&self) -> bool {
         let inside = self.lock();
         inside.standing.off_cards().all(|(id, state)| inside.asked.get(id).is_some_and(|(asked, _)| *asked == state))
     }
 
-    /// Waits for something that the asker shall do.
+    /// Waits for the next action of the asker.
     pub fn due(&self) -> Due {
         let mut inside = self.lock();
         loop {
@@ -243,7 +244,7 @@ impl Desk {
         }
     }
 
-    /// What came of it: the lease as it is said to be, if it was.
+    /// Records that an action was taken, and the lease if the daemon returned it.
     pub fn done(&self, due: &Due, lease: Option<&Lease>) {
         let now = Instant::now();
         let mut inside = self.lock();
@@ -264,7 +265,7 @@ impl Desk {
 }
 
 impl Inside {
-    /// What to do now, or until when there is nothing.
+    /// The action that is due now, or the time of the next one if there is one.
     fn due(&self, now: Instant) -> Result<Due, Option<Instant>> {
         if self.waiting + self.under_way == 0 {
             return Err(None);
@@ -290,7 +291,7 @@ pub(super) mod tests {
     use super::*;
     use crate::sample;
 
-    /// A desk for whom `who` names, which has one lease in this state.
+    /// A desk for a service of this name, which has one lease in this state.
     pub fn desk_of(who: &str, state: LeaseState) -> Arc<Desk> {
         let desk = Arc::new(Desk::new(Standing::of(who), false));
         desk.learn(Standing::listed);
@@ -298,7 +299,7 @@ pub(super) mod tests {
         desk
     }
 
-    /// Its lease is in this state now.
+    /// The lease changes to this state.
     pub fn tell(desk: &Desk, state: LeaseState) {
         let lease = Lease { id: "L1".into(), state, waiting: None, ..sample::lease() };
         desk.learn(|standing| standing.told(&lease, Instant::now()));

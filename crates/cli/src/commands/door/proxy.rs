@@ -1,11 +1,11 @@
-//! The way through the door: HTTP/1.1 requests, each of them checked, or whole connections.
+//! Passes traffic through the proxy: HTTP/1.1 requests, each of them checked, or whole connections.
 //!
-//! A request that needs the GPU is read as far as its head; its body stays with the client until it may pass. All others
-//! pass at once, and count as no use of the service. What passes is
-//! not changed, but for headers that are meant for one connection only (RFC 9110, 7.6.1). Each request has
-//! a connection of its own to the service, so none is ever sent on one that the service has given up.
+//! Of a request that needs the GPU only the head is read; its body stays with the client until the request may pass.
+//! All other requests pass at once, and do not count as use of the service. Requests and responses are not changed,
+//! except for headers that are meant for one connection only (RFC 9110, 7.6.1). Each request has its own connection to
+//! the service, so none is ever sent on a connection that the service has closed.
 //!
-//! Absent: TLS, HTTP/2, caches, other services to choose from, and any header of our own.
+//! Absent: TLS, HTTP/2, caches, other services to choose from, and any header of the proxy's own.
 
 use super::desk::{Desk, UnderWay};
 use super::standing::Refusal;
@@ -33,45 +33,45 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-/// A head that takes longer is not waited for, nor is a kept connection that is idle for longer.
+/// The time limit for a request head, and for an idle kept-alive connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// Longer than a cookie and a token together; the usual limit of servers.
+/// More than a cookie and a token together; the usual limit of servers.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// What is read of a request that waits, and no more.
+/// The most bytes that are read of a waiting request.
 const UNREAD_MAX: usize = 64 << 10;
-/// The service is on this host, or near it.
+/// The time limit for a connection to the service, which is on this host or near it.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Between two tries of a service that just got its lease, and may be starting.
+/// The pause between two tries to reach a service that has just got its lease and may be starting.
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
-/// Whoever takes nothing of what it is sent for so long is hung up on, and so is whoever vanished.
+/// A peer that has vanished, or takes no data for this time, is disconnected.
 pub const SILENT_MAX: Duration = Duration::from_secs(60);
-/// Whoever says nothing for as long is asked whether it is there, and then again after so long.
+/// After this time of silence the kernel probes a peer (TCP keepalive), and again after each such interval.
 const ASK_EVERY: Duration = Duration::from_secs(10);
-/// So many are told at a time that there are too many, and for so long.
+/// At most this many connections over the limit are answered at a time, each within `OUTSIDE_WITHIN`.
 const OUTSIDE_MAX: usize = 64;
 const OUTSIDE_WITHIN: Duration = Duration::from_secs(1);
-/// What is under way when the door closes has so long.
+/// The time that requests under way get when the proxy stops.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
-/// The code of a refusal where the service could not be reached.
+/// The code of a refusal because the service could not be reached.
 const NO_SERVICE: &str = "no_service";
-/// Headers that are between two ends of one connection.
+/// Headers that concern a single connection.
 const OF_ONE_CONNECTION: [HeaderName; 3] =
     [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), UPGRADE];
 
-/// How it is passed on.
+/// How traffic is passed on.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// Who says whether.
+    /// Decides whether a request may pass.
     pub desk: Arc<Desk>,
-    /// Where to.
+    /// The address of the service.
     pub to: Arc<str>,
     /// Which requests need the GPU.
     pub wake: Arc<WakeList>,
     /// How long a request that needs the GPU may wait.
     pub wait: Duration,
-    /// Connections are passed on as they are, whatever they say.
+    /// Whole connections are passed on, without reading HTTP.
     pub tcp: bool,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub connections: usize,
     /// How long the next piece of a request may take.
     pub patience: Duration,
@@ -79,7 +79,7 @@ pub struct Way {
 
 type Answer = Response<Either<Counted, Full<Bytes>>>;
 
-/// An answer's body; a request that needs the GPU is under way until all of it is told.
+/// The body of a response. A request that needs the GPU counts as under way until all of it is sent.
 pub struct Counted {
     body: Incoming,
     _under_way: Option<UnderWay>,
@@ -99,11 +99,11 @@ impl Body for Counted {
     }
 }
 
-/// A request's body; a client that stops in the middle of it is not waited for.
+/// The body of a request, with a time limit for a client that stops in the middle of it.
 struct Timely {
     body: Incoming,
     patience: Duration,
-    /// Since the client is waited for; while the service takes nothing, it is not.
+    /// Runs while the client is awaited, and not while the service takes nothing.
     until: Option<Pin<Box<Sleep>>>,
 }
 
@@ -130,7 +130,7 @@ impl Body for Timely {
     }
 }
 
-/// Lets people in until told to stop.
+/// Accepts connections until told to stop.
 pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = ()>) {
     let seats = Arc::new(Semaphore::new(way.connections));
     let outside = Arc::new(Semaphore::new(OUTSIDE_MAX));
@@ -143,13 +143,13 @@ pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = (
         match accepted {
             Ok((stream, _)) => match Arc::clone(&seats).try_acquire_owned() {
                 Ok(seat) => drop(tokio::spawn(way.clone().receive(stream, seat))),
-                // One more than may be; beyond those nobody is even told.
+                // Over the limit: the client is told so, unless too many others are being told already.
                 Err(_) => {
                     let seat = Arc::clone(&outside).try_acquire_owned().ok().filter(|_| !way.tcp);
                     drop(seat.map(|seat| tokio::spawn(turn_away(stream, seat))));
                 }
             },
-            // Out of descriptors, most likely: others will close.
+            // Most likely the process is out of file descriptors, and other connections will close.
             Err(error) => {
                 eprintln!("a connection could not be accepted: {error}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -157,12 +157,12 @@ pub async fn serve(listener: TcpListener, way: Way, stop: impl Future<Output = (
         }
     }
     drop(listener);
-    // All seats are free when everybody has gone.
+    // All permits are free once every connection has ended.
     let everybody = seats.acquire_many(u32::try_from(way.connections).unwrap_or(u32::MAX));
     let _ = tokio::time::timeout(FINISH_WITHIN, everybody).await;
 }
 
-/// One more than may be: told so, and hung up on.
+/// Answers a connection over the limit with 503, and closes it.
 async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
     let refusal = Refusal::new(503, "too_busy", "as many connections as may be are at the door").retry(1);
     let body = body(&refusal);
@@ -171,16 +171,16 @@ async fn turn_away(mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
     let told = async {
         stream.write_all(&[text.as_bytes(), &body].concat()).await?;
         stream.shutdown().await?;
-        // What it sent and nobody reads would take the answer back.
+        // Unread input would reset the connection, and the client would lose the answer.
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };
-    // It may be gone, and is not waited for.
+    // The client may be gone, and is not awaited.
     let _ = tokio::time::timeout(OUTSIDE_WITHIN, told).await;
 }
 
 impl Way {
     async fn receive(self, stream: TcpStream, seat: OwnedSemaphorePermit) {
-        // Without it a vanished peer is noticed late.
+        // If this fails, a vanished peer is noticed late.
         let _ = bound(&stream);
         if self.tcp {
             return self.tunnel(stream, seat).await;
@@ -191,7 +191,7 @@ impl Way {
             async move { Ok::<Answer, Infallible>(way.answer(request, seat).await.unwrap_or_else(|no| told(&no))) }
         });
         let watched = second(&stream);
-        // A client may say that it sends nothing more, and still wants its answer.
+        // A client may close its sending side and still expect a response.
         let connection = server::conn::http1::Builder::new()
             .half_close(true)
             .timer(TokioTimer::new())
@@ -202,36 +202,38 @@ impl Way {
             .auto_date_header(false)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
-        // A broken connection is the client's affair.
+        // An error of the connection is ignored: it concerns only the client.
         tokio::select! {
             _ = connection => {}
             () = broken(watched) => {}
         }
     }
 
-    /// Passes a whole connection on, once it may pass. What cannot be is closed: there is nothing to say it in.
+    /// Passes a whole connection on, once it may pass. If it may not, it is closed, because there is no way to tell the
+    /// client why.
     async fn tunnel(self, mut stream: TcpStream, _seat: OwnedSemaphorePermit) {
         let Ok((mut service, under_way)) = self.open().await else { return };
-        // It may be silent for days: that is no use of the service.
+        // A tunnel may be silent for days, so it does not count as use of the service.
         drop(under_way);
         // Either side may hang up.
         let _ = copy_bidirectional(&mut stream, &mut service).await;
     }
 
-    /// A connection to the service, as soon as something may be sent on it, with the leave to do so.
+    /// A connection to the service, once a request may be sent on it, with the count of that request.
     async fn open(&self) -> Result<(TcpStream, UnderWay), Refusal> {
         let until = Instant::now() + self.wait;
         loop {
             let (_asks, waited) = self.desk.enter(until).await?;
             let stream = self.connect(if waited { until } else { Instant::now() }).await?;
-            // Connecting takes a moment, or, of a service that starts, a while: it may be parked by now.
+            // Connecting takes some time, and longer if the service is starting: the lease may be parked by now.
             if self.desk.verdict().is_ok() {
                 return Ok((stream, _asks));
             }
         }
     }
 
-    /// Connects to the service; to one that had to wait for its lease until that moment, for it may be starting.
+    /// Connects to the service. Until `until` it tries again, because a service that had to wait for its lease may be
+    /// starting.
     async fn connect(&self, until: Instant) -> Result<TcpStream, Refusal> {
         loop {
             let error = match tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&*self.to)).await {
@@ -267,7 +269,8 @@ impl Way {
         }
     }
 
-    /// Passes a request on that does not need the GPU. While the service has none, it may not answer, or not be there.
+    /// Passes on a request that does not need the GPU. While the service has no GPU, it may not answer or not be
+    /// running.
     async fn answer_poll(
         &self,
         request: Request<Incoming>,
@@ -282,7 +285,7 @@ impl Way {
         let given_up = async {
             match need {
                 Need::Read => self.desk.give_up().await,
-                // The service may have begun to do what it was told: its client learns what came of it.
+                // The service may have begun to act on the request, so the client gets the real result.
                 Need::Gpu | Need::Change => std::future::pending().await,
             }
         };
@@ -296,7 +299,7 @@ impl Way {
         })
     }
 
-    /// Sends a request on this connection to the service, and passes its answer back.
+    /// Sends a request on this connection to the service, and passes the response back.
     async fn exchange(
         &self,
         mut request: Request<Incoming>,
@@ -311,7 +314,7 @@ impl Way {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;
-        // It ends with the answer, or with whoever waits for it.
+        // This task ends with the response, or when the client's connection ends.
         tokio::spawn(connection.with_upgrades());
         let from = upgrades(request.headers()).then(|| upgrade::on(&mut request));
         let patience = self.patience;
@@ -333,24 +336,24 @@ impl Way {
             });
         } else {
             strip(response.headers_mut());
-            // Of two lengths this one counts (RFC 9112, 6.3); with both nothing could be sent on.
+            // `Transfer-Encoding` takes precedence (RFC 9112, 6.3); a response with both could not be passed on.
             if response.headers().contains_key(TRANSFER_ENCODING) {
                 response.headers_mut().remove(CONTENT_LENGTH);
             }
         }
-        // An answer in an older version would end the client's connection for no reason of its own.
+        // A response in an older version would close the client's connection without need.
         *response.version_mut() = Version::HTTP_11;
         Ok(response.map(|body| Either::Left(Counted { body, _under_way: under_way })))
     }
 }
 
-/// The same connection once more, to be watched.
+/// A second handle of the same connection, to be watched.
 fn second(stream: &TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(stream.as_fd().try_clone_to_owned()?.into())
 }
 
-/// Returns when a client is gone for good. One that closed its connection looks like one that sends nothing more, until
-/// its host has forgotten that connection, some 60 s later, and says so when it is asked whether it is there.
+/// Returns when a client has gone for good. At first, a closed connection looks like a client that only sends nothing
+/// more. After about 60 s the client's host forgets the connection and answers a keepalive probe with an error.
 async fn broken(stream: io::Result<TcpStream>) {
     if let Ok(stream) = stream {
         while !stream.ready(Interest::ERROR).await.is_ok_and(|ready| ready.is_error()) {}
@@ -359,7 +362,7 @@ async fn broken(stream: io::Result<TcpStream>) {
     }
 }
 
-/// A connection to either side: small pieces go at once, and whoever vanished is noticed.
+/// Sets options of a connection to either side: small writes are sent at once, and a vanished peer is noticed.
 fn bound(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = stream.as_fd();
@@ -370,8 +373,8 @@ fn bound(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the other protocol is asked for, such as that of web sockets. HTTP/2 is none: its requests would pass
-/// unchecked.
+/// Whether a request asks for another protocol, such as WebSocket. HTTP/2 does not count, because its requests would
+/// pass unchecked.
 fn upgrades(headers: &HeaderMap) -> bool {
     let wanted: Vec<&[u8]> = headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes).collect();
     let is_http = wanted.iter().any(|wanted| wanted.to_ascii_lowercase().windows(3).any(|part| part == b"h2c"));
@@ -383,14 +386,14 @@ fn words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     lines.flat_map(|line| line.split(',')).map(str::trim)
 }
 
-/// The request as the service gets it.
+/// The request as it is sent to the service.
 fn passed_on(mut request: Request<Incoming>, upgrades: bool, to: &str) -> Request<Incoming> {
-    // As in `GET http://host/path`, which is said to proxies.
+    // The form `GET http://host/path`, which clients send to proxies.
     if let Some(target) = request.uri().path_and_query().filter(|_| request.uri().authority().is_some()) {
         *request.uri_mut() = Uri::from(target.clone());
     }
     *request.version_mut() = Version::HTTP_11;
-    // The older version knows no host, and without one services refuse a request of this one.
+    // HTTP/1.0 has no `Host`, and services refuse an HTTP/1.1 request without one.
     if !request.headers().contains_key(HOST)
         && let Ok(to) = HeaderValue::from_str(to)
     {
@@ -404,7 +407,7 @@ fn passed_on(mut request: Request<Incoming>, upgrades: bool, to: &str) -> Reques
 
 fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = words(headers).filter_map(|word| word.parse().ok()).collect();
-    // Its own headers say how long a body is: nobody takes them away.
+    // Headers that describe the length of the body are kept, even if `Connection` names them.
     let framing = |name: &HeaderName| matches!(name.as_str(), "transfer-encoding" | "content-length" | "host");
     for name in named.iter().filter(|name| !framing(name)).chain(&OF_ONE_CONNECTION) {
         headers.remove(name);

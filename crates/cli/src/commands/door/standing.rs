@@ -1,6 +1,6 @@
-//! How a service stands with its cards, and so whether a request may pass: from what is known of its leases.
+//! Whether a request may pass, from what is known of a service's leases.
 //!
-//! Nothing here waits, asks or reads a clock: the moment is passed in.
+//! Nothing here waits, calls the daemon or reads a clock: the time is passed in.
 
 use crate::text;
 use serde::Serialize;
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use sublet_wire::{Lease, LeaseState, Rung, span};
 
-/// The code of a refusal while a lease has not its cards.
+/// The code of a refusal while a lease does not have its GPUs.
 pub const NOT_ACTIVE: &str = "lease_not_active";
-/// The code of a refusal before everything was told, or told again.
+/// The code of a refusal while the leases are not known yet, or not known again.
 pub const NOT_KNOWN: &str = "not_known_yet";
 /// Retry-After where no estimate is known.
 const RETRY_S: u64 = 5;
@@ -27,18 +27,18 @@ const UNANSWERED: Duration = Duration::from_secs(60);
 /// What is known of the leases of a service.
 #[derive(Debug)]
 pub struct Standing {
-    /// Who is meant, in words.
+    /// The name of the service or lease.
     what: String,
-    /// Why the daemon does not answer.
+    /// Why the daemon does not answer, if so.
     away: Option<Away>,
-    /// Which leases there are is known.
+    /// Whether the list of leases is known.
     listed: bool,
     leases: BTreeMap<String, Known>,
-    /// The one lease that was named is over.
+    /// The one followed lease is over: the reason.
     over: Option<String>,
 }
 
-/// No daemon, or none that tells.
+/// Why no daemon answers, or why it refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Away {
     /// What happened.
@@ -47,73 +47,74 @@ pub struct Away {
     pub hint: Option<String>,
 }
 
-/// A lease, as it was last told.
+/// A lease, as the daemon last reported it.
 #[derive(Debug)]
 struct Known {
     state: LeaseState,
-    /// It was told since the daemon last went away.
+    /// It was reported since the daemon was last unreachable.
     is_fresh: bool,
-    /// Why it waits, and when it is expected on its cards.
+    /// Why it waits, and when it is expected on its GPUs.
     waits: Option<(String, Option<Instant>)>,
-    /// The driver has its bytes, or moves them: its threads stop where they call CUDA.
+    /// The driver parked it or is moving its bytes: its threads block when they call CUDA.
     is_driven: bool,
 }
 
-/// Why a request does not pass. Not one of the daemon's own problems: this is said in the service's place.
+/// Why a request does not pass. It is not one of the daemon's problems: the proxy sends it in place of the service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     /// `about:sublet/` and the code.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The HTTP status, again.
+    /// The HTTP status.
     pub status: u16,
-    /// For machines.
+    /// A code for programs.
     pub code: &'static str,
     /// What happened.
     pub detail: String,
     /// What to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Seconds after which to come again, as in Retry-After.
+    /// Seconds after which to try again, as in Retry-After.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u64>,
 }
 
 impl Refusal {
-    /// A refusal without a time to come again.
+    /// A refusal without a time to try again.
     pub fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Refusal {
         let kind = format!("about:sublet/{code}");
         Refusal { kind, status, code, detail: detail.into(), hint: None, retry_after_s: None }
     }
-    /// With the next step.
+    /// Sets the hint.
     pub fn hint(self, hint: Option<String>) -> Refusal {
         Refusal { hint, ..self }
     }
-    /// With a time to come again.
+    /// Sets the time to try again.
     pub fn retry(self, after_s: u64) -> Refusal {
         Refusal { retry_after_s: Some(after_s), ..self }
     }
 }
 
 impl Standing {
-    /// Nothing is known yet.
+    /// The standing before anything is known.
     pub fn of(what: &str) -> Standing {
         Standing { what: what.to_owned(), away: None, listed: false, leases: BTreeMap::new(), over: None }
     }
 
-    /// These are all that there are.
+    /// The list of leases is complete now.
     pub fn listed(&mut self) {
         (self.away, self.listed) = (None, true);
     }
 
-    /// Nobody answers: what was known holds no more. `lists`: also which leases there are is asked anew.
+    /// The daemon does not answer, so what was known is out of date. With `lists`, the list of leases must be read
+    /// again too.
     pub fn gone(&mut self, away: Away, lists: bool) {
         self.away = Some(away);
         self.listed &= !lists;
         self.leases.values_mut().for_each(|known| known.is_fresh = false);
     }
 
-    /// A lease is so.
+    /// Records a lease as the daemon reported it.
     pub fn told(&mut self, lease: &Lease, now: Instant) {
         self.away = None;
         let is_driven = lease.rung == Some(Rung::Driver);
@@ -121,38 +122,38 @@ impl Standing {
         self.leases.insert(lease.id.clone(), known);
     }
 
-    /// How long a lease must still wait; where it is, others tell.
+    /// Updates the expected wait of a lease, but not its state, which is learned by `told`.
     pub fn expected(&mut self, lease: &Lease, now: Instant) {
         if let Some(known) = self.leases.get_mut(&lease.id) {
             known.waits = waits(lease, now);
         }
     }
 
-    /// A lease is over. The one that was named is not followed by another.
+    /// Removes a lease that is over. `named` is set if it was the only one to follow.
     pub fn ended(&mut self, id: &str, named: Option<String>) {
         self.away = None;
         self.leases.remove(id);
         self.over = named.or(self.over.take());
     }
 
-    /// Whether it is known.
+    /// Whether a lease is known.
     pub fn knows(&self, id: &str) -> bool {
         self.leases.contains_key(id)
     }
 
-    /// Leases that are off their cards, or leave them, and could be asked back.
+    /// Leases that are parked or being parked, and could be asked to resume.
     pub fn off_cards(&self) -> impl Iterator<Item = (&str, LeaseState)> {
         let off = |known: &Known| known.is_fresh && matches!(known.state, LeaseState::Parking | LeaseState::Parked);
         self.leases.iter().filter(move |(_, known)| off(known)).map(|(id, known)| (id.as_str(), known.state))
     }
 
-    /// Leases that have not their cards, for whatever reason.
+    /// Leases that do not have their GPUs, for any reason.
     pub fn without_cards(&self) -> impl Iterator<Item = &str> {
         let without = |known: &Known| known.state != LeaseState::Active;
         self.leases.iter().filter(move |(_, known)| without(known)).map(|(id, _)| id.as_str())
     }
 
-    /// Whether a request may pass now; why not, otherwise.
+    /// Whether a request that needs the GPU may pass now, or why not.
     pub fn verdict(&self, open_without_daemon: bool, now: Instant) -> Result<(), Refusal> {
         if let Some(over) = &self.over {
             let hint = "name the service instead, with `--of`: then its next lease counts".to_owned();
@@ -174,8 +175,8 @@ impl Standing {
         self.expected_last(now).map_or(Ok(()), |(id, known)| Err(self.without(id, known, now)))
     }
 
-    /// How long the service is given to answer a request that does not need the GPU, and what is answered in its place
-    /// after that; `None` while every lease is active, or no daemon says how they are.
+    /// How long the service gets to answer a request that does not need the GPU, and the response after that. `None`
+    /// while every lease is active, or while no daemon reports their state.
     pub fn unanswered(&self, now: Instant) -> Option<(Duration, Refusal)> {
         let (id, known) = self.expected_last(now).filter(|_| self.away.is_none())?;
         let within = if self.has_driven() { UNANSWERED_BY_DRIVER } else { UNANSWERED };
@@ -204,7 +205,7 @@ impl Standing {
         Refusal::new(503, NOT_ACTIVE, self.situation(id, known)).hint(Some(retry_hint(id, after))).retry(after)
     }
 
-    /// A lease, its state, and why it waits.
+    /// A lease, its state, and why it waits, as text.
     fn situation(&self, id: &str, known: &Known) -> String {
         let state = text::lease_state(known.state);
         let whose = if self.what == id { String::new() } else { format!(" of {}", self.what) };
@@ -228,7 +229,7 @@ impl Known {
     /// The expected time until it is back, in whole seconds.
     fn retry_s(&self, now: Instant) -> u64 {
         let at = self.waits.as_ref().and_then(|(_, at)| *at);
-        // Half a second left is a second; a moment that has passed tells nothing.
+        // Rounded up: half a second left is a second. A time that has passed says nothing.
         let left = at.map(|at| at.saturating_duration_since(now)).filter(|left| !left.is_zero());
         let unknown = if self.is_unwanted() { RETRY_UNWANTED_S } else { RETRY_S };
         left.map_or(unknown, |left| left.as_secs_f64().ceil() as u64).clamp(1, RETRY_MAX_S)

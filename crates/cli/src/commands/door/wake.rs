@@ -19,7 +19,7 @@ pub enum Need {
     Gpu,
     /// A change that needs no GPU.
     Change,
-    /// Only how something is: GET, HEAD and OPTIONS, which are safe to send again (RFC 9110, 9.2.1).
+    /// Only the state of something: GET, HEAD and OPTIONS, which are safe to send again (RFC 9110, 9.2.1).
     Read,
 }
 
@@ -29,7 +29,6 @@ pub enum Need {
 pub struct WakeList(Vec<Pattern>);
 
 impl WakeList {
-    /// With these patterns.
     pub fn new(patterns: Vec<Pattern>) -> WakeList {
         WakeList(patterns)
     }

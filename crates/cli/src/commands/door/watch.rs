@@ -1,7 +1,8 @@
-//! Who follows a service's leases, and asks for them: plain threads with the usual blocking client.
+//! Follows a service's leases, and asks for them: threads with the usual blocking client.
 //!
-//! One thread finds the leases, one for each lease waits to hear of it, one asks for those that somebody
-//! waits for. A daemon that is away is looked for again; until everything was told anew, nothing passes.
+//! One thread finds the leases, one for each lease follows it by long polls, and one asks leases with waiting requests
+//! to resume. If the daemon does not answer, the threads look for it again. Until everything is known again, no request
+//! that needs the GPU passes.
 
 use super::desk::{Desk, Due};
 use super::standing::{Away, Standing};
@@ -16,22 +17,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 use sublet_wire::{Code, Lease, LeaseState};
 
-/// One long poll.
+/// The length of one long poll.
 const POLL: Duration = Duration::from_secs(30);
-/// How often it is looked whether the service has a lease that is not known yet: nothing tells of one that
-/// comes by an adoption.
+/// How often to look for leases of the service that are not known yet. No event reports a lease that comes by an
+/// adoption.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between two tries while no daemon answers.
+/// The pause between two tries while no daemon answers.
 const SILENT: Duration = Duration::from_millis(300);
 
 /// What the threads share.
 #[derive(Clone)]
 pub struct Watch {
-    /// Where it is said.
+    /// Where facts are recorded.
     pub desk: Arc<Desk>,
-    /// Where the daemon is.
+    /// How to find the daemon.
     pub globals: Globals,
-    /// Whose leases.
+    /// Which leases to follow.
     pub meant: Meant,
 }
 
@@ -94,11 +95,12 @@ impl Watch {
 
     /// Looks for leases of the service that are not known yet.
     fn list(&self, client: &Client, of: &Of) -> Result<(), Failure> {
-        // Others' leases may bear any name; where a process is, nobody chooses.
+        // Any user can give a lease any name, so a name counts only among the caller's own leases. A process cannot
+        // choose where it runs, so `Of::Who` counts all leases.
         let found = match of {
             Of::Name(_) => client.leases(false)?,
             Of::Who(_) => client.leases(true).or_else(|failure| match failure.code() {
-                // Who is no operator stands before services of its own.
+                // A caller that is no operator can only be a proxy for its own services.
                 Some(Code::Denied) => client.leases(false),
                 _ => Err(failure),
             })?,
@@ -116,7 +118,7 @@ impl Watch {
         Ok(())
     }
 
-    /// A lease is followed from here on.
+    /// Starts to follow a lease.
     fn take(&self, client: &Client, lease: &Lease) {
         if self.tell(lease) {
             let (watch, client, lease) = (self.clone(), client.clone(), lease.clone());
@@ -124,7 +126,7 @@ impl Watch {
         }
     }
 
-    /// Says how a lease is. Whether it goes on.
+    /// Records the state of a lease; false if the lease is over.
     fn tell(&self, lease: &Lease) -> bool {
         if !matches!(lease.state, LeaseState::Ending | LeaseState::Ended) {
             self.desk.learn(|standing| standing.told(lease, Instant::now()));
@@ -143,7 +145,7 @@ impl Watch {
         loop {
             let begun = Instant::now();
             let (known, told) = (lease.state, lease.ends_soon.is_some());
-            // What was known before a silence is asked for at once, and not only when it changes.
+            // After the daemon was away, the state is read at once, and not only when it changes.
             let patience = if is_lost { Duration::ZERO } else { POLL };
             match client.poll(&lease.id, patience, Until::Changed { known, told, over: lease.over.is_some() }) {
                 Ok(now) => {
@@ -152,7 +154,7 @@ impl Watch {
                     if !self.tell(&lease) {
                         return;
                     }
-                    // A daemon that is stopping answers early: never ask in a tight circle.
+                    // A daemon that is stopping answers early: pause, so that this loop does not spin.
                     if !is_news && begun.elapsed() < SILENT {
                         thread::sleep(SILENT);
                     }
@@ -178,7 +180,7 @@ impl Watch {
                 Due::Resume(id, _) => client.command(id, "resume"),
                 Due::Estimate(id) => client.get(&format!("/v1/leases/{id}")),
             };
-            // A refusal is not repeated: whoever follows the lease hears why.
+            // A refused call is not repeated: the thread that follows the lease learns why.
             self.desk.done(&due, answer.as_ref().ok());
             if answer.is_err() {
                 thread::sleep(SILENT);

@@ -1,4 +1,4 @@
-//! A replay's report as tables: policies side by side.
+//! A replay's report as tables, with the policies side by side.
 
 use super::Speed;
 use crate::table::{Table, plain};
@@ -8,10 +8,10 @@ use sublet_replay::report::{Outcome, Report};
 use sublet_replay::stats::Waits;
 use sublet_wire::span;
 
-/// More tenants than this are told in JSON only.
+/// If there are more tenants, they are in the JSON output only.
 const TENANTS_SHOWN: usize = 25;
 
-/// All of it.
+/// The whole report.
 pub fn render(report: &Report, speed: &[Speed]) -> String {
     let about = &report.trace;
     let mut page = format!("trace   {}\n", plain(&about.source));
@@ -47,7 +47,7 @@ pub fn render(report: &Report, speed: &[Speed]) -> String {
     page
 }
 
-/// A table with a column for each policy.
+/// The headers of a table with a column for each policy.
 fn columns(report: &Report, first: &[&'static str]) -> Vec<&'static str> {
     let names = report.policies.iter().map(|outcome| match outcome.policy.as_str() {
         "fifo" => ">FIFO",
@@ -93,7 +93,7 @@ fn summary(report: &Report, speed: &[Speed]) -> String {
     table.show("")
 }
 
-/// How well it was told when requests that had to wait would start.
+/// The accuracy of the estimated starts of requests that had to wait.
 fn calibration(report: &Report) -> String {
     let mut table = Table::new(&columns(report, &[""]));
     let mut row = |what: &str, of: &dyn Fn(&Calibration) -> Option<String>| {
@@ -117,7 +117,7 @@ fn calibration(report: &Report) -> String {
     table.show("  ")
 }
 
-/// A name, and what it got under each policy.
+/// A name, and its waits and fair-share score under each policy.
 type Row = (String, Vec<(Waits, Option<f64>)>);
 
 fn tiers(report: &Report) -> Vec<Row> {
@@ -139,7 +139,7 @@ fn tenants(report: &Report) -> (Vec<Row>, usize) {
     (rows, left_out)
 }
 
-/// A block of lines for each name, one line for each policy. Only tenants have a fair share.
+/// One block for each name, with a line for each policy. Only tenants have a fair share.
 fn waits(report: &Report, rows: &[Row]) -> String {
     let mut headers = vec!["WHO", "POLICY", ">JOBS", ">MEAN", ">P50", ">P95", ">P99", ">MAX"];
     let scored = rows.iter().flat_map(|(_, waits)| waits).any(|(_, score)| score.is_some());
@@ -157,7 +157,7 @@ fn waits(report: &Report, rows: &[Row]) -> String {
     table.show("  ")
 }
 
-/// Short waits in tenths: they are what interactive people feel.
+/// A wait, with tenths of a second below 10 s: interactive users notice them.
 fn wait(seconds: f64) -> String {
     if seconds > 0.0 && seconds < 10.0 { format!("{seconds:.1} s") } else { span::show(seconds) }
 }

@@ -1,4 +1,4 @@
-//! The group `sublet`: made for the configuration to name, with no rights of its own.
+//! The group `sublet`: made for configurations to name, without rights of its own.
 
 use super::steps::Steps;
 use crate::failure::Failure;
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use sublet_wire::exit;
 
-/// Its name.
+/// The name of the group.
 const NAME: &str = "sublet";
 
-/// Makes it if it is missing. Without it the daemon works as well, so a host that cannot make it is only told.
+/// Makes the group if it is missing. The daemon works without it, so a host that cannot make it only gets a message.
 pub fn make(steps: &mut Steps) -> Result<(), Failure> {
     if members(steps).is_some() {
         steps.say("there", format!("group {NAME}"));
@@ -26,7 +26,7 @@ pub fn make(steps: &mut Steps) -> Result<(), Failure> {
     steps.act("made", &what, || run(command))
 }
 
-/// Removes it if no user is in it, and no configuration that stays names it.
+/// Removes the group if no user is in it, and no remaining configuration names it.
 pub fn remove(steps: &mut Steps) -> Result<(), Failure> {
     let Some(members) = members(steps) else { return Ok(()) };
     let config = fs::read_to_string(steps.path(Path::new(place::SYSTEM_CONFIG))).unwrap_or_default();
@@ -51,20 +51,20 @@ fn names_it(config: &str) -> bool {
     lines.into_iter().any(|line| line.contains(&name) || line.contains(&table))
 }
 
-/// The users in it, separated by commas; `None` if there is no such group.
+/// The members of the group, separated by commas; `None` if there is no such group.
 fn members(steps: &Steps) -> Option<String> {
     let of = |text: &str| {
         let line = text.lines().find(|line| line.split(':').next() == Some(NAME))?;
         Some(line.split(':').nth(3).unwrap_or_default().to_owned())
     };
-    // `getent` knows groups of a directory service, too.
+    // `getent` also knows groups of a directory service.
     let asked = steps.host_only(|| Command::new("getent").args(["group", NAME]).output().ok());
     asked
         .and_then(|output| of(&String::from_utf8_lossy(&output.stdout)))
         .or_else(|| of(&fs::read_to_string(steps.path(Path::new("/etc/group"))).ok()?))
 }
 
-/// A tool of Debian's `passwd`. In another file system it needs that one's /etc/group.
+/// Whether a tool of Debian's `passwd` can be used. For another file system, that one must have an /etc/group.
 fn has_tool(steps: &Steps, name: &str) -> bool {
     let is_there = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].iter().any(|dir| Path::new(dir).join(name).is_file());
     is_there && (steps.root().is_none() || steps.path(Path::new("/etc/group")).is_file())
@@ -72,7 +72,7 @@ fn has_tool(steps: &Steps, name: &str) -> bool {
 
 fn tool(steps: &Steps, name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(name);
-    // root's PATH lacks these directories under some `su`.
+    // Under some `su`, root's PATH lacks these directories.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin:/usr/bin:/bin")).stdin(Stdio::null());
     if let Some(root) = steps.root() {

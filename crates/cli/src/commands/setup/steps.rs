@@ -1,4 +1,4 @@
-//! Single steps of a setup: each looks first, acts if it must, and leaves a line that says which.
+//! Single steps of a setup: each checks first, acts if needed, and adds a line that says what it did.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -8,16 +8,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
-/// What became of one thing.
+/// The result of one step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
     /// `made`, `there`, `removed`, …; `would …` in a dry run.
     pub did: String,
-    /// The thing, and what is worth knowing about it.
+    /// The thing, with notes about it.
     pub what: String,
 }
 
-/// Steps in a file system, and what became of them.
+/// Steps in a file system, and their results.
 #[derive(Debug)]
 pub struct Steps {
     root: Option<PathBuf>,
@@ -31,22 +31,22 @@ impl Steps {
         Steps { root, dry_run, lines: Vec::new() }
     }
 
-    /// What was done so far.
+    /// The results so far.
     pub fn lines(&self) -> &[Line] {
         &self.lines
     }
 
-    /// Whether nothing is changed.
+    /// Whether nothing is to be changed.
     pub fn is_dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// Where the file system begins, if it is not the host's own.
+    /// The root of the file system, if it is not the host's own.
     pub fn root(&self) -> Option<&Path> {
         self.root.as_deref()
     }
 
-    /// A path of the system, in the file system that is meant.
+    /// A path of the system, in the chosen file system.
     pub fn path(&self, path: &Path) -> PathBuf {
         match &self.root {
             Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
@@ -54,17 +54,17 @@ impl Steps {
         }
     }
 
-    /// What only the running host knows; nothing where another file system is meant.
+    /// A fact about the running host; `None` if another file system was chosen.
     pub fn host_only<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.root.is_some() { None } else { look() }
     }
 
-    /// Says something that is already as it should be, or stays as it is.
+    /// Adds a line about something that stays as it is.
     pub fn say(&mut self, did: &str, what: impl Into<String>) {
         self.lines.push(Line { did: did.to_owned(), what: what.into() });
     }
 
-    /// Does something, unless this is a dry run, and says so. `did` is in the past tense.
+    /// Does something, unless this is a dry run, and adds a line. `did` is in the past tense.
     pub fn act(&mut self, did: &str, what: &str, act: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         if self.dry_run {
             let verb = match did {
@@ -81,7 +81,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Makes a directory that is missing.
+    /// Makes a directory if it is missing.
     pub fn directory(&mut self, path: &Path, mode: u32) -> Result<(), Failure> {
         let at = self.path(path);
         if at.is_dir() {
@@ -91,13 +91,13 @@ impl Steps {
         self.act("made", &at.display().to_string(), || {
             let parents = at.parent().map_or(Ok(()), fs::create_dir_all);
             let made = parents.and_then(|()| fs::DirBuilder::new().mode(mode).create(&at));
-            // The mode as it was said, whatever umask the caller has.
+            // Set explicitly, so that the caller's umask does not change it.
             let made = made.and_then(|()| fs::set_permissions(&at, fs::Permissions::from_mode(mode)));
             made.map_err(|error| failed(&at, "made", &error))
         })
     }
 
-    /// Writes a file that is missing; one that is there stays, whatever is in it.
+    /// Writes a file if it is missing; an existing one stays, whatever it contains.
     pub fn file(&mut self, path: &Path, text: &str, note: &str) -> Result<(), Failure> {
         let at = self.path(path);
         if at.symlink_metadata().is_ok() {
@@ -111,7 +111,7 @@ impl Steps {
         })
     }
 
-    /// Removes a directory with all that is in it.
+    /// Removes a directory and its contents.
     pub fn remove_all(&mut self, path: &Path) -> Result<(), Failure> {
         let at = self.path(path);
         if at.symlink_metadata().is_err() {
@@ -122,7 +122,7 @@ impl Steps {
         })
     }
 
-    /// Says that a directory stays, if it is there.
+    /// Adds a line that a directory stays, if it exists.
     pub fn keep(&mut self, path: &Path, note: &str) {
         let at = self.path(path);
         if at.exists() {

@@ -1,4 +1,4 @@
-//! The daemon's own systemd unit. A package brings one; otherwise it is written into /etc.
+//! The daemon's systemd unit. A package brings one; otherwise it is written to /etc.
 
 use super::steps::Steps;
 use crate::commands::attach::dropin;
@@ -14,16 +14,17 @@ use sublet_wire::exit;
 pub const NAME: &str = "sublet.service";
 /// The unit as a package installs it.
 const TEXT: &str = include_str!("../../../../../dist/sublet.service");
-/// The program as the packaged unit names it.
+/// The path of the program in the packaged unit.
 const PACKAGED: &str = "/usr/bin/sublet";
-/// How the first line of a unit that was written here begins.
+/// The beginning of the first line of a unit that setup wrote.
 const MARK: &str = "# sublet unit ";
-/// Where setup writes it.
+/// The path where setup writes the unit.
 const OWN: &str = "/etc/systemd/system/sublet.service";
 /// Where packages put units.
 const PACKAGES: [&str; 3] = ["/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// This program, which the unit shall start. Root starts it, so nobody else may be able to replace it.
+/// The path of this program, for the unit to start. Root starts it, so no other user may be able to replace it; an
+/// error if one can.
 pub fn program(steps: &Steps) -> Result<PathBuf, Failure> {
     let own = env::current_exe().and_then(fs::canonicalize);
     let own = own.map_err(|error| Failure::new(exit::FAILURE, format!("this program cannot find itself: {error}")))?;
@@ -34,11 +35,11 @@ pub fn program(steps: &Steps) -> Result<PathBuf, Failure> {
     Ok(own)
 }
 
-/// Why a user other than root could put another program in the place of this one.
+/// Why a user other than root could replace the program; `None` if no such user can.
 fn exposed(program: &Path) -> Option<String> {
     program.ancestors().find_map(|path| {
         let found = fs::metadata(path).ok()?;
-        // In a sticky directory only the owner of a file replaces it.
+        // In a sticky directory, only its owner can replace a file.
         let writable = found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0;
         match found.uid() {
             0 if !writable => None,
@@ -48,7 +49,7 @@ fn exposed(program: &Path) -> Option<String> {
     })
 }
 
-/// The unit for a program, as it is written.
+/// The text of the unit for a program.
 fn text(sublet: &Path) -> Result<String, Failure> {
     let text = TEXT.replacen(PACKAGED, &dropin::program(sublet)?, 1);
     Ok(marked(
@@ -57,7 +58,7 @@ fn text(sublet: &Path) -> Result<String, Failure> {
     ))
 }
 
-/// A unit of a package that starts this program.
+/// The unit of a package that starts this program, if there is one.
 fn packaged(steps: &Steps, sublet: &Path) -> Option<PathBuf> {
     let files = PACKAGES.iter().map(|dir| steps.path(&Path::new(dir).join(NAME)));
     let starts = |text: &str| text.lines().any(|line| line == format!("ExecStart={} serve", sublet.display()));
@@ -68,13 +69,13 @@ fn own(steps: &Steps) -> OwnFile {
     OwnFile::new(steps.path(Path::new(OWN)), MARK)
 }
 
-/// Whether systemd finds one.
+/// Whether systemd finds a unit.
 pub fn is_installed(steps: &Steps) -> bool {
     let packaged = PACKAGES.iter().any(|dir| steps.path(&Path::new(dir).join(NAME)).exists());
     packaged || own(steps).is_there()
 }
 
-/// Writes the unit where no package has one. Whether it is new, or another than before.
+/// Writes the unit if no package has one. Returns whether it is new or changed.
 pub fn write(steps: &mut Steps, sublet: &Path) -> Result<bool, Failure> {
     let file = own(steps);
     if let Some(packaged) = packaged(steps, sublet).filter(|_| !file.is_there()) {
@@ -95,7 +96,7 @@ pub fn write(steps: &mut Steps, sublet: &Path) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Removes the unit that setup wrote. Whether it was there.
+/// Removes the unit that setup wrote. Returns whether it existed.
 pub fn remove(steps: &mut Steps) -> Result<bool, Failure> {
     let file = own(steps);
     if !file.is_there() {

@@ -1,4 +1,4 @@
-//! `sublet soft env`: a program on soft cards.
+//! `sublet soft env`: runs a program on soft GPUs.
 
 use super::{Found, find};
 use crate::args::Globals;
@@ -44,7 +44,7 @@ Examples:
   sublet soft env --cards 1x80GiB -- ./program    on a private GPU of 80 GiB
   eval \"$(sublet soft env)\"                       for all of this shell";
 
-/// The private cards of whoever does not say which.
+/// The private GPUs if no others are specified.
 const PRIVATE: &str = "2x24GiB";
 /// Programs and shells use low descriptors by number, and bash one as high as 255.
 const DESCRIPTOR_MIN: i32 = 400;
@@ -52,7 +52,7 @@ const DESCRIPTOR_MIN: i32 = 400;
 /// What `--json` prints.
 type Printed = BTreeMap<&'static str, String>;
 
-/// Becomes the command, or prints what would.
+/// Replaces this process by the command, or prints the variables for it.
 pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
     if args.command.is_empty() {
         return print(globals, args);
@@ -72,7 +72,7 @@ pub fn run(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
     become_on(&file.path, &args.command)
 }
 
-/// Does not return if all is well.
+/// Returns only if it fails.
 fn become_on(file: &Path, command: &[OsString]) -> Result<u8, Failure> {
     let variables = soft::variables(file)?;
     eprintln!("{NOTICE}");
@@ -97,8 +97,8 @@ fn print(globals: &Globals, args: &EnvArgs) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Cards in a file without a name, which others open through this process: when it ends, however it
-/// does, nothing of them is left.
+/// Soft GPUs in a file without a name, which other processes open through this one. Nothing of them is left when this
+/// process ends, for any reason.
 struct PrivateCards {
     path: PathBuf,
     _file: OwnedFd,
@@ -112,10 +112,10 @@ impl PrivateCards {
         let file = memfd_create("sublet-soft-cards", MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
         let file = fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_err(|error| failed(&error))?;
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-        // By its path: locks on it are apart from the descriptor that the command keeps.
+        // Opened again by its path, so that locks are separate from those of the descriptor that the command keeps.
         let opened = File::options().read(true).write(true).open(&path).map_err(|error| failed(&error))?;
         State::create_in(opened, &path, spec).map_err(|error| failed(&error))?;
-        // The command keeps it open: it is the same process.
+        // The descriptor stays open in the command, which is the same process.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(&error))?;
         Ok(PrivateCards { path, _file: file })
     }

@@ -1,4 +1,4 @@
-//! `sublet soft fault`: what shall go wrong, and when it shall not any more.
+//! `sublet soft fault`: orders faults, and clears them.
 
 use super::status::{self, Shown};
 use crate::args::Globals;
@@ -94,7 +94,7 @@ enum CheckpointArg {
     TimesOut,
 }
 
-/// Bytes a second; zero: no limit.
+/// Bytes per second; zero is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate(u64);
 
@@ -129,7 +129,7 @@ impl What {
     }
 }
 
-/// Orders a fault, and says what is in force then.
+/// Orders a fault, and prints the faults in force.
 pub fn run(globals: &Globals, args: &FaultArgs) -> Result<u8, Failure> {
     let state = super::open(globals)?;
     let cards = match &args.card {

@@ -1,4 +1,4 @@
-//! `sublet soft status`: the soft cards as their file has them, whatever NVML says.
+//! `sublet soft status`: the soft GPUs as their file describes them, whatever NVML reports.
 
 use crate::args::Globals;
 use crate::failure::Failure;
@@ -17,31 +17,31 @@ use sublet_wire::{exit, size};
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {}
 
-/// All of it.
+/// The status of all soft GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shown {
-    /// Where the file is.
+    /// The path of their file.
     pub file: String,
-    /// The GPUs, in order.
+    /// The soft GPUs, in order.
     pub cards: Vec<ShownCard>,
-    /// Who is on them.
+    /// The processes on them.
     pub processes: Vec<ShownProcess>,
 }
 
-/// One card.
+/// One soft GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShownCard {
-    /// Its number.
+    /// Its index.
     pub index: usize,
     uuid: String,
     name: String,
     total_bytes: u64,
     used_bytes: u64,
-    /// What is ordered to go wrong.
+    /// The ordered faults.
     pub faults: Faults,
 }
 
-/// What is ordered to go wrong on a card.
+/// The ordered faults of a soft GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Faults {
     nvml: &'static str,
@@ -51,7 +51,7 @@ pub struct Faults {
     copy_bytes_per_s: Option<u64>,
 }
 
-/// One process on one card.
+/// One process on one soft GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShownProcess {
     card: usize,
@@ -62,7 +62,7 @@ pub struct ShownProcess {
     state: &'static str,
 }
 
-/// Prints it.
+/// Prints the status.
 pub fn run(globals: &Globals) -> Result<u8, Failure> {
     let shown = Shown::of(&super::open(globals)?);
     if globals.json {
@@ -74,7 +74,7 @@ pub fn run(globals: &Globals) -> Result<u8, Failure> {
 }
 
 impl Shown {
-    /// As it is now.
+    /// The present status.
     pub fn of(state: &State) -> Shown {
         let cards = state.cards().iter().enumerate().map(|(index, card)| ShownCard {
             index,
@@ -125,7 +125,7 @@ impl Faults {
     }
 }
 
-/// As they are typed; `none` if all works.
+/// The faults as they are typed; `none` if there are none.
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();

@@ -1,4 +1,4 @@
-//! The folder of the wrappers, and what PATH makes of it.
+//! The folder of the wrappers, and its place on PATH.
 
 use super::recipe::Found;
 use crate::failure::Failure;
@@ -12,16 +12,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use sublet_wire::exit;
 
-/// In the name of a file that is being written.
+/// Part of the name of a temporary file.
 const NEW: &str = ".sublet-new-";
 
-/// Where wrappers are.
+/// The folder of the wrappers.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
-/// What PATH finds under a tool's name.
+/// What PATH finds for a tool's name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum First {
     /// The wrapper.
@@ -33,7 +33,7 @@ pub enum First {
 }
 
 impl Folder {
-    /// The one that is named, or the usual one.
+    /// The given folder, or the default one.
     pub fn of(given: Option<&Path>) -> Result<Folder, Failure> {
         let path = place::wrap_dir(given).ok_or_else(|| {
             Failure::usage("neither HOME nor XDG_DATA_HOME says where your files are")
@@ -47,7 +47,6 @@ impl Folder {
         }
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -57,7 +56,7 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// What is there under a name; `None` is nothing. A link is somebody else's: nobody here made it.
+    /// What exists under a name; `None` if nothing does. A link counts as foreign, because Sublet makes none.
     pub fn find(&self, name: &str) -> Result<Option<Found>, Failure> {
         let file = self.file(name);
         let looked = match fs::symlink_metadata(&file) {
@@ -69,7 +68,7 @@ impl Folder {
         looked.map(Some).map_err(|error| failed(&file, "read", &error))
     }
 
-    /// Writes a wrapper, in place of an older one of ours or where nothing is, at once or not at all.
+    /// Writes a wrapper atomically. It replaces an older wrapper, or nothing.
     pub fn put(&self, name: &str, script: &str) -> Result<(), Failure> {
         let replaces = self.may_change(name)?;
         let file = self.file(name);
@@ -77,21 +76,21 @@ impl Folder {
         let new = self.path.join(format!(".{name}{NEW}{}", std::process::id()));
         let put = write(&new, script).and_then(|()| match replaces {
             true => fs::rename(&new, &file),
-            // Unlike a rename, a link replaces nothing that came there meanwhile.
+            // Unlike a rename, a hard link never replaces a file that appeared meanwhile.
             false => fs::hard_link(&new, &file),
         });
-        // After a rename it is gone already.
+        // After a rename it does not exist any more.
         let _ = fs::remove_file(&new);
         put.map_err(|error| failed(&file, "written", &error))
     }
 
-    /// Takes a wrapper away.
+    /// Removes a wrapper.
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
         let file = self.file(name);
         fs::remove_file(&file).map_err(|error| failed(&file, "removed", &error))
     }
 
-    /// Whether a wrapper of this name is there. Somebody else's file is an error.
+    /// Whether a wrapper of this name exists. A file that Sublet did not write is an error.
     pub fn may_change(&self, name: &str) -> Result<bool, Failure> {
         match self.find(name)? {
             None => Ok(false),
@@ -123,12 +122,12 @@ impl Folder {
         Ok(all)
     }
 
-    /// Whether PATH names it.
+    /// Whether the folder is on PATH.
     pub fn is_on_path(&self) -> bool {
         places().iter().any(|dir| same(dir, &self.path))
     }
 
-    /// What a shell would start under a name.
+    /// What a shell would start for a name.
     pub fn first(&self, name: &str) -> First {
         match places().iter().map(|dir| dir.join(name)).find(|file| runs(file)) {
             None => First::Nothing,
@@ -137,9 +136,9 @@ impl Folder {
         }
     }
 
-    /// The tool itself: the first of this name on PATH that is no wrapper, neither here nor elsewhere.
+    /// The tool itself: the first file of this name on PATH that is not a wrapper, of this folder or another.
     pub fn tool(&self, name: &str) -> Result<PathBuf, Failure> {
-        // What a relative place holds depends on where somebody stands.
+        // A relative entry of PATH depends on the current directory, so it is skipped.
         let dirs = places().into_iter().filter(|dir| dir.is_absolute() && !same(dir, &self.path));
         let mut files = dirs.map(|dir| dir.join(name)).filter(|file| runs(file));
         files.find(|file| !is_wrapper(file)).ok_or_else(|| {
@@ -149,13 +148,13 @@ impl Folder {
     }
 }
 
-/// Whether a file is a wrapper. One that cannot be read, as some programs cannot, is none.
+/// Whether a file is a wrapper. A file that cannot be read is none.
 pub fn is_wrapper(file: &Path) -> bool {
     file.is_file() && Found::at(file).is_ok_and(|found| found != Found::Foreign)
 }
 
-/// This program, as PATH names it if it does: a link there outlives a release, and what it leads to
-/// does not.
+/// The path of this program, as PATH names it if possible: a link on PATH stays valid after an upgrade, its target may
+/// not.
 pub fn sublet() -> Result<PathBuf, Failure> {
     let own = env::current_exe().and_then(fs::canonicalize);
     let own = own.map_err(|error| Failure::new(exit::FAILURE, format!("this program cannot find itself: {error}")))?;
@@ -163,7 +162,7 @@ pub fn sublet() -> Result<PathBuf, Failure> {
     Ok(named.into_iter().find(|file| same(file, &own)).unwrap_or(own))
 }
 
-/// Whether two paths lead to the same thing.
+/// Whether two paths lead to the same file.
 pub fn same(one: &Path, other: &Path) -> bool {
     match (fs::canonicalize(one), fs::canonicalize(other)) {
         (Ok(one), Ok(other)) => one == other,

@@ -1,6 +1,6 @@
-//! One wrapper as text: a shell script that says in its second line what it was made of.
+//! The text of a wrapper: a shell script with its recipe in the second line.
 //!
-//! That line tells our files from other people's, and is all that is read back.
+//! That line marks the file as Sublet's, and is all that is read back.
 
 use crate::hold::environment::word_of_sh;
 use crate::table::plain;
@@ -9,28 +9,28 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// What a wrapper begins with; the form of the rest of the line follows, and the recipe.
+/// The beginning of a wrapper. The format number and the recipe follow in the same line.
 const HEAD: &str = "#!/bin/sh\n# sublet wrap ";
-/// The form that this release writes and reads.
+/// The format that this release writes and reads.
 const FORM: &str = "1 ";
-/// A wrapper is a few hundred bytes; of a longer file no more is read.
+/// The most bytes that are read of a file. A wrapper has a few hundred.
 const READ_MAX: u64 = 64 << 10;
 
 /// What a wrapper is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recipe {
-    /// The tool's own file.
+    /// The path of the tool's own file.
     pub tool: String,
-    /// What `sublet run` is told.
+    /// The options for `sublet run`.
     pub options: Vec<String>,
-    /// The `sublet` that is told.
+    /// The path of `sublet`.
     pub sublet: String,
 }
 
-/// What a file turned out to be.
+/// What a file is.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Somebody else's.
+    /// A file that Sublet did not write.
     Foreign,
     /// A wrapper of another release, or one that was changed by hand.
     Changed,
@@ -39,7 +39,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// What a file is; a link is what it leads to.
+    /// What a file is; a link is followed.
     pub fn at(file: &Path) -> io::Result<Found> {
         let mut bytes = Vec::new();
         File::open(file)?.take(READ_MAX).read_to_end(&mut bytes)?;
@@ -66,7 +66,7 @@ impl Recipe {
     /// The whole file, for a tool of this name.
     pub fn script(&self, name: &str) -> serde_json::Result<String> {
         let recipe = serde_json::to_string(self)?;
-        // Some of it stands in a comment, where a new line would begin a command.
+        // A part of it is in a comment, where a newline would begin a command.
         let name = &plain(name);
         let [tool, sublet, typed] = [&self.tool, &self.sublet, name].map(|text| word_of_sh(text));
         let options: String = self.options.iter().map(|word| format!("{} ", word_of_sh(word))).collect();

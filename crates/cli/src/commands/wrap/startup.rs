@@ -1,11 +1,11 @@
-//! What to do so that a shell finds the wrappers: said, never done.
+//! Hints for a shell to find the wrappers. Startup files are never changed.
 
 use super::folder::{First, Folder};
 use crate::hold::environment::{word_of_fish, word_of_sh};
 use std::env;
 use std::path::Path;
 
-/// What is still to be done after a wrapper was written, if anything is.
+/// The hint about what is left to do after a wrapper was written; `None` if nothing is.
 pub fn hint(folder: &Folder, name: &str, first: First, replaces: bool) -> Option<String> {
     match first {
         First::Wrapper if replaces => None,
@@ -17,7 +17,7 @@ pub fn hint(folder: &Folder, name: &str, first: First, replaces: bool) -> Option
     }
 }
 
-/// What to do about a folder that is not on PATH.
+/// The hint about a folder that is not on PATH.
 pub fn missing(folder: &Folder) -> String {
     format!("{} is not on your PATH; {}", folder.path().display(), end_with(folder))
 }
@@ -28,7 +28,7 @@ fn end_with(folder: &Folder) -> String {
     format!("end {file} with this line, and open a new shell:\n  {line}")
 }
 
-/// Where a shell reads at its start, and what puts a folder first on its PATH.
+/// The startup file of a shell, and the line that puts a folder first on its PATH.
 fn line(shell: Option<&Path>, folder: &str) -> (&'static str, String) {
     let for_sh = || format!("export PATH={}:\"$PATH\"", word_of_sh(folder));
     match shell.and_then(Path::file_name).and_then(|name| name.to_str()) {

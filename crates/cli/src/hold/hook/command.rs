@@ -1,6 +1,6 @@
-//! Hooks that are commands: each in a process group of its own, killed when its time is up.
+//! Hooks that are commands: each in its own process group, killed when its time is over.
 //!
-//! The wrapper reaps every child it has, hooks too. So whoever reaps hands the end of a hook over here.
+//! The wrapper reaps all of its children, hooks included. So the code that reaps a hook passes its exit status on here.
 
 use super::too_slow;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,24 +14,24 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs the command line that it is given. Beside it waits a process for the wrapper's end, which it knows by
-/// the end of its input, and then kills the whole group: what is left of a hook would hold the lease on.
+/// Runs the given command line. A process beside it waits for the end of the wrapper, which closes its input, and then
+/// kills the whole process group: a remaining hook process would keep the lease.
 const WITH_ITS_WRAPPER: &str =
     r#"exec 3<&0 </dev/null; { read x <&3; kill -KILL 0; } >/dev/null 2>&1 & exec 3<&-; exec sh -c "$1""#;
 
-/// How long a killed hook may take to be gone: longer only in the kernel's own hands.
+/// How long a killed hook may take to disappear. Only a process inside the kernel takes longer.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Hooks that run, and how those ended whom somebody else reaped.
+/// Running hooks, and the exit status of those that other code has reaped.
 static RUNNING: Mutex<BTreeMap<i32, Option<WaitStatus>>> = Mutex::new(BTreeMap::new());
 static ENDED: Condvar = Condvar::new();
 
 fn running() -> MutexGuard<'static, BTreeMap<i32, Option<WaitStatus>>> {
-    // Nothing that holds the lock can leave half of a change.
+    // No change under this lock can be left half done.
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the end of a child that was reaped, if it was a hook.
+/// Records the exit status of a reaped child, if it was a hook.
 pub fn adopt(pid: Pid, status: WaitStatus) {
     if let Some(ended) = running().get_mut(&pid.as_raw_pid()) {
         *ended = Some(status);
@@ -39,26 +39,26 @@ pub fn adopt(pid: Pid, status: WaitStatus) {
     }
 }
 
-/// Kills whatever hook runs: its command is over, and nobody waits for what it says.
+/// Kills every running hook: the command is over, and its result is not needed.
 pub fn stop_all() {
     for (pid, ended) in running().iter() {
         if let (Some(pid), None) = (Pid::from_raw(*pid), ended) {
-            // It may have ended just now.
+            // The hook may have ended just now.
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
 }
 
-/// Runs a command line to its end.
+/// Runs a command line until it ends.
 pub(super) fn run(line: &str, variables: &[(&str, String)], within: Duration) -> Result<(), String> {
     let hook = Running::start(line, variables).map_err(|error| format!("it cannot be run: {error}"))?;
     let Some(status) = hook.wait(within) else {
         hook.kill();
-        // For its end to be known, so that it is nobody's child any more.
+        // Waits until it is reaped, so that no zombie is left.
         hook.wait(GONE_WITHIN);
         return Err(too_slow(within));
     };
-    // What it left behind in its group is of no more use.
+    // Processes that it left in its group are not needed any more.
     hook.kill();
     match (status.exit_status(), status.terminating_signal()) {
         (Some(0), _) => Ok(()),
@@ -71,9 +71,9 @@ pub(super) fn run(line: &str, variables: &[(&str, String)], within: Duration) ->
 /// A hook's process.
 struct Running {
     pid: Pid,
-    /// Can be read from when it has ended, whoever reaps it.
+    /// A pidfd: it becomes readable when the hook has ended, even if other code reaps it.
     end: OwnedFd,
-    /// Closed when the wrapper is gone, however it went.
+    /// The hook's input, which is closed when the wrapper ends for any reason.
     _alive: Option<ChildStdin>,
 }
 
@@ -82,9 +82,9 @@ impl Running {
         let mut command = Command::new("sh");
         command.args(["-c", WITH_ITS_WRAPPER, "sh", line]).process_group(0).stdin(Stdio::piped());
         command.envs(variables.iter().map(|(name, value)| (name, value)));
-        // stdout belongs to the command that runs on the lease.
+        // The wrapper's stdout belongs to the command that runs on the lease.
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?);
-        // Held until it is entered: whoever reaps it meanwhile waits here with its end.
+        // The lock is held until the hook is entered: code that reaps it meanwhile waits for the lock.
         let mut running = running();
         let mut child = command.spawn()?;
         let (pid, alive) = (Pid::from_child(&child), child.stdin.take());
@@ -101,11 +101,11 @@ impl Running {
     }
 
     fn kill(&self) {
-        // Nobody may be left in it.
+        // The group may be empty already.
         let _ = kill_process_group(self.pid, Signal::KILL);
     }
 
-    /// How it ended, if it ends within this time.
+    /// The exit status, if the hook ends within this time.
     fn wait(&self, within: Duration) -> Option<WaitStatus> {
         let deadline = Instant::now() + within;
         loop {
@@ -124,7 +124,7 @@ impl Running {
         }
     }
 
-    /// The end that somebody else saw, and is about to hand over.
+    /// The exit status that other code has reaped and is about to pass on.
     fn reaped(&self) -> Option<WaitStatus> {
         let mut running = running();
         let deadline = Instant::now() + GONE_WITHIN;

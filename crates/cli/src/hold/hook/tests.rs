@@ -1,4 +1,4 @@
-//! Hooks against real sockets and real processes, friendly and not.
+//! Hooks against real sockets and real processes, well-behaved and not.
 
 use super::*;
 use rustix::process::{Pid, WaitOptions, test_kill_process, waitpid};
@@ -7,9 +7,9 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::thread::JoinHandle;
 
-/// Long enough for whatever is expected to work.
+/// Long enough for everything that is expected to succeed.
 const LONG: Duration = Duration::from_secs(20);
-/// For what is expected not to.
+/// The limit for what is expected to fail.
 const SHORT: Duration = Duration::from_millis(300);
 
 fn hook(text: &str) -> Hook {
@@ -21,7 +21,7 @@ fn wrong(text: &str) -> String {
     error.split_once("\nhint: write `POST").unwrap_or_else(|| panic!("{error} has no hint")).0.to_owned()
 }
 
-/// Serves one connection: reads what was sent so far, then does this to it.
+/// Serves one connection: reads what was sent so far, then calls `answer` with it.
 fn server(answer: impl FnOnce(TcpStream) + Send + 'static) -> (u16, JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -125,7 +125,7 @@ fn a_request_that_nobody_answers_as_it_should_is_a_sentence() {
     assert!(post(port).unwrap_err().contains("the answer is not HTTP"));
     let (port, _thread) = answers("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhel");
     assert!(post(port).unwrap_err().contains("closed in the middle"));
-    // A port that was just given up is nobody's.
+    // Nothing listens on a port that was just closed.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let said = post(port).unwrap_err();
     assert!(said.contains("refused") && said.contains(&format!("127.0.0.1:{port}")), "{said}");
@@ -168,7 +168,7 @@ fn a_server_that_never_answers_or_drips_keeps_nobody_waiting() {
     }
 }
 
-/// Says this to whoever connects, and keeps what was said to it.
+/// Sends this to each client that connects, and records what was received.
 fn listens(answer: &'static [u8], stays: Duration) -> (tempfile::TempDir, String, JoinHandle<String>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
@@ -177,7 +177,7 @@ fn listens(answer: &'static [u8], stays: Duration) -> (tempfile::TempDir, String
         let (mut stream, _) = listener.accept().unwrap();
         let mut said = vec![0; 4096];
         let n = stream.read(&mut said).unwrap();
-        // It may have hung up already.
+        // The client may have hung up already.
         let _ = stream.write_all(answer);
         thread::sleep(stays);
         String::from_utf8_lossy(&said[..n]).into_owned()
@@ -227,7 +227,7 @@ fn a_command_runs_with_its_variables_and_its_exit_code_decides() {
     );
 }
 
-/// The process whose number a file has, once it has one.
+/// The process with the number in a file, once the file has one.
 fn pid_in(file: &std::path::Path) -> Pid {
     let began = Instant::now();
     loop {
@@ -267,7 +267,7 @@ fn a_command_whose_end_the_wrapper_saw_first_is_known_all_the_same() {
     let text = format!("echo $$ > {}; sleep 0.2; exit 4", file.display());
     let reaper = thread::spawn(move || {
         let pid = pid_in(&file);
-        // As the wrapper does, which reaps whatever there is; both may be first.
+        // The wrapper does the same: it reaps every child. Either may be first.
         if let Ok(Some((pid, status))) = waitpid(Some(pid), WaitOptions::empty()) {
             thread::sleep(Duration::from_millis(50));
             adopt(pid, status);

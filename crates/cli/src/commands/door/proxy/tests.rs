@@ -1,4 +1,4 @@
-//! The way through, with real connections on both sides and leases that are only said.
+//! The proxy with real connections on both sides and simulated leases.
 
 use super::super::desk::tests::{desk_of, tell};
 use super::*;
@@ -15,7 +15,7 @@ fn desk(state: LeaseState) -> Arc<Desk> {
     desk_of("name:llm", state)
 }
 
-/// A door that stands there until the tests are over.
+/// A proxy that runs until the tests are over.
 fn open(desk: &Arc<Desk>, to: SocketAddr, change: impl FnOnce(&mut Way)) -> SocketAddr {
     let to = to.to_string().as_str().into();
     let wake = Arc::default();
@@ -33,7 +33,7 @@ fn open(desk: &Arc<Desk>, to: SocketAddr, change: impl FnOnce(&mut Way)) -> Sock
     receiver.recv().unwrap()
 }
 
-/// A service that does this with each connection, one after the other, and what it was sent before.
+/// A service that calls `serve` with each connection, one after the other, and a channel of what it received.
 fn service(mut serve: impl FnMut(&str, &mut Stream) + Send + 'static) -> (SocketAddr, Receiver<String>) {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let (place, (sender, receiver)) = (listener.local_addr().unwrap(), channel());
@@ -51,7 +51,7 @@ fn service(mut serve: impl FnMut(&str, &mut Stream) + Send + 'static) -> (Socket
     (place, receiver)
 }
 
-/// A service that says `ok`.
+/// A service that answers `ok`.
 fn plain_service() -> (SocketAddr, Receiver<String>) {
     service(|_, stream| stream.write_all(b"HTTP/1.1 200 OK\r\nX-Odd-Case: 1\r\nContent-Length: 2\r\n\r\nok").unwrap())
 }
@@ -81,7 +81,7 @@ impl Client {
     fn send(&mut self, text: &str) {
         self.0.get_mut().write_all(text.as_bytes()).unwrap();
     }
-    /// The head and the body of known length.
+    /// Reads the head and a body of known length.
     fn answer(&mut self) -> (String, String) {
         let head = head(&mut self.0);
         let mut body = vec![0; length(&head)];
@@ -247,7 +247,7 @@ fn who_goes_away_waits_no_more_and_who_is_one_too_many_is_told() {
     until("it waits", || !desk.is_asleep());
     let (head, body) = Client::at(place).ask("POST / HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 503 ") && body.contains("too_busy"), "{head}{body}");
-    // It is gone at once, as one is that was killed with something unread.
+    // The connection is reset at once, as for a client that was killed with unread data.
     rustix::net::sockopt::set_socket_linger(client.0.get_ref(), Some(Duration::ZERO)).unwrap();
     drop(client);
     until("nobody waits", || desk.is_asleep());
@@ -310,7 +310,7 @@ fn whole_connections_pass_once_the_lease_is_there_or_are_closed() {
     tell(&desk, LeaseState::Parked);
     let place = open(&desk, to, |way| (way.tcp, way.wait) = (true, Duration::ZERO));
     let mut refused = Client::at(place);
-    // What was sent and is not read makes it a reset.
+    // Data that was sent and not read makes it a reset.
     assert!(!matches!(refused.0.read(&mut [0; 1]), Ok(n) if n > 0));
 }
 
